@@ -1,0 +1,50 @@
+# Two commands for a fresh clone on a machine with Python 3.10 or later and nothing else:
+#   make demo     make test
+# What they need goes into .venv, pinned by constraints.txt. A stamp in .venv records each finished
+# set-up, so the next run starts at once.
+
+PYTHON ?= python3
+BIN    := .venv/bin
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check format bench clean
+
+help: ## list the targets
+	@echo "pymonarch: actors on meshes of processes, in pure Python"
+	@echo
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
+	@echo
+	@echo "  DEMO='--procs 4 --epochs 5' and TESTS='tests/unit -k shape' pass arguments on;"
+	@echo "  PYTHON=python3.12 chooses the interpreter that .venv is made with."
+
+demo: .venv/.ready-examples ## set up, then train a network on handwritten digits over a proc mesh
+	@$(BIN)/python examples/train_digits.py $(DEMO)
+
+test: .venv/.ready-dev ## set up, then run the tests
+	@$(BIN)/python -m pytest $(TESTS)
+
+check: .venv/.ready-dev ## lint, format, types (mypy and pyright, strict), layers
+	@echo "ruff check";   $(BIN)/ruff check .
+	@echo "ruff format";  $(BIN)/ruff format --check .
+	@echo "mypy";         $(BIN)/mypy
+	@echo "pyright";      $(BIN)/pyright
+	@echo "lint-imports"; $(BIN)/lint-imports --no-logo
+
+format: .venv/.ready-dev ## let ruff format the code and fix what it can
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: .venv/.ready-bench ## measure against torchmonarch and Ray (each in an environment of its own)
+	@$(BIN)/python benchmarks/run.py $(BENCH)
+
+clean: ## remove .venv, caches and what programs wrote
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out
+	find src tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.ready-%: pyproject.toml constraints.txt .ci/set_up.py
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "error: $(PYTHON) not found. Install Python 3.10 or later (Debian: apt-get install python3-venv)," >&2; \
+	  echo "or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) .ci/set_up.py $*
+	@touch $@
