@@ -1,0 +1,339 @@
+"""Train a small network on real handwritten digits, data-parallel across processes.
+
+Every process of a mesh holds one `Trainer` actor with its own copy of the network and its own share
+of the 1,797 images that come with scikit-learn. In each step the trainers average their gradients
+with `torch.distributed`, *inside* the actors; the script only says "one more epoch" to the whole
+mesh in one line and gets everyone's losses back as an array.
+
+    python examples/train_digits.py                       # 4 processes, CUDA if there is one
+    python examples/train_digits.py --procs 2 --epochs 30
+    python examples/train_digits.py --resume out/digits.pt --epochs 40
+
+Needs torch, scikit-learn, matplotlib and rich.
+"""
+
+import argparse
+import io
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+START = time.perf_counter()  # before the heavy imports: they are part of the bill
+try:
+    import torch
+    import torch.distributed as dist
+    from rich import box
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.table import Table
+    from sklearn.datasets import load_digits
+    from torch import Tensor, nn
+
+    from monarch.actor import Actor, current_rank, current_size, endpoint, this_host
+except ImportError as missing:
+    sys.exit(f"{missing}. Try: pip install pymonarch torch scikit-learn matplotlib rich")
+
+GLOBAL_BATCH = 128  # images per step over all trainers, so the result hardly depends on --procs
+TEST_IMAGES = 360
+GOAL = 0.95
+
+
+Images = tuple[Tensor, Tensor]
+"""Pictures of 8 x 8 grey values between 0 and 1, and which digit each of them shows."""
+
+
+def load(seed: int) -> tuple[Images, Images]:
+    """The digits as a training and a test part, shuffled in an order that `seed` fixes."""
+    digits = load_digits()
+    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(seed))
+    pictures = torch.tensor(digits.images, dtype=torch.float32).div(16).unsqueeze(1)[order]
+    labels = torch.tensor(digits.target)[order]
+    return (
+        (pictures[TEST_IMAGES:], labels[TEST_IMAGES:]),
+        (pictures[:TEST_IMAGES], labels[:TEST_IMAGES]),
+    )
+
+
+class Trainer(Actor):
+    """One replica of the network. All replicas start equal and stay equal, because each step
+    applies the same averaged gradient everywhere."""
+
+    def __init__(
+        self,
+        train_set: Images,
+        test_set: Images,
+        device: str,
+        seed: int,
+        checkpoint: bytes | None = None,
+    ) -> None:
+        self.rank, self.world = current_rank().rank, current_size()["procs"]
+        # The trainers share the cores: more threads than cores would only slow all of them down.
+        torch.set_num_threads(max(1, torch.get_num_threads() // self.world))
+        if device == "cuda":
+            device = f"cuda:{self.rank % torch.cuda.device_count()}"
+            torch.cuda.set_device(device)
+        self.train_set = [part.to(device) for part in train_set]
+        self.test_set = [part[self.rank :: self.world].to(device) for part in test_set]
+        self.seed, self.epoch = seed, 0
+
+        torch.manual_seed(seed)  # the same seed everywhere: replicas start equal
+        self.model = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(32 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, 10),
+        ).to(device)  # fmt: skip
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2e-3)
+        if checkpoint:
+            saved = torch.load(io.BytesIO(checkpoint), map_location=device, weights_only=True)
+            self.model.load_state_dict(saved["model"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.epoch = saved["epoch"]
+
+    @endpoint
+    def open_store(self) -> int:
+        """Open the meeting point of the process group; returns the port that the system chose."""
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        return self.store.port
+
+    @endpoint
+    def join(self, port: int, backend: str) -> None:
+        """Meet the other trainers and form the process group."""
+        if self.rank != 0:
+            self.store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        # Everyone is on this machine, so talk over the loopback interface ("lo", on macOS "lo0").
+        loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        dist.init_process_group(
+            backend,
+            store=self.store,
+            rank=self.rank,
+            world_size=self.world,
+            timeout=timedelta(seconds=60),
+        )
+
+    @endpoint
+    def train_epoch(self) -> list[float]:
+        """Go once over the training images; returns the loss of every step on this share."""
+        images, labels = self.train_set
+        order = torch.randperm(
+            len(labels), generator=torch.Generator().manual_seed(self.seed + self.epoch)
+        )
+        losses = []
+        # Leave out the last, incomplete batch: everyone must take the same number of steps.
+        for start in range(0, len(order) - GLOBAL_BATCH + 1, GLOBAL_BATCH):
+            batch = order[start : start + GLOBAL_BATCH][self.rank :: self.world].to(images.device)
+            loss = nn.functional.cross_entropy(self.model(images[batch]), labels[batch])
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.average_gradients()
+            self.optimizer.step()
+            losses.append(loss.detach())
+        self.epoch += 1
+        return torch.stack(losses).tolist()
+
+    def average_gradients(self) -> None:
+        """Replace every gradient by its mean over all trainers, in one message for all of them."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        flat = torch.cat([g.flatten() for g in gradients])
+        dist.all_reduce(flat)
+        flat /= self.world
+        for gradient, mean in zip(
+            gradients, flat.split([g.numel() for g in gradients]), strict=True
+        ):
+            gradient.copy_(mean.view_as(gradient))
+
+    @endpoint
+    def count_correct(self) -> int:
+        """How many of this trainer's share of the test images the network gets right."""
+        images, labels = self.test_set
+        with torch.inference_mode():
+            return int((self.model(images).argmax(1) == labels).sum())
+
+    @endpoint
+    def fingerprint(self) -> float:
+        """A number that differs between replicas that have drifted apart."""
+        return sum(float(p.detach().double().abs().sum()) for p in self.model.parameters())
+
+    @endpoint
+    def checkpoint(self) -> bytes:
+        """All that new trainers, here or elsewhere, need in order to go on from this epoch."""
+        saved = {
+            "epoch": self.epoch,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+        torch.save(saved, file := io.BytesIO())
+        return file.getvalue()
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def connect(trainers: Trainer, device: str) -> None:
+    """Form one process group of all trainers of the mesh."""
+    # Rank 0 lets the system pick a free port and keeps it, so no one can take it in between.
+    port = trainers.slice(procs=0).open_store.call_one().get()
+    # NCCL insists on a GPU of its own for each process.
+    own_gpu = device == "cuda" and trainers.size() <= torch.cuda.device_count()
+    trainers.join.call(port, "nccl" if own_gpu else "gloo").get()
+
+
+def train(trainers: Trainer, first_epoch: int, epochs: int, console: Console) -> list[float]:
+    """Train up to epoch number `epochs`; returns the mean loss over all trainers, per step."""
+    curve: list[float] = []
+    start = time.perf_counter()
+    columns = [BarColumn(), MofNCompleteColumn(), TextColumn("epochs  {task.description}")]
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("training ...", total=epochs, completed=first_epoch)
+        for epoch in range(first_epoch + 1, epochs + 1):
+            losses = trainers.train_epoch.call().get().values()  # one list per trainer
+            curve += [sum(step) / len(step) for step in zip(*losses, strict=True)]
+            rate = len(curve) * GLOBAL_BATCH / (time.perf_counter() - start)
+            status = f"loss {curve[-1]:.4f}  {rate:,.0f} images/s"
+            progress.update(bar, completed=epoch, description=status)
+            if not console.is_terminal and (epoch % 5 == 0 or epoch == epochs):
+                print(f"epoch {epoch:3}/{epochs}  {status}", flush=True)
+    return curve
+
+
+def draw(curve: list[float], title: str, path: Path) -> None:
+    """Write the loss curve to a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # to a file, no display needed
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    axes.semilogy(range(1, len(curve) + 1), curve, linewidth=1)
+    axes.set(title=title, xlabel="step", ylabel="training loss (mean over the trainers)")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+class Bill:
+    """Where the time went: seconds by phase, in the order in which the phases began."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+
+    def table(self) -> Table:
+        total = time.perf_counter() - START
+        table = Table(box=box.SIMPLE)
+        table.add_column("where the time went")
+        table.add_column("seconds", justify="right")
+        table.add_column("share", justify="right")
+        for name, seconds in self.seconds.items():
+            table.add_row(name, f"{seconds:.2f}", f"{seconds / total:.0%}")
+        table.add_section()
+        table.add_row("total", f"{total:.2f}", "100%")
+        return table
+
+
+def arguments() -> argparse.Namespace:
+    def positive(text: str) -> int:
+        if (number := int(text)) < 1:
+            raise ValueError
+        return number
+
+    parser = argparse.ArgumentParser(
+        description="Train a small network on handwritten digits, data-parallel across processes.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--procs", type=positive, default=4, help="number of trainer processes")
+    parser.add_argument("--epochs", type=positive, default=20, help="train up to this epoch")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out"), help="folder for the picture and the checkpoint"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="order of the data, first weights")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="checkpoint to go on from")
+    args = parser.parse_args()
+    if args.procs > GLOBAL_BATCH:
+        parser.error(f"--procs: at most {GLOBAL_BATCH}, one image per trainer and step")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no CUDA device here; use --device cpu")
+    if args.device == "auto":
+        args.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if args.resume and not args.resume.is_file():
+        parser.error(f"--resume: no such file: {args.resume}")
+    return args
+
+
+def main() -> int:
+    bill = Bill()
+    bill.seconds["import"] = time.perf_counter() - START
+    args = arguments()
+    console = Console(highlight=False)
+    args.out.mkdir(parents=True, exist_ok=True)
+
+    train_set, test_set = load(args.seed)
+    checkpoint, first_epoch = None, 0
+    if args.resume:
+        checkpoint = args.resume.read_bytes()
+        first_epoch = torch.load(args.resume, map_location="cpu", weights_only=True)["epoch"]
+        if first_epoch >= args.epochs:
+            print(
+                f"error: {args.resume} has already seen {first_epoch} epochs; "
+                "ask for more with --epochs",
+                file=sys.stderr,
+            )
+            return 2
+    print(
+        f"trainers: {args.procs}, device: {args.device}, "
+        f"images: {len(train_set[1])} to learn from, {len(test_set[1])} to be tested on",
+        flush=True,
+    )
+    with bill.phase("spawn"):
+        procs = this_host().spawn_procs({"procs": args.procs})
+        trainers = procs.spawn(
+            "trainers", Trainer, train_set, test_set, args.device, args.seed, checkpoint
+        )
+        connect(trainers, args.device)
+    with bill.phase("training"):
+        curve = train(trainers, first_epoch, args.epochs, console)
+    with bill.phase("evaluation"):
+        accuracy = sum(trainers.count_correct.call().get().values()) / len(test_set[1])
+        replicas = set(trainers.fingerprint.call().get().values())
+        checkpoint = trainers.slice(procs=0).checkpoint.call_one().get()
+    with bill.phase("stop"):
+        procs.stop().get()
+    with bill.phase("files"):
+        (args.out / "digits.pt").write_bytes(checkpoint)
+        picture = args.out / "digits_loss.png"
+        draw(
+            curve,
+            f"Handwritten digits (trainers: {args.procs}, test accuracy: {accuracy:.3f})",
+            picture,
+        )
+
+    console.print(bill.table())
+    print(f"loss curve: {picture}")
+    print(f"checkpoint: {args.out / 'digits.pt'}")
+    print(f"test accuracy: {accuracy:.4f}")
+    if len(replicas) != 1:
+        print(f"error: the replicas have drifted apart: {sorted(replicas)}", file=sys.stderr)
+        return 1
+    if accuracy < GOAL:
+        print(
+            f"error: the test accuracy of {accuracy:.4f} is below {GOAL}; more --epochs help, "
+            f"for example: --epochs {args.epochs + 20} --resume {args.out / 'digits.pt'}",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
