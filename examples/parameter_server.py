@@ -1,0 +1,124 @@
+"""A parameter server: workers improve one set of weights without waiting for each other.
+
+Each worker takes the current weights from the server, computes a gradient on its own data, and
+sends it back. Meanwhile others may have moved the weights on: the gradient is *stale* by that many
+versions. The server applies it all the same, with a smaller step the staler it is. Because an
+actor handles one message at a time, the server needs no lock.
+
+    python examples/parameter_server.py --workers 4 --steps 200
+
+Needs torch.
+"""
+
+import argparse
+import sys
+from collections import Counter
+
+try:
+    import torch
+    from torch import Tensor
+except ImportError as missing:
+    sys.exit(f"{missing}. Try: pip install torch")
+
+from monarch.actor import Actor, Channel, Port, current_rank, endpoint, this_host
+
+FEATURES = 50
+NOISE = 0.1  # of the data: no weights can bring the loss below NOISE ** 2
+
+
+class Server(Actor):
+    """Owns the weights. `version` counts the gradients that went into them."""
+
+    def __init__(self, rate: float, progress: Port[tuple[int, float]]) -> None:
+        self.weights, self.version = torch.zeros(FEATURES), 0
+        self.rate, self.progress = rate, progress
+        self.staleness: Counter[int] = Counter()
+
+    @endpoint
+    def pull(self) -> tuple[Tensor, int]:
+        return self.weights, self.version
+
+    @endpoint
+    def push(self, gradient: Tensor, version: int, loss: float) -> None:
+        stale = self.version - version
+        # A new tensor each time: nobody who holds the old weights sees them change.
+        self.weights = self.weights - self.rate / (1 + stale) * gradient
+        self.version += 1
+        self.staleness[stale] += 1
+        self.progress.send((self.version, loss))
+
+    @endpoint
+    def result(self) -> tuple[Tensor, Counter[int]]:
+        return self.weights, self.staleness
+
+
+class Worker(Actor):
+    """Computes gradients of a linear regression on data of its own."""
+
+    def __init__(self, server: Server, truth: Tensor) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(current_rank().rank)
+        self.server = server
+        self.inputs = torch.randn(2000, FEATURES)
+        self.targets = self.inputs @ truth + NOISE * torch.randn(2000)
+
+    @endpoint
+    def work(self, steps: int, batch: int = 64) -> None:
+        for _ in range(steps):
+            weights, version = self.server.pull.call_one().get()
+            chosen = torch.randint(len(self.targets), (batch,))
+            error = self.inputs[chosen] @ weights - self.targets[chosen]
+            gradient = 2 / batch * error @ self.inputs[chosen]
+            # One way: the next step need not wait until the server has used this one.
+            self.server.push.broadcast(gradient, version, float(error.square().mean()))
+
+    @endpoint
+    def loss(self, weights: Tensor) -> float:
+        """Mean squared error of `weights` on all of this worker's data."""
+        return float((self.inputs @ weights - self.targets).square().mean())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Asynchronous SGD with a parameter server.")
+    parser.add_argument("--workers", type=int, default=4, help="worker processes (default: 4)")
+    parser.add_argument("--steps", type=int, default=200, help="steps per worker (default: 200)")
+    args = parser.parse_args()
+    if args.workers < 1 or args.steps < 1:
+        parser.error("--workers and --steps must be at least 1")
+
+    updates, receiver = Channel[tuple[int, float]].open()
+    truth = torch.randn(FEATURES, generator=torch.Generator().manual_seed(42))
+    server_proc = this_host().spawn_procs()
+    worker_procs = this_host().spawn_procs({"workers": args.workers})
+    server = server_proc.spawn("server", Server, 0.03, updates)
+    workers = worker_procs.spawn("workers", Worker, server, truth)
+
+    working = workers.work.call(args.steps)
+    total = args.workers * args.steps
+    for _ in range(total):
+        version, loss = receiver.recv().get()
+        if version % max(1, total // 10) == 0:
+            print(f"update {version:5}/{total}  loss {loss:.4f}", flush=True)
+    working.get()
+
+    weights, staleness = server.result.call_one().get()
+    losses = workers.loss.call(weights).get().values()
+    worker_procs.stop().get()
+    server_proc.stop().get()
+
+    print("staleness of the gradients, in versions:")
+    for stale in range(10):
+        count = staleness[stale] if stale < 9 else sum(staleness[s] for s in staleness if s >= 9)
+        print(f"  {stale}{'+' if stale == 9 else ' '} {count:5}  {'#' * round(50 * count / total)}")
+    loss = sum(losses) / len(losses)
+    print(f"final loss: {loss:.4f} (the noise in the data is {NOISE**2:.4f})")
+    if loss > 2 * NOISE**2:
+        print(
+            "error: the loss is still more than twice the noise; more --steps help", file=sys.stderr
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Ping-pong: two meshes of actors call each other, as many balls at a time as there are pairs.
+
+A player returns a ball with `broadcast`, which sends and does not wait. It must not wait for the
+opponent's answer: an actor handles one message at a time, so a player that waits for its opponent
+could never take the ball that comes back. The ball carries a port, and whoever plays it last
+reports through that port to the program that has thrown it in.
+
+    python examples/ping_pong.py --pairs 2 --hits 500
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass, replace
+
+from monarch.actor import Actor, Channel, Port, current_rank, endpoint, this_host
+
+
+@dataclass(frozen=True)
+class Ball:
+    pair: int
+    hits_left: int
+    finished: Port[int]
+
+
+class Player(Actor):
+    """Returns every ball to the player of the same rank in the other mesh."""
+
+    def __init__(self) -> None:
+        self.hits = 0
+
+    @endpoint
+    def meet(self, opponents: "Player") -> None:
+        self.opponent = opponents.slice(**current_rank())
+
+    @endpoint
+    def hit(self, ball: Ball) -> None:
+        self.hits += 1
+        if ball.hits_left == 1:
+            ball.finished.send(ball.pair)
+        else:
+            self.opponent.hit.broadcast(replace(ball, hits_left=ball.hits_left - 1))
+
+    @endpoint
+    def score(self) -> int:
+        return self.hits
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Two meshes of actors call each other.")
+    parser.add_argument("--pairs", type=int, default=2, help="players in each mesh (default: 2)")
+    parser.add_argument("--hits", type=int, default=500, help="hits per ball (default: 500)")
+    args = parser.parse_args()
+    if args.pairs < 1 or args.hits < 1:
+        parser.error("--pairs and --hits must be at least 1")
+
+    left_procs = this_host().spawn_procs({"pair": args.pairs})
+    right_procs = this_host().spawn_procs({"pair": args.pairs})
+    left = left_procs.spawn("left", Player)
+    right = right_procs.spawn("right", Player)
+    left.meet.call(right).get()
+    right.meet.call(left).get()
+
+    start = time.perf_counter()
+    finished, receiver = Channel[int].open()
+    for pair in range(args.pairs):
+        left.slice(pair=pair).hit.broadcast(Ball(pair, args.hits, finished))
+    for _ in range(args.pairs):
+        pair = receiver.recv().get()
+        print(f"pair {pair} has finished after {time.perf_counter() - start:.2f} s", flush=True)
+    seconds = time.perf_counter() - start
+
+    hits = [*left.score.call().get().values(), *right.score.call().get().values()]
+    print(f"hits by the left mesh {hits[: args.pairs]}, by the right mesh {hits[args.pairs :]}")
+    print(f"{sum(hits)} hits, {sum(hits) / seconds:,.0f} a second")
+
+    left_procs.stop().get()
+    right_procs.stop().get()
+    return 0 if sum(hits) == args.pairs * args.hits else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
