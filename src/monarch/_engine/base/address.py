@@ -1,0 +1,425 @@
+"""Where something listens: transports, addresses, and what a server is told to bind.
+
+An address is written in two spellings. Users write URLs (``tcp://host:80``, ``ipc://@name``,
+``inproc://3``); the *internal* spelling (``tcp:host:80``, ``unix:@name``, ``local:3``) is what
+gets printed and logged. Every parser here reads both; ``str`` gives the internal one,
+``ChannelAddr.url`` the other.
+
+============================== ============================= ===================================
+URL                            internal                      meaning
+============================== ============================= ===================================
+``tcp://h:1``, ``tcp://[::]:1`` ``tcp:h:1``, ``tcp:[::]:1``   port 0: any free port
+``tcp://*:1``                  ``tcp:[::]:1``                every interface of the host
+``ipc:///p``, ``ipc://@n``     ``unix:/p``, ``unix:@n``      ``@``: abstract name (Linux)
+``inproc://3``                 ``local:3``                   inside this process
+``tls://h:1``                  ``tls:h:1``                   also metatls, quic, metaquic
+``tcp://a:1@tcp://b:1``        ``alias:dial_to=..;bind_to=..`` peers dial a, the server binds b
+``tcp://h:fd5``                ``tcp:h:fd5``                 adopt the bound socket 5
+============================== ============================= ===================================
+
+Parsing does no I/O, so it cannot look names up: a parser takes ``resolve``, a function from host
+name to IP address text that raises ``OSError`` for an unknown name. It is used for TCP only (TLS
+and QUIC check certificates against the name). Without one, a name stays a name and is looked up
+when it is dialed, which also is the better moment where names move. ``localhost`` needs no look-up.
+
+``ChannelTransport`` is an ordinary enum: more than the reference has (there it cannot be hashed
+or iterated), and nothing less.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeAlias
+
+__all__ = [
+    "AddressError",
+    "BindSpec",
+    "ChannelAddr",
+    "ChannelTransport",
+    "Resolver",
+    "parse_transport",
+]
+
+Resolver: TypeAlias = Callable[[str], str]
+"""From a host name to the text of one of its IP addresses; raises ``OSError`` if it has none."""
+
+_PUBLIC_MODULE = "monarch._rust_bindings.monarch_hyperactor.channel"
+
+_SUN_LEN = 108  # sizeof(sockaddr_un.sun_path) on Linux; a path also needs its final NUL.
+
+_INTERNAL_SCHEME = {"ipc": "unix", "inproc": "local"}
+_URL_SCHEME = {"unix": "ipc", "local": "inproc"}
+_NETWORK_SCHEMES = ("tcp", "tls", "metatls", "quic", "metaquic")
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
+
+
+class AddressError(ValueError, RuntimeError):
+    """Text that is not an address.
+
+    A ``ValueError`` by nature; also a ``RuntimeError`` because programs written for the reference
+    expect that one from ``ChannelAddr.parse``.
+    """
+
+
+class ChannelTransport(enum.Enum):
+    """A way to carry messages between processes. ``int(t)`` is a stable number."""
+
+    __module__ = _PUBLIC_MODULE
+
+    TcpWithLocalhost = 0
+    TcpWithHostname = 1
+    MetaTlsWithHostname = 2
+    MetaTlsWithIpV6 = 3
+    Tls = 4
+    Quic = 5
+    MetaQuicWithHostname = 6
+    MetaQuicWithIpV6 = 7
+    Local = 8
+    Unix = 9
+
+    def get(self) -> ChannelTransport:
+        """This transport itself."""
+        return self
+
+    def __int__(self) -> int:
+        number: int = self.value
+        return number
+
+    def __repr__(self) -> str:
+        return f"ChannelTransport.{self.name}"
+
+    __str__ = __repr__
+
+
+# How a transport without an address is written: in configuration, and in a BindSpec's repr.
+_TRANSPORT_TEXT = {
+    ChannelTransport.TcpWithLocalhost: ("tcp(Localhost)", "Tcp(Localhost)"),
+    ChannelTransport.TcpWithHostname: ("tcp(Hostname)", "Tcp(Hostname)"),
+    ChannelTransport.MetaTlsWithHostname: ("metatls(Hostname)", "MetaTls(Hostname)"),
+    ChannelTransport.MetaTlsWithIpV6: ("metatls(IpV6)", "MetaTls(IpV6)"),
+    ChannelTransport.Tls: ("tls", "Tls"),
+    ChannelTransport.Quic: ("quic", "Quic"),
+    ChannelTransport.MetaQuicWithHostname: ("metaquic(Hostname)", "MetaQuic(Hostname)"),
+    ChannelTransport.MetaQuicWithIpV6: ("metaquic(IpV6)", "MetaQuic(IpV6)"),
+    ChannelTransport.Local: ("local", "Local"),
+    ChannelTransport.Unix: ("unix", "Unix"),
+}
+_TRANSPORT_BY_TEXT = {text: transport for transport, (text, _) in _TRANSPORT_TEXT.items()}
+_TRANSPORT_BY_TEXT["tcp"] = ChannelTransport.TcpWithHostname
+
+_TRANSPORT_OF_SCHEME = {
+    "tls": ChannelTransport.Tls,
+    "metatls": ChannelTransport.MetaTlsWithHostname,
+    "quic": ChannelTransport.Quic,
+    "metaquic": ChannelTransport.MetaQuicWithHostname,
+    "local": ChannelTransport.Local,
+    "unix": ChannelTransport.Unix,
+}
+
+# The short names that `enable_transport` takes on top of what a BindSpec reads.
+_SHORTCUTS = {
+    "ipc": ChannelTransport.Unix,
+    "metatls": ChannelTransport.MetaTlsWithIpV6,
+    "metatls-hostname": ChannelTransport.MetaTlsWithHostname,
+}
+
+
+class ChannelAddr:
+    """One address, parsed and checked. Immutable, hashable, picklable.
+
+    Attributes:
+        scheme: ``tcp``, ``tls``, ``metatls``, ``quic``, ``metaquic``, ``unix`` or ``local``.
+        host: host name or IP address without brackets; empty for ``unix`` and ``local``.
+        port: port number; 0 for any free one and where there is none.
+        fd: descriptor of an already bound socket to adopt, or None.
+        name: path, ``@abstract`` name (empty: any) of ``unix``; number of ``local``.
+        bind: for an alias, the address the server binds; peers dial the rest. Else None.
+
+    >>> address = ChannelAddr.parse("ipc://@jobs")
+    >>> str(address), address.url, address.get_transport()
+    ('unix:@jobs', 'ipc://@jobs', ChannelTransport.Unix)
+    """
+
+    __slots__ = ("bind", "fd", "host", "name", "port", "scheme")
+    __module__ = _PUBLIC_MODULE
+
+    scheme: str
+    host: str
+    port: int
+    fd: int | None
+    name: str
+    bind: ChannelAddr | None
+
+    def __new__(cls, *_: object, **__: object) -> ChannelAddr:
+        raise TypeError("cannot create 'ChannelAddr' instances, use ChannelAddr.parse(text)")
+
+    @classmethod
+    def _make(
+        cls,
+        scheme: str,
+        *,
+        host: str = "",
+        port: int = 0,
+        fd: int | None = None,
+        name: str = "",
+        bind: ChannelAddr | None = None,
+    ) -> ChannelAddr:
+        self = object.__new__(cls)
+        fields = {"scheme": scheme, "host": host, "port": port, "fd": fd, "name": name}
+        for field, value in (*fields.items(), ("bind", bind)):
+            object.__setattr__(self, field, value)
+        return self
+
+    @staticmethod
+    def parse(addr: str, *, resolve: Resolver | None = None) -> ChannelAddr:
+        """The address that ``addr`` spells, in either spelling.
+
+        Raises ``AddressError`` (a ``ValueError`` and a ``RuntimeError``) naming what is wrong.
+        """
+        if not isinstance(addr, str):
+            raise TypeError(f"an address is a str, not {type(addr).__name__!r}")
+        return _parse(addr, resolve)
+
+    @staticmethod
+    def any(
+        transport: ChannelTransport, *, entropy: Callable[[int], bytes] = os.urandom
+    ) -> str:
+        """Text of an address to bind for ``transport``: any free port, or a fresh name.
+
+        ``entropy(n)`` gives the n random bytes of an abstract socket name.
+        """
+        if not isinstance(transport, ChannelTransport):
+            raise TypeError(f"expected a ChannelTransport, not {type(transport).__name__!r}")
+        if transport is ChannelTransport.Unix:
+            return f"unix:@{entropy(12).hex()}"
+        if transport is ChannelTransport.Local:
+            return "local:0"
+        if transport is ChannelTransport.TcpWithLocalhost:
+            return "tcp:[::1]:0"
+        scheme = _TRANSPORT_TEXT[transport][0].partition("(")[0]
+        return f"{scheme}:{os.uname().nodename}:0"
+
+    def get_port(self) -> int:
+        """The port peers dial; 0 where there is none."""
+        return self.port
+
+    def get_transport(self) -> ChannelTransport:
+        """The transport this address belongs to."""
+        if self.scheme == "tcp":
+            loopback = self.host == "::1" or self.host.startswith("127.")
+            if loopback:
+                return ChannelTransport.TcpWithLocalhost
+            return ChannelTransport.TcpWithHostname
+        return _TRANSPORT_OF_SCHEME[self.scheme]
+
+    @property
+    def url(self) -> str:
+        """The URL spelling."""
+        dial = f"{_URL_SCHEME.get(self.scheme, self.scheme)}://{self._endpoint()}"
+        return dial if self.bind is None else f"{dial}@{self.bind.url}"
+
+    def _endpoint(self) -> str:
+        if not self.host:
+            return self.name
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}" if self.fd is None else f"{host}:fd{self.fd}"
+
+    def _native_repr(self) -> str:
+        """The form inside a BindSpec's repr, which tests written for the reference print."""
+        if self.bind is not None:
+            dial = f"Tcp({self._endpoint()})"
+            return f"Alias {{ dial_to: {dial}, bind_to: {self.bind._native_repr()} }}"
+        if self.scheme == "tcp":
+            return f"Tcp({self._endpoint()})"
+        if self.scheme == "local":
+            return f"Local({self.name})"
+        if self.scheme == "unix":
+            kind = "abstract" if self.name.startswith("@") else "pathname"
+            return f'Unix(Bound("{self.name.removeprefix("@")}" ({kind})))'
+        kind = _TRANSPORT_TEXT[self.get_transport()][1].partition("(")[0]
+        return f'{kind}(TlsAddr {{ hostname: "{self.host}", port: {self.port} }})'
+
+    def _fields(self) -> tuple[object, ...]:
+        return (self.scheme, self.host, self.port, self.fd, self.name, self.bind)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a ChannelAddr cannot be changed (setting {name!r})")
+
+    def __str__(self) -> str:
+        dial = f"{self.scheme}:{self._endpoint()}"
+        return dial if self.bind is None else f"alias:dial_to={dial};bind_to={self.bind}"
+
+    def __repr__(self) -> str:
+        return f"ChannelAddr({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ChannelAddr):
+            return NotImplemented
+        return self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChannelAddr.parse, (str(self),)
+
+
+class BindSpec:
+    """What a server is told to bind: a transport (at any address) or one address.
+
+    ``transport`` is always set, ``address`` is None for "any address". Immutable and hashable.
+    Raises ``TypeError`` for other types and ``ValueError`` for text that says neither.
+
+    >>> BindSpec("tcp://127.0.0.1:0")
+    PyBindSpec(Addr(Tcp(127.0.0.1:0)))
+    >>> BindSpec("unix") == BindSpec(ChannelTransport.Unix), str(BindSpec("tcp"))
+    (True, 'tcp(Hostname)')
+    """
+
+    __slots__ = ("address", "transport")
+    __module__ = _PUBLIC_MODULE
+
+    address: ChannelAddr | None
+    transport: ChannelTransport
+
+    def __init__(
+        self, spec: ChannelTransport | BindSpec | str, *, resolve: Resolver | None = None
+    ) -> None:
+        address: ChannelAddr | None = None
+        if isinstance(spec, ChannelTransport):
+            transport = spec
+        elif isinstance(spec, BindSpec):
+            transport, address = spec.transport, spec.address
+        elif not isinstance(spec, str):
+            raise TypeError("expected ChannelTransport enum, BindSpec, or str")
+        elif spec in _TRANSPORT_BY_TEXT:
+            transport = _TRANSPORT_BY_TEXT[spec]
+        else:
+            try:
+                address = _parse(spec, resolve)
+            except AddressError as error:
+                raise ValueError(
+                    f"invalid str for BindSpec '{spec}': invalid bind spec: {spec} ({error})"
+                ) from None
+            transport = address.get_transport()
+        object.__setattr__(self, "transport", transport)
+        object.__setattr__(self, "address", address)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a BindSpec cannot be changed (setting {name!r})")
+
+    def __str__(self) -> str:
+        return _TRANSPORT_TEXT[self.transport][0] if self.address is None else str(self.address)
+
+    def __repr__(self) -> str:
+        if self.address is None:
+            return f"PyBindSpec(Any({_TRANSPORT_TEXT[self.transport][1]}))"
+        return f"PyBindSpec(Addr({self.address._native_repr()}))"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BindSpec):
+            return NotImplemented
+        return (self.transport, self.address) == (other.transport, other.address)
+
+    def __hash__(self) -> int:
+        return hash((self.transport, self.address))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BindSpec, (str(self),)
+
+
+def parse_transport(
+    transport: ChannelTransport | BindSpec | str, *, resolve: Resolver | None = None
+) -> BindSpec:
+    """The ``BindSpec`` a user means in ``enable_transport``, short names included.
+
+    Raises as ``BindSpec`` does.
+
+    >>> parse_transport("ipc")
+    PyBindSpec(Any(Unix))
+    """
+    if isinstance(transport, str):
+        transport = _SHORTCUTS.get(transport, transport)
+    return BindSpec(transport, resolve=resolve)
+
+
+def _parse(text: str, resolve: Resolver | None) -> ChannelAddr:
+    scheme, is_url, rest = text.partition("://")
+    if not is_url:
+        mark = re.search("[:!]", text)
+        if mark is None:
+            raise AddressError(f"{text!r} names no transport, expected such as tcp://host:4444")
+        scheme, rest = text[: mark.start()], text[mark.end() :]
+        if scheme == "alias":
+            return _parse_alias(text, rest, resolve)
+    elif scheme == "tcp" and "@" in rest:
+        dial, _, bind = rest.partition("@")
+        return _alias(text, f"tcp://{dial}", bind, resolve)
+    scheme = _INTERNAL_SCHEME.get(scheme, scheme)
+    if scheme in _NETWORK_SCHEMES:
+        return _parse_network(text, scheme, rest, resolve)
+    if scheme == "unix":
+        if len(os.fsencode(rest)) >= _SUN_LEN or "\0" in rest:
+            raise AddressError(f"{text!r}: a socket name has at most {_SUN_LEN - 1} bytes, no NUL")
+        return ChannelAddr._make("unix", name=rest)
+    if scheme == "local":
+        return ChannelAddr._make("local", name=str(_number(text, rest, 2**64 - 1)))
+    raise AddressError(f"{text!r}: no such channel type: {scheme}")
+
+
+def _parse_alias(text: str, rest: str, resolve: Resolver | None) -> ChannelAddr:
+    found = re.fullmatch("dial_to=([^;]*);bind_to=(.*)", rest)
+    if found is None:
+        raise AddressError(f"{text!r}: an alias reads alias:dial_to=<address>;bind_to=<address>")
+    return _alias(text, found.group(1), found.group(2), resolve)
+
+
+def _alias(text: str, dial: str, bind: str, resolve: Resolver | None) -> ChannelAddr:
+    dial_to, bind_to = _parse(dial, resolve), _parse(bind, resolve)
+    for end in (dial_to, bind_to):
+        if end.scheme != "tcp" or end.bind is not None:
+            raise AddressError(f"{text!r}: both ends of an alias must be plain tcp addresses")
+    if dial_to.fd is not None:
+        raise AddressError(f"{text!r}: a descriptor can be bound but not dialed")
+    return ChannelAddr._make("tcp", host=dial_to.host, port=dial_to.port, bind=bind_to)
+
+
+def _parse_network(text: str, scheme: str, rest: str, resolve: Resolver | None) -> ChannelAddr:
+    host, colon, port = rest.rpartition(":")
+    if not colon:
+        raise AddressError(f"{text!r} has no port")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    host = "::" if host == "*" else _host(text, host, resolve if scheme == "tcp" else None)
+    if scheme == "tcp" and port.startswith("fd"):
+        return ChannelAddr._make(scheme, host=host, fd=_number(text, port[2:], 2**31 - 1))
+    return ChannelAddr._make(scheme, host=host, port=_number(text, port, 65535))
+
+
+def _host(text: str, host: str, resolve: Resolver | None) -> str:
+    import ipaddress  # Few programs spell an IP address; the others need not load the module.
+
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        looks_numeric = host.rstrip(".").rpartition(".")[2].isdigit()
+        if looks_numeric or not _HOST_NAME.fullmatch(host):
+            raise AddressError(f"{text!r}: {host!r} is no IP address or host name") from None
+    if text.startswith("tcp") and host == "localhost":
+        return "127.0.0.1"
+    if resolve is None:
+        return host
+    try:
+        return str(ipaddress.ip_address(resolve(host)))
+    except OSError as error:
+        raise AddressError(f"failed to resolve hostname '{host}': {error}") from error
+
+
+def _number(text: str, digits: str, most: int) -> int:
+    if not (digits.isascii() and digits.isdigit()) or int(digits) > most:
+        raise AddressError(f"{text!r}: {digits!r} is not a number from 0 to {most}")
+    return int(digits)

@@ -1,0 +1,425 @@
+"""Names of procs and actors that are unique without asking anybody.
+
+A ``Uid`` is one of two things. An *instance* is a random 64-bit number, written in base 58 inside
+angle brackets; it may carry a label for people (``trainer<2MuAHeDjLCEd>``), but the number alone
+decides whether two are equal. A *singleton* is just a label (``service``): there is one such thing
+wherever the name is used, and the label decides.
+
+An ``ActorAddr`` says which actor, in which proc, reached through which location::
+
+    trainer<4ER>.worker<21>@ipc://@b1946ac9
+    ------------ ---------- ---------------
+    actor        proc       location: a URL, or <uid>.<url> for a proc behind a host's front door
+
+Randomness is handed in (``entropy``), so that a simulated cluster can number its actors from its
+own seed. Labels follow one rule set (``normalize_label``), because they appear in log prefixes,
+process titles and file names; display strings elsewhere keep the user's original text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeAlias
+
+from monarch._engine.base.address import AddressError, ChannelAddr
+
+__all__ = ["ActorAddr", "Entropy", "ProcId", "Uid", "normalize_label"]
+
+Entropy: TypeAlias = Callable[[int], bytes]
+"""Gives that many random bytes."""
+
+_PUBLIC_MODULE = "monarch._rust_bindings.monarch_hyperactor.proc"
+
+_LABEL_LIMIT = 63
+_BASE58 = "123456789abcdefghijkmnopqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ"
+_DIGIT = {symbol: value for value, symbol in enumerate(_BASE58)}
+_UID = re.compile(r"([^<>@.\s]*)(?:<([^<>]*)>)?")
+_LOCATION = re.compile(r"(?:([^.:/@]+)\.)?([a-z]+://.*)", re.DOTALL)
+
+
+def normalize_label(name: str) -> str:
+    """The label of something the user called ``name``.
+
+    Lower case; only ``a-z 0-9 _ -``; starts with a letter, ends with a letter or digit; at most
+    63 characters; ``nil`` if nothing is left.
+
+    >>> [normalize_label(name) for name in ("Upper", "with space", "1abc", "a.b", "?")]
+    ['upper', 'withspace', 'abc', 'ab', 'nil']
+    """
+    kept = re.sub("[^A-Za-z0-9_-]", "", name).lower()
+    return kept.lstrip("0123456789_-")[:_LABEL_LIMIT].rstrip("_-") or "nil"
+
+
+def _label_fault(label: str) -> str | None:
+    """What is wrong with ``label``, or None."""
+    if not label:
+        return "label must not be empty"
+    if len(label) > _LABEL_LIMIT:
+        return f"label exceeds {_LABEL_LIMIT} characters"
+    if not ("a" <= label[0] <= "z"):
+        return "label must start with a lowercase letter"
+    stray = re.search("[^a-z0-9_-]", label)
+    if stray:
+        return f"label contains invalid character {stray.group()!r}"
+    if label[-1] in "_-":
+        return "label must end with a lowercase letter or digit"
+    return None
+
+
+def _to_base58(value: int) -> str:
+    digits = ""
+    while value >= 58:
+        value, digit = divmod(value, 58)
+        digits = _BASE58[digit] + digits
+    return _BASE58[value] + digits
+
+
+def _from_base58(digits: str) -> int:
+    value = 0
+    for symbol in digits:
+        if symbol not in _DIGIT:
+            raise ValueError(f"invalid uid: invalid uid syntax: invalid base58 uid: {digits}")
+        value = value * 58 + _DIGIT[symbol]
+    if value >= 2**64 or not digits:
+        raise ValueError(f"invalid uid: invalid uid syntax: invalid base58 uid: {digits}")
+    return value
+
+
+class Uid:
+    """An identity: a random number with an optional label, or a bare label.
+
+    Made by the static methods only. Immutable, hashable, picklable.
+
+    >>> a = Uid.instance_from_value(12345, "trainer")
+    >>> str(a), a.label, a == Uid.from_string("<4ER>")
+    ('trainer<4ER>', 'trainer', True)
+    >>> Uid.from_string("service").is_singleton
+    True
+    """
+
+    __slots__ = ("_label", "_value")
+    __module__ = _PUBLIC_MODULE
+
+    _label: str | None
+    _value: int | None  # None: a singleton
+
+    def __new__(cls, *_: object, **__: object) -> Uid:
+        raise TypeError("cannot create 'Uid' instances, use Uid.instance() or Uid.from_string()")
+
+    @classmethod
+    def _make(cls, label: str | None, value: int | None) -> Uid:
+        self = object.__new__(cls)
+        object.__setattr__(self, "_label", label)
+        object.__setattr__(self, "_value", value)
+        return self
+
+    @staticmethod
+    def anonymous(*, entropy: Entropy = os.urandom) -> Uid:
+        """A fresh instance without a label."""
+        return Uid._make(None, int.from_bytes(entropy(8), "little"))
+
+    @staticmethod
+    def instance(label: str | None = None, *, entropy: Entropy = os.urandom) -> Uid:
+        """A fresh instance. Raises ``ValueError`` if ``label`` is not a valid label."""
+        return Uid.instance_from_value(int.from_bytes(entropy(8), "little"), label)
+
+    @staticmethod
+    def instance_from_value(value: int, label: str | None = None) -> Uid:
+        """The instance with that number (64 bits, else ``OverflowError``)."""
+        if not isinstance(value, int):
+            raise TypeError(
+                f"argument 'value': {type(value).__name__!r} object cannot be interpreted as an "
+                "integer"
+            )
+        if value < 0:
+            raise OverflowError("can't convert negative int to unsigned")
+        if value >= 2**64:
+            raise OverflowError("int too big to convert")
+        return Uid._make(_checked_label(label), value)
+
+    @staticmethod
+    def singleton(label: str) -> Uid:
+        """The one thing of that name. Raises ``ValueError`` if it is not a valid label."""
+        return Uid._make(_checked_label(label), None)
+
+    @staticmethod
+    def from_string(text: str) -> Uid:
+        """The inverse of ``str``. Raises ``ValueError`` beginning ``invalid uid: ``."""
+        found = _UID.fullmatch(text)
+        if found is None or not text:
+            raise ValueError(
+                f"invalid uid: invalid uid syntax: expected 'label', 'label<base58>' or "
+                f"'<base58>', found {text!r}"
+            )
+        label, digits = found.groups()
+        fault = _label_fault(label) if label else None
+        if fault:
+            raise ValueError(f"invalid uid: invalid uid syntax: invalid label: {fault}")
+        return Uid._make(label or None, None if digits is None else _from_base58(digits))
+
+    @property
+    def label(self) -> str | None:
+        """The label, or None."""
+        return self._label
+
+    @property
+    def is_instance(self) -> bool:
+        """Whether a number identifies it."""
+        return self._value is not None
+
+    @property
+    def is_singleton(self) -> bool:
+        """Whether the label alone identifies it."""
+        return self._value is None
+
+    @property
+    def instance_value(self) -> int | None:
+        """The number of an instance; None for a singleton."""
+        return self._value
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a Uid cannot be changed (setting {name!r})")
+
+    def __str__(self) -> str:
+        label = self._label or ""
+        return label if self._value is None else f"{label}<{_to_base58(self._value)}>"
+
+    def __repr__(self) -> str:
+        return f"Uid({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Uid):
+            return NotImplemented
+        if self._value is None:
+            return other._value is None and self._label == other._label
+        return self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(self._label if self._value is None else self._value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Uid.from_string, (str(self),)
+
+
+def _checked_label(label: str | None) -> str | None:
+    if label is None:
+        return None
+    if not isinstance(label, str):
+        raise TypeError(
+            f"argument 'label': {type(label).__name__!r} object cannot be cast as 'str'"
+        )
+    fault = _label_fault(label)
+    if fault:
+        raise ValueError(f"invalid uid label: {fault}")
+    return label
+
+
+class ProcId:
+    """Which proc: its ``uid``. Immutable, hashable, picklable.
+
+    >>> str(ProcId.from_string("worker<21>")), ProcId(Uid.from_string("service")).label
+    ('worker<21>', 'service')
+    """
+
+    __slots__ = ("_uid",)
+    __module__ = _PUBLIC_MODULE
+
+    _uid: Uid
+
+    def __init__(self, uid: Uid) -> None:
+        if not isinstance(uid, Uid):
+            raise TypeError(f"argument 'uid': {type(uid).__name__!r} object cannot be cast as 'Uid'")
+        object.__setattr__(self, "_uid", uid)
+
+    @staticmethod
+    def from_string(text: str) -> ProcId:
+        """The inverse of ``str``. Raises ``ValueError`` beginning ``invalid proc id: ``."""
+        try:
+            return ProcId(Uid.from_string(text))
+        except ValueError as error:
+            raise ValueError(f"invalid proc id: {error}") from None
+
+    @property
+    def uid(self) -> Uid:
+        """The identity of the proc."""
+        return self._uid
+
+    @property
+    def label(self) -> str | None:
+        """The label of the uid, or None."""
+        return self._uid.label
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a ProcId cannot be changed (setting {name!r})")
+
+    def __str__(self) -> str:
+        return str(self._uid)
+
+    def __repr__(self) -> str:
+        return f"ProcId({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return self._uid == other._uid if isinstance(other, ProcId) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((ProcId, self._uid))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProcId, (self._uid,)
+
+
+class ActorAddr:
+    """Which actor, in which proc, reached how. Immutable, hashable, picklable.
+
+    The constructor takes plain names and makes singletons of them (labels are normalised); the
+    runtime makes addresses of instances with ``ActorAddr.of``.
+
+    >>> a = ActorAddr.from_string("trainer<4ER>.worker<21>@ipc://@b1")
+    >>> a.actor_name, a.proc_name, a.addr, a.proc_id
+    ('trainer', 'worker', 'unix:@b1', 'worker<21>@ipc://@b1')
+    >>> str(ActorAddr(addr="local:3", proc_name="P q", actor_name="A"))
+    'a.pq@inproc://3'
+    """
+
+    __slots__ = ("_actor", "_location", "_proc")
+    __module__ = _PUBLIC_MODULE
+
+    _actor: Uid
+    _proc: Uid
+    _location: str
+
+    def __init__(self, *, addr: str, proc_name: str, actor_name: str) -> None:
+        try:
+            location = ChannelAddr.parse(addr).url
+        except AddressError as error:
+            raise ValueError(f"Failed to parse channel address '{addr}': {error}") from None
+        self._fill(
+            Uid.singleton(normalize_label(actor_name)),
+            Uid.singleton(normalize_label(proc_name)),
+            location,
+        )
+
+    def _fill(self, actor: Uid, proc: Uid, location: str) -> None:
+        object.__setattr__(self, "_actor", actor)
+        object.__setattr__(self, "_proc", proc)
+        object.__setattr__(self, "_location", location)
+
+    @staticmethod
+    def of(actor: Uid, proc: Uid, location: str) -> ActorAddr:
+        """The address of ``actor`` in ``proc``; ``location`` is ``<url>`` or ``<uid>.<url>``.
+
+        ``location`` is trusted, not parsed: this is the path on which the runtime names actors.
+        """
+        self = object.__new__(ActorAddr)
+        self._fill(actor, proc, location)
+        return self
+
+    @staticmethod
+    def from_string(text: str) -> ActorAddr:
+        """The inverse of ``str``.
+
+        Raises ``ValueError`` beginning ``Failed to extract actor id from ``.
+        """
+        try:
+            ids, at, location = text.partition("@")
+            if not at:
+                raise ValueError("missing '@' separator between id and location")
+            actor, dot, proc = ids.partition(".")
+            if not dot:
+                raise ValueError("invalid id: invalid actor id: expected format `<actor>.<proc>`")
+            return ActorAddr.of(
+                Uid.from_string(actor), Uid.from_string(proc), _canonical_location(location)
+            )
+        except ValueError as error:
+            raise ValueError(f"Failed to extract actor id from {text}: {error}") from None
+
+    @property
+    def actor_uid(self) -> Uid:
+        """The identity of the actor within its proc."""
+        return self._actor
+
+    @property
+    def proc_uid(self) -> Uid:
+        """The identity of the proc."""
+        return self._proc
+
+    @property
+    def addr(self) -> str:
+        """The channel address in its internal spelling, such as ``unix:@x``."""
+        found = _LOCATION.fullmatch(self._location)
+        return str(ChannelAddr.parse(found.group(2) if found else self._location))
+
+    @property
+    def actor_name(self) -> str:
+        """The label of the actor, or its uid if it has none."""
+        return self._actor.label or str(self._actor)
+
+    @property
+    def proc_name(self) -> str:
+        """The label of the proc, or its uid if it has none."""
+        return self._proc.label or str(self._proc)
+
+    @property
+    def label(self) -> str | None:
+        """The label of the actor, or None."""
+        return self._actor.label
+
+    @property
+    def proc_label(self) -> str | None:
+        """The label of the proc, or None."""
+        return self._proc.label
+
+    @property
+    def uid(self) -> str:
+        """The actor's uid as text."""
+        return str(self._actor)
+
+    pid = uid
+
+    @property
+    def proc_id(self) -> str:
+        """The proc and where it is, as text."""
+        return f"{self._proc}@{self._location}"
+
+    @property
+    def is_root(self) -> bool:
+        """Whether the actor is the one of its name in the proc (not one of many instances)."""
+        return self._actor.is_singleton
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"an ActorAddr cannot be changed (setting {name!r})")
+
+    def __str__(self) -> str:
+        return f"{self._actor}.{self._proc}@{self._location}"
+
+    def __repr__(self) -> str:
+        return f"ActorAddr({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ActorAddr):
+            return NotImplemented
+        return (
+            self._actor == other._actor
+            and self._proc == other._proc
+            and self._location == other._location
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._actor, self._proc, self._location))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActorAddr.of, (self._actor, self._proc, self._location)
+
+
+def _canonical_location(location: str) -> str:
+    found = _LOCATION.fullmatch(location)
+    if found is None:
+        raise ValueError("invalid location: expected a URL with `://`")
+    front, url = found.groups()
+    try:
+        canonical = ChannelAddr.parse(url).url
+    except AddressError as error:
+        raise ValueError(f"invalid location: {error}") from None
+    return canonical if front is None else f"{Uid.from_string(front)}.{canonical}"

@@ -1,0 +1,585 @@
+"""Every configuration key: its type, default, environment variable and meaning, in one table.
+
+``Settings`` below is that table. Reading a key is a plain attribute, already parsed: an ``int``,
+a ``bool``, a ``float`` (durations: seconds), so code on the message path can afford it::
+
+    if len(buffer) >= settings.shm_threshold: ...
+
+A value can come from several layers; the first that has the key wins:
+
+1. the environment variable, read once at import and on ``reload_from_env``;
+2. ``configure`` in this process, innermost ``configured`` block first;
+3. a configuration file (whoever reads the file calls ``install_file_values``);
+4. the value the client sent to this proc (``install_client_values``);
+5. the default.
+
+That the environment beats ``configure`` is the observed behaviour of the reference, contrary to
+its documentation, and operators depend on it to override a program they cannot edit. What we do
+not copy is the silence: a ``configure`` that cannot take effect warns, and so does an environment
+variable that cannot be parsed. ``origin`` says which layer won.
+
+Invariants:
+
+* A call that changes something validates all of it first; on an error nothing has changed.
+* Attributes always become consistent with the layers, whichever threads change them. There is no
+  lock (this layer knows no threads): a writer changes a layer with one atomic dict or list
+  operation, then derives and publishes all values, and repeats if another writer came between.
+  So the last one to publish has seen every change.
+* A ``configured`` block is an overlay that is pushed and removed by identity, not a snapshot that
+  is written back: blocks that overlap in different threads do not undo each other.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import struct
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+from monarch._engine.base.address import BindSpec, ChannelTransport
+from monarch._engine.base.duration import format_duration, parse_duration
+
+__all__ = ["Encoding", "Key", "Settings", "settings"]
+
+_NANOSECOND = 1e-9
+
+
+class Encoding(enum.Enum):
+    """How the reference encodes messages. Accepted and stored; our frames have one encoding."""
+
+    __module__ = "monarch._rust_bindings.monarch_hyperactor.config"
+
+    Bincode = 0
+    Json = 1
+    Multipart = 2
+
+    def __int__(self) -> int:
+        number: int = self.value
+        return number
+
+    def __repr__(self) -> str:
+        return f"Encoding.{self.name}"
+
+    __str__ = __repr__
+
+
+class _Kind(NamedTuple):
+    """How values of one type are checked, read from text, and shown."""
+
+    noun: str
+    """Completes the sentence "<variable> is not ..."."""
+    accept: Callable[[Any], Any]
+    """From what the user passes to the stored value; raises what a user should read."""
+    from_text: Callable[[str], Any]
+    """From an environment variable to the stored value; raises ``ValueError``."""
+    show: Callable[[Any], Any] = lambda value: value
+    """From the stored value to what ``get_global_config`` returns."""
+    send: Callable[[Any], str] = str
+    """From the stored value to text that ``from_text`` reads, for other processes."""
+    engine: Callable[[Any], Any] = lambda value: value
+    """From the stored value to the attribute the engine reads."""
+
+
+def _wrong_type(value: object, wanted: str) -> TypeError:
+    return TypeError(f"{type(value).__name__!r} object cannot be cast as {wanted!r}")
+
+
+def _accept_bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong_type(value, "bool")
+    return value
+
+
+def _bool_from_text(text: str) -> bool:
+    known = {"true": True, "1": True, "false": False, "0": False}
+    lowered = text.lower()
+    if lowered not in known:
+        raise ValueError("expected true or false")
+    return known[lowered]
+
+
+def _accept_int(value: Any, bits: int = 64) -> int:
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{type(value).__name__!r} object cannot be interpreted as an integer")
+    number = int(value.__index__())
+    if number < 0:
+        raise OverflowError("can't convert negative int to unsigned")
+    if number >= 2**bits:
+        raise OverflowError(f"int too big to convert, at most {2**bits - 1}")
+    return number
+
+
+def _int_from_text(text: str, bits: int = 64) -> int:
+    digits = text.removeprefix("+")
+    if not (digits.isascii() and digits.isdigit()) or int(digits) >= 2**bits:
+        raise ValueError(f"expected a number from 0 to {2**bits - 1}")
+    return int(digits)
+
+
+def _accept_float(value: Any) -> float:
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        raise TypeError(f"must be real number, not {type(value).__name__}")
+    # Single precision, as the reference stores it, so that 0.01 reads back as it does there.
+    return cast("float", struct.unpack("f", struct.pack("f", value))[0])
+
+
+def _accept_str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _wrong_type(value, "str")
+    return value
+
+
+def _accept_duration(value: Any) -> int:
+    return parse_duration(_accept_str(value))
+
+
+def _accept_encoding(value: Any) -> Encoding:
+    if not isinstance(value, Encoding):
+        raise _wrong_type(value, "Encoding")
+    return value
+
+
+def _encoding_from_text(text: str) -> Encoding:
+    for encoding in Encoding:
+        if encoding.name.lower() == text.lower().removeprefix("serde_"):
+            return encoding
+    raise ValueError("expected bincode, json or multipart")
+
+
+_BOOL = _Kind("true or false", _accept_bool, _bool_from_text)
+_INT = _Kind("a whole number", _accept_int, _int_from_text)
+_BYTE = _Kind(
+    "a number below 256",
+    lambda value: _accept_int(value, 8),
+    lambda text: _int_from_text(text, 8),
+)
+_INT_OR_NONE = _Kind(
+    "a whole number",
+    lambda value: None if value is None else _accept_int(value),
+    lambda text: None if text == "None" else _int_from_text(text),
+)
+_FLOAT = _Kind("a number", _accept_float, lambda text: _accept_float(float(text)))
+_STR = _Kind("text", _accept_str, _accept_str)
+_DURATION = _Kind(
+    "a duration such as 30s or 1m 30s",
+    _accept_duration,
+    parse_duration,
+    show=format_duration,
+    send=format_duration,
+    engine=lambda nanoseconds: nanoseconds * _NANOSECOND,
+)
+_TRANSPORT = _Kind("a transport or an address", BindSpec, BindSpec)
+_ENCODING = _Kind(
+    "an encoding", _accept_encoding, _encoding_from_text, send=lambda encoding: encoding.name
+)
+
+
+class Key(NamedTuple):
+    """One row of the table."""
+
+    kind: _Kind
+    default: Any
+    variable: str
+    doc: str
+
+
+# Each of these makes a row. The type it claims is that of the attribute on a Settings object,
+# where the value stands; the row itself stays on the class.
+
+
+def _boolean(default: bool, variable: str, doc: str) -> bool:  # noqa: FBT001 - a table row
+    return cast("bool", Key(_BOOL, default, variable, doc))
+
+
+def _integer(default: int, variable: str, doc: str) -> int:
+    return cast("int", Key(_INT, default, variable, doc))
+
+
+def _byte(default: int, variable: str, doc: str) -> int:
+    return cast("int", Key(_BYTE, default, variable, doc))
+
+
+def _optional(variable: str, doc: str) -> int | None:
+    return cast("int | None", Key(_INT_OR_NONE, None, variable, doc))
+
+
+def _number(default: float, variable: str, doc: str) -> float:
+    return cast("float", Key(_FLOAT, _accept_float(default), variable, doc))
+
+
+def _text(default: str, variable: str, doc: str) -> str:
+    return cast("str", Key(_STR, default, variable, doc))
+
+
+def _seconds(default: str, variable: str, doc: str) -> float:
+    return cast("float", Key(_DURATION, parse_duration(default), variable, doc))
+
+
+def _transport(default: ChannelTransport, variable: str, doc: str) -> BindSpec:
+    return cast("BindSpec", Key(_TRANSPORT, BindSpec(default), variable, doc))
+
+
+def _encoding(default: Encoding, variable: str, doc: str) -> Encoding:
+    return cast("Encoding", Key(_ENCODING, default, variable, doc))
+
+
+# Names that older releases or documents of the reference mention; taken and ignored.
+_IGNORED = frozenset(
+    {
+        "actor_queue_dispatch",
+        "remote_alloc_allowed_port_range",
+        "remote_alloc_bind_to_inaddr_any",
+        "remote_alloc_bootstrap_addr",
+    }
+)
+
+
+class _Overlay(NamedTuple):
+    """What ``configure`` set inside one ``configured`` block (or outside of all)."""
+
+    values: dict[str, Any]
+    hides: list[bool]
+    """Non-empty: ``clear_runtime`` was called here, overlays below do not count."""
+
+
+class Settings:
+    """The configuration of this process: one attribute per key, and the layers behind them.
+
+    Args:
+        environ: where environment variables are read from.
+
+    >>> settings = Settings({"HYPERACTOR_CLEANUP_TIMEOUT": "1m 30s"})
+    >>> settings.cleanup_timeout, settings.origin("cleanup_timeout")
+    (90.0, 'environment')
+    >>> settings.configure(tail_log_lines=20)
+    >>> settings.tail_log_lines, settings.origin("tail_log_lines")
+    (20, 'configure')
+    """
+
+    # fmt: off
+    # ruff: noqa: E501 - the table: one line per key
+
+    # -- of our own
+    shm_threshold = _integer(65_536, "MONARCH_SHM_THRESHOLD", "bytes; buffers at least this large travel by shared memory")
+    shm_pool_limit = _integer(2**30, "MONARCH_SHM_POOL_LIMIT", "bytes of warm shared-memory segments a process keeps for reuse")
+    mailbox_limit = _integer(100_000, "MONARCH_MAILBOX_LIMIT", "messages queued for one actor before its senders are slowed")
+    mailbox_bytes_limit = _integer(256 * 2**20, "MONARCH_MAILBOX_BYTES_LIMIT", "bytes queued for one actor before its senders are slowed")
+    send_buffer_limit = _integer(64 * 2**20, "MONARCH_SEND_BUFFER_LIMIT", "bytes queued on one link before its senders are slowed")
+    backpressure_timeout = _seconds("5m", "MONARCH_BACKPRESSURE_TIMEOUT", "how long a send may wait for a full receiver before it raises")
+
+    # -- transport, logs, limits
+    default_transport = _transport(ChannelTransport.Unix, "HYPERACTOR_MESH_DEFAULT_TRANSPORT", "how hosts are reached; see enable_transport")
+    enable_log_forwarding = _boolean(False, "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING", "send the output of procs to the client")
+    enable_file_capture = _boolean(False, "HYPERACTOR_MESH_ENABLE_FILE_CAPTURE", "write the output of procs to files")
+    tail_log_lines = _integer(0, "HYPERACTOR_MESH_TAIL_LOG_LINES", "last lines of a proc's output to keep for failure reports")
+    force_file_log = _boolean(False, "HYPERACTOR_FORCE_FILE_LOG", "write log files where they are off by default")
+    prefix_with_rank = _boolean(True, "HYPERACTOR_PREFIX_WITH_RANK", "start forwarded lines with the rank they come from")
+    read_log_buffer = _integer(100, "HYPERACTOR_READ_LOG_BUFFER", "lines read before forwarded output is flushed")
+    codec_max_frame_length = _integer(10 * 2**30, "HYPERACTOR_CODEC_MAX_FRAME_LENGTH", "bytes of the largest message")
+    small_write_threshold = _integer(256, "MONARCH_HYPERACTOR_SMALL_WRITE_THRESHOLD", "bytes; smaller writes to a Buffer are copied")
+    default_encoding = _encoding(Encoding.Multipart, "HYPERACTOR_DEFAULT_ENCODING", "stored only")
+
+    # -- time-outs of spawning, state queries, stopping
+    message_delivery_timeout = _seconds("30s", "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT", "until a message counts as undeliverable")
+    host_spawn_ready_timeout = _seconds("30s", "HYPERACTOR_HOST_SPAWN_READY_TIMEOUT", "until a host must be up")
+    mesh_proc_spawn_max_idle = _seconds("30s", "HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE", "longest silence while procs are spawned")
+    actor_spawn_max_idle = _seconds("30s", "HYPERACTOR_MESH_ACTOR_SPAWN_MAX_IDLE", "longest silence while actors are spawned")
+    proc_stop_max_idle = _seconds("30s", "HYPERACTOR_MESH_PROC_STOP_MAX_IDLE", "longest silence while procs are stopped")
+    get_actor_state_max_idle = _seconds("30s", "HYPERACTOR_MESH_GET_ACTOR_STATE_MAX_IDLE", "longest silence while the state of actors is asked")
+    get_proc_state_max_idle = _seconds("1m", "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE", "longest silence while the state of procs is asked")
+    supervision_watchdog_timeout = _seconds("2m", "HYPERACTOR_MESH_SUPERVISION_WATCHDOG_TIMEOUT", "until an owner that says nothing counts as unreachable")
+    mesh_orphan_timeout = _seconds("1m", "HYPERACTOR_MESH_ORPHAN_TIMEOUT", "until actors whose owner vanished end")
+    mesh_attach_config_timeout = _seconds("1m", "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT", "until attaching to a host fails")
+    cleanup_timeout = _seconds("3s", "HYPERACTOR_CLEANUP_TIMEOUT", "how long __cleanup__ may take")
+    stop_actor_timeout = _seconds("10s", "HYPERACTOR_STOP_ACTOR_TIMEOUT", "how long an actor may take to stop")
+    process_exit_timeout = _seconds("10s", "HYPERACTOR_PROCESS_EXIT_TIMEOUT", "how long a process may take to exit")
+    stop_grace_period = _seconds("10s", "HYPERACTOR_REMOTE_STOP_GRACE_PERIOD", "how long a stopping proc may take before it is killed")
+    mesh_terminate_timeout = _seconds("10s", "HYPERACTOR_MESH_TERMINATE_TIMEOUT", "how long the procs of a host may take to end")
+    mesh_terminate_concurrency = _integer(16, "HYPERACTOR_MESH_TERMINATE_CONCURRENCY", "procs of a host ended at the same time")
+    mesh_bootstrap_enable_pdeathsig = _boolean(True, "HYPERACTOR_MESH_BOOTSTRAP_ENABLE_PDEATHSIG", "procs die with the process that launched them")
+    proc_launcher_kind = _text("", "HYPERACTOR_MESH_PROC_LAUNCHER_KIND", "native or systemd")
+
+    # -- diagnostics
+    mesh_admin_addr = _text("[::]:1729", "HYPERACTOR_MESH_ADMIN_ADDR", "where the admin HTTP server listens")
+    pyspy_bin = _text("", "PYSPY_BIN", "path of py-spy")
+    file_log_level = _text("", "MONARCH_FILE_LOG", "level of the internal log file")
+    monarch_log_suffix = _text("", "MONARCH_LOG_SUFFIX", "suffix of the internal log file's name")
+    enable_unawaited_python_task_traceback = _boolean(False, "MONARCH_HYPERACTOR_ENABLE_UNAWAITED_PYTHON_TASK_TRACEBACK", "say where a task that nobody awaited was made")
+    tokio_worker_threads = _optional("MONARCH_TOKIO_WORKER_THREADS", "stored only: there is no such thread pool")
+
+    # -- one-sided transfers
+    rdma_allow_tcp_fallback = _boolean(True, "MONARCH_RDMA_ALLOW_TCP_FALLBACK", "move RDMA buffers over TCP where there is no such hardware")
+    rdma_disable_ibverbs = _boolean(False, "MONARCH_RDMA_DISABLE_IBVERBS", "behave as if there were no such hardware")
+    rdma_max_chunk_size_mb = _integer(64, "MONARCH_RDMA_MAX_CHUNK_SIZE_MB", "largest single transfer")
+    rdma_ibverbs_target = _text("", "MONARCH_RDMA_IBVERBS_TARGET", "the device to use")
+    rdma_peer_device_affinity = _text("", "MONARCH_RDMA_PEER_DEVICE_AFFINITY", "which devices to pair between peers")
+    rdma_max_nics_per_buffer = _optional("MONARCH_RDMA_MAX_NICS_PER_BUFFER", "most devices one transfer is striped over")
+    rdma_min_stripe_size_kb = _integer(512, "MONARCH_RDMA_MIN_STRIPE_SIZE_KB", "smallest stripe")
+    rdma_qps_per_cq = _integer(64, "MONARCH_RDMA_QPS_PER_CQ", "queue pairs per completion queue")
+    rdma_qps_per_peer = _integer(4, "MONARCH_RDMA_QPS_PER_PEER", "queue pairs per peer")
+    rdma_cq_poller_per_device = _boolean(True, "MONARCH_RDMA_CQ_POLLER_PER_DEVICE", "one poller per device")
+    rdma_runtime_worker_threads = _integer(4, "MONARCH_RDMA_RUNTIME_WORKER_THREADS", "threads of the transfer engine")
+    rdma_qp_init_timeout = _seconds("30s", "MONARCH_RDMA_QP_INIT_TIMEOUT", "how long connecting queue pairs may take")
+    rdma_tcp_fallback_parallelism = _integer(1, "MONARCH_RDMA_TCP_FALLBACK_PARALLELISM", "connections of the TCP fallback")
+    rdma_host_odp = _boolean(False, "MONARCH_RDMA_HOST_ODP", "register host memory on demand")
+
+    # -- tuning of the reference's transport and telemetry: accepted and stored
+    message_ack_time_interval = _seconds("500ms", "HYPERACTOR_MESSAGE_ACK_TIME_INTERVAL", "longest time between acknowledgements")
+    message_ack_every_n_messages = _integer(1000, "HYPERACTOR_MESSAGE_ACK_EVERY_N_MESSAGES", "most messages between acknowledgements")
+    message_ttl_default = _byte(64, "HYPERACTOR_MESSAGE_TTL_DEFAULT", "hops a message may take")
+    split_max_buffer_size = _integer(5, "HYPERACTOR_SPLIT_MAX_BUFFER_SIZE", "messages gathered by a split port")
+    split_max_buffer_age = _seconds("50ms", "HYPERACTOR_SPLIT_MAX_BUFFER_AGE", "longest time a split port gathers")
+    channel_net_rx_buffer_full_check_interval = _seconds("5s", "HYPERACTOR_CHANNEL_NET_RX_BUFFER_FULL_CHECK_INTERVAL", "how often a full receive buffer is looked at")
+    channel_tcp_congestion = _text("", "HYPERACTOR_CHANNEL_TCP_CONGESTION", "congestion control algorithm; empty: of the system")
+    channel_tcp_keepalive_idle = _seconds("1m", "HYPERACTOR_CHANNEL_TCP_KEEPALIVE_IDLE", "idle time before the kernel probes a peer")
+    channel_reconnect_timeout = _seconds("1m", "HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT", "until a lost peer counts as gone")
+    server_heartbeat_interval = _seconds("1s", "HYPERACTOR_SERVER_HEARTBEAT_INTERVAL", "time between heartbeats")
+    forwarder_flush_timeout = _seconds("5s", "HYPERACTOR_FORWARDER_FLUSH_TIMEOUT", "how long flushing at exit may take")
+    pending_actor_delivery_timeout = _seconds("30s", "HYPERACTOR_PENDING_ACTOR_DELIVERY_TIMEOUT", "how long messages wait for an actor being spawned")
+    enable_dest_actor_reordering_buffer = _boolean(True, "HYPERACTOR_ENABLE_DEST_ACTOR_REORDERING_BUFFER", "put messages in order at the receiver")
+    sequencer_max_locked_keys = _integer(128, "HYPERACTOR_SEQUENCER_MAX_LOCKED_KEYS", "sequences tracked at the same time")
+    max_cast_dimension_size = _integer(16, "HYPERACTOR_MESH_MAX_CAST_DIMENSION_SIZE", "largest dimension of a cast tree")
+    max_cast_fanout = _integer(16, "HYPERACTOR_MESH_MAX_CAST_FANOUT", "most children in a cast tree")
+    use_direct_spawn = _boolean(False, "HYPERACTOR_MESH_USE_DIRECT_SPAWN", "spawn without the host agent")
+    terminated_snapshot_retention = _integer(100, "HYPERACTOR_TERMINATED_SNAPSHOT_RETENTION", "ended actors remembered for inspection")
+    message_latency_sampling_rate = _number(0.01, "HYPERACTOR_MESSAGE_LATENCY_SAMPLING_RATE", "share of messages whose latency is recorded")
+    process_memory_metric_interval = _seconds("5m", "HYPERACTOR_PROCESS_MEMORY_METRIC_INTERVAL", "time between memory metrics")
+    otel_metric_export_interval = _seconds("1s", "OTEL_METRIC_EXPORT_INTERVAL", "time between metric exports")
+    enable_otel_metrics = _boolean(True, "ENABLE_OTEL_METRICS", "export metrics")
+    enable_otel_tracing = _boolean(True, "ENABLE_OTEL_TRACING", "export traces")
+    enable_recorder_tracing = _boolean(True, "ENABLE_RECORDER_TRACING", "keep recent events in memory")
+    enable_sqlite_tracing = _boolean(False, "ENABLE_SQLITE_TRACING", "write events to SQLite")
+    scuba_log_enter_exit = _boolean(False, "SCUBA_LOG_ENTER_EXIT", "record span entries and exits")
+    mesh_admin_single_host_timeout = _seconds("3s", "HYPERACTOR_MESH_ADMIN_SINGLE_HOST_TIMEOUT", "admin: one host")
+    mesh_admin_tree_timeout = _seconds("10s", "HYPERACTOR_MESH_ADMIN_TREE_TIMEOUT", "admin: the whole tree")
+    mesh_admin_resolve_actor_timeout = _seconds("200ms", "HYPERACTOR_MESH_ADMIN_RESOLVE_ACTOR_TIMEOUT", "admin: one actor")
+    mesh_admin_query_child_timeout = _seconds("100ms", "HYPERACTOR_MESH_ADMIN_QUERY_CHILD_TIMEOUT", "admin: one child")
+    mesh_admin_max_concurrent_resolves = _integer(2, "HYPERACTOR_MESH_ADMIN_MAX_CONCURRENT_RESOLVES", "admin: queries at the same time")
+    mesh_admin_config_dump_bridge_timeout = _seconds("5s", "HYPERACTOR_MESH_ADMIN_CONFIG_DUMP_BRIDGE_TIMEOUT", "admin: configuration dump")
+    mesh_admin_pyspy_timeout = _seconds("10s", "HYPERACTOR_MESH_ADMIN_PYSPY_TIMEOUT", "admin: py-spy")
+    mesh_admin_pyspy_bridge_timeout = _seconds("13s", "HYPERACTOR_MESH_ADMIN_PYSPY_BRIDGE_TIMEOUT", "admin: py-spy through the host")
+    mesh_admin_pyspy_client_timeout = _seconds("20s", "HYPERACTOR_MESH_ADMIN_PYSPY_CLIENT_TIMEOUT", "admin: py-spy, seen by the client")
+    mesh_admin_pyspy_max_profile_duration = _seconds("5m", "HYPERACTOR_MESH_ADMIN_PYSPY_MAX_PROFILE_DURATION", "admin: longest profile")
+    # fmt: on
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._environment: dict[str, Any] = {}
+        self._runtime = [_Overlay({}, [])]
+        self._file: dict[str, Any] = {}
+        self._client: dict[str, Any] = {}
+        self._version = object()
+        self._said: set[str] = set()
+        self.reload_from_env()
+
+    # -- reading
+
+    def get(self, name: str) -> Any:
+        """The effective value of a key as users see it (durations as text)."""
+        return self._row(name).kind.show(self._effective(name))
+
+    def get_global(self) -> dict[str, Any]:
+        """The effective value of every key, as users see it, in a new dict."""
+        return {name: self.get(name) for name in KEYS}
+
+    def get_runtime(self) -> dict[str, Any]:
+        """What ``configure`` set, and the default of every key it did not set, in a new dict."""
+        values = _DEFAULTS | self._merged_runtime()
+        return {name: key.kind.show(values[name]) for name, key in KEYS.items()}
+
+    def origin(self, name: str) -> str:
+        """Where the effective value comes from.
+
+        One of ``environment``, ``configure``, ``file``, ``client``, ``default``.
+        """
+        self._row(name)
+        layers = self._layers()
+        return next((layer for layer, values in layers.items() if name in values), "default")
+
+    # -- changing
+
+    def configure(self, **values: Any) -> None:
+        """Set keys in this process.
+
+        All or nothing: raises ``ValueError`` for an unknown key and ``TypeError`` for a bad value
+        (``default_transport``: ``ValueError`` for bad text) before anything is changed.
+        """
+        accepted = _accept(values)
+        self._runtime[-1].values.update(accepted)
+        self._publish()
+        self._warn_overridden(accepted)
+
+    @contextmanager
+    def configured(self, **values: Any) -> Iterator[dict[str, Any]]:
+        """``configure`` for the duration of a block; gives the effective configuration.
+
+        Whatever is configured inside the block ends with it. The values hold for the whole
+        process. Blocks may be nested, and may overlap in different threads.
+        """
+        accepted = _accept(values)
+        overlay = _Overlay(accepted, [])
+        self._runtime.append(overlay)
+        try:
+            self._publish()
+            self._warn_overridden(accepted)
+            yield self.get_global()
+        finally:
+            # By identity: two blocks may well hold equal values.
+            self._runtime[:] = [other for other in self._runtime if other is not overlay]
+            self._publish()
+
+    def clear_runtime(self) -> None:
+        """Forget what ``configure`` set (inside ``configured``: until the block ends)."""
+        top = self._runtime[-1]
+        top.values.clear()
+        top.hides.append(True)
+        self._publish()
+
+    def reload_from_env(self) -> None:
+        """Read the environment variables again.
+
+        A variable that cannot be parsed counts as unset; a ``RuntimeWarning`` names it, once.
+        """
+        values = {}
+        for name, key in KEYS.items():
+            text = self._environ.get(key.variable)
+            if text is None:
+                continue
+            try:
+                values[name] = key.kind.from_text(text)
+            except ValueError as error:
+                self._warn_once(
+                    f"environment variable {key.variable}={text!r} is ignored: it is not "
+                    f"{key.kind.noun} ({error}); {name} is taken from elsewhere"
+                )
+        self._environment = values
+        self._publish()
+
+    def reset_to_defaults(self) -> None:
+        """Empty every layer, that of the environment included (until ``reload_from_env``)."""
+        self._environment, self._file, self._client = {}, {}, {}
+        self.clear_runtime()
+
+    def install_file_values(self, values: Mapping[str, Any]) -> None:
+        """Make ``values``, as for ``configure``, the layer of the configuration file."""
+        self._file = _accept(values)
+        self._publish()
+
+    # -- between processes
+
+    def snapshot(self) -> dict[str, str]:
+        """What a proc should be told: every key that has another value than its default.
+
+        Plain text per key, for ``install_client_values`` in the other process.
+        """
+        values = self._effective_values()
+        return {
+            name: key.kind.send(values[name])
+            for name, key in KEYS.items()
+            if values[name] != key.default
+        }
+
+    def install_client_values(self, values: Mapping[str, str]) -> None:
+        """Make a ``snapshot`` the layer that the client sent.
+
+        Keys this process does not know are left out: the client may be a newer release.
+        """
+        self._client = {
+            name: KEYS[name].kind.from_text(text) for name, text in values.items() if name in KEYS
+        }
+        self._publish()
+
+    # -- how it works
+
+    def _layers(self) -> dict[str, dict[str, Any]]:
+        """The layers, strongest first."""
+        return {
+            "environment": self._environment,
+            "configure": self._merged_runtime(),
+            "file": self._file,
+            "client": self._client,
+        }
+
+    def _merged_runtime(self) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        for overlay in list(self._runtime):
+            if overlay.hides:
+                merged.clear()
+            merged.update(overlay.values)
+        return merged
+
+    def _effective_values(self) -> dict[str, Any]:
+        values = dict(_DEFAULTS)
+        for layer in reversed(self._layers().values()):
+            values.update(layer)
+        return values
+
+    def _effective(self, name: str) -> Any:
+        return self._effective_values()[name]
+
+    def _publish(self) -> None:
+        """Make the attributes agree with the layers (see the invariants above)."""
+        version = self._version = object()
+        while True:
+            values = self._effective_values()
+            self.__dict__.update(
+                {name: key.kind.engine(values[name]) for name, key in KEYS.items()}
+            )
+            if self._version is version:
+                return
+            version = self._version
+
+    def _row(self, name: str) -> Key:
+        if name not in KEYS:
+            raise ValueError(f"invalid configuration key: `{name}`")
+        return KEYS[name]
+
+    def _warn_overridden(self, accepted: dict[str, Any]) -> None:
+        for name, value in accepted.items():
+            if self._environment.get(name, value) != value:
+                variable = KEYS[name].variable
+                self._warn_once(
+                    f"configure({name}=...) has no effect: the environment variable "
+                    f"{variable}={self._environ.get(variable)!r} comes first"
+                )
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+KEYS: dict[str, Key] = {
+    name: row for name, row in vars(Settings).items() if isinstance(row, Key)
+}
+"""The table, by name."""
+
+_DEFAULTS = {name: key.default for name, key in KEYS.items()}
+
+
+def _accept(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored form of user-given values, or the error of the first bad one."""
+    accepted = {}
+    for name, value in values.items():
+        if name in _IGNORED:
+            continue
+        if name not in KEYS:
+            raise ValueError(f"invalid configuration key: `{name}`")
+        kind = KEYS[name].kind
+        try:
+            accepted[name] = kind.accept(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            if kind is _TRANSPORT:
+                raise
+            raise TypeError(
+                f"invalid value `{value!r}` for configuration key `{name}` "
+                f"({type(error).__name__}: {error})"
+            ) from error
+    return accepted
+
+
+settings = Settings(os.environ)
+"""The configuration of this process."""
