@@ -7,7 +7,7 @@ actor handles one message at a time, the server needs no lock.
 
     python examples/parameter_server.py --workers 4 --steps 200
 
-Needs torch.
+Needs torch: pip install 'pymonarch[torch]'
 """
 
 import argparse
@@ -18,7 +18,7 @@ try:
     import torch
     from torch import Tensor
 except ImportError as missing:
-    sys.exit(f"{missing}. Try: pip install torch")
+    sys.exit(f"{missing}. Try: pip install 'pymonarch[torch]'")
 
 from monarch.actor import Actor, Channel, Port, current_rank, endpoint, this_host
 

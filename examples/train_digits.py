@@ -9,7 +9,7 @@ mesh in one line and gets everyone's losses back as an array.
     python examples/train_digits.py --procs 2 --epochs 30
     python examples/train_digits.py --resume out/digits.pt --epochs 40
 
-Needs torch, scikit-learn, matplotlib and rich.
+Needs torch, scikit-learn, matplotlib and rich: pip install 'pymonarch[examples]'
 """
 
 import argparse
@@ -36,7 +36,7 @@ try:
 
     from monarch.actor import Actor, current_rank, current_size, endpoint, this_host
 except ImportError as missing:
-    sys.exit(f"{missing}. Try: pip install pymonarch torch scikit-learn matplotlib rich")
+    sys.exit(f"{missing}. Try: pip install 'pymonarch[examples]'")
 
 GLOBAL_BATCH = 128  # images per step over all trainers, so the result hardly depends on --procs
 TEST_IMAGES = 360
@@ -60,8 +60,11 @@ def load(seed: int) -> tuple[Images, Images]:
 
 
 class Trainer(Actor):
-    """One replica of the network. All replicas start equal and stay equal, because each step
-    applies the same averaged gradient everywhere."""
+    """One replica of the network.
+
+    All replicas start equal and stay equal, because each step applies the same averaged gradient
+    everywhere.
+    """
 
     def __init__(
         self,
@@ -204,12 +207,12 @@ def train(trainers: Trainer, first_epoch: int, epochs: int, console: Console) ->
 
 def draw(curve: list[float], title: str, path: Path) -> None:
     """Write the loss curve to a picture."""
-    import matplotlib
+    import matplotlib as mpl
 
-    matplotlib.use("Agg")  # to a file, no display needed
-    from matplotlib import pyplot
+    mpl.use("Agg")  # to a file, no display needed
+    from matplotlib import pyplot as plt
 
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     axes.semilogy(range(1, len(curve) + 1), curve, linewidth=1)
     axes.set(title=title, xlabel="step", ylabel="training loss (mean over the trainers)")
     axes.grid(alpha=0.3)
