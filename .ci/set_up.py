@@ -8,17 +8,20 @@ pip works, one line says what it is at; pip's own words appear only if it fails.
 import os
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-VENV = os.path.join(ROOT, ".venv")
-PYTHON = os.path.join(VENV, "bin", "python")
-CONSTRAINTS = os.path.join(ROOT, "constraints.txt")
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+CONSTRAINTS = ROOT / "constraints.txt"
 OLDEST = (3, 10)
+STEPS = ("Collecting", "Downloading", "Building", "Preparing", "Installing", "Obtaining")
 
 
 def main(extras):
-    if not os.path.exists(PYTHON):
+    if not PYTHON.exists():
         make_venv()
     print("Installing pymonarch[{0}] into .venv (pinned by constraints.txt)".format(extras))
     install(extras)
@@ -34,7 +37,7 @@ def make_venv():
         )
     print("Creating .venv with Python {0}.{1}".format(*sys.version_info[:2]))
     done = subprocess.run(
-        [sys.executable, "-m", "venv", "--clear", VENV],
+        [sys.executable, "-m", "venv", "--clear", str(VENV)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         universal_newlines=True,
@@ -42,8 +45,8 @@ def make_venv():
     )
     if done.returncode:
         # A half-made environment would look complete to the next run.
-        if os.path.exists(PYTHON):
-            os.remove(PYTHON)
+        if PYTHON.exists():
+            PYTHON.unlink()
         sys.exit(
             "{0}\nerror: this Python cannot create virtual environments. On Debian and Ubuntu:\n"
             "  apt-get install python3-venv".format(done.stdout.strip())
@@ -51,16 +54,17 @@ def make_venv():
 
 
 def install(extras):
-    command = [PYTHON, "-m", "pip", "install", "--editable", "{0}[{1}]".format(ROOT, extras)]
+    command = [str(PYTHON), "-m", "pip", "install", "--editable", "{0}[{1}]".format(ROOT, extras)]
     environment = dict(
         os.environ,
-        PIP_CONSTRAINT=CONSTRAINTS,
-        PIP_BUILD_CONSTRAINT=CONSTRAINTS,
+        PIP_CONSTRAINT=str(CONSTRAINTS),
+        PIP_BUILD_CONSTRAINT=str(CONSTRAINTS),
         PIP_DISABLE_PIP_VERSION_CHECK="1",
         PIP_NO_INPUT="1",
         PIP_PROGRESS_BAR="off",
         PYTHONUNBUFFERED="1",
     )
+    started = time.monotonic()
     pip = subprocess.Popen(
         command,
         env=environment,
@@ -68,30 +72,42 @@ def install(extras):
         stderr=subprocess.STDOUT,
         universal_newlines=True,
     )
-    lines = []
-    started = shown = time.monotonic()
-    live = sys.stdout.isatty()
-    for line in pip.stdout:
-        lines.append(line)
-        step = line.strip()
-        if not step.startswith(("Collecting", "Downloading", "Building", "Preparing", "Installing")):
-            continue
-        now = time.monotonic()
-        if live or now - shown >= 2:
-            status = "  {0:3.0f} s  {1}".format(now - started, step)[:79]
-            print("\r" + status.ljust(79) if live else status, end="" if live else "\n", flush=True)
-            shown = now
-    if live:
-        print("\r" + " " * 79 + "\r", end="")
+    lines = show_progress(pip.stdout)
     if pip.wait():
         sys.exit(
-            "{0}\nerror: pip could not install pymonarch[{1}] (exit status {2}); its output is above."
-            "\nIf a package index cannot be reached, set PIP_INDEX_URL or PIP_PROXY and run make again;"
-            "\nif .venv itself is damaged, `make clean` removes it.".format(
-                "".join(lines[-40:]), extras, pip.returncode
-            )
+            "{0}\nerror: pip could not install pymonarch[{1}]; its words are above.\n"
+            "No way to a package index? Set PIP_INDEX_URL or PIP_PROXY and run make again.\n"
+            "A damaged .venv? `make clean` removes it.".format("".join(lines[-40:]), extras)
         )
     print("Ready after {0:.0f} s".format(time.monotonic() - started))
+
+
+def show_progress(output):
+    """Say once a second (in a log: every ten) what pip is at; give back all it said."""
+    lines = []
+
+    def read():
+        for line in output:
+            lines.append(line)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    live = sys.stdout.isatty()
+    started = time.monotonic()
+    while reader.is_alive():
+        reader.join(1 if live else 10)
+        step = next((line for line in reversed(lines) if line.startswith(STEPS)), "")
+        if step.startswith("Installing collected"):
+            step = "Installing {0} packages".format(step.count(",") + 1)
+        seconds = time.monotonic() - started
+        status = "  {0:3.0f} s  {1}".format(seconds, step.split(" (from")[0].strip())[:79]
+        if live:
+            print("\r" + status.ljust(79), end="", flush=True)
+        else:
+            print(status, flush=True)
+    if live:
+        print("\r" + " " * 79, end="\r")
+    return lines
 
 
 if __name__ == "__main__":
