@@ -27,10 +27,12 @@ import queue
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 HERE = pathlib.Path(__file__).resolve().parent
 WAIT = 60.0
@@ -59,7 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(WAIT))
         ours = item.get_closest_marker("ours")
         if ours is not None:
-            assert ours.args and ours.args[0], f"{item.nodeid}: the marker ours needs a reason"
+            if not ours.args:
+                raise pytest.UsageError(f"{item.nodeid}: the marker ours needs a reason")
             if ON_REFERENCE:
                 item.add_marker(pytest.mark.skip(reason=f"ours: {ours.args[0]}"))
 
