@@ -1,0 +1,91 @@
+"""The documents are programs: run them, and compare what they print with what they show.
+
+The ``python`` blocks of a document are one script, run in a process of its own by this interpreter.
+A ``text`` block that directly follows a ``python`` block is what that block prints, to the letter;
+a block without one prints nothing.  A document that is not to be run has other languages at its
+fences.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = ["docs/getting_started.md"]
+
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+END_OF_BLOCK = "----- end of block -----"
+
+
+@dataclass(frozen=True)
+class Block:
+    line: int
+    """Of the document, where the code begins."""
+    code: str
+    output: str
+
+
+def blocks_of(text: str) -> list[Block]:
+    fences = list(FENCED.finditer(text))
+    blocks = []
+    for fence, following in zip(fences, [*fences[1:], None], strict=True):
+        if fence[1] != "python":
+            continue
+        shown = (
+            following is not None
+            and following[1] == "text"
+            and not text[fence.end() : following.start()].strip()
+        )
+        line = text.count("\n", 0, fence.start(2)) + 1
+        blocks.append(Block(line, fence[2], following[2] if shown and following else ""))
+    return blocks
+
+
+def script_of(blocks: list[Block]) -> str:
+    """All blocks, each on the lines where the document has it, so tracebacks point there."""
+    lines: list[str] = []
+    for block in blocks:
+        lines += [""] * (block.line - 1 - len(lines))
+        lines += block.code.splitlines()
+        lines.append(f"print({END_OF_BLOCK!r}, flush=True)")
+    return "\n".join(lines) + "\n"
+
+
+def test_blocks_are_found_with_their_output_and_their_line() -> None:
+    text = (
+        "# Title\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n"
+        "```python\nx = 2\n```\nnot its output:\n```text\n3\n```\n"
+    )
+    assert blocks_of(text) == [Block(4, "print(1)\n", "1\n"), Block(12, "x = 2\n", "")]
+    assert script_of(blocks_of(text)).splitlines()[11] == "x = 2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_document_prints_what_it_shows(document: str, tmp_path: Path) -> None:
+    blocks = blocks_of((ROOT / document).read_text())
+    assert blocks
+    script = tmp_path / (Path(document).stem + ".py")
+    script.write_text(script_of(blocks))
+
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.split(END_OF_BLOCK + "\n")
+    for block, output in zip(blocks, printed, strict=False):
+        assert output == block.output, f"{document}, line {block.line}:\n{block.code}"
+    assert len(printed) == len(blocks) + 1
+    assert printed[-1] == ""

@@ -1,0 +1,197 @@
+"""The programs in ``examples/`` do what they say, each run small, as a user would start it.
+
+Their output is read to its end, so a process that a program left behind would hold the pipe open
+and fail the test by its timeout.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+
+
+def needs(*modules: str) -> pytest.MarkDecorator:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
+
+
+NEEDED = {
+    "crawler": (),
+    "parameter_server": ("torch",),
+    "ping_pong": (),
+    "train_digits": ("torch", "sklearn", "matplotlib", "rich"),
+}
+with_torch = needs("torch")
+with_extras = needs(*NEEDED["train_digits"])
+
+
+def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def example(
+    name: str, *arguments: str, cwd: Path, returncode: int = 0
+) -> subprocess.CompletedProcess[str]:
+    done = python(EXAMPLES / f"{name}.py", *arguments, cwd=cwd)
+    assert done.returncode == returncode, done.stdout + done.stderr
+    return done
+
+
+def number(pattern: str, text: str) -> float:
+    """The one group of the last match of `pattern`."""
+    found = re.findall(pattern, text)
+    assert found, f"{pattern!r} not in:\n{text}"
+    return float(found[-1].replace(",", ""))
+
+
+def test_every_example_is_tested() -> None:
+    assert sorted(NEEDED) == PROGRAMS
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=needs(*NEEDED[n])) for n in NEEDED])
+def test_help_names_the_options(name: str, tmp_path: Path) -> None:
+    out = example(name, "--help", cwd=tmp_path).stdout
+    options = set(re.findall(r'"(--\w+)"', (EXAMPLES / f"{name}.py").read_text()))
+    assert len(options) >= 2
+    assert options <= set(re.findall(r"--\w+", out))
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("ping_pong", "--pairs"),
+        ("crawler", "--workers"),
+        pytest.param("parameter_server", "--workers", marks=with_torch),
+        pytest.param("train_digits", "--procs", marks=with_extras),
+    ],
+)
+def test_a_mesh_of_nobody_is_refused(name: str, option: str, tmp_path: Path) -> None:
+    assert option in example(name, option, "0", cwd=tmp_path, returncode=2).stderr
+
+
+@pytest.mark.parametrize("name", [name for name in NEEDED if "torch" in NEEDED[name]])
+def test_without_torch_the_program_says_what_to_install(name: str, tmp_path: Path) -> None:
+    program = str(EXAMPLES / f"{name}.py")
+    hide_and_run = (
+        "import runpy, sys; sys.modules['torch'] = None; "
+        f"runpy.run_path({program!r}, run_name='__main__')"
+    )
+    done = python("-c", hide_and_run, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "torch" in done.stderr
+    assert "pip install" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ping_pong(tmp_path: Path) -> None:
+    """An odd number of hits, so that the side which serves has one more of each ball."""
+    out = example("ping_pong", "--pairs", "2", "--hits", "21", cwd=tmp_path).stdout
+    assert "hits by the left mesh [11, 11], by the right mesh [10, 10]" in out
+    assert "42 hits" in out
+    assert {"0", "1"} == set(re.findall(r"pair (\d) has finished", out))
+
+
+def test_crawler(tmp_path: Path) -> None:
+    arguments = ("--workers", "3", "--pages", "40", "--delay", "0.001")
+    out = example("crawler", *arguments, cwd=tmp_path).stdout
+    assert "40 pages" in out
+    assert "1 broken" in out
+    assert "every page was visited exactly once" in out
+    by_worker = re.findall(r"\b(\d): +(\d+)", out)
+    assert [rank for rank, _ in by_worker] == ["0", "1", "2"]
+    assert sum(int(visited) for _, visited in by_worker) == 41
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_torch
+def test_parameter_server(tmp_path: Path) -> None:
+    out = example("parameter_server", "--workers", "2", "--steps", "150", cwd=tmp_path).stdout
+    assert "update   300/300" in out
+    by_staleness = [int(count) for count in re.findall(r"^  \d[ +] +(\d+)", out, re.MULTILINE)]
+    assert (len(by_staleness), sum(by_staleness)) == (10, 300)
+    assert number(r"final loss: ([\d.]+)", out) <= 0.02
+
+
+@pytest.mark.torch
+@with_torch
+def test_parameter_server_fails_when_it_has_not_learned(tmp_path: Path) -> None:
+    arguments = ("--workers", "1", "--steps", "1")
+    done = example("parameter_server", *arguments, cwd=tmp_path, returncode=1)
+    assert "more --steps help" in done.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_extras
+def test_train_digits(tmp_path: Path) -> None:
+    arguments = ("--procs", "2", "--epochs", "15", "--device", "cpu", "--out", "made")
+    out = example("train_digits", *arguments, cwd=tmp_path).stdout
+    assert number(r"test accuracy: ([\d.]+)", out) >= 0.95
+    assert number(r"epoch  15/15 .* ([\d,]+) images/s", out) > 0
+    picture = tmp_path / re.findall(r"loss curve: (\S+)", out)[0]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    phases = ["import", "spawn", "training", "evaluation", "stop", "files"]
+    seconds = [number(rf"\n +{phase} +([\d.]+) ", out) for phase in phases]
+    assert sum(seconds) <= number(r"\n +total +([\d.]+) ", out) + 0.05  # rounded, each of them
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_extras
+def test_train_digits_learns_the_same_with_any_number_of_trainers(tmp_path: Path) -> None:
+    """Two trainers, each with half of each batch, take the steps of one that has all of it."""
+
+    def loss(procs: str) -> float:
+        arguments = ("--device", "cpu", "--epochs", "3", "--procs", procs)
+        done = example("train_digits", *arguments, cwd=tmp_path, returncode=1)
+        assert "below 0.95" in done.stderr
+        assert "drifted" not in done.stderr
+        return number(r"epoch   3/3  loss ([\d.]+)", done.stdout)
+
+    assert loss("1") == pytest.approx(loss("2"), rel=0.01)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_extras
+def test_train_digits_fails_below_the_goal_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    arguments = ("train_digits", "--device", "cpu", "--procs", "2")
+    early = example(*arguments, "--epochs", "2", cwd=tmp_path, returncode=1)
+    assert "below 0.95" in early.stderr
+    assert "--resume out/digits.pt" in early.stderr
+
+    resume = ("--resume", "out/digits.pt")
+    again = example(*arguments, *resume, "--epochs", "2", cwd=tmp_path, returncode=2)
+    assert "already seen 2 epochs" in again.stderr
+    later = example(*arguments, *resume, "--epochs", "15", cwd=tmp_path).stdout
+    assert number(r"test accuracy: ([\d.]+)", later) >= 0.95
+
+
+@pytest.mark.torch
+@pytest.mark.cuda
+@pytest.mark.slow
+@with_extras
+def test_train_digits_on_cuda(tmp_path: Path) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    out = example("train_digits", "--procs", "2", "--device", "cuda", cwd=tmp_path).stdout
+    assert "device: cuda" in out
+    assert number(r"test accuracy: ([\d.]+)", out) >= 0.95
