@@ -1,0 +1,89 @@
+"""Actors on meshes of processes, in pure Python.
+
+Programs import from the parts: `monarch.actor` (actors, meshes, endpoints) and `monarch.config`
+(settings). A few names are reachable here as well, each loaded when first asked for: importing
+`monarch` itself loads nothing but the table of old import paths (`monarch._compat`).
+
+>>> import monarch
+>>> monarch.Extent(["hosts", "gpus"], [2, 4])
+{hosts: 2, gpus: 4}
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from monarch import _compat
+
+if TYPE_CHECKING:
+    from monarch import actor, config
+    from monarch._engine.shapes import Extent, Shape
+    from monarch._engine.shapes import Slice as NDSlice
+    from monarch.config import (
+        clear_runtime_config,
+        configure,
+        configured,
+        get_global_config,
+        get_runtime_config,
+    )
+
+__all__ = [
+    "Extent",
+    "NDSlice",
+    "Shape",
+    "actor",
+    "clear_runtime_config",
+    "config",
+    "configure",
+    "configured",
+    "get_global_config",
+    "get_runtime_config",
+]
+
+_HOMES = {
+    "Extent": "monarch._engine.shapes:Extent",
+    "NDSlice": "monarch._engine.shapes:Slice",
+    "Shape": "monarch._engine.shapes:Shape",
+    "clear_runtime_config": "monarch.config:clear_runtime_config",
+    "configure": "monarch.config:configure",
+    "configured": "monarch.config:configured",
+    "get_global_config": "monarch.config:get_global_config",
+    "get_runtime_config": "monarch.config:get_runtime_config",
+}
+
+# Names of the tensor engine. `monarch.Future` is one of them: not `monarch.actor.Future`.
+_TENSOR_ENGINE = frozenset(
+    """
+    ActorFuture Future OpaqueRef RemoteProcessGroup Selection Simulator Stream Tensor builtins
+    call_on_shard_and_fetch coalescing fetch_shard function_resolvers get_active_mesh
+    get_active_stream grad_function grad_generator inspect mast_reserve no_mesh reduce reduce_
+    remote set_meta show slice_mesh timer to_mesh world_mesh
+    """.split()
+)
+
+_compat.install()
+
+
+def __getattr__(name: str) -> Any:
+    if home := _HOMES.get(name):
+        return _compat.resolve(home)
+    if name in {"actor", "config"}:
+        import importlib
+
+        return importlib.import_module(f"monarch.{name}")
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("pymonarch")
+    if name in _TENSOR_ENGINE:
+        hint = " (the future of an endpoint call is monarch.actor.Future)" * (name == "Future")
+        # ImportError, so that `from monarch import Tensor` shows this text.
+        raise ImportError(
+            f"monarch.{name} belongs to the tensor engine, which is not part of this release{hint}",
+            name=__name__,
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,348 @@
+"""Old import paths: one table from where programs look for a name to where it lives.
+
+Programs in the field import some names from paths that were never public (`monarch._src...`,
+`monarch._rust_bindings...`), pickles name classes by those paths, and users' bootstrap commands
+run `python -m monarch._src.actor.bootstrap_main`. None of these modules exists as a file here. A
+finder at the very end of `sys.meta_path` makes each on demand, as a module whose names are looked
+up in their home when asked for:
+
+- A real module always wins, and an ordinary import pays nothing: the finder is asked last.
+- Nothing is copied or kept: a name read through an old path is the object in its home, now.
+- Nothing is faked. A name that is an internal of the reference implementation and has no
+  counterpart raises `ImportError` with what to use instead. It is `ImportError` for attribute
+  access too, since ``from module import name`` hides the text of an `AttributeError`.
+- Importing an old path loads no home. So a home may itself hold classes that claim an old path
+  (``__module__``), without a cycle.
+
+Homes are given as strings, so nothing here is a dependency in the sense of the layer contracts.
+The alternative was a tree of re-exporting files: sixty files that say what this table says.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.abc import Loader
+    from types import CodeType, ModuleType
+
+#: ``{old module: {home: "name name old=new"}}``. A home is a module; names are its attributes.
+PATHS: dict[str, dict[str, str]] = {
+    "monarch.actor.concurrent": {"monarch.actor": "concurrent_endpoint"},
+    "monarch._src.actor.actor_mesh": {
+        "monarch.actor": """
+            Accumulator Actor ActorError Channel Context Point Port PortReceiver ValueMesh
+            as_endpoint attach context current_actor_name current_rank current_size
+            enable_transport send shutdown_context
+        """,
+        "monarch._engine.mesh.actor_mesh": "ActorMesh",
+        "monarch._engine.mesh.context": "CreatorInstance Instance _client_context _context",
+        "monarch._engine.mesh.endpoint": "NotAnEndpoint",
+        "monarch._engine.mesh.port": "RankedPortReceiver",
+        "monarch._compat": "IN_PAR",
+    },
+    "monarch._src.actor.bootstrap": {
+        "monarch.actor": """
+            attach_to_workers run_worker_loop_forever run_worker_loop_until_shutdown
+            start_worker_loop_forever
+        """,
+    },
+    "monarch._src.actor.bootstrap_main": {
+        "monarch._engine.launch.bootstrap": "main invoke_main=main",
+    },
+    "monarch._src.actor.concurrent": {"monarch.actor": "concurrent_endpoint"},
+    "monarch._src.actor.debugger.debug_command": {
+        "monarch._debug": "Attach Cast Continue DebugCommand Help ListCommand Quit",
+    },
+    "monarch._src.actor.debugger.debug_controller": {
+        "monarch.actor": "debug_controller",
+        "monarch._debug": "DebugController",
+    },
+    "monarch._src.actor.debugger.debug_io": {
+        "monarch._debug": "DebugCliIO DebugIO DebugIOError DebugStdIO",
+    },
+    "monarch._src.actor.debugger.debug_session": {
+        "monarch._debug": "DebugSession DebugSessionInfo DebugSessions",
+    },
+    "monarch._src.actor.endpoint": {
+        "monarch.actor": "Endpoint Extent endpoint",
+        "monarch._engine.mesh.endpoint": "EndpointProperty NotAnEndpoint",
+    },
+    "monarch._src.actor.future": {"monarch.actor": "Future returns_future"},
+    "monarch._src.actor.host_mesh": {
+        "monarch.actor": "HostMesh default_bootstrap_cmd hosts_from_config this_host this_proc",
+    },
+    "monarch._src.actor.logging": {
+        "monarch._engine.mesh.logging_option": "LoggingManager flush_all_proc_mesh_logs",
+    },
+    "monarch._src.actor.mock": {
+        "monarch._engine.mesh.mock": """
+            get_actor_class get_actor_mock_registry_state patch_actor patch_tensor_engine
+            set_actor_mock_registry_state
+        """,
+    },
+    "monarch._src.actor.proc_mesh": {
+        "monarch.actor": "ProcMesh get_or_spawn_controller",
+        "monarch._engine.mesh.controller": "_ControllerController _get_controller_controller",
+        "monarch._engine.mesh.proc_mesh": """
+            get_active_proc_meshes register_proc_mesh_spawn_callback
+            unregister_proc_mesh_spawn_callback
+        """,
+    },
+    "monarch._src.actor.shape": {
+        "monarch._engine.shapes": "Extent MeshTrait NDSlice=Slice Shape ShapeExt Slice",
+    },
+    "monarch._src.actor.supervision": {
+        "monarch.actor": "unhandled_fault_hook",
+        "monarch._engine.base.errors": "UnhandledFaultHookException",
+    },
+    "monarch._src.actor.telemetry": {
+        "monarch.actor": "get_meter span traced",
+        "monarch._telemetry": "METER Counter Histogram Meter UpDownCounter get_monarch_tracer",
+    },
+    "monarch._rust_bindings": {"monarch._compat": "has_tensor_engine"},
+    "monarch._rust_bindings.monarch_hyperactor.actor": {"monarch.actor": "Actor"},
+    "monarch._rust_bindings.monarch_hyperactor.buffers": {
+        "monarch._engine.base.buffers": "Buffer FrozenBuffer",
+    },
+    "monarch._rust_bindings.monarch_hyperactor.channel": {
+        "monarch._engine.base.address": "BindSpec ChannelAddr ChannelTransport",
+    },
+    "monarch._rust_bindings.monarch_hyperactor.config": {
+        "monarch.config": """
+            Encoding clear_runtime_config configure get_global_config get_runtime_config
+        """,
+        "monarch._engine.base.settings": "reload_config_from_env reset_config_to_defaults",
+    },
+    "monarch._rust_bindings.monarch_hyperactor.endpoint": {
+        "monarch._engine.mesh.endpoint": "ActorEndpoint ValueStream",
+    },
+    "monarch._rust_bindings.monarch_hyperactor.handle": {
+        "monarch._engine.base.errors": "WouldBlockRuntime",
+    },
+    "monarch._rust_bindings.monarch_hyperactor.host_mesh": {
+        "monarch._engine.base.bootstrap_command": "BootstrapCommand",
+        "monarch.actor": "HostMesh",
+    },
+    "monarch._rust_bindings.monarch_hyperactor.mailbox": {
+        "monarch.actor": "PortReceiver",
+        "monarch._engine.base.failure": "UndeliverableMessageEnvelope",
+    },
+    "monarch._rust_bindings.monarch_hyperactor.proc": {
+        "monarch._engine.base.identity": "ActorAddr ProcId Uid",
+    },
+    "monarch._rust_bindings.monarch_hyperactor.pytokio": {
+        "monarch._engine.base.errors": "WouldBlockRuntime",
+    },
+    "monarch._rust_bindings.monarch_hyperactor.shape": {
+        "monarch._engine.shapes": "Extent Point=BasePoint Region Shape Slice",
+    },
+    "monarch._rust_bindings.monarch_hyperactor.supervision": {
+        "monarch._engine.base.errors": "SupervisionError",
+        "monarch._engine.base.failure": "MeshFailure",
+    },
+    "monarch._rust_bindings.monarch_hyperactor.value_mesh": {"monarch.actor": "ValueMesh"},
+}
+
+#: Former public aliases: each serves what its target serves, and says where to import from.
+DEPRECATED = {
+    "monarch.actor_mesh": ("monarch._src.actor.actor_mesh", "monarch.actor"),
+    "monarch.bootstrap_main": (
+        "monarch._src.actor.bootstrap_main",
+        "monarch._src.actor.bootstrap_main",
+    ),
+    "monarch.proc_mesh": ("monarch._src.actor.proc_mesh", "monarch.actor"),
+}
+PATHS.update({alias: PATHS[target] for alias, (target, _) in DEPRECATED.items()})
+
+#: Modules that *are* another module, because programs assign to their attributes.
+SAME = {"monarch._src.actor.config": "monarch._engine.mesh.log_prefix"}
+
+#: What ``python -m`` runs.
+PROGRAMS = dict.fromkeys(
+    ("monarch._src.actor.bootstrap_main", "monarch.bootstrap_main"),
+    "monarch._engine.launch.bootstrap",
+)
+
+_TASKS = "asynchronous work is a monarch.actor.Future here; write `async def` with returns_future"
+_WIRE = "messages are frames of the engine here; use endpoints, or Channel, Port and send"
+_CODEC = "the payload format is the engine's own; pickle objects with cloudpickle"
+_LOGS = "use ProcMesh.logging_option()"
+_SPANS = "use span, traced and get_meter of monarch.actor"
+_LAUNCH = "there are no custom launchers; pass a BootstrapCommand to HostMesh.spawn_procs()"
+_MESHES = "there is no native mesh underneath; use the mesh object itself"
+_TENSORS = "the tensor engine is not part of this release"
+_NATIVE = "it tests native code, and there is none here"
+
+#: Internals of the reference without a counterpart, and what to do instead.
+INTERNAL: dict[str, dict[str, str]] = {
+    "monarch._src.actor.host_mesh": {
+        "_spawn_admin": "the admin server is not part of this release",
+        "create_local_host_mesh fake_in_process_host": "use monarch.actor.this_host()",
+    },
+    "monarch._src.actor.logging": {"_pending_flush_tasks": _LOGS},
+    "monarch._src.actor.proc_mesh": {"HyProcMesh": _MESHES},
+    "monarch._src.actor.telemetry": {"TracingForwarder": _SPANS},
+    "monarch._rust_bindings.monarch_hyperactor.actor": {
+        "MethodSpecifier PythonMessage PythonMessageKind": _WIRE,
+        "PortProtocol": "annotate with monarch.actor.Port",
+    },
+    "monarch._rust_bindings.monarch_hyperactor.handle": {"Handle": _TASKS},
+    "monarch._rust_bindings.monarch_hyperactor.mailbox": {
+        "Mailbox OncePortRef PortId PortRef": _WIRE,
+    },
+    "monarch._rust_bindings.monarch_hyperactor.proc": {
+        "Proc init_proc": "use monarch.actor.this_proc() and context()",
+    },
+    "monarch._rust_bindings.monarch_hyperactor.pytokio": {
+        "Handle PythonTask Shared is_tokio_thread": _TASKS,
+    },
+}
+for _alias, (_target, _) in DEPRECATED.items():
+    INTERNAL[_alias] = INTERNAL.get(_target, {})
+
+#: The same, for whole modules and everything below them.
+INTERNAL_MODULES = {
+    "monarch._src.actor.code_sync": "use HostMesh.sync_workspace()",
+    "monarch._src.actor.mpsc": _TASKS,
+    "monarch._src.actor.pickle": _CODEC,
+    "monarch._src.actor.proc_launcher": _LAUNCH,
+    "monarch._src.actor.python_extension_methods": _NATIVE,
+    "monarch._src.actor.source_loader": "sources travel with functions that are sent by value",
+    "monarch._src.actor.testing": _NATIVE,
+    "monarch._src.actor.waker": _TASKS,
+    "monarch._rust_bindings.monarch_extension": _NATIVE,
+    "monarch._rust_bindings.monarch_hyperactor.actor_mesh": _MESHES,
+    "monarch._rust_bindings.monarch_hyperactor.logging": _LOGS,
+    "monarch._rust_bindings.monarch_hyperactor.pickle": _CODEC,
+    "monarch._rust_bindings.monarch_hyperactor.telemetry": _SPANS,
+    "monarch._rust_bindings.monarch_messages": _TENSORS,
+    "monarch.common": _TENSORS,
+    "monarch.fetch": _TENSORS,
+    "monarch.gradient": _TENSORS,
+    "monarch.remote": _TENSORS,
+}
+
+#: The folders the table implies.
+PACKAGES = {
+    ".".join(parts[:length])
+    for parts in (path.split(".") for path in (*PATHS, *SAME))
+    if parts[1] in {"_src", "_rust_bindings"}
+    for length in range(2, len(parts))
+}
+
+IN_PAR = False
+"""Whether the program runs from a single-file archive. This distribution never does."""
+
+
+def has_tensor_engine() -> bool:
+    """Return whether distributed tensors are available: not in this release."""
+    return False
+
+
+def homes(module: str) -> dict[str, str]:
+    """Return ``{name: "home:attribute"}`` for an old module.
+
+    >>> homes("monarch._src.actor.concurrent")
+    {'concurrent_endpoint': 'monarch.actor:concurrent_endpoint'}
+    """
+    found: dict[str, str] = {}
+    for home, names in PATHS.get(module, {}).items():
+        for entry in names.split():
+            name, _, attribute = entry.partition("=")
+            found[name] = f"{home}:{attribute or name}"
+    return found
+
+
+def advice(module: str) -> dict[str, str]:
+    """Return ``{name: what to do instead}`` for the names of a module that have no counterpart."""
+    return {
+        name: instead
+        for names, instead in INTERNAL.get(module, {}).items()
+        for name in names.split()
+    }
+
+
+def resolve(home: str) -> Any:
+    """Return what ``"module:attribute"`` names, importing the module if need be."""
+    module, _, attribute = home.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def install() -> None:
+    """Make old paths importable in this process. Installing twice is the same as once."""
+    if not any(isinstance(finder, _OldPaths) for finder in sys.meta_path):
+        sys.meta_path.append(_OldPaths())
+
+
+class _OldPaths:
+    """Finds the modules of the tables, and loads what it finds.
+
+    The base classes in `importlib.abc` would take longer to import than the rest of `monarch`.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname in PATHS or fullname in PACKAGES or fullname in SAME:
+            return importlib.machinery.ModuleSpec(
+                fullname, cast("Loader", self), origin=__file__, is_package=fullname in PACKAGES
+            )
+        if instead := INTERNAL_MODULES.get(fullname):
+            raise ModuleNotFoundError(_no_counterpart(fullname, instead), name=fullname)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """Let the import system make an ordinary module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        if name in DEPRECATED:
+            warnings.warn(
+                f"{name} is deprecated, please import from {DEPRECATED[name][1]} instead.",
+                DeprecationWarning,
+                stacklevel=2,  # the import system's own frames do not count
+            )
+        if name in SAME:
+            # The import system hands out what sys.modules holds once the module has run.
+            sys.modules[name] = importlib.import_module(SAME[name])
+            return
+        served, internal = homes(name), advice(name)
+
+        def __getattr__(attribute: str) -> Any:  # noqa: N807
+            if home := served.get(attribute):
+                return resolve(home)
+            if instead := internal.get(attribute):
+                raise ImportError(_no_counterpart(f"{name}.{attribute}", instead), name=name)
+            submodule = f"{name}.{attribute}"
+            if submodule in PATHS or submodule in PACKAGES:
+                return importlib.import_module(submodule)
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+
+        module.__doc__ = f"Names that used to live in `{name}`; see `monarch._compat`."
+        module.__dict__.update(
+            __all__=sorted(served), __dir__=lambda: sorted(served), __getattr__=__getattr__
+        )
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        program = PROGRAMS.get(fullname)
+        if program is None:
+            return None
+        return compile(
+            f"import sys\nfrom {program} import main\nsys.exit(main())", fullname, "exec"
+        )
+
+    def get_source(self, fullname: str) -> str | None:
+        return None
+
+    def is_package(self, fullname: str) -> bool:
+        return fullname in PACKAGES
+
+
+def _no_counterpart(what: str, instead: str) -> str:
+    return f"{what} has no counterpart in pymonarch: {instead}"
