@@ -35,14 +35,16 @@ import enum
 import os
 import struct
 import warnings
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from monarch._engine.base.address import BindSpec, ChannelTransport
 from monarch._engine.base.duration import format_duration, parse_duration
 
-__all__ = ["Encoding", "Key", "Settings", "settings"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["KEYS", "Encoding", "Key", "Settings", "settings"]
 
 _NANOSECOND = 1e-9
 
@@ -50,6 +52,7 @@ _NANOSECOND = 1e-9
 class Encoding(enum.Enum):
     """How the reference encodes messages. Accepted and stored; our frames have one encoding."""
 
+    # Pickles name the path under which programs know the class.
     __module__ = "monarch._rust_bindings.monarch_hyperactor.config"
 
     Bincode = 0
@@ -190,7 +193,7 @@ class Key(NamedTuple):
 # where the value stands; the row itself stays on the class.
 
 
-def _boolean(default: bool, variable: str, doc: str) -> bool:  # noqa: FBT001 - a table row
+def _boolean(default: bool, variable: str, doc: str) -> bool:
     return cast("bool", Key(_BOOL, default, variable, doc))
 
 
@@ -237,12 +240,17 @@ _IGNORED = frozenset(
 )
 
 
-class _Overlay(NamedTuple):
-    """What ``configure`` set inside one ``configured`` block (or outside of all)."""
+class _Overlay:
+    """What ``configure`` set inside one ``configured`` block (or outside of all).
 
-    values: dict[str, Any]
-    hides: list[bool]
-    """Non-empty: ``clear_runtime`` was called here, overlays below do not count."""
+    ``opaque`` after ``clear_runtime`` in that block: the overlays below do not count.
+    """
+
+    __slots__ = ("opaque", "values")
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+        self.opaque = False
 
 
 class Settings:
@@ -368,7 +376,7 @@ class Settings:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._environment: dict[str, Any] = {}
-        self._runtime = [_Overlay({}, [])]
+        self._runtime = [_Overlay({})]
         self._file: dict[str, Any] = {}
         self._client: dict[str, Any] = {}
         self._version = object()
@@ -379,11 +387,12 @@ class Settings:
 
     def get(self, name: str) -> Any:
         """The effective value of a key as users see it (durations as text)."""
-        return self._row(name).kind.show(self._effective(name))
+        return self._row(name).kind.show(self._effective()[name])
 
     def get_global(self) -> dict[str, Any]:
         """The effective value of every key, as users see it, in a new dict."""
-        return {name: self.get(name) for name in KEYS}
+        values = self._effective()
+        return {name: key.kind.show(values[name]) for name, key in KEYS.items()}
 
     def get_runtime(self) -> dict[str, Any]:
         """What ``configure`` set, and the default of every key it did not set, in a new dict."""
@@ -420,22 +429,21 @@ class Settings:
         process. Blocks may be nested, and may overlap in different threads.
         """
         accepted = _accept(values)
-        overlay = _Overlay(accepted, [])
+        overlay = _Overlay(dict(accepted))
         self._runtime.append(overlay)
         try:
             self._publish()
             self._warn_overridden(accepted)
             yield self.get_global()
         finally:
-            # By identity: two blocks may well hold equal values.
-            self._runtime[:] = [other for other in self._runtime if other is not overlay]
+            self._runtime.remove(overlay)
             self._publish()
 
     def clear_runtime(self) -> None:
         """Forget what ``configure`` set (inside ``configured``: until the block ends)."""
         top = self._runtime[-1]
         top.values.clear()
-        top.hides.append(True)
+        top.opaque = True
         self._publish()
 
     def reload_from_env(self) -> None:
@@ -475,7 +483,7 @@ class Settings:
 
         Plain text per key, for ``install_client_values`` in the other process.
         """
-        values = self._effective_values()
+        values = self._effective()
         return {
             name: key.kind.send(values[name])
             for name, key in KEYS.items()
@@ -506,25 +514,22 @@ class Settings:
     def _merged_runtime(self) -> dict[str, Any]:
         merged: dict[str, Any] = {}
         for overlay in list(self._runtime):
-            if overlay.hides:
+            if overlay.opaque:
                 merged.clear()
             merged.update(overlay.values)
         return merged
 
-    def _effective_values(self) -> dict[str, Any]:
+    def _effective(self) -> dict[str, Any]:
         values = dict(_DEFAULTS)
         for layer in reversed(self._layers().values()):
             values.update(layer)
         return values
 
-    def _effective(self, name: str) -> Any:
-        return self._effective_values()[name]
-
     def _publish(self) -> None:
         """Make the attributes agree with the layers (see the invariants above)."""
         version = self._version = object()
         while True:
-            values = self._effective_values()
+            values = self._effective()
             self.__dict__.update(
                 {name: key.kind.engine(values[name]) for name, key in KEYS.items()}
             )
@@ -575,7 +580,7 @@ def _accept(values: Mapping[str, Any]) -> dict[str, Any]:
             if kind is _TRANSPORT:
                 raise
             raise TypeError(
-                f"invalid value `{value!r}` for configuration key `{name}` "
+                f"invalid value `{value}` for configuration key `{name}` "
                 f"({type(error).__name__}: {error})"
             ) from error
     return accepted

@@ -1,0 +1,55 @@
+"""The address a worker serves, as it is given on its command line.
+
+Either just where to listen (``tcp://host:4444``), or with the identity its proc shall have in
+front (``service<4ER>@tcp://host:4444``), for launchers that number their workers themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from monarch._engine.base.address import ChannelAddr
+from monarch._engine.base.identity import ProcId
+
+if TYPE_CHECKING:
+    from monarch._engine.base.address import Resolver
+
+__all__ = ["WorkerAddress", "parse_worker_address"]
+
+
+class WorkerAddress(NamedTuple):
+    """Where a worker listens, and the identity of its proc if one was asked for."""
+
+    proc: ProcId | None
+    address: ChannelAddr
+
+
+def parse_worker_address(text: str, *, resolve: Resolver | None = None) -> WorkerAddress:
+    """Where the worker given ``text`` shall listen.
+
+    ``resolve`` looks up host names of TCP addresses, see `monarch._engine.base.address`.
+
+    Raises ``ValueError`` for bad text, and ``NotImplementedError`` for ``tcp://*``: peers are told
+    to dial the very address that is given here.
+
+    >>> parse_worker_address("service<4ER>@tcp://127.0.0.1:4444")
+    WorkerAddress(proc=ProcId('service<4ER>'), address=ChannelAddr('tcp:127.0.0.1:4444'))
+    """
+    if "tcp://*" in text:
+        raise NotImplementedError(
+            "implementation does not get the host name right for a wildcard address; to listen on "
+            "every interface, say what peers dial as well: tcp://<host>:<port>@tcp://0.0.0.0:<port>"
+        )
+    head, at, tail = text.partition("@")
+    names_proc = bool(at) and "://" not in head
+    try:
+        proc = ProcId.from_string(head) if names_proc else None
+        url = tail if names_proc else text
+        if "://" not in url:
+            raise ValueError("there is no `://` in it")  # noqa: TRY301 - same words around it
+        return WorkerAddress(proc, ChannelAddr.parse(url, resolve=resolve))
+    except ValueError as error:
+        raise ValueError(
+            f'invalid worker address "{text}": {error}; expected a channel URL such as '
+            "'tcp://host:4444' or a ProcAddr such as 'service<2MuAHeDjLCEd>@tcp://host:4444'"
+        ) from error

@@ -1,0 +1,38 @@
+"""Configuration of the running program.
+
+>>> from monarch.config import configured, get_global_config
+>>> with configured(cleanup_timeout="90s"):
+...     get_global_config()["cleanup_timeout"]
+'1m 30s'
+
+An environment variable beats ``configure``; procs get the client's configuration when they are
+spawned. The keys, their defaults and their variables are listed in one table, the class
+``Settings`` in ``monarch/_engine/base/settings.py``.
+
+Not in ``__all__``, because the reference has them elsewhere or not at all:
+``reload_config_from_env``, ``reset_config_to_defaults``, and ``config_origin(key)``, which says
+which layer a value comes from.
+"""
+
+from monarch._engine.base.settings import Encoding, settings
+from monarch.config._parametrize import parametrize_config, parametrize_config_pointwise
+
+__all__ = [
+    "Encoding",
+    "clear_runtime_config",
+    "configure",
+    "configured",
+    "get_global_config",
+    "get_runtime_config",
+    "parametrize_config",
+    "parametrize_config_pointwise",
+]
+
+clear_runtime_config = settings.clear_runtime
+config_origin = settings.origin
+configure = settings.configure
+configured = settings.configured
+get_global_config = settings.get_global
+get_runtime_config = settings.get_runtime
+reload_config_from_env = settings.reload_from_env
+reset_config_to_defaults = settings.reset_to_defaults
