@@ -2,7 +2,7 @@
 
 import random
 import re
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 
 import pytest
@@ -19,7 +19,7 @@ from monarch._engine.protocol.log_lines import (
     format_line,
 )
 
-NOON = datetime(2026, 1, 2, 12, 0, 0)
+NOON = datetime(2026, 1, 2, 12, tzinfo=timezone.utc)
 
 
 def split(chunks: list[bytes]) -> list[str]:
@@ -168,17 +168,16 @@ class TestAggregator:
         for rank in (0, 1, 2, 5):
             aggregator.add("stdout", rank, f"step {rank} of the long training run", 10)
         aggregator.add("stdout", 1, "z", 11)
-        assert aggregator.flush(13, NOON, terminals={"stdout"}) == [
-            (
-                "stdout",
-                "\x1b[36m>>> Aggregated Logs (2026-01-02 11:59:57) >>>\x1b[0m\n"
-                "\x1b[33m[4 similar log lines]\x1b[0m [0] step 0 of the long training run"
-                " (ranks 0-2,5)\n"
-                "\x1b[33m[1 similar log lines]\x1b[0m [1] z\n"
-                "\x1b[36m<<< Aggregated Logs (2026-01-02 12:00:00) <<<\x1b[0m\n"
-                "\n",
-            )
-        ]
+        ((stream, text),) = aggregator.flush(13, NOON, terminals={"stdout"})
+        assert stream == "stdout"
+        assert text == (
+            "\x1b[36m>>> Aggregated Logs (2026-01-02 11:59:57) >>>\x1b[0m\n"
+            "\x1b[33m[4 similar log lines]\x1b[0m [0] step 0 of the long training run"
+            " (ranks 0-2,5)\n"
+            "\x1b[33m[1 similar log lines]\x1b[0m [1] z\n"
+            "\x1b[36m<<< Aggregated Logs (2026-01-02 12:00:00) <<<\x1b[0m\n"
+            "\n"
+        )
 
     def test_colours_are_for_terminals(self):
         aggregator = Aggregator(3)

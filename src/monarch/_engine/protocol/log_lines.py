@@ -39,10 +39,14 @@ from __future__ import annotations
 import codecs
 import re
 from collections import deque
-from collections.abc import Container, Iterable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import pairwise
 from operator import ne
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+    from datetime import datetime
 
 __all__ = ["LINE_LIMIT", "TRUNCATION_MARK", "Aggregator", "LineSplitter", "Tail", "format_line"]
 
@@ -82,7 +86,7 @@ class LineSplitter:
         self._last = b""  # its last byte, which may be a \r that does not count
 
     def feed(self, data: bytes) -> list[str]:
-        """The lines that ``data`` completes."""
+        """Take in ``data`` and return the lines that it completes."""
         pieces = data.split(b"\n")
         unfinished = pieces.pop()
         lines: list[str] = []
@@ -97,7 +101,7 @@ class LineSplitter:
         return lines
 
     def close(self) -> list[str]:
-        """The last line, if the stream ended in the middle of one."""
+        """Return the last line, if the stream ended in the middle of one."""
         return [self._finish()] if self._length else []
 
     def _hold(self, piece: bytes) -> None:
@@ -118,7 +122,7 @@ def _text(line: bytes) -> str:
 
 
 def _cut(head: bytes, length: int) -> str:
-    """The text of a line of ``length`` bytes of which ``head`` is the beginning."""
+    """Decode a line of ``length`` bytes that begins with ``head``."""
     if length <= LINE_LIMIT:
         return head[:length].decode("utf-8", "replace")
     # An incremental decoder leaves out a character that the cut has split.
@@ -127,7 +131,7 @@ def _cut(head: bytes, length: int) -> str:
 
 
 def format_line(hostname: str, proc: str, rank: int | None, line: str) -> str:
-    """A forwarded line as the client prints it; without its rank when ``rank`` is None.
+    """Lay out a forwarded line as the client prints it; ``rank`` None leaves the rank out.
 
     >>> format_line("node7", "trainer-3", 3, "loss 0.1")
     '[node7 trainer-3] [3] loss 0.1'
@@ -157,7 +161,7 @@ class Tail:
         self._lines.extend(lines)
 
     def lines(self) -> list[str]:
-        """Oldest first."""
+        """Return them, oldest first."""
         return list(self._lines)
 
 
@@ -203,7 +207,7 @@ class Aggregator:
     def flush(
         self, now: float, wall: datetime, terminals: Container[str] = ()
     ) -> list[tuple[str, str]]:
-        """``(stream, text)`` of each block that is open, oldest first, and start afresh.
+        """Return ``(stream, text)`` of each waiting block, oldest first, and start afresh.
 
         ``wall`` is the date and time of ``now``, which the blocks show. Blocks of the streams in
         ``terminals`` are coloured. Nothing waiting gives an empty list.
@@ -310,7 +314,7 @@ class _Block:
 
 
 def _spans(ranks: set[int]) -> str:
-    """``{0, 1, 2, 5}`` as ``0-2,5``."""
+    """Write ``{0, 1, 2, 5}`` as ``0-2,5``."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][-1] + 1:
@@ -321,17 +325,17 @@ def _spans(ranks: set[int]) -> str:
 
 
 def _edits(longest: int) -> int:
-    """The most edits between similar lines of which the longer has ``longest`` characters."""
+    """Return how many edits similar lines may differ by; ``longest`` is the longer one's length."""
     return (15 * longest - 1) // 100
 
 
 def _longest(length: int) -> int:
-    """The length of the longest line that can be similar to one of ``length``."""
+    """Return the length of the longest line that can be similar to one of ``length``."""
     return (100 * length - 1) // 85 if length else 0
 
 
 def _pairs(line: str) -> int:
-    """The pairs of neighbouring characters in a line, as a set of bits.
+    """Return the pairs of neighbouring characters of a line, as a set of bits.
 
     One edit brings in at most two pairs that were not there, so half the bits that only one line
     has are a lower bound of the distance (pairs that share a bit only make it weaker).
