@@ -7,13 +7,11 @@ rejected here: they are legal in a `Shape` and an `Extent`, where the first one 
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_BARE = re.compile(r"[A-Za-z0-9_]*", re.ASCII)
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0"}
 
 
@@ -39,7 +37,8 @@ def quoted(label: str) -> str:
 
 def bare(label: str) -> str:
     """Return `label` as it is if it needs no quotes to stand in a list, else quoted."""
-    return label if _BARE.fullmatch(label) else quoted(label)
+    word = label.replace("_", "")
+    return label if not word or (word.isascii() and word.isalnum()) else quoted(label)
 
 
 def _printable(char: str) -> str:

@@ -20,6 +20,7 @@ tuple.
 
 from __future__ import annotations
 
+import operator
 from math import prod
 from typing import TYPE_CHECKING, SupportsIndex, final, overload
 
@@ -221,7 +222,11 @@ class Slice:
         return self._len
 
     def __contains__(self, value: object) -> bool:
-        return isinstance(value, SupportsIndex) and self._find(value.__index__()) is not None
+        try:
+            rank = operator.index(value)  # type: ignore[arg-type]  # what it is made for
+        except TypeError:
+            return False
+        return self._find(rank) is not None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Slice):
