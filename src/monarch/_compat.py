@@ -24,6 +24,7 @@ import importlib
 import importlib.machinery
 import sys
 import warnings
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from importlib.abc import Loader
     from types import CodeType, ModuleType
 
-#: ``{old module: {home: "name name old=new"}}``. A home is a module; names are its attributes.
+#: ``{old module: {home: "name name old=new"}}``. A home is a module; a new name is an attribute
+#: of it, or of one of its objects.
 PATHS: dict[str, dict[str, str]] = {
     "monarch.actor.concurrent": {"monarch.actor": "concurrent_endpoint"},
     "monarch._src.actor.actor_mesh": {
@@ -53,7 +55,7 @@ PATHS: dict[str, dict[str, str]] = {
         """,
     },
     "monarch._src.actor.bootstrap_main": {
-        "monarch._engine.launch.bootstrap": "main invoke_main=main",
+        "monarch._engine.runtime.bootstrap": "main invoke_main=main",
     },
     "monarch._src.actor.concurrent": {"monarch.actor": "concurrent_endpoint"},
     "monarch._src.actor.debugger.debug_command": {
@@ -117,7 +119,10 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch.config": """
             Encoding clear_runtime_config configure get_global_config get_runtime_config
         """,
-        "monarch._engine.base.settings": "reload_config_from_env reset_config_to_defaults",
+        "monarch._engine.base.settings": """
+            reload_config_from_env=settings.reload_from_env
+            reset_config_to_defaults=settings.reset_to_defaults
+        """,
     },
     "monarch._rust_bindings.monarch_hyperactor.endpoint": {
         "monarch._engine.mesh.endpoint": "ActorEndpoint ValueStream",
@@ -166,7 +171,7 @@ SAME = {"monarch._src.actor.config": "monarch._engine.mesh.log_prefix"}
 #: What ``python -m`` runs.
 PROGRAMS = dict.fromkeys(
     ("monarch._src.actor.bootstrap_main", "monarch.bootstrap_main"),
-    "monarch._engine.launch.bootstrap",
+    "monarch._engine.runtime.bootstrap",
 )
 
 _TASKS = "asynchronous work is a monarch.actor.Future here; write `async def` with returns_future"
@@ -271,7 +276,7 @@ def advice(module: str) -> dict[str, str]:
 def resolve(home: str) -> Any:
     """Return what ``"module:attribute"`` names, importing the module if need be."""
     module, _, attribute = home.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return attrgetter(attribute)(importlib.import_module(module))
 
 
 def install() -> None:
@@ -289,7 +294,7 @@ class _OldPaths:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname in PATHS or fullname in PACKAGES or fullname in SAME:
+        if _is_old(fullname):
             return importlib.machinery.ModuleSpec(
                 fullname, cast("Loader", self), origin=__file__, is_package=fullname in PACKAGES
             )
@@ -320,7 +325,7 @@ class _OldPaths:
             if instead := internal.get(attribute):
                 raise ImportError(_no_counterpart(f"{name}.{attribute}", instead), name=name)
             submodule = f"{name}.{attribute}"
-            if submodule in PATHS or submodule in PACKAGES:
+            if _is_old(submodule) or submodule in INTERNAL_MODULES:
                 return importlib.import_module(submodule)
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
 
@@ -342,6 +347,10 @@ class _OldPaths:
 
     def is_package(self, fullname: str) -> bool:
         return fullname in PACKAGES
+
+
+def _is_old(module: str) -> bool:
+    return module in PATHS or module in PACKAGES or module in SAME
 
 
 def _no_counterpart(what: str, instead: str) -> str:

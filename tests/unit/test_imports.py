@@ -1,0 +1,104 @@
+"""What importing costs and reaches: the façades load nothing that a program did not ask for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {
+    "IPython",
+    "concurrent.futures.process",
+    "http.server",
+    "logging.config",
+    "matplotlib",
+    "multiprocessing",
+    "numpy",
+    "opentelemetry",
+    "rich",
+    "scipy",
+    "sklearn",
+    "socketserver",
+    "torch",
+    "xml",
+}
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter has after `statement`, beyond those it starts with."""
+    program = f"""
+import sys
+before = set(sys.modules)
+{statement}
+print(*(set(sys.modules) - before))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["monarch", "monarch.actor", "monarch.config"])
+def test_only_the_standard_library_and_cloudpickle(module: str) -> None:
+    tops = {name.partition(".")[0] for name in loaded_by(f"import {module}")}
+
+    assert tops - sys.stdlib_module_names <= {"monarch", "cloudpickle"}
+
+
+@pytest.mark.parametrize("module", ["monarch", "monarch.actor", "monarch.config"])
+def test_nothing_heavy(module: str) -> None:
+    assert not HEAVY & loaded_by(f"import {module}")
+
+
+def test_monarch_loads_only_its_table_of_old_paths() -> None:
+    ours = {name for name in loaded_by("import monarch") if name.startswith("monarch")}
+
+    assert ours == {"monarch", "monarch._compat"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_importing_starts_no_thread() -> None:
+    program = "import os, monarch.actor; print(len(os.listdir('/proc/self/task')))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout == "1\n"
+
+
+def test_unknown_names_of_monarch_are_attribute_errors() -> None:
+    import monarch
+
+    with pytest.raises(AttributeError, match=r"^module 'monarch' has no attribute 'x'$"):
+        _ = monarch.x  # type: ignore[attr-defined]
+    assert not hasattr(monarch, "__wrapped__")
+
+
+@pytest.mark.parametrize("name", ["Future", "Tensor", "get_active_mesh", "no_mesh"])
+def test_names_of_the_tensor_engine_say_so(name: str) -> None:
+    with pytest.raises(ImportError, match=rf"monarch\.{name} belongs to the tensor engine"):
+        exec(f"from monarch import {name}")
+
+
+def test_lazy_names_are_the_public_ones() -> None:
+    import monarch
+    import monarch.actor
+    import monarch.config
+
+    assert monarch.actor.Extent is monarch.Extent
+    for name in monarch.config.__all__:
+        if hasattr(monarch, name):
+            assert getattr(monarch.config, name) is getattr(monarch, name)
+    for name in monarch.__all__:
+        assert getattr(monarch, name) is not None
+
+
+def test_star_import_gives_what_all_lists() -> None:
+    namespace: dict[str, object] = {}
+    exec("from monarch import *", namespace)
+
+    import monarch
+
+    assert set(monarch.__all__) <= namespace.keys()
