@@ -420,6 +420,16 @@ def test_value_mesh_in_messages(pair):
     assert nested.values() == [{"gpus": 0}, {"gpus": 1}]
 
 
+def test_a_value_is_the_same_object_at_every_look(pair):
+    mesh = pair.spawn("echo", Echo)
+    values = mesh.rank.call().get()
+    first = values.values()[0]
+    assert values.get(0) is first
+    assert values.item(gpus=0) is first
+    assert values.values()[0] is first
+    assert next(iter(values.items()))[1] is first
+
+
 def test_value_mesh_from_indexed():
     mesh = ValueMesh.from_indexed(shape(g=3), [(2, "c"), (0, "a"), (1, "b")])
     assert mesh.values() == ["a", "b", "c"]
