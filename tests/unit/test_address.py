@@ -66,6 +66,7 @@ ADDRESSES = [
     ("ipc://@a@b", "unix:@a@b", None, "Unix"),
     ("unix!@q", "unix:@q", "ipc://@q", "Unix"),
     ("unix:", "unix:", "ipc://", "Unix"),
+    ("unix:a@tcp://1.2.3.4:6", "unix:a@tcp://1.2.3.4:6", "ipc://a@tcp://1.2.3.4:6", "Unix"),
     ("inproc://3", "local:3", None, "Local"),
     ("local!3", "local:3", "inproc://3", "Local"),
     ("tls://h:1", "tls:h:1", None, "Tls"),
@@ -118,10 +119,12 @@ def test_bind_spec_repr(text, shown):
     "text",
     [
         "", "weird", "ipc", "metatls", "TCP", " tcp", "tcp(localhost)", "weird://x", "foo:bar",
-        "http://h:1", "TCP://127.0.0.1:1", "tcp:", "tcp://", "tcp://1.2.3.4", "tcp://1.2.3.4:",
+        "http://h:1", "ipc:x", "inproc!3", "TCP://127.0.0.1:1", "tcp:", "tcp://", "tcp://1.2.3.4",
+        "tcp://1.2.3.4:", "local:",
         "tcp://1.2.3.4:x", "tcp://1.2.3.4:99999", "tcp://1.2.3.4:-1", "tcp://1.2.3.4:5 ",
-        "tcp://1.2.3.4:٣", "tcp://:5", "tcp://1.2.3.300:5", "tcp://a b:1", "tcp://h:fd", "tcp://h:fdx",
-        "tls://h", "tls://h:x", "inproc://x", "inproc://-1", "inproc://18446744073709551616", "local:",
+        "tcp://1.2.3.4:٣", "tcp://:5", "tcp://1.2.3.300:5", "tcp://a b:1", "tcp://h:fd",
+        "tcp://h:fdx", "tls://h", "tls://h:x", "inproc://x", "inproc://-1",
+        "inproc://18446744073709551616",
         "unix:" + "x" * 108, "unix:@" + "x" * 120, "ipc://a\0b",
         "tcp://1.2.3.4:5@ipc://@x", "tcp://1.2.3.4:fd5@tcp://1.2.3.4:5",
         "tcp://1.2.3.4:5@tcp://1.2.3.4:5@tcp://1.2.3.4:5", "alias:tcp:1.2.3.4:5",
@@ -257,9 +260,11 @@ def test_worker_address(text, proc, address):
 
 @pytest.mark.parametrize(
     "text",
-    ["nope", "", "tcp:", "tcp:1.2.3.4:5", "service@", "x@y", "weird://x", "tcp://1.2.3.4:x"]
-    + ["SER@tcp://1.2.3.4:3", "a.b@tcp://1.2.3.4:3", "<>@tcp://1.2.3.4:3"],
-)
+    [
+        "nope", "", "tcp:", "tcp:1.2.3.4:5", "service@", "x@y", "weird://x", "tcp://1.2.3.4:x",
+        "SER@tcp://1.2.3.4:3", "a.b@tcp://1.2.3.4:3", "<>@tcp://1.2.3.4:3",
+    ],
+)  # fmt: skip
 def test_bad_worker_addresses_are_refused(text):
     with pytest.raises(ValueError) as refusal:
         parse_worker_address(text)
@@ -273,6 +278,6 @@ def test_bad_worker_addresses_are_refused(text):
 @pytest.mark.parametrize("text", ["tcp://*:3", "service@tcp://*:3", "tcp://h:1@tcp://*:3"])
 def test_a_worker_cannot_serve_a_wildcard(text):
     with pytest.raises(
-        NotImplementedError, match="^implementation does not get the host name right"
+        NotImplementedError, match=r"^implementation does not get the host name right"
     ):
         parse_worker_address(text)

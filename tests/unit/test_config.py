@@ -56,7 +56,7 @@ def _process_settings_restored():
 
 def test_defaults_are_those_of_the_reference(fresh):
     values = fresh.get_global()
-    assert DEFAULTS == {name: values[name] for name in DEFAULTS}
+    assert {name: values[name] for name in DEFAULTS} == DEFAULTS
 
 
 def test_every_key_has_its_own_variable_and_a_line_of_documentation():
@@ -95,8 +95,7 @@ def test_importing_the_facade_loads_no_pytest():
         (
             {"read_log_buffer": "x"},
             TypeError,
-            r"invalid value `x` for configuration key `.*read_log_buffer` "
-            r"\(TypeError: 'str' object cannot be interpreted as an integer\)",
+            r"invalid value `x` for configuration key `.*read_log_buffer` \(TypeError: 'str' obj",
         ),
         ({"read_log_buffer": 1.5}, TypeError, "'float' object cannot be interpreted"),
         ({"read_log_buffer": None}, TypeError, "'NoneType' object cannot be interpreted"),
@@ -111,8 +110,7 @@ def test_importing_the_facade_loads_no_pytest():
         (
             {"cleanup_timeout": "30"},
             TypeError,
-            r"ValueError: Invalid duration format '30': time unit needed, for example 30sec or "
-            r"30ms",
+            "Invalid duration format '30': time unit needed, for example 30sec or 30ms",
         ),
         ({"default_encoding": "Json"}, TypeError, "'str' object cannot be cast as 'Encoding'"),
         ({"default_transport": 3}, TypeError, "expected ChannelTransport enum, BindSpec, or str"),
@@ -174,7 +172,8 @@ def test_retired_keys_are_taken_and_ignored(fresh, name):
 
 def test_attributes_are_what_the_engine_reads(fresh):
     fresh.configure(cleanup_timeout="1m 30s", shm_threshold=5)
-    assert (90.0, 5, True) == (fresh.cleanup_timeout, fresh.shm_threshold, fresh.prefix_with_rank)
+    read = (fresh.cleanup_timeout, fresh.shm_threshold, fresh.prefix_with_rank)
+    assert read == (90.0, 5, True)
 
 
 # -- layers
@@ -226,7 +225,7 @@ def test_runtime_config_does_not_show_other_layers():
     values = Settings({"HYPERACTOR_CLEANUP_TIMEOUT": "9s"})
     values.configure(tail_log_lines=4)
     runtime = values.get_runtime()
-    assert ("3s", 4) == (runtime["cleanup_timeout"], runtime["tail_log_lines"])
+    assert (runtime["cleanup_timeout"], runtime["tail_log_lines"]) == ("3s", 4)
     assert list(values.get_global()) == list(runtime)
 
 
@@ -430,7 +429,9 @@ def test_parametrize_config_wraps_async_tests():
 
 
 def test_parametrize_config_refuses_nonsense():
-    with pytest.raises(ValueError, match="^parametrize_config requires at least one config option"):
+    with pytest.raises(
+        ValueError, match=r"^parametrize_config requires at least one config option"
+    ):
         parametrize_config()
     with pytest.raises(ValueError, match="pointwise requires at least one config option"):
         parametrize_config_pointwise()
@@ -506,6 +507,7 @@ def test_duration_text_round_trips(nanoseconds):
 @given(st.text(max_size=12))
 def test_duration_parser_fails_only_with_value_error(text):
     try:
-        assert parse_duration(text) >= 0
-    except ValueError as refusal:
-        assert str(refusal).startswith("Invalid duration format")
+        nanoseconds = parse_duration(text)
+    except ValueError:
+        return
+    assert 0 <= nanoseconds < 2**64 * 10**9

@@ -29,7 +29,6 @@ UIDS = st.one_of(
         (12345, "<4ER>"),
         (2**63, "<npL6MjP8Qfd>"),
         (2**64 - 1, "<JPwcyDCgEup>"),
-        (247946604649589047, "<i2t9RAngKtP>"),
     ],
 )
 def test_numbers_are_written_in_base_58(value, text):
@@ -86,13 +85,15 @@ def test_bad_labels_are_refused(label, why):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "1", "<>", "Lab<1>", "lab<0>", "lab<l>", "lab<zzzzzzzzzzzz>", "a.b", "lab<1", "lab1>"]
-    + ["lab<1>x", " lab<2>", "<1><2>", "a@b", "lab<1>\n"],
-)
+    [
+        "", "1", "<>", "Lab<1>", "lab<0>", "lab<l>", "lab<zzzzzzzzzzzz>", "a.b", "lab<1", "lab1>",
+        "lab<1>x", " lab<2>", "<1><2>", "a@b", "lab<1>\n",
+    ],
+)  # fmt: skip
 def test_bad_uid_text_is_refused(text):
-    with pytest.raises(ValueError, match="^invalid uid: "):
+    with pytest.raises(ValueError, match=r"^invalid uid: "):
         Uid.from_string(text)
-    with pytest.raises(ValueError, match="^invalid proc id: "):
+    with pytest.raises(ValueError, match=r"^invalid proc id: "):
         ProcId.from_string(text)
 
 
@@ -177,9 +178,11 @@ def test_locations_are_made_canonical():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "bad", "a.b", "a@b", "a@b.c", "a.b@", "a.p@bad", "a.p@local:3", "a.b.c@inproc://3"]
-    + [".p@inproc://3", "a.@inproc://3", "A.b@inproc://3", "a.b@C.inproc://3", "a.b@inproc://x"],
-)
+    [
+        "", "bad", "a.b", "a@b", "a@b.c", "a.b@", "a.p@bad", "a.p@local:3", "a.b.c@inproc://3",
+        ".p@inproc://3", "a.@inproc://3", "A.b@inproc://3", "a.b@C.inproc://3", "a.b@inproc://x",
+    ],
+)  # fmt: skip
 def test_bad_actor_addresses_are_refused(text):
     with pytest.raises(ValueError) as refusal:
         ActorAddr.from_string(text)
@@ -187,7 +190,7 @@ def test_bad_actor_addresses_are_refused(text):
 
 
 def test_constructor_refuses_a_bad_address():
-    with pytest.raises(ValueError, match="^Failed to parse channel address 'bad': "):
+    with pytest.raises(ValueError, match=r"^Failed to parse channel address 'bad': "):
         ActorAddr(addr="bad", proc_name="p", actor_name="a")
     with pytest.raises(TypeError):
         ActorAddr("local:1", "p", "a")

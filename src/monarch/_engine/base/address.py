@@ -52,6 +52,7 @@ _INTERNAL_SCHEME = {"ipc": "unix", "inproc": "local"}
 _URL_SCHEME = {"unix": "ipc", "local": "inproc"}
 _NETWORK_SCHEMES = ("tcp", "tls", "metatls", "quic", "metaquic")
 
+_SPELLING = re.compile(r"([A-Za-z]+)(://|[:!])(.*)", re.DOTALL)
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
 
 
@@ -309,18 +310,17 @@ def parse_transport(
 
 
 def _parse(text: str, resolve: Resolver | None) -> ChannelAddr:
-    scheme, is_url, rest = text.partition("://")
-    if not is_url:
-        mark = re.search("[:!]", text)
-        if mark is None:
-            raise AddressError(f"{text!r} names no transport, expected such as tcp://host:4444")
-        scheme, rest = text[: mark.start()], text[mark.end() :]
-        if scheme == "alias":
-            return _parse_alias(text, rest, resolve)
-    elif scheme == "tcp" and "@" in rest:
-        dial, _, bind = rest.partition("@")
-        return _alias(text, f"tcp://{dial}", bind, resolve)
-    scheme = _INTERNAL_SCHEME.get(scheme, scheme)
+    found = _SPELLING.fullmatch(text)
+    if found is None:
+        raise AddressError(f"{text!r} names no transport, expected such as tcp://host:4444")
+    scheme, mark, rest = found.groups()
+    if mark == "://":
+        if scheme == "tcp" and "@" in rest:
+            dial, _, bind = rest.partition("@")
+            return _alias(text, f"tcp://{dial}", bind, resolve)
+        scheme = _INTERNAL_SCHEME.get(scheme, scheme)
+    elif scheme == "alias":
+        return _parse_alias(text, rest, resolve)
     if scheme in _NETWORK_SCHEMES:
         return _parse_network(text, scheme, rest, resolve)
     if scheme == "unix":

@@ -557,9 +557,7 @@ class Settings:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-KEYS: dict[str, Key] = {
-    name: row for name, row in vars(Settings).items() if isinstance(row, Key)
-}
+KEYS: dict[str, Key] = {name: row for name, row in vars(Settings).items() if isinstance(row, Key)}
 """The table, by name."""
 
 _DEFAULTS = {name: key.default for name, key in KEYS.items()}
