@@ -1,0 +1,38 @@
+"""Python log records as events of the span they were logged in."""
+
+from __future__ import annotations
+
+import logging
+
+from monarch._spi import instrument
+from monarch._telemetry import spans
+
+__all__ = ["TracingForwarder"]
+
+
+class TracingForwarder(logging.Handler):
+    """A `logging.Handler` that reports each record as an event.
+
+    The event goes to the instrument slot and, with OpenTelemetry, to the current span. Its name
+    is the message.
+
+    >>> logging.getLogger("trainer").addHandler(TracingForwarder(level=logging.INFO))
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Report one record; a failure goes to `logging.Handler.handleError`, as usual."""
+        try:
+            message = record.getMessage()
+            attributes = {
+                "logger": record.name,
+                "level": record.levelname,
+                "file": record.pathname,
+                "line": record.lineno,
+            }
+            sink = instrument.sink
+            if sink is not None:
+                sink.event(message, attributes)
+            if spans._trace is not None:
+                spans._trace.get_current_span().add_event(message, attributes)
+        except Exception:
+            self.handleError(record)
