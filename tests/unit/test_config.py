@@ -360,6 +360,21 @@ def test_threads_that_configure_leave_attributes_and_layers_in_agreement(fresh):
     assert len(fresh._runtime) == 1
 
 
+def test_a_writer_that_was_overtaken_does_not_publish_old_values(fresh, monkeypatch):
+    derive = fresh._effective
+    overtaking = [{"tail_log_lines": 2}]
+
+    def derive_and_be_overtaken():
+        values = derive()
+        if overtaking:
+            fresh.configure(**overtaking.pop())
+        return values
+
+    monkeypatch.setattr(fresh, "_effective", derive_and_be_overtaken)
+    fresh.configure(tail_log_lines=1)
+    assert fresh.tail_log_lines == 2
+
+
 # -- to other processes
 
 
