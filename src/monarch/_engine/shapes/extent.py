@@ -194,7 +194,8 @@ _decoded: dict[bytes, Extent] = {}
 
 def _decode(data: bytes) -> Extent:
     reader = Reader(data)
-    labels, sizes = [], []
+    labels: list[str] = []
+    sizes: list[int] = []
     for _ in range(reader.count()):
         labels.append(reader.text())
         sizes.append(reader.natural())

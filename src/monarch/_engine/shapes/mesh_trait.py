@@ -132,7 +132,7 @@ class MeshTrait(ABC):
         if dim is None:
             return len(self)
         extent = self.extent
-        sizes = []
+        sizes: list[int] = []
         for label in (dim,) if isinstance(dim, str) else dim:
             if label not in extent:
                 raise MissingDimension(f"{self!r} does not have dimension {label!r}")

@@ -29,7 +29,7 @@ class BasePoint:
 
     def __new__(cls, rank: SupportsIndex, extent: Extent) -> Point:
         checked = natural(rank)
-        if not isinstance(extent, Extent):
+        if not isinstance(extent, Extent):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"the extent of a point must be an Extent, not {extent!r}")
         if checked >= extent._nelements:
             raise ValueError(
@@ -80,7 +80,7 @@ class BasePoint:
         return hash((self._rank, self._extent))
 
     def __repr__(self) -> str:
-        parts = []
+        parts: list[str] = []
         rest = self._rank
         sizes = self._extent._sizes
         for label, size in zip(reversed(self._extent._labels), reversed(sizes), strict=True):

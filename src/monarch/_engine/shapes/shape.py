@@ -54,7 +54,7 @@ class Shape:
 
     def __new__(cls, labels: Iterable[str], slice: Slice) -> Shape:
         checked = labels_of(labels)
-        if not isinstance(slice, Slice):
+        if not isinstance(slice, Slice):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"the slice of a shape must be a Slice, not {slice!r}")
         if len(checked) != slice.ndim:
             raise ValueError(f"label slice dimension mismatch: {len(checked)} != {slice.ndim}")
@@ -146,7 +146,7 @@ class Shape:
         >>> Shape(["h", "g"], Slice.new_row_major([2, 3])).select("g", slice(0, 3, 2)).ranks()
         [0, 2, 3, 5]
         """
-        if not isinstance(slice, builtins.slice):
+        if not isinstance(slice, builtins.slice):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"select takes a slice such as slice(0, 2), not {slice!r}")
         return self._cut({label: slice})
 
@@ -176,18 +176,16 @@ class Shape:
         """Cut each named dimension: a number removes it, a slice narrows it."""
         rest = dict(cuts)
         offset = self._slice._offset
-        kept = []
+        labels: list[str] = []
+        sizes: list[int] = []
+        strides: list[int] = []
         for label, size, stride in zip(
             self._labels, self._slice._sizes, self._slice._strides, strict=True
         ):
-            cut = rest.pop(label, _EVERYTHING)
-            if not isinstance(cut, slice):
-                if cut >= size:
-                    raise ValueError(_out_of_range(cut, cut + 1, 1, label, size))
-                offset += cut * stride
-            elif cut is _EVERYTHING:
-                kept.append((label, size, stride))
-            else:
+            cut = rest.pop(label, None)
+            if cut is None:
+                kept, step = size, 1
+            elif isinstance(cut, slice):
                 start, stop, step = cut.indices(size)
                 if step < 0:
                     raise ValueError(
@@ -199,13 +197,20 @@ class Shape:
                     raise ValueError(
                         f"empty range {start}:{stop}:{step} for dimension {label} of size {size}"
                     )
+                kept = len(range(start, stop, step))
                 offset += start * stride
-                kept.append((label, len(range(start, stop, step)), stride * step))
+            else:
+                if cut >= size:
+                    raise ValueError(_out_of_range(cut, cut + 1, 1, label, size))
+                offset += cut * stride
+                continue
+            labels.append(label)
+            sizes.append(kept)
+            strides.append(stride * step)
         if rest:
             unknown = ", ".join(map(quoted, rest))
             raise ValueError(f"invalid labels `[{unknown}]`; the dimensions are {self}")
-        labels, sizes, strides = zip(*kept, strict=True) if kept else ((), (), ())
-        return shape_of(labels, slice_of(offset, sizes, strides))
+        return shape_of(tuple(labels), slice_of(offset, tuple(sizes), tuple(strides)))
 
 
 class ShapeExt:
@@ -260,5 +265,4 @@ def _out_of_range(start: int, stop: int, step: int, label: str, size: int) -> st
     return f"out of range {start}:{stop}:{step} for dimension {label} of size {size}"
 
 
-_EVERYTHING = slice(None)
 _UNITY = shape_of((), slice_of(0, (), ()))

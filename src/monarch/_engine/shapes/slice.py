@@ -20,6 +20,7 @@ tuple.
 
 from __future__ import annotations
 
+import copyreg
 import operator
 from math import prod
 from typing import TYPE_CHECKING, SupportsIndex, final, overload
@@ -36,7 +37,7 @@ def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
     >>> row_major((2, 3, 4))
     (12, 4, 1)
     """
-    strides = []
+    strides: list[int] = []
     stride = 1
     for size in reversed(sizes):
         strides.append(stride)
@@ -101,7 +102,7 @@ class Slice:
         Slice { offset: 4, sizes: [2], strides: [2] }
         """
         ordered = sorted(naturals(ranks))
-        parts = []
+        parts: list[Slice] = []
         first = 0
         while first < len(ordered):
             end, step = first + 1, 1
@@ -243,11 +244,9 @@ class Slice:
     def __repr__(self) -> str:
         return f"Slice {{ offset: {self._offset}, sizes: {self.sizes}, strides: {self.strides} }}"
 
-    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, object]]:
-        return (), {"offset": self._offset, "sizes": self._sizes, "strides": self._strides}
-
-    def __getstate__(self) -> None:
-        """Say that the constructor's arguments are the whole state."""
+    def __reduce__(self) -> tuple[object, tuple[type[Slice], tuple[()], dict[str, object]]]:
+        state = {"offset": self._offset, "sizes": self._sizes, "strides": self._strides}
+        return copyreg.__newobj_ex__, (Slice, (), state)  # type: ignore[attr-defined]
 
     def _loops(self) -> list[tuple[int, int]]:
         """Return (size, stride) of the fewest nested loops that visit the ranks in order."""
