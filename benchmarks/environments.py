@@ -1,0 +1,107 @@
+"""One virtual environment for each engine, in the root of the project, made when needed.
+
+Both Monarchs have the same import name, so they cannot share one. All take torch, numpy and
+whatever else they have in common from the project's constraints.txt: a difference in figures is
+never one of torch versions. A stamp in the environment names what it was made from; a change makes
+it anew.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rows import OURS, RAY, REFERENCE
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCH = "torch==2.13.0"
+
+# What pip installs, step by step: torch goes first, so that nothing pulls in another version of it.
+STEPS = {
+    OURS: ([TORCH, "numpy"], ["--editable", str(ROOT)]),
+    REFERENCE: ([TORCH, "numpy"], ["torchmonarch==0.7.0"]),
+    RAY: ([TORCH, "numpy"], ["ray==2.60.0"]),
+}
+CONSTRAINTS = {
+    OURS: ["constraints.txt"],
+    REFERENCE: ["constraints.txt", "benchmarks/constraints-reference.txt"],
+    RAY: ["constraints.txt", "benchmarks/constraints-ray.txt"],
+}
+DISTRIBUTION = {OURS: "pymonarch", REFERENCE: "torchmonarch", RAY: "ray"}
+
+# Asks an interpreter what it would import, without importing it.
+PROBE = """
+import importlib.metadata, importlib.util, json, platform, sys
+def version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+spec = importlib.util.find_spec(sys.argv[2])
+print(json.dumps({
+    "version": version(sys.argv[1]),
+    "origin": spec and spec.origin,
+    "python": platform.python_version(),
+    "torch": version("torch"),
+    "numpy": version("numpy"),
+}))
+"""
+
+
+class SetUpError(Exception):
+    """An engine cannot be measured: its environment could not be made, or holds something else."""
+
+
+def make(engine: str, say: Callable[[str], None]) -> Path:
+    """The interpreter of the engine's own environment, made or completed first if it has to be."""
+    home = ROOT / f".venv-bench-{engine}"
+    python = home / "bin" / "python"
+    stamp = home / "made-from"
+    recipe = _recipe(engine)
+    if stamp.exists() and stamp.read_text() == recipe:
+        return python
+
+    say(f"making {home.name}")
+    _run([sys.executable, "-m", "venv", "--clear", str(home)])
+    constraints = [f"--constraint={ROOT / name}" for name in CONSTRAINTS[engine]]
+    for step in STEPS[engine]:
+        say(f"installing {step[-1] if step[-1] != str(ROOT) else 'this project'} in {home.name}")
+        _run([str(python), "-m", "pip", "install", "--quiet", *constraints, *step])
+    stamp.write_text(recipe)
+    return python
+
+
+def probe(engine: str, python: Path) -> dict[str, str]:
+    """The versions in the engine's environment.
+
+    Raises if the interpreter would not import that engine: a figure under the wrong name is worse
+    than none.
+    """
+    module = "ray" if engine == RAY else "monarch"
+    answer = _run([str(python), "-c", PROBE, DISTRIBUTION[engine], module])
+    facts: dict[str, str] = json.loads(answer)
+    inside = facts["origin"] and Path(facts["origin"]).is_relative_to(ROOT / "src")
+    if facts["origin"] is None or facts["version"] is None or inside != (engine == OURS):
+        raise SetUpError(
+            f"{python} has {DISTRIBUTION[engine]} {facts['version']} and imports {module} from "
+            f"{facts['origin']}: this is not the engine that --python calls {engine!r}"
+        )
+    del facts["origin"]
+    return facts
+
+
+def _recipe(engine: str) -> str:
+    sources = [*CONSTRAINTS[engine], *(["pyproject.toml"] if engine == OURS else [])]
+    digest = hashlib.sha256(repr(STEPS[engine]).encode())
+    for name in sources:
+        digest.update((ROOT / name).read_bytes())
+    return f"{digest.hexdigest()} {sys.version}\n"
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode:
+        raise SetUpError(f"{' '.join(command)}\n{(done.stderr or done.stdout)[-2000:]}")
+    return done.stdout

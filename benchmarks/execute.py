@@ -1,0 +1,148 @@
+"""Run one program in one fresh process, and leave nothing of it behind.
+
+A program's workers are its descendants, but an engine that dies badly leaves orphans, and those
+would slow down whoever is measured next. So this process adopts orphans (a *subreaper*), gives them
+a moment after each program, and kills the rest. Linux only, as is the memory row.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from machine import free_gigabytes
+from rows import RAY, Program
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+PR_SET_CHILD_SUBREAPER = 36
+GRACE = 3.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run of a program gave: figures, or the words why there are none."""
+
+    seconds: float
+    figures: dict[str, dict[str, float]] | None = None
+    failure: str | None = None
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant that loses its own."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def run_program(program: Program, engine: str, python: Path, span: float) -> Outcome:
+    """The outcome of `program` on `engine`. Blocks until all its processes are gone."""
+    needed = program.gigabytes.get(engine, 0)
+    if (free := free_gigabytes()) < needed:
+        return Outcome(0, failure=f"needs {needed:g} GB of free memory; there are {free:.1f}")
+    file = f"ray_{program.file}.py" if engine == RAY else f"{program.file}.py"
+    command = [str(python), str(PROGRAMS / file), *filter(None, [program.argument])]
+    return run_command(command, program.timeout, span)
+
+
+def run_command(command: list[str], timeout: float, span: float) -> Outcome:
+    """The outcome of a command that prints figures as programs/timing.py does."""
+    # A file and not a pipe: a surviving worker that holds it open delays nobody.
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        printed = Path(scratch) / "printed"
+        started = time.perf_counter()
+        with printed.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=PROGRAMS,  # where workers find `timing` and `values`
+                env=_environment(span, scratch),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        failure = None
+        try:
+            if process.wait(timeout):
+                failure = f"exit status {process.returncode}"
+        except subprocess.TimeoutExpired:
+            failure = f"no end after {timeout:g} s"
+        finally:
+            process.kill()
+            process.wait()
+            seconds = time.perf_counter() - started
+            _bury_orphans(grace=GRACE if failure is None else 0)
+        words = printed.read_text(errors="replace")
+
+    figures = _figures(words)
+    if failure is None and figures is None:
+        failure = "printed no figures"
+    if failure is not None:
+        return Outcome(seconds, failure=f"{failure}\n{words[-1500:]}".strip())
+    return Outcome(seconds, figures=figures)
+
+
+def _environment(span: float, scratch: str) -> dict[str, str]:
+    """The caller's environment without what could make one engine import another."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    kept.pop("VIRTUAL_ENV", None)
+    return kept | {
+        "BENCH_SECONDS": str(span),
+        "RAY_TMPDIR": scratch,
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+def _figures(words: str) -> dict[str, dict[str, float]] | None:
+    for line in reversed(words.splitlines()):
+        if line.startswith('{"figures":'):
+            figures: dict[str, dict[str, float]] = json.loads(line)["figures"]
+            return figures
+    return None
+
+
+def _bury_orphans(grace: float) -> None:
+    """Wait up to `grace` seconds for the descendants of this process to end, then kill them."""
+    deadline = time.monotonic() + grace
+    while descendants := _descendants():
+        if time.monotonic() > deadline:
+            for pid in descendants:
+                _signal(pid, signal.SIGKILL)
+        _reap()
+        time.sleep(0.01)
+
+
+def _descendants() -> set[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                after_name = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ended while we looked
+            children.setdefault(int(after_name[1]), []).append(int(entry.name))
+    found: set[int] = set()
+    unseen = list(children.get(os.getpid(), ()))
+    while unseen:
+        pid = unseen.pop()
+        found.add(pid)
+        unseen += children.get(pid, ())
+    return found
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

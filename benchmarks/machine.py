@@ -1,0 +1,46 @@
+"""What the figures were taken on."""
+
+import os
+import platform
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+
+from environments import ROOT
+
+
+def facts() -> dict[str, str | float | int]:
+    """The machine, its load, the date and the commit: what a reader needs to judge a figure."""
+    return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _commit(),
+        "processor": _field("/proc/cpuinfo", "model name") or platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gigabytes": round(_kilobytes("MemTotal") / 1e6),
+        "kernel": platform.release(),
+        "libc": " ".join(platform.libc_ver()),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def free_gigabytes() -> float:
+    """Memory that a program could take now without swapping."""
+    return _kilobytes("MemAvailable") / 1e6
+
+
+def _kilobytes(name: str) -> int:
+    return int((_field("/proc/meminfo", name) or "0").split()[0])
+
+
+def _field(path: str, name: str) -> str | None:
+    for line in Path(path).read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"

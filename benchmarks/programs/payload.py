@@ -1,0 +1,53 @@
+"""Large values to another process and back, and to 8 processes at once.
+
+`out` ends with the receiver's acknowledgement; `back` starts with a small call. A stamp in the
+value tells each transfer from the one before, and the receiver checks it at both ends: a value that
+never arrived, or arrived stale, fails the program.
+"""
+
+from timing import argument, emit, samples
+from values import MAKERS, check
+
+from monarch.actor import Actor, endpoint, this_host
+
+
+class Peer(Actor):
+    def __init__(self, kind: str, size: int) -> None:
+        self.make = MAKERS[kind](size)
+
+    @endpoint
+    def take(self, value: object, stamp: int) -> bool:
+        return check(value, stamp)
+
+    @endpoint
+    def give(self, stamp: int) -> object:
+        return self.make(stamp)
+
+
+def main() -> None:
+    kind, megabytes, count = argument().split(":")
+    size, count = int(megabytes) << 20, int(count)
+    procs = this_host().spawn_procs({"gpus": count})
+    peers = procs.spawn("peers", Peer, kind, size)
+    make = MAKERS[kind](size)
+    stamp = 0
+
+    def out() -> None:
+        nonlocal stamp
+        stamp ^= 1
+        assert all(peers.take.call(make(stamp), stamp).get().values())
+
+    def back() -> None:
+        nonlocal stamp
+        stamp ^= 1
+        assert check(peers.give.call_one(stamp).get(), stamp)
+
+    if count == 1:
+        emit(out=samples(out), back=samples(back))
+    else:
+        emit(out=samples(out))
+    procs.stop().get()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Ray: memory of an idle actor's process, mean of 8."""
+
+import os
+import time
+
+import ray
+from memory_of import pss
+from ray_start import start
+from timing import emit
+
+
+@ray.remote(num_cpus=0)
+class Idle:
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def main() -> None:
+    start()
+    idle = [Idle.remote() for _ in range(8)]
+    pids = ray.get([actor.pid.remote() for actor in idle])
+    time.sleep(1.0)  # what a process does after its first call is over by then
+
+    emit(pss=sum(map(pss, pids)) / len(pids))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Ray: large values to another process and back, and to 8 processes at once (put once)."""
+
+import ray
+from ray_start import start
+from timing import argument, emit, samples
+from values import MAKERS, check
+
+
+@ray.remote(num_cpus=0)
+class Peer:
+    def __init__(self, kind: str, size: int) -> None:
+        self.make = MAKERS[kind](size)
+
+    def take(self, value: object, stamp: int) -> bool:
+        return check(value, stamp)
+
+    def give(self, stamp: int) -> object:
+        return self.make(stamp)
+
+
+def main() -> None:
+    start()
+    kind, megabytes, count = argument().split(":")
+    size = int(megabytes) << 20
+    peers = [Peer.remote(kind, size) for _ in range(int(count))]
+    make = MAKERS[kind](size)
+    stamp = 0
+
+    def out() -> None:
+        nonlocal stamp
+        stamp ^= 1
+        value = ray.put(make(stamp))
+        assert all(ray.get([peer.take.remote(value, stamp) for peer in peers]))
+
+    def back() -> None:
+        nonlocal stamp
+        stamp ^= 1
+        assert check(ray.get(peers[0].give.remote(stamp)), stamp)
+
+    if len(peers) == 1:
+        emit(out=samples(out), back=samples(back))
+    else:
+        emit(out=samples(out))
+
+
+if __name__ == "__main__":
+    main()

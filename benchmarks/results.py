@@ -1,0 +1,104 @@
+"""What a run gave, as it stands in the JSON file, and what follows from it for a row."""
+
+import json
+import statistics
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from execute import Outcome
+from rows import OURS, RAY, REFERENCE, Program, Row
+
+MET, MISSED, UNKNOWN, NO_GOAL = "met", "missed", "not measured", ""
+
+
+@dataclass
+class Runs:
+    """The repetitions of one program on one engine."""
+
+    figures: list[dict[str, dict[str, float]]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row's cost on one engine: median over the runs, and the best sample of all."""
+
+    median: float
+    best: float
+
+
+@dataclass
+class Results:
+    """All that one run of the benchmarks found out."""
+
+    machine: dict[str, str | float | int]
+    settings: dict[str, float | int | bool]
+    engines: dict[str, dict[str, str]]
+    floor: float | None = None
+    programs: dict[str, dict[str, Runs]] = field(default_factory=dict)
+
+    def add(self, program: Program, engine: str, outcome: Outcome) -> None:
+        """Keep what a run of a program gave."""
+        runs = self.programs.setdefault(program.name, {}).setdefault(engine, Runs())
+        runs.seconds += outcome.seconds
+        if outcome.figures is not None:
+            runs.figures.append(outcome.figures)
+        else:
+            runs.failures.append(outcome.failure or "unknown")
+
+    def cell(self, row: Row, engine: str) -> Cell | None:
+        """The row's cost on `engine`; None if no run of its program got that far."""
+        runs = self.programs.get(row.program, {}).get(engine)
+        summaries = [run[row.figure] for run in runs.figures if row.figure in run] if runs else []
+        if not summaries:
+            return None
+        best = "best" if row.statistic == "median" else row.statistic
+        return Cell(
+            statistics.median(summary[row.statistic] for summary in summaries),
+            min(summary[best] for summary in summaries),
+        )
+
+    def ratio(self, row: Row, engine: str = OURS) -> float | None:
+        """How many times cheaper `engine` is than the reference, by the medians."""
+        cell, reference = self.cell(row, engine), self.cell(row, REFERENCE)
+        return reference.median / cell.median if cell and reference else None
+
+    def verdict(self, row: Row) -> str:
+        """Whether the row reaches every part of its goal."""
+        if not row.has_goal:
+            return NO_GOAL
+        ours, ray, ratio = self.cell(row, OURS), self.cell(row, RAY), self.ratio(row)
+        if ours is None:
+            return UNKNOWN
+        if row.limit is not None and ours.median > row.limit:
+            return MISSED
+        if row.ratio is not None and ratio is not None and ratio < row.ratio:
+            return MISSED
+        if row.ahead_of_ray and ray is not None and ours.median >= ray.median:
+            return MISSED
+        unmeasured = (row.ratio is not None and ratio is None) or (row.ahead_of_ray and ray is None)
+        return UNKNOWN if unmeasured else MET
+
+    def failures(self, engine: str) -> dict[str, list[str]]:
+        """The programs that failed on `engine`, each with its words."""
+        return {
+            name: runs[engine].failures
+            for name, runs in self.programs.items()
+            if engine in runs and runs[engine].failures
+        }
+
+    def save(self, path: Path) -> None:
+        """Write all of it, in a form that a diff can show."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> "Results":
+        """Read what `save` wrote."""
+        stored = json.loads(path.read_text())
+        stored["programs"] = {
+            name: {engine: Runs(**runs) for engine, runs in engines.items()}
+            for name, engines in stored["programs"].items()
+        }
+        return cls(**stored)

@@ -1,0 +1,260 @@
+"""What is measured: the programs, and the rows of the table that their figures fill.
+
+To add a row, write a program that calls `timing.emit(figure=...)`, name it in PROGRAMS, and name
+its figure in a Row. All figures are costs (seconds per operation, or bytes); a unit only says how
+to show one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+OURS, REFERENCE, RAY = ENGINES = ("ours", "reference", "ray")
+TITLES = {OURS: "pymonarch", REFERENCE: "torchmonarch", RAY: "Ray"}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A file in programs/ with its argument; on Ray the file with `ray_` before its name.
+
+    `repeats` limits the repetitions on an engine that takes long, `gigabytes` is the free memory
+    that an engine needs for it, and `quick` says whether a quick run includes it.
+    """
+
+    file: str
+    argument: str = ""
+    engines: tuple[str, ...] = ENGINES
+    timeout: float = 60.0
+    quick: bool = True
+    repeats: Mapping[str, int] = field(default_factory=dict)
+    gigabytes: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """File and argument: `mesh 8`."""
+        return f"{self.file} {self.argument}".strip()
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How to show a cost: multiplied by `scale`, or, for a rate, `scale` divided by it."""
+
+    label: str
+    scale: float
+    rate: bool = False
+
+    def show(self, cost: float) -> str:
+        """The cost with three significant digits: `512 µs`, `6.21 k/s`."""
+        value = self.scale / cost if self.rate else self.scale * cost
+        digits = 0 if value >= 100 else 1 if value >= 10 else 2
+        return f"{value:,.{digits}f} {self.label}"
+
+
+MICROSECONDS = Unit("µs", 1e6)
+MILLISECONDS = Unit("ms", 1e3)
+SECONDS = Unit("s", 1.0)
+MEGABYTES = Unit("MB", 1e-6)
+PER_SECOND = Unit("k/s", 1e-3, rate=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a figure of a program, and what it must reach.
+
+    `ratio`: the reference costs at least this many times what ours does. `limit`: the most that
+    ours may cost.
+    `ahead_of_ray`: ours costs less than Ray. A row without any of them is there to be read.
+    """
+
+    key: str
+    title: str
+    program: str
+    figure: str
+    unit: Unit
+    ratio: float | None = None
+    limit: float | None = None
+    ahead_of_ray: bool = False
+    statistic: str = "median"
+
+    @property
+    def goal(self) -> str:
+        """The goal in words; empty if there is none."""
+        parts = []
+        if self.ratio is not None:
+            parts.append(f"{self.ratio:g}x")
+        if self.limit is not None:
+            parts.append(f"at most {self.unit.show(self.limit)}")
+        if self.ahead_of_ray:
+            parts.append("ahead of Ray")
+        return ", ".join(parts)
+
+    @property
+    def has_goal(self) -> bool:
+        """Whether there is something to reach."""
+        return bool(self.goal)
+
+
+# Ray has neither an actor in the caller's process nor several actors in one process.
+MONARCHS = (OURS, REFERENCE)
+
+PROGRAMS = (
+    Program("roundtrip"),
+    Program("between_actors"),
+    Program("in_process", engines=MONARCHS),
+    Program("throughput"),
+    Program("payload", "numpy:64:1"),
+    Program("payload", "numpy:16:8"),
+    Program("payload", "bytes:64:1"),
+    Program("payload", "bytes:16:8"),
+    Program("payload", "bytes:1:1"),
+    Program("mesh", "1"),
+    Program("mesh", "8"),
+    Program("mesh", "64", timeout=180, quick=False, repeats={REFERENCE: 2, RAY: 1}),
+    Program(
+        "mesh",
+        "256",
+        engines=MONARCHS,  # Ray starts processes two at a time here: minutes for 256
+        timeout=300,
+        quick=False,
+        repeats={REFERENCE: 1},
+        gigabytes={REFERENCE: 18},
+    ),
+    Program("torch_ready", timeout=120, repeats={REFERENCE: 2, RAY: 2}),
+    Program("memory"),
+    Program("kill"),
+    Program("spawn_actor", engines=MONARCHS),
+    Program("import_time"),
+)
+
+GROUPS = {
+    "Messages": (
+        Row(
+            "call_one",
+            "`call_one().get()`, other process",
+            "roundtrip",
+            "blocking",
+            MICROSECONDS,
+            10,
+        ),
+        Row(
+            "call_one_p99",
+            "the same, 99th percentile",
+            "roundtrip",
+            "blocking",
+            MICROSECONDS,
+            statistic="p99",
+        ),
+        Row("await", "`await call_one()`, other process", "roundtrip", "awaited", MICROSECONDS, 8),
+        Row(
+            "await_p99",
+            "the same, 99th percentile",
+            "roundtrip",
+            "awaited",
+            MICROSECONDS,
+            statistic="p99",
+        ),
+        Row(
+            "between_actors",
+            "`await`, actor to actor",
+            "between_actors",
+            "round_trip",
+            MICROSECONDS,
+            8,
+        ),
+        Row(
+            "in_process",
+            "`call_one().get()`, same process",
+            "in_process",
+            "round_trip",
+            MICROSECONDS,
+            10,
+        ),
+        Row("pipelined", "pipelined calls to one actor", "throughput", "pipelined", PER_SECOND, 12),
+        Row("one_way", "one-way messages (`broadcast`)", "throughput", "one_way", PER_SECOND, 8),
+    ),
+    "Calls of a whole mesh": (
+        Row("call_1", "no-op `call().get()`, 1 proc", "mesh 1", "call", MILLISECONDS),
+        Row("call_8", "no-op `call().get()`, 8 procs", "mesh 8", "call", MILLISECONDS, 8),
+        Row("call_64", "no-op `call().get()`, 64 procs", "mesh 64", "call", MILLISECONDS, 10),
+        Row(
+            "call_256",
+            "no-op `call().get()`, 256 procs",
+            "mesh 256",
+            "call",
+            MILLISECONDS,
+            limit=0.020,
+        ),
+    ),
+    "Payloads": (
+        Row(
+            "numpy_64_out",
+            "64 MB numpy out, acknowledged",
+            "payload numpy:64:1",
+            "out",
+            MILLISECONDS,
+            20,
+        ),
+        Row("numpy_64_back", "64 MB numpy back", "payload numpy:64:1", "back", MILLISECONDS, 10),
+        Row(
+            "numpy_16_to_8", "16 MB numpy to 8 procs", "payload numpy:16:8", "out", MILLISECONDS, 20
+        ),
+        Row("bytes_64_out", "64 MB `bytes` out", "payload bytes:64:1", "out", MILLISECONDS, 4),
+        Row("bytes_64_back", "64 MB `bytes` back", "payload bytes:64:1", "back", MILLISECONDS, 5),
+        Row(
+            "bytes_16_to_8",
+            "16 MB `bytes` to 8 procs",
+            "payload bytes:16:8",
+            "out",
+            MILLISECONDS,
+            3,
+            ahead_of_ray=True,
+        ),
+        Row("bytes_1_out", "1 MB `bytes` out", "payload bytes:1:1", "out", MILLISECONDS, 3),
+        Row("bytes_1_back", "1 MB `bytes` back", "payload bytes:1:1", "back", MILLISECONDS, 8),
+    ),
+    "Processes": (
+        Row("bootstrap_1", "bootstrap a program with 1 proc", "mesh 1", "bootstrap", MILLISECONDS),
+        Row("bootstrap_8", "bootstrap a program with 8 procs", "mesh 8", "bootstrap", MILLISECONDS),
+        Row(
+            "bootstrap_64",
+            "bootstrap a program with 64 procs",
+            "mesh 64",
+            "bootstrap",
+            MILLISECONDS,
+        ),
+        Row(
+            "bootstrap_256",
+            "bootstrap a program with 256 procs",
+            "mesh 256",
+            "bootstrap",
+            MILLISECONDS,
+            limit=1.5,
+        ),
+        Row("spawn_8", "spawn 8 procs and call them", "mesh 8", "spawn", MILLISECONDS, 15),
+        Row("spawn_64", "spawn 64 procs and call them", "mesh 64", "spawn", MILLISECONDS, 40),
+        Row("spawn_256", "spawn 256 procs and call them", "mesh 256", "spawn", MILLISECONDS),
+        Row(
+            "torch_first", "8 procs ready for torch, first time", "torch_ready", "first", SECONDS, 4
+        ),
+        Row("torch_again", "8 procs ready for torch, again", "torch_ready", "again", SECONDS, 25),
+        Row("stop_64", "stop 64 procs", "mesh 64", "stop", MILLISECONDS, 40),
+        Row("pss", "memory of an idle proc (PSS)", "memory", "pss", MEGABYTES, 8),
+        Row(
+            "kill",
+            "`kill -9` to the caller's exception",
+            "kill",
+            "exception",
+            MILLISECONDS,
+            limit=0.010,
+        ),
+        Row(
+            "spawn_actor",
+            "spawn an actor on a proc and call it",
+            "spawn_actor",
+            "spawn",
+            MILLISECONDS,
+            10,
+        ),
+        Row("import", "import", "import_time", "seconds", MILLISECONDS, 2, limit=0.050),
+    ),
+}
+ROWS = tuple(row for rows in GROUPS.values() for row in rows)

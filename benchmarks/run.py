@@ -1,0 +1,288 @@
+"""Measure the same programs on this project, on torchmonarch and, where it has the like, on Ray.
+
+Each repetition is a fresh process, and the engines take turns within a program, so that what slows
+the machine for a while slows all of them. Environments are made on the first run. A complete run
+writes benchmarks/results/performance.json and makes docs/performance.md from it; a partial one
+(`--quick`, `--rows`, `--engines`) writes to benchmarks/results/raw/ and leaves the document alone.
+
+The machine should be quiet: a browser in the background is worth a factor of two in a 99th
+percentile.
+"""
+
+import argparse
+import sys
+import time
+from fnmatch import fnmatch
+from pathlib import Path
+
+import report
+from environments import ROOT, SetUpError, make, probe
+from execute import adopt_orphans, run_command, run_program
+from machine import facts
+from results import MET, MISSED, UNKNOWN, Results
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rows import ENGINES, OURS, PROGRAMS, ROWS, TITLES, Program, Row
+
+RESULTS = ROOT / "benchmarks" / "results"
+FLOOR = ROOT / "benchmarks" / "floor.py"
+COLOURS = {MET: "green", MISSED: "red", UNKNOWN: "yellow", "": "dim"}
+
+
+def main() -> int:
+    """Measure, show, write. The status says whether every program of ours ran."""
+    arguments = parse_arguments()
+    console = Console()
+    if not console.is_terminal:
+        console.width = 140
+    if arguments.list:
+        for row in ROWS:
+            console.print(f"{row.key:16}{row.title} [dim]({row.program})[/]", highlight=False)
+        return 0
+
+    rows = chosen_rows(arguments.rows)
+    programs = chosen_programs(rows, arguments.engines, arguments.quick and not arguments.rows)
+    complete = (
+        not arguments.quick and len(rows) == len(ROWS) and set(arguments.engines) == {*ENGINES}
+    )
+    raw = RESULTS / "raw" / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
+
+    try:
+        pythons, versions = interpreters(arguments, console)
+    except SetUpError as error:
+        console.print(f"[red]error:[/] {escape(str(error))}", highlight=False)
+        return 2
+    results = Results(
+        machine=facts(),
+        settings={
+            "seconds": arguments.seconds,
+            "repeats": arguments.repeat,
+            "quick": arguments.quick,
+        },
+        engines=versions,
+    )
+    load = float(results.machine["load_before"])
+    if load > 0.5:
+        console.print(
+            f"[yellow]This machine is busy (load {load:.1f}); "
+            "take the figures as a trial of the programs.[/]"
+        )
+    adopt_orphans()
+    plans = [(program, turns(program, pythons, arguments.repeat)) for program in programs]
+    measure(plans, pythons, results, raw, console)
+
+    console.print(table(rows, results))
+    for engine in arguments.engines:
+        for name, failures in results.failures(engine).items():
+            console.print(f"[red]{name} failed on {TITLES[engine]}:[/]", highlight=False)
+            console.print(escape(failures[-1]), highlight=False)
+    console.print(f"figures: {raw.relative_to(ROOT)}", highlight=False)
+    if complete:
+        results.save(RESULTS / "performance.json")
+        written = report.write(results)
+        console.print(f"report: {written.relative_to(ROOT)}", highlight=False)
+    return 1 if results.failures(OURS) else 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    """What the user asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="one short repetition of what is short"
+    )
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        default=[],
+        metavar="ROW",
+        help="only these rows or programs; patterns such as 'numpy*' are fine (see --list)",
+    )
+    parser.add_argument(
+        "--engines",
+        type=engine_list,
+        default=list(ENGINES),
+        metavar="ENGINE,...",
+        help=f"only these of {','.join(ENGINES)}",
+    )
+    parser.add_argument("--repeat", type=positive, help="fresh processes per program (3; quick: 1)")
+    parser.add_argument("--seconds", type=float, help="time for each figure (1; quick: 0.3)")
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="ENGINE=PATH",
+        help="an interpreter that has the engine, instead of making .venv-bench-ENGINE",
+    )
+    parser.add_argument("--list", action="store_true", help="list the rows and end")
+    arguments = parser.parse_args()
+    arguments.repeat = arguments.repeat or (1 if arguments.quick else 3)
+    arguments.seconds = arguments.seconds or (0.3 if arguments.quick else 1.0)
+    pairs = [given.partition("=")[::2] for given in arguments.python]
+    if wrong := [engine for engine, path in pairs if engine not in ENGINES or not path]:
+        parser.error(f"--python takes ENGINE=PATH with an engine of {', '.join(ENGINES)}: {wrong}")
+    arguments.python = dict(pairs)
+    if arguments.rows and not chosen_rows(arguments.rows):
+        parser.error(f"no row or program matches {arguments.rows}; --list shows them")
+    return arguments
+
+
+def engine_list(text: str) -> list[str]:
+    """The engines named in `ours,reference`, in the order of the table."""
+    names = set(text.split(","))
+    if unknown := names - {*ENGINES}:
+        raise argparse.ArgumentTypeError(
+            f"unknown {sorted(unknown)}; there are {','.join(ENGINES)}"
+        )
+    return [engine for engine in ENGINES if engine in names]
+
+
+def positive(text: str) -> int:
+    """A number of repetitions."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+def chosen_rows(patterns: list[str]) -> list[Row]:
+    """The rows whose key, program or program's file matches one of the patterns."""
+    return [
+        row
+        for row in ROWS
+        if not patterns
+        or any(
+            fnmatch(name, pattern)
+            for pattern in patterns
+            for name in (row.key, row.program, row.program.split()[0])
+        )
+    ]
+
+
+def chosen_programs(rows: list[Row], engines: list[str], quick: bool) -> list[Program]:
+    """The programs that fill these rows on at least one of these engines."""
+    needed = {row.program for row in rows}
+    return [
+        program
+        for program in PROGRAMS
+        if program.name in needed
+        and set(program.engines) & set(engines)
+        and (program.quick or not quick)
+    ]
+
+
+def interpreters(
+    arguments: argparse.Namespace, console: Console
+) -> tuple[dict[str, Path], dict[str, dict[str, str]]]:
+    """The interpreter of each engine, and what is installed in it."""
+    pythons, versions = {}, {}
+    with console.status("environments") as status:
+        for engine in arguments.engines:
+            given = arguments.python.get(engine)
+            # Not resolved: an environment is found by the path of its link to the interpreter.
+            pythons[engine] = Path(given).absolute() if given else make(engine, status.update)
+            versions[engine] = probe(engine, pythons[engine])
+    for engine, found in versions.items():
+        words = ", ".join(f"{name} {version}" for name, version in found.items())
+        console.print(f"{TITLES[engine]:14}{words}", highlight=False)
+    return pythons, versions
+
+
+def measure(
+    plans: list[tuple[Program, list[str]]],
+    pythons: dict[str, Path],
+    results: Results,
+    raw: Path,
+    console: Console,
+) -> None:
+    """Run everything, the engines in turn, and keep the raw figures after each program."""
+    columns = (
+        TextColumn("{task.description:36}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    seconds = float(results.settings["seconds"])
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("floor", total=sum(len(plan) for _, plan in plans))
+        floor = run_command([sys.executable, str(FLOOR)], 30, seconds)
+        results.floor = floor.figures["round_trip"]["median"] if floor.figures else None
+        for program, plan in plans:
+            for engine in plan:
+                progress.update(task, description=f"{program.name} on {TITLES[engine]}")
+                outcome = run_program(program, engine, pythons[engine], seconds)
+                results.add(program, engine, outcome)
+                progress.advance(task)
+            results.save(raw)
+            for line in lines_of(program, results):
+                progress.console.print(line, highlight=False)
+
+
+def turns(program: Program, pythons: dict[str, Path], repeat: int) -> list[str]:
+    """The order of engines: another one begins each round, none runs more often than it may."""
+    engines = [engine for engine in pythons if engine in program.engines]
+    return [
+        engine
+        for round_ in range(repeat)
+        for engine in engines[round_ % len(engines) :] + engines[: round_ % len(engines)]
+        if round_ < program.repeats.get(engine, repeat)
+    ]
+
+
+def lines_of(program: Program, results: Results) -> list[str]:
+    """What is known of the program's rows, one line for each."""
+    lines = []
+    for row in ROWS:
+        if row.program == program.name:
+            shown = (f"{shown_cell(row, engine, results):>12}" for engine in results.engines)
+            lines.append(f"{row.title:42}{''.join(shown)}")
+    return lines
+
+
+def shown_cell(row: Row, engine: str, results: Results) -> str:
+    """A cost in its unit, or why there is none."""
+    if cell := results.cell(row, engine):
+        return row.unit.show(cell.median)
+    return "failed" if row.program in results.failures(engine) else "-"
+
+
+def table(rows: list[Row], results: Results) -> Table:
+    """Median and best of every engine, the ratio, the goal and the verdict."""
+    shown = Table(title="median (best)", title_justify="left")
+    shown.add_column("row")
+    for engine in results.engines:
+        shown.add_column(TITLES[engine], justify="right")
+    shown.add_column("ratio", justify="right")
+    shown.add_column("goal")
+    shown.add_column("verdict")
+    for row in rows:
+        if row.program not in results.programs:
+            continue
+        cells = []
+        for engine in results.engines:
+            cell = results.cell(row, engine)
+            best = f" [dim]({row.unit.show(cell.best)})[/]" if cell else ""
+            cells.append(f"{shown_cell(row, engine, results)}{best}")
+        ratio, verdict = results.ratio(row), results.verdict(row)
+        shown.add_row(
+            row.title,
+            *cells,
+            f"{ratio:.1f}x" if ratio else "-",
+            row.goal,
+            f"[{COLOURS[verdict]}]{verdict}[/]",
+        )
+    return shown
+
+
+if __name__ == "__main__":
+    sys.exit(main())
