@@ -84,8 +84,8 @@ PATHS: dict[str, dict[str, str]] = {
     },
     "monarch._src.actor.mock": {
         "monarch._engine.mesh.mock": """
-            get_actor_class get_actor_mock_registry_state patch_actor patch_tensor_engine
-            set_actor_mock_registry_state
+            get_actor_class=mock_of get_actor_mock_registry_state=registry patch_actor
+            set_actor_mock_registry_state=install
         """,
     },
     "monarch._src.actor.proc_mesh": {
@@ -105,7 +105,9 @@ PATHS: dict[str, dict[str, str]] = {
     },
     "monarch._src.actor.telemetry": {
         "monarch.actor": "get_meter span traced",
-        "monarch._telemetry": "METER Counter Histogram Meter UpDownCounter get_monarch_tracer",
+        "monarch._telemetry": """
+            METER Counter Histogram Meter TracingForwarder UpDownCounter get_monarch_tracer
+        """,
     },
     "monarch._rust_bindings": {"monarch._compat": "has_tensor_engine"},
     "monarch._rust_bindings.monarch_hyperactor.actor": {"monarch.actor": "Actor"},
@@ -191,8 +193,8 @@ INTERNAL: dict[str, dict[str, str]] = {
         "create_local_host_mesh fake_in_process_host": "use monarch.actor.this_host()",
     },
     "monarch._src.actor.logging": {"_pending_flush_tasks": _LOGS},
+    "monarch._src.actor.mock": {"patch_tensor_engine": _TENSORS},
     "monarch._src.actor.proc_mesh": {"HyProcMesh": _MESHES},
-    "monarch._src.actor.telemetry": {"TracingForwarder": _SPANS},
     "monarch._rust_bindings.monarch_hyperactor.actor": {
         "MethodSpecifier PythonMessage PythonMessageKind": _WIRE,
         "PortProtocol": "annotate with monarch.actor.Port",
