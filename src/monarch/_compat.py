@@ -171,7 +171,7 @@ PATHS.update({alias: PATHS[target] for alias, (target, _) in DEPRECATED.items()}
 SAME = {"monarch._src.actor.config": "monarch._engine.mesh.log_prefix"}
 
 #: What ``python -m`` runs.
-PROGRAMS = dict.fromkeys(
+PROGRAMS: dict[str, str] = dict.fromkeys(
     ("monarch._src.actor.bootstrap_main", "monarch.bootstrap_main"),
     "monarch._engine.runtime.bootstrap",
 )
