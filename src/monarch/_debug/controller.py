@@ -1,0 +1,166 @@
+"""The actor in the client process to which ranks at a breakpoint report, and its server.
+
+Ranks talk to it by ordinary calls. `session_read` is answered when a debugger has typed a line, so
+a rank at a breakpoint is simply a rank that waits for a call: if the controller is gone, the call
+fails and so does the endpoint, and nothing hangs.
+
+The server starts with the first use and stays. One debugger is served at a time; a new one takes
+over, so that a connection forgotten in another window locks nobody out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import functools
+import ipaddress
+import logging
+import os
+import socket
+from typing import Any
+
+from monarch._debug.console import Console
+from monarch._debug.io import DebugCliIO
+from monarch._debug.sessions import DebugSessionInfo, DebugSessions
+from monarch._debug.waiting import wait_for
+from monarch.actor import Actor, concurrent_endpoint, endpoint, get_or_spawn_controller
+
+__all__ = ["DebugController", "debug_controller"]
+
+_log = logging.getLogger("monarch.debug")
+
+
+class DebugController(Actor):
+    """Keeps the sessions of all ranks at breakpoints and serves the debugger."""
+
+    def __init__(self) -> None:
+        self._sessions = DebugSessions()
+        self._server: asyncio.Server | None = None
+        self._starting = asyncio.Lock()
+        self._debugger: asyncio.Task[Any] | None = None
+
+    # For programs.
+
+    @concurrent_endpoint
+    async def wait_pending_session(self) -> None:
+        """Wait until a rank is at a breakpoint; at once if one is."""
+        await self._sessions.some()
+
+    @endpoint
+    async def list(self, print_output: bool = True) -> builtins.list[DebugSessionInfo]:
+        """Say where ranks have stopped, by actor and rank; print it in the client as well."""
+        if print_output:
+            print(self._sessions.table(), flush=True)  # noqa: T201
+        return self._sessions.infos()
+
+    @concurrent_endpoint
+    async def address(self) -> tuple[str, int]:
+        """Start the server if it is not there, and return its host and port.
+
+        Raises `RuntimeError` if it can't listen; a later call tries again.
+        """
+        async with self._starting:
+            if self._server is None:
+                self._server = await _listen(self._serve)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
+
+    # For ranks.
+
+    @concurrent_endpoint
+    async def session_start(self, info: DebugSessionInfo) -> int:
+        """Open a session; the number names it in the other calls."""
+        return self._sessions.start(info)
+
+    @concurrent_endpoint
+    async def session_read(
+        self, number: int, output: str, function: str | None, lineno: int | None
+    ) -> str | None:
+        """Return the next line for a pdb; None: clear your breakpoints and continue."""
+        if self._debugger is None and self._server is not None and not self._sessions.infos():
+            host, port = self._server.sockets[0].getsockname()[:2]
+            _log.warning("breakpoint at %s:%s; to debug: nc %s %d", function, lineno, host, port)
+        return await self._sessions.read(number, output, function, lineno)
+
+    @concurrent_endpoint
+    async def session_write(self, number: int, output: str) -> None:
+        """Take in what a pdb printed."""
+        self._sessions.write(number, output)
+
+    @concurrent_endpoint
+    async def session_end(self, number: int, output: str) -> None:
+        """Close a session."""
+        self._sessions.end(number, output)
+
+    # The server.
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        before, self._debugger = self._debugger, asyncio.current_task()
+        if before is not None:
+            before.cancel()
+        io = DebugCliIO(reader, writer)
+        try:
+            await Console(self._sessions, io).run()
+        except asyncio.CancelledError:
+            writer.write(b"\nAnother debugger has connected, or the program ends. Bye.\n")
+        finally:
+            if self._debugger is asyncio.current_task():
+                self._debugger = None
+            await io.quit()
+
+    async def __cleanup__(self, exc: Exception | None) -> None:
+        """Close the server and the connection."""
+        if self._server is not None:
+            self._server.close()
+        if self._debugger is not None:
+            self._debugger.cancel()
+
+
+async def _listen(serve: Any) -> asyncio.Server:
+    """Start the server where the environment says. Raises `RuntimeError`."""
+    protocol = os.environ.get("MONARCH_DEBUG_SERVER_PROTOCOL", "tcp")
+    if protocol != "tcp":
+        raise RuntimeError(f"MONARCH_DEBUG_SERVER_PROTOCOL must be 'tcp', not {protocol!r}")
+    host = os.environ.get("MONARCH_DEBUG_SERVER_HOST", "localhost")
+    text = os.environ.get("MONARCH_DEBUG_SERVER_PORT", "27000")
+    if not text.isdecimal() or int(text) > 0xFFFF:
+        raise RuntimeError(f"MONARCH_DEBUG_SERVER_PORT must be a port number, not {text!r}")
+    port = int(text)
+    try:
+        if port == 0:  # a free port, and the same one for all addresses: so for one address
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host, port, type=socket.SOCK_STREAM
+            )
+            host = str(found[0][4][0])
+        server = await asyncio.start_server(serve, host, port)
+    except OSError as error:
+        raise RuntimeError(
+            f"the debug server can't listen on {host}:{port}: {error.strerror or error}. "
+            "Choose where with MONARCH_DEBUG_SERVER_HOST and MONARCH_DEBUG_SERVER_PORT"
+        ) from error
+    for listening in server.sockets:
+        address = listening.getsockname()[0]
+        if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+            _log.warning(
+                "the debug server listens on %s, which other machines can reach: whoever connects "
+                "can run any code as this user. Leave MONARCH_DEBUG_SERVER_HOST at 'localhost' and "
+                "use an ssh tunnel instead",
+                address,
+            )
+    return server
+
+
+@functools.cache
+def debug_controller() -> Any:
+    """Return the debug controller, the same one in the whole program, with its server listening.
+
+    It is an actor in the client process; ``list`` and ``wait_pending_session`` are its endpoints
+    for programs. Blocks until it is there. Raises `ActorError` if the server can't listen.
+
+    >>> from monarch.actor import debug_controller
+    >>> debug_controller().list.call_one(print_output=False).get()
+    []
+    """
+    controller = wait_for(get_or_spawn_controller("debug_controller", DebugController))
+    wait_for(controller.address.call_one())
+    return controller

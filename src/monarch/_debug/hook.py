@@ -1,0 +1,96 @@
+"""What ``breakpoint()`` does in a worker.
+
+The first one of an endpoint call opens a session with the controller and a `RemotePdb`; later ones
+of the same call, on the same thread, stop in the same pdb, so that its breakpoints and displayed
+expressions stay. The session belongs to the call: the engine says when that is over. A thread of
+the user's own is in no call; there the session ends when the code goes on with no breakpoint left.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from monarch import _spi
+from monarch._debug.controller import debug_controller
+from monarch._debug.remote_pdb import RemotePdb
+from monarch._debug.sessions import DebugSessionInfo
+from monarch._debug.waiting import wait_for
+from monarch.actor import ActorError, context
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["stop_at"]
+
+_log = logging.getLogger("monarch.debug")
+_current: ContextVar[RemotePdb | None] = ContextVar("monarch_debugger", default=None)
+
+
+def stop_at(frame: FrameType) -> None:
+    """Stop the calling thread, in ``frame``, until a debugger lets it go on.
+
+    ``PYTHONBREAKPOINT=0`` switches it off, as for the built-in. Raises `RuntimeError` if the
+    client has no debug server: better a failed endpoint than one that waits for nobody.
+    """
+    if os.environ.get("PYTHONBREAKPOINT") == "0":
+        return
+    debugger = _current.get()
+    if debugger is None or debugger.finished or debugger.thread != threading.get_ident():
+        debugger = _start()
+    # Nothing may be called after this: it would be the first thing that the debugger steps into.
+    debugger.set_trace(frame)
+
+
+def _start() -> RemotePdb:
+    link = _ControllerLink()
+    ended: list[Any] = []
+
+    def at_end(error: BaseException | None) -> None:
+        _current.set(None)
+        try:
+            ended[0].call_ended(error)
+        except Exception:
+            # The call has its outcome, and keeps it; only looking at it failed.
+            _log.warning("the debugger was lost at the end of a call", exc_info=True)
+
+    debugger = RemotePdb(link, scoped=_spi.at_call_end(at_end))
+    ended.append(debugger)
+    _current.set(debugger)
+    return debugger
+
+
+class _ControllerLink:
+    """A session with the controller in the client process."""
+
+    def __init__(self) -> None:
+        here = context()
+        point = here.message_rank
+        info = DebugSessionInfo(
+            actor_name=here.actor_instance.name,
+            rank=point.rank,
+            coords=dict(point.items()),
+            hostname=socket.gethostname(),
+            function=None,
+            lineno=None,
+        )
+        try:
+            self._controller = debug_controller()
+        except ActorError as error:
+            raise RuntimeError(f"breakpoint(): {error.exception}") from error
+        self._number: int = wait_for(self._controller.session_start.call_one(info))
+
+    def read(self, output: str, function: str | None, lineno: int | None) -> str | None:
+        call = self._controller.session_read.call_one(self._number, output, function, lineno)
+        line: str | None = wait_for(call)
+        return line
+
+    def write(self, output: str) -> None:
+        wait_for(self._controller.session_write.call_one(self._number, output))
+
+    def end(self, output: str) -> None:
+        wait_for(self._controller.session_end.call_one(self._number, output))

@@ -1,0 +1,98 @@
+"""Where a debugger's console reads and prints: a connection, or this process's own terminal.
+
+Anyone who can connect can run any code as the user, since that is what a debugger does. So the
+server is on the loopback interface unless told otherwise, and one thing is refused: requests of
+web browsers, which any web page can make to loopback addresses and which are lines of text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from abc import ABC, abstractmethod
+from contextlib import suppress
+
+__all__ = ["DebugCliIO", "DebugIO", "DebugIOError", "DebugStdIO"]
+
+_HTTP = re.compile(r" HTTP/\d")
+
+
+class DebugIOError(RuntimeError):
+    """The other end of the console is gone."""
+
+
+class DebugIO(ABC):
+    """Lines in, text out."""
+
+    @abstractmethod
+    async def input(self, prompt: str = "") -> str:
+        """Return the next line without its end. Raises `DebugIOError` if there is none."""
+
+    @abstractmethod
+    async def output(self, msg: str) -> None:
+        """Print ``msg`` as it is. Raises `DebugIOError` if nobody reads it."""
+
+    @abstractmethod
+    async def quit(self) -> None:
+        """Close; what was printed is delivered first."""
+
+
+class DebugStdIO(DebugIO):
+    """The console on standard input and output of this process."""
+
+    async def input(self, prompt: str = "") -> str:
+        """Read a line on a thread, so the loop goes on."""
+        await self.output(prompt)
+        line: str = await asyncio.to_thread(sys.stdin.readline)
+        if not line:
+            raise DebugIOError("standard input has ended")
+        return line.rstrip("\r\n")
+
+    async def output(self, msg: str) -> None:
+        """Print and flush."""
+        sys.stdout.write(msg)
+        sys.stdout.flush()
+
+    async def quit(self) -> None:
+        """Leave the terminal open."""
+
+
+class DebugCliIO(DebugIO):
+    """The console over a connection of lines, as of ``nc localhost 27000``."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._first = True
+
+    async def input(self, prompt: str = "") -> str:
+        """Return the next line; a web browser counts as gone."""
+        await self.output(prompt)
+        try:
+            raw = await self._reader.readline()
+        except ValueError as error:
+            raise DebugIOError("a line of input was too long") from error
+        except OSError as error:
+            raise DebugIOError(str(error)) from error
+        line = raw.decode("utf-8", "replace")
+        if not line or (self._first and _HTTP.search(line)):
+            raise DebugIOError("the connection has ended" if not line else "this is not HTTP")
+        self._first = False
+        return line.rstrip("\r\n")
+
+    async def output(self, msg: str) -> None:
+        """Send ``msg``, waiting while the other end is slow."""
+        try:
+            self._writer.write(msg.encode("utf-8", "backslashreplace"))
+            await self._writer.drain()
+        except OSError as error:
+            raise DebugIOError(str(error)) from error
+
+    async def quit(self) -> None:
+        """Close the connection."""
+        self._writer.close()
+        # A peer that is gone, or does not read, gets no more than this.
+        with suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._writer.wait_closed(), 1.0)
+        self._writer.transport.abort()

@@ -1,0 +1,253 @@
+"""A pdb whose terminal is a `Link` to the client.
+
+It differs from the ordinary one only where a terminal, or the whole process, is taken for granted:
+
+- It reads lines from the link and writes to it. Output is sent along with the request for the
+  next line, so a command costs one message each way.
+- Its breakpoints are its own. The standard library keeps those of all debuggers of a process in
+  one table; here an actor next door neither stops at them nor loses its own when they go.
+- ``quit``, ``clear`` and ``interact`` ask nothing on a standard input that is not there.
+- Stepping out of the endpoint does not land in the engine.
+
+``quit`` fails the endpoint with `bdb.BdbQuit`, as pdb always did; leaving the debugger without
+touching the endpoint is ``detach``, which pdb never sees.
+
+Known limit: two sessions of one process with a breakpoint on the same line share its hit count
+and its condition, since that look-up is in the standard library's table.
+"""
+
+from __future__ import annotations
+
+import bdb
+import code
+import io
+import pdb  # noqa: T100 - this is the debugger
+import sys
+import threading
+from contextlib import redirect_stdout
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["Link", "RemotePdb"]
+
+_CHUNK = 1 << 16
+"""Characters of output that are held back for the next prompt."""
+
+_table = threading.Lock()  # guards the standard library's table of breakpoints
+
+
+class Link(Protocol):
+    """The rank's end of a session. Each call blocks until the client has answered."""
+
+    def read(self, output: str, function: str | None, lineno: int | None) -> str | None:
+        """Show output and position; return the next line, or None for clear and continue."""
+
+    def write(self, output: str) -> None:
+        """Show output."""
+
+    def end(self, output: str) -> None:
+        """Show the last output and close the session."""
+
+
+class _Terminal(io.TextIOBase):
+    """Standard input and output of one pdb."""
+
+    def __init__(self, debugger: RemotePdb, link: Link) -> None:
+        self._debugger = debugger
+        self._link = link
+        self._held: list[str] = []
+        self._size = 0
+
+    def write(self, text: str) -> int:
+        self._held.append(text)
+        self._size += len(text)
+        if self._size > _CHUNK:
+            self._link.write(self.take())
+        return len(text)
+
+    def take(self) -> str:
+        output = "".join(self._held)
+        self._held.clear()
+        self._size = 0
+        return output
+
+    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
+        line = self._debugger.next_line(self.take())
+        return line + "\n"
+
+
+class RemotePdb(pdb.Pdb):
+    """The debugger of one endpoint call, or of code that runs outside of one.
+
+    Without a call that says when it is over (``scoped`` false), the session is over when the code
+    is told to continue and no breakpoint is left.
+    """
+
+    def __init__(self, link: Link, *, scoped: bool = True) -> None:
+        self.thread = threading.get_ident()
+        self.finished = False
+        self._link = link
+        self._scoped = scoped
+        self._releasing = False
+        self._place: tuple[str | None, int | None] | None = None
+        self._mine: list[bdb.Breakpoint] = []
+        self._terminal = _Terminal(self, link)
+        super().__init__(
+            stdin=self._terminal,  # type: ignore[arg-type]
+            stdout=self._terminal,  # type: ignore[arg-type]
+            skip=["monarch._*"],
+            nosigint=True,
+        )
+        self.breaks: dict[str, list[int]] = {}  # not those of other debuggers, found in the table
+
+    # The life of a session.
+
+    def call_ended(self, error: BaseException | None) -> None:
+        """Close the session at the end of its call; after an exception, let people look first."""
+        if self.finished:
+            return
+        self._stop_tracing()
+        try:
+            if isinstance(error, Exception) and not isinstance(error, bdb.BdbQuit):
+                self.reset()
+                self.interaction(None, error.__traceback__)
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        self.finished = True
+        self._clear_mine()
+        self._link.end(self._terminal.take())
+
+    def _stop_tracing(self) -> None:
+        if threading.get_ident() == self.thread:
+            sys.settrace(None)
+
+    def set_continue(self) -> None:
+        """Go on; without breakpoints tracing ends."""
+        self._releasing = False
+        super().set_continue()
+        self._left()
+
+    def set_quit(self) -> None:
+        """Make the code fail with `bdb.BdbQuit`."""
+        super().set_quit()
+        self._left()
+
+    def _left(self) -> None:
+        if not self._scoped and not self.finished and (self.quitting or not self.breaks):
+            self._finish()
+
+    # Talking to people.
+
+    def interaction(self, frame: FrameType | None, traceback: Any, *args: Any) -> None:
+        """Stop here."""
+        self._place = None
+        super().interaction(frame, traceback, *args)
+
+    def next_line(self, output: str) -> str:
+        """Ask the client for a line, saying where this is."""
+        if not self._releasing:
+            if self._place is None:
+                self._place = self._here()
+            line = self._link.read(output, *self._place)
+            if line is not None:
+                return line
+            # Whatever prompt this is, "continue" ends it or is it, until `set_continue` is reached.
+            self._clear_mine()
+            self._releasing = True
+        return "continue"
+
+    def _here(self) -> tuple[str | None, int | None]:
+        if not self.stack:
+            return None, None
+        frame, lineno = self.stack[self.curindex]
+        return f"{PurePath(frame.f_code.co_filename).stem}.{frame.f_code.co_name}", lineno
+
+    # Commands that take a terminal or a program for granted.
+
+    def do_quit(self, arg: str) -> bool:
+        """q(uit) | exit: fail the endpoint with BdbQuit. To leave it as it is: detach."""
+        self.set_quit()
+        return True
+
+    do_q = do_exit = do_EOF = do_quit  # noqa: N815 - pdb's name for the end of input
+
+    def do_clear(self, arg: str) -> None:
+        """cl(ear) [filename:lineno | bpnumber ...]: without argument, all of this session."""
+        if arg:
+            super().do_clear(arg)
+        else:
+            self._clear_mine()
+
+    do_cl = do_clear
+
+    def do_run(self, arg: str) -> None:
+        """An endpoint call can't be run again."""
+        self.error("an endpoint call can't be restarted; call it again")
+
+    do_restart = do_run
+
+    def do_interact(self, arg: str) -> None:
+        """interact: an interpreter with the names of this frame, until exit()."""
+        if self.curframe is not None:
+            names = {**self.curframe.f_globals, **self.curframe.f_locals}
+            with redirect_stdout(self._terminal):
+                _Interpreter(self, self._terminal, names).interact("*interactive*", "*end*")
+
+    @property
+    def releasing(self) -> bool:
+        """Whether the client has told this session to clear its breakpoints and go on."""
+        return self._releasing
+
+    # Breakpoints: ours among those of the process.
+
+    def set_break(
+        self,
+        filename: str,
+        lineno: int,
+        temporary: bool = False,
+        cond: str | None = None,
+        funcname: str | None = None,
+    ) -> str | None:
+        with _table:
+            known = len(bdb.Breakpoint.bpbynumber)
+            refused = super().set_break(filename, lineno, temporary, cond, funcname)
+            self._mine += filter(None, bdb.Breakpoint.bpbynumber[known:])
+        return refused
+
+    def break_here(self, frame: FrameType) -> bool:
+        try:
+            return super().break_here(frame)
+        except KeyError:
+            return False  # deleted by number from another session; `breaks` still has its line
+
+    def _clear_mine(self) -> None:
+        with _table:
+            for mine in self._mine:
+                if bdb.Breakpoint.bpbynumber[mine.number] is mine:
+                    mine.deleteMe()
+            self._mine.clear()
+            self.breaks.clear()
+
+
+class _Interpreter(code.InteractiveConsole):
+    """The interpreter of ``interact``."""
+
+    def __init__(self, debugger: RemotePdb, terminal: _Terminal, names: dict[str, Any]) -> None:
+        super().__init__(names)
+        self._debugger = debugger
+        self._terminal = terminal
+
+    def raw_input(self, prompt: str = "") -> str:
+        self._terminal.write(prompt)
+        line = self._terminal.readline().rstrip("\n")
+        if self._debugger.releasing or line.strip() in {"exit()", "quit()"}:
+            raise EOFError
+        return line
+
+    def write(self, data: str) -> None:
+        self._terminal.write(data)

@@ -1,0 +1,200 @@
+"""The sessions of the debugger: ranks that met a breakpoint, as the client sees them.
+
+A session lives from the first breakpoint of an endpoint call to the end of that call. Two parties
+meet in it. The *rank* is blocked inside its pdb and asks for one line at a time (`read`), bringing
+what pdb has printed since. The *debugger* queues lines (`send`), looks at output, and waits for
+news. They never wait for each other's connection: a debugger may come late, leave, or be replaced
+while the rank stays where it is, and lines queued for a busy rank are taken up in order.
+
+Several sessions can have one name and rank (slices of a mesh count their ranks anew, concurrent
+endpoints overlap), so a session has a number of its own; by name and rank the oldest is meant.
+
+All of this runs on the one event loop of the controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from monarch._debug.commands import selects
+from monarch._debug.grid import grid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from monarch._debug.commands import Ranks
+
+__all__ = ["DebugSession", "DebugSessionInfo", "DebugSessions"]
+
+_KEPT = 1 << 20
+"""Characters of output that are kept for a debugger that does not look."""
+
+
+@dataclass(frozen=True)
+class DebugSessionInfo:
+    """Where a rank has stopped."""
+
+    actor_name: str
+    rank: int
+    coords: dict[str, int]
+    hostname: str
+    function: str | None
+    lineno: int | None
+
+
+class DebugSession:
+    """One endpoint call that met a breakpoint."""
+
+    def __init__(self, info: DebugSessionInfo) -> None:
+        self.info = info
+        self.placed = False  # has stopped, so `info` says where
+        self.ended = False
+        self.released = False  # told to go on, not heard of since
+        self.seen = ""  # output since the last line that was sent, shown already
+        self._output = ""  # the same, not shown yet
+        self._lines: deque[str] = deque()
+        self._reading = False
+        self._line_came = asyncio.Event()
+        self._news = asyncio.Event()
+
+    def __str__(self) -> str:
+        info = self.info
+        return f"{info.actor_name} {info.rank} ({info.hostname})"
+
+    # The rank's side.
+
+    def write(self, output: str) -> None:
+        """Take in what pdb printed."""
+        self._output += output
+        if len(self._output) > _KEPT:
+            self._output = "<earlier output is dropped>\n" + self._output[-_KEPT // 2 :]
+        self._news.set()
+
+    async def read(self, output: str, function: str | None, lineno: int | None) -> str | None:
+        """Wait for the next line for pdb, or for None: clear your breakpoints and continue."""
+        self.info = replace(self.info, function=function, lineno=lineno)
+        self.placed = self._reading = True
+        self.write(output)
+        try:
+            while not self._lines and not self.released:
+                self._line_came.clear()
+                await self._line_came.wait()
+        finally:
+            self._reading = False
+        if self.released:
+            self.released = False
+            return None
+        return self._lines.popleft()
+
+    def end(self, output: str) -> None:
+        """Note that the call went on without the debugger."""
+        self.ended = True
+        self.write(output)
+
+    # The debugger's side.
+
+    @property
+    def stopped(self) -> bool:
+        """Whether pdb waits for a line, and none is on its way."""
+        return self._reading and not self._lines and not self.released
+
+    def send(self, line: str) -> None:
+        """Queue a line for pdb."""
+        self.seen = ""
+        self._lines.append(line)
+        self._line_came.set()
+
+    def release(self) -> None:
+        """Clear its breakpoints and let it go on, now or when it stops next."""
+        self._lines.clear()
+        self.released = True
+        self._line_came.set()
+
+    def take_output(self) -> str:
+        """Return what pdb printed since the last time."""
+        output, self._output = self._output, ""
+        self.seen += output
+        return output
+
+    def news(self) -> asyncio.Future[bool]:
+        """Return a future that is done once there is output, a stop or the end, from now on."""
+        self._news.clear()
+        return asyncio.ensure_future(self._news.wait())
+
+
+class DebugSessions:
+    """All sessions, oldest first."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[int, DebugSession] = {}
+        self._numbers = itertools.count(1)
+        self._changed = asyncio.Event()
+
+    def __iter__(self) -> Iterator[DebugSession]:
+        return iter(list(self._sessions.values()))
+
+    def start(self, info: DebugSessionInfo) -> int:
+        """Open a session and return its number."""
+        number = next(self._numbers)
+        self._sessions[number] = DebugSession(info)
+        return number
+
+    async def read(
+        self, number: int, output: str, function: str | None, lineno: int | None
+    ) -> str | None:
+        """`DebugSession.read` of an open session. Raises `LookupError`."""
+        self._changed.set()
+        return await self._sessions[number].read(output, function, lineno)
+
+    def write(self, number: int, output: str) -> None:
+        """`DebugSession.write` to an open session. Raises `LookupError`."""
+        self._sessions[number].write(output)
+
+    def end(self, number: int, output: str) -> None:
+        """Close a session; closing it twice does nothing."""
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            session.end(output)
+
+    async def some(self) -> None:
+        """Wait until `infos` has one."""
+        while not self.infos():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def find(self, actor_name: str, rank: int) -> DebugSession:
+        """Return the oldest session of a rank. Raises `LookupError` with a text for people."""
+        of_actor = [s for s in self if s.info.actor_name == actor_name]
+        if not of_actor:
+            raise LookupError(f"No debug sessions for actor {actor_name}")
+        for session in of_actor:
+            if session.info.rank == rank:
+                return session
+        raise LookupError(f"No debug session for rank {rank} for actor {actor_name}")
+
+    def select(self, actor_name: str, ranks: Ranks) -> list[DebugSession]:
+        """Return the sessions of an actor that ``ranks`` means."""
+        return [
+            s
+            for s in self
+            if s.info.actor_name == actor_name and selects(ranks, s.info.rank, s.info.coords)
+        ]
+
+    def infos(self) -> list[DebugSessionInfo]:
+        """Say where each rank has stopped that was not told to go on, by actor and rank."""
+        infos = [s.info for s in self if s.placed and not s.released]
+        return sorted(infos, key=lambda info: (info.actor_name, info.rank))
+
+    def table(self) -> str:
+        """`infos` for people."""
+        return grid(
+            ["Actor Name", "Rank", "Coords", "Hostname", "Function", "Line No."],
+            [
+                [i.actor_name, i.rank, i.coords, i.hostname, i.function, i.lineno]
+                for i in self.infos()
+            ],
+        )
