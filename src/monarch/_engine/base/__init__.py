@@ -1,0 +1,1 @@
+"""The vocabulary everyone shares: ids, addresses, errors, settings, instrument points."""

@@ -1,0 +1,1 @@
+"""Own child processes: fork them from a warm launcher or exec them, bind them, reap them."""

@@ -1,0 +1,269 @@
+"""The launcher: a small single-threaded process that forks procs from a warm image.
+
+It has imported the runtime, and numpy or torch if the program uses them (`preload`), so a fork
+gives a ready process in about a millisecond whose pages are shared with all others. One launcher
+serves one *launch environment*: an interpreter and the values of those environment variables that
+libraries read while they are imported (`launch_key`). Everything else a process inherits (the
+environment, cwd, ``sys.path``) comes with the request and is set after the fork.
+
+It speaks frames of JSON with descriptors on one socket to its host agent, reports every start
+(with a pidfd) and every exit, and dies with the agent; what it started dies with it. A custom
+command is executed instead of forked (`BootstrapCommand`).
+
+It never imports user code, never starts a thread, and never touches a GPU.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from monarch._engine.launch.binding import apply_binding
+from monarch._engine.wire.frame import CONTROL, FrameReader, pack
+
+__all__ = ["BOOT_VARIABLE", "ChildMain", "Launcher", "die_with_parent", "launch_key"]
+
+BOOT_VARIABLE = "MONARCH_BOOT"
+_FRAME_LIMIT = 64 << 20
+_OPEN_MAX = os.sysconf("SC_OPEN_MAX")
+_READ_AT_IMPORT = (
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "BLIS_",
+    "NUMEXPR_",
+    "LD_",
+    "PYTHON",
+    "TORCH_",
+    "PYTORCH_",
+    "NPY_",
+    "MALLOC_",
+    "GLIBC_",
+)
+
+ChildMain = Callable[[dict[str, Any], int, int], None]
+
+
+def launch_key(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The variables of `environ` that must be right before anything is imported."""
+    return tuple(sorted((k, v) for k, v in environ.items() if k.startswith(_READ_AT_IMPORT)))
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends (Linux; elsewhere nothing)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+class Launcher:
+    """See the module.
+
+    Args:
+        sock: the connection to the host agent.
+        child_main: called in a forked child with (spec, link fd, agent fd); must not return.
+    """
+
+    def __init__(self, sock: socket.socket, child_main: ChildMain) -> None:
+        self._sock = sock
+        self._child_main = child_main
+        self._reader = FrameReader(_FRAME_LIMIT, "the host agent")
+        self._fds: list[int] = []
+        self._pids: dict[int, int] = {}  # pid -> uid
+        self._commands: dict[int, subprocess.Popen[bytes]] = {}  # kept, or they warn when dropped
+        self._child_in, self._child_out = os.pipe()
+        os.set_blocking(self._child_in, False)
+        os.set_blocking(self._child_out, False)
+
+    def run(self) -> None:
+        """Serve until the agent's end of the socket closes; then end all children."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._child_out, warn_on_full_buffer=False)
+        # Python 3.12 warns of forking with threads: numpy's BLAS has its own, made to be forked.
+        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        poll.register(self._child_in, select.POLLIN)
+        self._settle()
+        while True:
+            for fd, _ in poll.poll():
+                if fd == self._child_in:
+                    self._reap()
+                elif not self._read():
+                    for pid in self._pids:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+                    return
+
+    def _settle(self) -> None:
+        """Make what exists now cheap to share: the collector will not touch it in children."""
+        gc.collect()
+        gc.freeze()
+
+    def _read(self) -> bool:
+        data, ancillary, _, _ = self._sock.recvmsg(1 << 18, socket.CMSG_LEN(253 * 4))
+        for level, kind, rights in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(rights)
+                self._fds.extend(fds)
+        if not data:
+            return False
+        for frame in self._reader.feed(memoryview(data)):
+            self._handle(json.loads(frame.body), frame.nfd)
+        while (target := self._reader.target()) is not None:
+            count = self._sock.recv_into(target)
+            target.release()
+            if not count:
+                return False
+            for frame in self._reader.filled(count):
+                self._handle(json.loads(frame.body), frame.nfd)
+        return True
+
+    def _handle(self, message: dict[str, Any], nfd: int) -> None:
+        fds, self._fds = self._fds[:nfd], self._fds[nfd:]
+        if message["op"] == "preload":
+            self._preload(message)
+            return
+        self._preload(message)
+        per_proc = len(fds) // len(message["procs"])
+        for index, proc in enumerate(message["procs"]):
+            mine = fds[index * per_proc : (index + 1) * per_proc]
+            self._start({**message["spec"], **proc}, mine)
+            for fd in mine:
+                os.close(fd)
+
+    def _preload(self, message: dict[str, Any]) -> None:
+        missing = [name for name in message["preload"] if name not in sys.modules]
+        if not missing:
+            return
+        path = sys.path[:]
+        sys.path[:] = message["path"]
+        try:
+            for name in missing:
+                # What cannot be imported here is imported, and reported, where it is used.
+                with contextlib.suppress(Exception):
+                    importlib.import_module(name)
+        finally:
+            sys.path[:] = path
+        self._settle()
+
+    def _start(self, spec: dict[str, Any], fds: list[int]) -> None:
+        uid = spec["uid"]
+        try:
+            pid = self._execute(spec, fds) if spec.get("command") else self._fork(spec, fds)
+        except (OSError, ValueError) as error:
+            self._tell({"op": "exited", "uid": uid, "error": str(error)})
+            return
+        self._pids[pid] = uid
+        pidfd = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
+        self._tell({"op": "started", "uid": uid, "pid": pid}, [pidfd] if pidfd >= 0 else [])
+        if pidfd >= 0:
+            os.close(pidfd)
+
+    def _fork(self, spec: dict[str, Any], fds: list[int]) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            self._become_child(spec, fds)
+            self._child_main(spec, fds[0], fds[1])
+        except BaseException:  # the last line of a process: say what happened, then end
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(1)
+
+    def _become_child(self, spec: dict[str, Any], fds: list[int]) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._sock.detach()
+        if len(fds) == 4:
+            os.dup2(fds[2], 1)
+            os.dup2(fds[3], 2)
+        # All the launcher has open is its own or another proc's: keep only ours.
+        first = 3
+        for fd in sorted(fds[:2]):
+            os.closerange(first, fd)
+            first = fd + 1
+        os.closerange(first, _OPEN_MAX)
+        if spec["pdeathsig"]:
+            die_with_parent()
+        apply_binding(spec.get("bind") or {})
+
+    def _execute(self, spec: dict[str, Any], fds: list[int]) -> int:
+        command = spec["command"]
+        boot = {k: v for k, v in spec.items() if k not in ("env", "command", "path")}
+        boot["fds"] = fds[:2]
+        environ = dict(spec["env"]) if command["inherit_env"] else {}
+        for name, value in command["env"].items():
+            if value is None:
+                environ.pop(name, None)
+            else:
+                environ[name] = value
+        environ[BOOT_VARIABLE] = json.dumps(boot)
+
+        def in_child() -> None:
+            if spec["pdeathsig"]:
+                die_with_parent()
+            apply_binding(spec.get("bind") or {})
+
+        try:
+            process = subprocess.Popen(
+                [command["arg0"] or command["program"], *command["args"]],
+                executable=command["program"],
+                env=environ,
+                cwd=spec["cwd"],
+                pass_fds=fds[:2],
+                stdin=subprocess.DEVNULL,
+                stdout=fds[2] if len(fds) == 4 else None,
+                stderr=fds[3] if len(fds) == 4 else None,
+                preexec_fn=in_child,  # noqa: PLW1509 - this process has no threads
+            )
+        except subprocess.SubprocessError as error:
+            raise ValueError(f"proc_bind could not be applied: {error}") from error
+        self._commands[process.pid] = process
+        return process.pid
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._child_in, 4096)
+        while self._pids:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            uid = self._pids.pop(pid, None)
+            process = self._commands.pop(pid, None)
+            if process is not None:
+                process.returncode = os.waitstatus_to_exitcode(status)
+            if uid is not None:
+                self._tell({"op": "exited", "uid": uid, "status": status})
+
+    def _tell(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
+        data = pack(CONTROL, 0, 0, 0, b"", json.dumps(message).encode(), nfd=len(fds or ()))
+        try:
+            if fds:
+                sent = socket.send_fds(self._sock, [data], fds)
+                if sent < len(data):
+                    self._sock.sendall(data[sent:])
+            else:
+                self._sock.sendall(data)
+        except BrokenPipeError:  # the agent is gone; the next read says so
+            return

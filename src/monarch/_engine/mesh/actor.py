@@ -1,0 +1,257 @@
+"""`Actor`, and how a class becomes a running one.
+
+`ActorSpec` is what travels in a SPAWN frame; on the actor's own thread it constructs the user's
+object and returns the `_Behaviour` that the runtime's loop drives.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from monarch._engine.base.settings import settings
+from monarch._engine.mesh.context import CreatorInstance, Instance, context, enter
+from monarch._engine.mesh.endpoint import ONCE, EndpointProperty
+from monarch._engine.runtime.cell import Cell, Handler
+from monarch._engine.shapes import Extent, MeshTrait, Point, Shape, Slice
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from monarch._engine.base.failure import MeshFailure
+    from monarch._engine.mesh.future import Future
+    from monarch._engine.mesh.proc_mesh import ProcMesh
+
+__all__ = ["Actor", "ActorSpec", "check_actor_class", "endpoints_of"]
+
+
+class _NotAMesh:
+    """A member that only meshes have."""
+
+    def __get__(self, instance: Any, owner: Any = None) -> NoReturn:
+        if instance is None:
+            return self  # type: ignore[return-value]
+        raise NotImplementedError(
+            "actor implementations are not meshes, but this class has the members of one so that "
+            "type checkers accept them on a mesh annotated with the actor's class"
+        )
+
+
+class Actor(MeshTrait):
+    """Base class of actors: a class whose endpoints are called through a mesh of its instances.
+
+    If all endpoints are plain functions the actor is *sync*: it has a thread. If all are ``async
+    def`` (or there are none) it is *async*: it has a thread with an event loop. Mixing is an error
+    at spawn. Messages are handled one at a time.
+
+    >>> class Counter(Actor):
+    ...     def __init__(self, start): self.n = start
+    """
+
+    @functools.cached_property
+    def logger(self) -> logging.Logger:
+        """The logger named after the class, at level DEBUG."""
+        logger = logging.getLogger(type(self).__name__)
+        logger.setLevel(logging.DEBUG)
+        return logger
+
+    def __supervise__(self, failure: MeshFailure) -> Any:
+        """Override to handle the failure of a mesh this actor spawned; truthy: handled."""
+
+    def __cleanup__(self, exc: Exception | None) -> Any:
+        """Override to release resources when the actor ends; `exc` is None on a normal stop."""
+
+    def _handle_undeliverable_message(self, message: Any) -> bool:
+        return False
+
+    # Meshes of actors are annotated with the actor's class, so that type checkers know the
+    # endpoints; these members let them accept `mesh.slice(...)`, too. They are no properties: an
+    # actor may have attributes of these names.
+    if TYPE_CHECKING:
+
+        @property
+        def _ndslice(self) -> Slice: ...
+
+        @property
+        def _labels(self) -> tuple[str, ...]: ...
+
+        def _new_with_shape(self, shape: Shape) -> Self: ...
+
+        @property
+        def initialized(self) -> Future[None]: ...
+
+        def stop(self, reason: str = "stopped by client") -> Future[None]: ...
+
+    else:
+        _ndslice = _NotAMesh()
+        _labels = _NotAMesh()
+        _new_with_shape = _NotAMesh()
+        initialized = _NotAMesh()
+        stop = _NotAMesh()
+
+
+Actor.__module__ = "monarch._src.actor.actor_mesh"
+
+
+@functools.lru_cache(maxsize=4096)
+def endpoints_of(cls: type) -> dict[str, EndpointProperty[Any, Any]]:
+    """The endpoints of a class by name, inherited ones included."""
+    found = {}
+    for name in dir(cls):
+        value = inspect.getattr_static(cls, name)
+        if isinstance(value, EndpointProperty):
+            found[name] = value
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def check_actor_class(cls: type) -> bool:
+    """Whether actors of `cls` are async. Raises ValueError for a class that mixes both kinds."""
+    endpoints = endpoints_of(cls)
+    is_async = {
+        name: inspect.iscoroutinefunction(prop._method) for name, prop in endpoints.items()
+    }
+    asyncs = [name for name, flag in is_async.items() if flag]
+    syncs = [name for name, flag in is_async.items() if not flag]
+    if asyncs and syncs:
+        raise ValueError(
+            f"{cls} mixes both async and sync endpoints. Make them all async or all sync.\n"
+            f"sync: {syncs}\nasync: {asyncs}"
+        )
+    cleanup = hook(cls, "__cleanup__")
+    if cleanup is not None and inspect.iscoroutinefunction(cleanup) != (not syncs):
+        if syncs:
+            raise ValueError(
+                f"{cls} has sync endpoints, but an async __cleanup__. "
+                "Make sure __cleanup__ is also synchronous."
+            )
+        if asyncs:
+            raise ValueError(
+                f"{cls} has async endpoints, but a synchronous __cleanup__. "
+                "Make sure __cleanup__ is also async."
+            )
+    for name in ("__supervise__", "_handle_undeliverable_message"):
+        function = hook(cls, name)
+        if syncs and function is not None and inspect.iscoroutinefunction(function):
+            raise ValueError(f"{cls} has sync endpoints, but an async {name}. Make it a plain def.")
+    return not syncs
+
+
+def hook(cls: type, name: str) -> Any:
+    """An optional method, or None when the class only has the base's stub."""
+    function = getattr(cls, name, None)
+    return None if function is getattr(Actor, name) else function
+
+
+class ActorSpec:
+    """Everything needed to construct one rank of an actor mesh; picklable."""
+
+    __slots__ = ("args", "cls", "creator", "kwargs", "name", "proc_mesh")
+
+    def __init__(
+        self,
+        cls: type,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str,
+        proc_mesh: ProcMesh,
+        creator: CreatorInstance,
+    ) -> None:
+        self.cls = cls
+        self.args = args
+        self.kwargs = kwargs
+        self.name = name
+        self.proc_mesh = proc_mesh
+        self.creator = creator
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = (self.cls, self.args, self.kwargs, self.name, self.proc_mesh, self.creator)
+        return ActorSpec, fields
+
+    def build(self, cell: Cell) -> _Behaviour:
+        """Construct the user's object on the current thread."""
+        cls = self.cls
+        class_name = f"{cls.__module__}.{cls.__qualname__}"
+        extent = self.proc_mesh.extent
+        rank = Point(cell.rank, extent)
+        instance = Instance(rank, self.proc_mesh, self.name, class_name, self.creator, cell)
+        enter(instance, cell.rank, extent)
+        actor = cls(*self.args, **self.kwargs)
+        return _Behaviour(instance, actor, cell)
+
+
+class _Behaviour:
+    """A constructed actor as the runtime's loop drives it."""
+
+    __slots__ = ("_cleanup", "_extents", "actor", "cell", "handlers", "instance")
+
+    def __init__(self, instance: Instance, actor: Any, cell: Cell) -> None:
+        self.instance = instance
+        self.actor = actor
+        self.cell = cell
+        self.handlers: dict[str, Handler] = {}
+        self._extents: dict[bytes, Extent] = {}
+        cls = type(actor)
+        for name, prop in endpoints_of(cls).items():
+            method = prop._method.__get__(actor, cls)
+            self.handlers[name] = Handler(
+                name,
+                method,
+                explicit=prop._user_port,
+                concurrent=prop._concurrent,
+                is_async=inspect.iscoroutinefunction(prop._method),
+            )
+        self._cleanup = actor.__cleanup__ if hook(cls, "__cleanup__") is not None else None
+        if hook(cls, "__supervise__") is not None:
+            instance._supervisor = actor.__supervise__
+
+    @property
+    def has_children(self) -> bool:
+        return bool(self.instance._meshes)
+
+    def enter(self, rank: int, extent: bytes) -> None:
+        known = self._extents.get(extent)
+        if known is None:
+            known = self._extents[extent] = Extent.from_bytes(extent)
+        enter(self.instance, rank, known)
+
+    def plain_handler(self, name: str) -> Handler | None:
+        """A method wrapped by `as_endpoint`: ``plain:name`` or, with a port, ``port:name``."""
+        kind, _, method = name.partition(":")
+        if kind not in ("plain", "port") or method.startswith("__"):
+            return None
+        function = getattr(self.actor, method, None)
+        if function is None:
+            return None
+        is_async = inspect.iscoroutinefunction(function)
+        handler = Handler(method, function, explicit=kind == "port", is_async=is_async)
+        self.handlers[name] = handler
+        return handler
+
+    def explicit_port(self, link: Any, port: int, rank: int, flags: int) -> Any:
+        from monarch._engine.mesh.port import Port
+
+        return Port._answering(self.cell, link, port, rank, once=bool(flags & ONCE))
+
+    def call_ended(self, error: BaseException | None) -> None:
+        for callback in self.cell.watchers.pop(id(context()), ()):
+            callback(error)
+
+    def stop_children(self) -> None:
+        self.instance._stop_meshes(settings.stop_actor_timeout)
+
+    def cleanup(self, error: Exception | None) -> Any:
+        if self._cleanup is None:
+            return None
+        extent = self.instance.rank.extent
+        enter(self.instance, self.cell.rank, extent)
+        return self._cleanup(error)
+
+    def cleanup_failed(self, error: BaseException) -> None:
+        print(
+            f"monarch: __cleanup__ of {self.instance} raised {type(error).__name__}: {error}",
+            file=sys.stderr,
+        )

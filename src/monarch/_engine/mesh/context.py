@@ -1,0 +1,368 @@
+"""Who is running: the actor, or the script, on whose behalf this code executes.
+
+`context()` is a context variable, set per message by the actor's loop; on a thread that has none
+it is the process's own instance: in the client the root, in a worker a stand-in for the process
+(never a second client). An `Instance` is also the owner of what its code spawns: failures of its
+meshes come to `child_failed`, and its end stops them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from monarch._engine.base.errors import format_remote
+from monarch._engine.base.failure import FAILED, STOPPED, Failure, MeshFailure
+from monarch._engine.base.identity import ActorAddr, Uid, normalize_label
+from monarch._engine.runtime.bootstrap import client_proc
+from monarch._engine.runtime.dispatch import Died, end_by
+from monarch._engine.shapes import Extent, Point
+from monarch._engine.shapes.extent import extent_of
+from monarch._engine.shapes.point import point_of
+
+if TYPE_CHECKING:
+    from monarch._engine.mesh.proc_mesh import ProcMesh
+    from monarch._engine.runtime.cell import Cell
+
+
+__all__ = [
+    "Context",
+    "CreatorInstance",
+    "Instance",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "enter",
+]
+
+NO_EXTENT = extent_of((), ())
+NO_POINT = point_of(0, NO_EXTENT)
+
+
+class CreatorInstance:
+    """What an actor knows about the one that spawned it; plain data, picklable."""
+
+    __slots__ = ("class_name", "creator", "name", "proc_mesh", "rank")
+
+    def __init__(
+        self,
+        rank: Point,
+        proc_mesh: ProcMesh,
+        name: str,
+        class_name: str | None,
+        creator: CreatorInstance | None,
+    ) -> None:
+        self.rank = rank
+        self.proc_mesh = proc_mesh
+        self.name = name
+        self.class_name = class_name
+        self.creator = creator
+
+    @property
+    def proc(self) -> ProcMesh:
+        """The singleton proc of this actor."""
+        return self.proc_mesh.slice(**self.rank)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = (self.rank, self.proc_mesh, self.name, self.class_name, self.creator)
+        return CreatorInstance, fields
+
+    def __repr__(self) -> str:
+        return display_of(self)
+
+
+def display_of(instance: Any) -> str:
+    """The ownership chain: ``<root>.<module.Class name{'gpus': 1/2}>``."""
+    rank = str(instance.rank) if len(instance.rank) else ""
+    if instance.class_name is None:
+        return f"<{instance.name}{rank}>"
+    own = f"<{instance.class_name} {instance.name}{rank}>"
+    return own if instance.creator is None else f"{display_of(instance.creator)}.{own}"
+
+
+class Instance:
+    """An actor, or the script (`root`), seen from inside: identity, place, owned meshes."""
+
+    __slots__ = (
+        "__weakref__",
+        "_cell",
+        "_display",
+        "_lock",
+        "_meshes",
+        "_supervisor",
+        "_uid",
+        "class_name",
+        "creator",
+        "name",
+        "proc_mesh",
+        "rank",
+        "system",
+    )
+
+    def __init__(
+        self,
+        rank: Point,
+        proc_mesh: ProcMesh,
+        name: str,
+        class_name: str | None,
+        creator: CreatorInstance | None,
+        cell: Cell | None,
+    ) -> None:
+        self.rank = rank
+        self.proc_mesh = proc_mesh
+        self.name = name
+        self.class_name = class_name
+        self.creator = creator
+        self.system = False
+        self._cell = cell
+        self._uid = cell.uid if cell is not None else 0
+        self._display: str | None = None
+        self._supervisor: Callable[[MeshFailure], Any] | None = None
+        self._meshes: dict[int, Any] = {}  # owned meshes that are to be stopped with this
+        self._lock = threading.Lock()
+
+    @property
+    def proc(self) -> ProcMesh:
+        """The singleton proc this actor runs on."""
+        return self.proc_mesh.slice(**self.rank)
+
+    @property
+    def actor_id(self) -> ActorAddr:
+        """A unique address; treat it as opaque."""
+        proc = client_proc()
+        label = "client" if self._cell is None else normalize_label(self.name)
+        return ActorAddr.of(
+            Uid.instance_from_value(self._uid & (1 << 63) - 1, label),
+            Uid.instance_from_value(proc.uid & (1 << 63) - 1, normalize_label(proc.label)),
+            f"ipc://@monarch-{proc.uid:x}",
+        )
+
+    @property
+    def proc_id(self) -> str:
+        """The process part of `actor_id`."""
+        return self.actor_id.proc_id
+
+    def abort(self, reason: str | None = None) -> None:
+        """Fail this actor: its owner is told, callers get `SupervisionError`. Returns at once."""
+        cell = self._require_cell("abort")
+        text = f"actor explicitly aborted due to: {reason or 'no reason provided'}"
+        failure = Failure(str(self), FAILED, text)
+        cell.abort(RuntimeError(text), failure)
+
+    def kill(self, reason: str | None = None) -> None:
+        """The same as `abort`."""
+        self.abort(reason)
+
+    def stop(self, reason: str | None = None) -> None:
+        """End this actor in good order, after the current message; not a failure."""
+        cell = self._require_cell("stop")
+        grave = Failure(str(self), STOPPED, reason or "no reason provided")
+
+        def end() -> NoReturn:
+            raise Died((grave, None))
+
+        cell.interrupt(end)
+
+    def _require_cell(self, what: str) -> Cell:
+        if self._cell is None:
+            raise RuntimeError(f"{what}() needs an actor; {self} is the process's own instance")
+        return self._cell
+
+    def set_system(self) -> None:
+        """Hide this actor in tools that list actors."""
+        self.system = True
+
+    def __repr__(self) -> str:
+        if self._display is None:
+            self._display = display_of(self)
+        return self._display
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("cannot pickle 'Instance' object; send context().actor_instance.creator "
+                        "or a mesh instead")
+
+    # -- ownership -------------------------------------------------------------------------------
+
+    def _as_creator(self) -> CreatorInstance:
+        return CreatorInstance(self.rank, self.proc_mesh, self.name, self.class_name, self.creator)
+
+    def _own(self, uid: int, mesh: Any) -> None:
+        self._meshes[uid] = mesh
+
+    def _disown(self, uid: int) -> None:
+        self._meshes.pop(uid, None)
+
+    def _stop_meshes(self, timeout: float) -> None:
+        """Stop what this instance owns, newest first, and wait at most `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while self._meshes:
+            _, mesh = self._meshes.popitem()
+            try:
+                future = mesh.stop(f"its owner {self} ended")
+                future.get(timeout=max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                continue
+            except Exception as error:  # one mesh that cannot be stopped must not keep the others
+                print(f"monarch: stopping {mesh!r} failed: {error}", file=sys.stderr)
+
+    def child_failed(self, failure: Failure) -> None:
+        """A mesh that this instance owns failed (on the reactor thread)."""
+        cell = self._cell
+        if cell is None:
+            thread = threading.Thread(
+                target=_unhandled, args=(failure,), name="monarch-fault", daemon=True
+            )
+            thread.start()
+        elif cell.is_async:
+            cell.interrupt(lambda: self._supervise_async(failure))
+        else:
+            cell.interrupt(lambda: self._supervise(failure))
+
+    def _supervise(self, failure: Failure) -> None:
+        if self._supervisor is not None:
+            enter(self, self.rank.rank, self.rank.extent)
+            try:
+                if self._supervisor(MeshFailure(failure)):
+                    return
+            except BaseException as error:  # a supervisor that raises fails its actor
+                raise Died(self._fallen(failure, error)) from None
+        raise Died(self._fallen(failure, None))
+
+    async def _supervise_async(self, failure: Failure) -> None:
+        cell = self._require_cell("supervise")
+        end = None
+        if self._supervisor is not None:
+            enter(self, self.rank.rank, self.rank.extent)
+            try:
+                handled = self._supervisor(MeshFailure(failure))
+                if hasattr(handled, "__await__"):
+                    handled = await handled
+                if handled:
+                    return
+            except BaseException as error:  # a supervisor that raises fails its actor
+                end = self._fallen(failure, error)
+        grave, error = end or self._fallen(failure, None)
+        cell.abort(error or RuntimeError(grave.report()), grave)
+
+    def _fallen(self, child: Failure, raised: BaseException | None) -> Any:
+        assert self._cell is not None
+        if raised is None:
+            grave = Failure(str(self), FAILED, "", child=child)
+            return end_by(self._cell, RuntimeError(grave.report()), grave)
+        text = f"actor explicitly aborted due to: {format_remote(raised)}"
+        grave = Failure(str(self), FAILED, text, child=child, raised=True)
+        return end_by(self._cell, raised, grave)
+
+
+class Context:
+    """The current instance and the rank of the message it handles. See `context`."""
+
+    __slots__ = ("_extent", "_rank", "actor_instance")
+
+    def __init__(self, instance: Instance, rank: int, extent: Extent) -> None:
+        self.actor_instance = instance
+        self._rank = rank
+        self._extent = extent
+
+    @property
+    def message_rank(self) -> Point:
+        """The coordinates of this actor in the mesh that the caller used."""
+        return point_of(self._rank, self._extent)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("cannot pickle 'Context' object")
+
+    def __repr__(self) -> str:
+        return f"Context(actor_instance={self.actor_instance}, message_rank={self.message_rank})"
+
+
+for _public in (Context, CreatorInstance, Instance):
+    _public.__module__ = "monarch._src.actor.actor_mesh"
+
+_context: ContextVar[Context] = ContextVar("monarch_context")
+_process_context: Context | None = None
+_lock = threading.Lock()
+
+
+def context() -> Context:
+    """The current actor's context; outside actors that of the process (the root client).
+
+    The first call in a script starts the client. Inside an actor's own threads that were not
+    started by the runtime it is the context of the process, not of an actor.
+    """
+    found = _context.get(None)
+    return found if found is not None else process_context()
+
+
+def enter(instance: Instance, rank: int, extent: Extent) -> None:
+    """Make `instance` current, handling a message for `rank` of `extent`."""
+    _context.set(Context(instance, rank, extent))
+
+
+def process_context() -> Context:
+    """The context of the process itself: the root client, or a worker's stand-in for it."""
+    global _process_context
+    if _process_context is None:
+        client_proc()
+        with _lock:
+            if _process_context is None:
+                from monarch._engine.mesh.proc_mesh import own_proc_mesh
+
+                mesh = own_proc_mesh()
+                root = Instance(NO_POINT, mesh, "root", None, None, None)
+                _process_context = Context(root, 0, NO_EXTENT)
+    return _process_context
+
+
+def forget_process_context() -> None:
+    """In a forked child: what was the parent's is not ours."""
+    global _process_context
+    _process_context = None
+
+
+def current_rank() -> Point:
+    """The rank of the current message: `context().message_rank`.
+
+    >>> current_rank().rank
+    0
+    """
+    return context().message_rank
+
+
+def current_size() -> dict[str, int]:
+    """The sizes of the mesh the current message was sent to; ``{}`` for singletons."""
+    extent = context().message_rank.extent
+    return {label: extent[label] for label in extent}
+
+
+def current_actor_name() -> str:
+    """A string that is unique to the current actor instance; treat it as opaque."""
+    return str(context().actor_instance.actor_id)
+
+
+def _unhandled(failure: Failure) -> None:
+    """A failure reached the root: ask the hook, and end the program if it does not handle it."""
+    import signal
+
+    facade = sys.modules["monarch.actor"]
+    try:
+        facade.unhandled_fault_hook(MeshFailure(failure))
+    except BaseException:  # any exception says: not handled
+        when = time.strftime("%Y-%m-%d %H:%M:%S")
+        print(
+            f"Unhandled monarch error on the root actor, hostname={socket.gethostname()}, "
+            f"PID={os.getpid()} at time {when}:\n{failure.report()}\n",
+            file=sys.stderr,
+            flush=True,
+        )
+        # A real signal: it also ends a sleep or a join in the main thread.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+

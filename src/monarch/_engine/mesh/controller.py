@@ -1,0 +1,96 @@
+"""Named singletons: one actor per name in the client's process, found from anywhere in the tree."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from monarch._engine.mesh.actor import Actor
+from monarch._engine.mesh.actor_mesh import ActorMesh, spawn_actors
+from monarch._engine.mesh.context import process_context
+from monarch._engine.mesh.endpoint import endpoint
+from monarch._engine.mesh.future import Future
+from monarch._engine.mesh.proc_mesh import ProcMesh, own_proc_mesh, this_proc
+from monarch._engine.runtime.bootstrap import client_proc, spec_of_this_proc
+from monarch._engine.shapes import Shape
+
+__all__ = ["get_or_spawn_controller", "start_controllers"]
+
+T = TypeVar("T")
+_NAME = "controller_controller"
+
+
+class _ControllerController(Actor):
+    """Owns all controllers. One per client; its mesh uid is the client's plus one."""
+
+    def __init__(self) -> None:
+        self._controllers: dict[str, Any] = {}
+        self._labels: dict[str, str] = {}
+        self._failures: dict[str, str] = {}
+
+    @endpoint
+    def get_or_spawn(
+        self, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if name in self._failures:
+            raise ValueError(f"Failure on {name}: {self._failures[name]}")
+        if name not in self._controllers:
+            mesh = spawn_actors(this_proc(), name, cls, args, kwargs)
+            self._controllers[name] = mesh
+            self._labels[mesh._name.get()] = name
+        return self._controllers[name]
+
+    def __supervise__(self, failure: Any) -> bool:
+        name = self._labels.get(failure.mesh_name)
+        if name is not None:
+            self._failures.setdefault(name, str(failure))
+        return True
+
+
+_ControllerController.__module__ = "monarch._src.actor.proc_mesh"
+
+
+def start_controllers() -> None:
+    """In the client: make the owner of controllers reachable for the procs about to start."""
+    proc = client_proc()
+    if proc.client and proc.uid + 1 not in proc.cells and proc.uid + 1 not in proc.graves:
+        from monarch._engine.mesh.context import _context
+
+        token = _context.set(process_context())
+        try:
+            spawn_actors(own_proc_mesh(), _NAME, _ControllerController, (), {}, uid=proc.uid + 1)
+        finally:
+            _context.reset(token)
+
+
+def _get_controller_controller() -> Any:
+    """The owner of controllers, from anywhere in the tree."""
+    client = spec_of_this_proc.get("client")
+    if client is None:
+        start_controllers()
+        client = client_proc().uid
+    display = f"<root>.<{_ControllerController.__module__}._ControllerController {_NAME}"
+    procs = ProcMesh(client, "local", Shape.unity(), None)
+    return ActorMesh(
+        _ControllerController,
+        _NAME,
+        client + 1,
+        Shape.unity(),
+        procs,
+        display,
+        client_proc(),
+        None,
+    )
+
+
+def get_or_spawn_controller(name: str, Class: type[T], *args: Any, **kwargs: Any) -> Future[T]:  # noqa: N803
+    """The controller called `name`, constructed as ``Class(*args, **kwargs)`` on first use.
+
+    It runs in the client's process and outlives whoever asked for it; use `call_one` on it. Later
+    calls return the same actor and ignore class and arguments. Once a controller has failed, its
+    name raises `ActorError`.
+    """
+    from monarch._engine.mesh.proc_mesh import _check_constructor
+
+    _check_constructor(Class, args, kwargs)
+    result: Future[T] = _get_controller_controller().get_or_spawn.call_one(name, Class, args, kwargs)
+    return result

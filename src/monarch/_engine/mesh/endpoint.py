@@ -1,0 +1,569 @@
+"""Endpoints: the methods of an actor that others may call, and the adverbs that call them.
+
+`@endpoint` makes an `EndpointProperty` of a method; on a mesh, the property's name gives an
+`ActorEndpoint`, made once per mesh and kept. It resolves everything that does not change from call
+to call (links, frame meta, the signature check), so that a call is: check, encode, pack, send.
+
+Path of a call (see docs/design.md): `call_one` here -> `Proc.send` -> `Link.send` -> the peer's
+reactor -> `Cell.put` -> `dispatch` -> reply -> this process's reactor -> `deliver` of the sink
+below -> the thread in `Future.get`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+)
+
+from monarch._engine.base.errors import SupervisionError
+from monarch._engine.base.failure import Failure
+from monarch._engine.mesh.future import _ERROR, _RAW, Future
+from monarch._engine.mesh.value_mesh import ValueMesh
+from monarch._engine.runtime.body import decode_body
+from monarch._engine.runtime.dispatch import call_meta, rebuild_error
+from monarch._engine.runtime.proc import Proc, Verdict
+from monarch._engine.wire.frame import CALL, ERROR, FAILURE, pack
+
+if TYPE_CHECKING:
+    from monarch._engine.mesh.actor_mesh import ActorMesh
+    from monarch._engine.mesh.port import Port
+    from monarch._engine.shapes import Shape
+
+__all__ = [
+    "ActorEndpoint",
+    "Endpoint",
+    "EndpointProperty",
+    "NotAnEndpoint",
+    "ValueStream",
+    "as_endpoint",
+    "concurrent_endpoint",
+    "endpoint",
+    "send",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+Propagator = Literal["cached", "inspect", "mocked"] | Callable[..., Any] | None
+
+ONCE = 1  # flag of a CALL: its port takes one answer
+RAISE = 4  # flag of a POST: the body is an exception to raise as it is
+
+
+class Endpoint(Protocol[P, R_co]):
+    """The type of ``mesh.method``, for annotations."""
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]: ...
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]: ...
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]: ...
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> ValueStream[R_co]: ...
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+
+
+class EndpointProperty(Generic[P, R]):
+    """A method marked as an endpoint. Not callable: actors are called through their mesh."""
+
+    def __init__(
+        self,
+        method: Callable[..., Any],
+        propagator: Propagator = None,
+        explicit_response_port: bool = False,
+        instrument: bool = True,
+        concurrent: bool = False,
+    ) -> None:
+        self._method = method
+        self._propagator = propagator
+        self._explicit_response_port = explicit_response_port
+        self._instrument = instrument
+        # A concurrent endpoint answers when its task is done, not when dispatch returns.
+        self._concurrent = concurrent
+        self._user_port = explicit_response_port
+        if concurrent:
+            self._explicit_response_port = True
+        self.__doc__ = method.__doc__
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._method.__qualname__}>"
+
+
+def endpoint(
+    method: Any = None,
+    *,
+    propagate: Propagator = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
+    """Mark a method of an `Actor` as callable from elsewhere; bare or with options.
+
+    Args:
+        propagate: how the tensor engine finds the shape of results of ``.rref``.
+        explicit_response_port: the method is ``(self, port, *args)`` and answers by
+            ``port.send(value)`` or ``port.exception(error)``, now or later, from any thread.
+        instrument: wrap each call in a tracing span when tracing is on.
+
+    >>> class Adder:
+    ...     @endpoint
+    ...     def add(self, x): return x + 1
+    >>> Adder.add
+    <endpoint Adder.add>
+    """
+
+    def decorate(method: Any) -> Any:
+        _check_propagate(propagate)
+        return EndpointProperty(method, propagate, explicit_response_port, instrument)
+
+    return decorate if method is None else decorate(method)
+
+
+def concurrent_endpoint(
+    method: Any = None,
+    *,
+    propagate: Propagator = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
+    """Mark an ``async def`` method that runs as a task: the actor takes messages meanwhile.
+
+    Callers notice no difference. Bodies of one sender start in the order they were sent. Raises
+    ValueError for a plain method and for one that is an `endpoint` already.
+    """
+
+    def decorate(method: Any) -> Any:
+        if isinstance(method, EndpointProperty):
+            raise ValueError(
+                "concurrent_endpoint does not wrap @endpoint; pass endpoint options to "
+                "@concurrent_endpoint"
+            )
+        if not inspect.iscoroutinefunction(method):
+            raise ValueError("concurrent_endpoint can only wrap async endpoints")
+        _check_propagate(propagate)
+        return EndpointProperty(
+            method, propagate, explicit_response_port, instrument, concurrent=True
+        )
+
+    return decorate if method is None else decorate(method)
+
+
+def _check_propagate(propagate: Propagator) -> None:
+    if propagate == "mocked":
+        raise NotImplementedError("propagate='mocked' is not implemented")
+
+
+def signature_of(prop: EndpointProperty[Any, Any]) -> inspect.Signature:
+    """What callers may pass: the method's signature without `self` and an explicit port."""
+    signature = inspect.signature(prop._method)
+    skip = 2 if prop._user_port else 1
+    return signature.replace(parameters=list(signature.parameters.values())[skip:])
+
+
+class _Check:
+    """The argument check of one method: a comparison for plain calls, `inspect` for the rest."""
+
+    __slots__ = ("_most", "_need", "_signature", "_simple")
+
+    def __init__(self, signature: inspect.Signature) -> None:
+        self._signature = signature
+        parameters = list(signature.parameters.values())
+        positional = [
+            p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        self._simple = all(
+            p.kind is not p.KEYWORD_ONLY or p.default is not p.empty for p in parameters
+        )
+        self._need = sum(p.default is p.empty for p in positional)
+        self._most = len(positional)
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            self._most = 1 << 30
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not kwargs and self._simple and self._need <= len(args) <= self._most:
+            return
+        self._signature.bind(*args, **kwargs)
+
+
+_checks: dict[Any, _Check] = {}
+
+
+def check_of(prop: EndpointProperty[Any, Any]) -> _Check:
+    check = _checks.get(prop)
+    if check is None:
+        check = _checks[prop] = _Check(signature_of(prop))
+    return check
+
+
+# -- what waits for answers ----------------------------------------------------------------------
+
+
+def _settle_error(flags: int, body: Any, endpoint_name: str) -> BaseException:
+    if flags & FAILURE:
+        failure: Failure = decode_body(body)
+        return SupervisionError(failure.report(), endpoint_name)
+    if flags & RAISE:
+        error: BaseException = decode_body(body)
+        return error
+    return rebuild_error(body)
+
+
+def lost_error(endpoint: ActorEndpoint[Any, Any], rank: int, verdict: Verdict) -> BaseException:
+    """What a caller is told when the process of one rank is gone."""
+    if verdict.error.startswith("error creating proc"):
+        return ValueError(verdict.error)
+    failure = Failure(endpoint.mesh.display_of_rank(rank), verdict.kind, verdict.error)
+    return SupervisionError(failure.report(), endpoint.name)
+
+
+class _Reply(Future[R]):
+    """The answer of one actor."""
+
+    __slots__ = ("_endpoint", "_link", "_port", "_rank")
+
+    def deliver(self, rank: int, flags: int, body: Any) -> None:
+        self._endpoint.proc.ports.pop(self._port, None)
+        self._resolve(_RAW, (flags, body))
+
+    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+        if link is self._link:
+            self._endpoint.proc.ports.pop(self._port, None)
+            self._resolve(_ERROR, lost_error(self._endpoint, self._rank, verdict))
+
+    def _decode(self, content: Any) -> Any:
+        flags, body = content
+        if flags:
+            raise _settle_error(flags, body, self._endpoint.name)
+        return decode_body(body)
+
+
+class _Replies(Future[Any]):
+    """The answers of all actors of a mesh; the first error settles it."""
+
+    __slots__ = ("_bodies", "_endpoint", "_links", "_missing", "_port")
+
+    def deliver(self, rank: int, flags: int, body: Any) -> None:
+        if flags:
+            self._endpoint.proc.ports.pop(self._port, None)
+            self._resolve(_RAW, (flags, body))
+            return
+        self._bodies[rank] = body
+        self._missing -= 1
+        if not self._missing:
+            self._endpoint.proc.ports.pop(self._port, None)
+            self._resolve(_RAW, (0, None))
+
+    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+        for rank, other in enumerate(self._links):
+            if other is link and self._bodies[rank] is None:
+                self._endpoint.proc.ports.pop(self._port, None)
+                self._resolve(_ERROR, lost_error(self._endpoint, rank, verdict))
+                return
+
+    def _decode(self, content: Any) -> Any:
+        flags, body = content
+        if flags:
+            raise _settle_error(flags, body, self._endpoint.name)
+        return ValueMesh._lazy(self._endpoint.mesh._shape, self._bodies)
+
+
+class ValueStream(Generic[R]):
+    """An iterator of exactly one Future per actor, which resolve in the order answers arrive."""
+
+    def __init__(self, endpoint: ActorEndpoint[Any, R], count: int) -> None:
+        self._endpoint = endpoint
+        self._futures: list[_Reply[R]] = []
+        self._unsettled: deque[_Reply[R]] = deque()
+        self._answered: set[int] = set()
+        self._port = 0
+        self._links: list[Any] = []
+        for _ in range(count):
+            future: _Reply[R] = _Reply._new()
+            future._endpoint = endpoint
+            future._link = None
+            future._port = 0
+            future._rank = 0
+            self._futures.append(future)
+        self._unsettled.extend(self._futures)
+        self._iterator = iter(self._futures)
+
+    def __iter__(self) -> Iterator[Future[R]]:
+        return self
+
+    def __next__(self) -> Future[R]:
+        return next(self._iterator)
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def deliver(self, rank: int, flags: int, body: Any) -> None:
+        if self._unsettled:
+            self._answered.add(rank)
+            self._next(_RAW, (flags, body))
+
+    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+        for rank, other in enumerate(self._links):
+            if other is link and rank not in self._answered and self._unsettled:
+                self._answered.add(rank)
+                self._next(_ERROR, lost_error(self._endpoint, rank, verdict))
+
+    def _next(self, state: int, content: Any) -> None:
+        future = self._unsettled.popleft()
+        if not self._unsettled:
+            self._endpoint.proc.ports.pop(self._port, None)
+        future._resolve(state, content)
+
+
+# -- calling -------------------------------------------------------------------------------------
+
+
+class ActorEndpoint(Generic[P, R]):
+    """One endpoint of one mesh. The adverbs send at once; results come through futures.
+
+    Args:
+        mesh: the (sliced) actor mesh.
+        method: the endpoint's name.
+        prop: its property on the class.
+        proc: the calling process.
+    """
+
+    __slots__ = ("_check", "_links", "_meta", "mesh", "method", "proc", "prop")
+
+    def __init__(
+        self, mesh: ActorMesh, method: str, prop: EndpointProperty[P, R], proc: Proc
+    ) -> None:
+        self.mesh = mesh
+        self.method = method
+        self.prop = prop
+        self.proc = proc
+        self._check = check_of(prop)
+        self._meta = call_meta(method, mesh._shape.extent.to_bytes())
+        self._links: list[Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """How errors call this call: ``mesh.method()``."""
+        return f"{self.mesh._mesh_name}.{self.method}()"
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call the only actor of the mesh; its result.
+
+        Raises ValueError at once unless the mesh has exactly one element.
+        """
+        links = self._links or self._resolve()
+        if len(links) != 1:
+            raise ValueError(f"call_one requires exactly 1 actor, but mesh has {len(links)}")
+        return self._one(links, 0, args, kwargs)
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call one actor, picked uniformly at random; its result."""
+        links = self._links or self._resolve()
+        if not links:
+            raise ValueError("choose requires at least 1 actor, but the mesh is empty")
+        return self._one(links, random.randrange(len(links)), args, kwargs)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
+        """Call every actor; all results, in the mesh's shape. The first error settles the call."""
+        links = self._links or self._resolve()
+        self._check(args, kwargs)
+        future: _Replies = _Replies._new()
+        future._endpoint = self
+        future._links = links
+        future._bodies = [None] * len(links)
+        future._missing = len(links)
+        if not links:
+            future._port = 0
+            future._resolve(_RAW, (0, None))
+            return future
+        future._port = self.proc.open_port(future)
+        self._cast(links, args, kwargs, future._port, future)
+        return future
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> ValueStream[R]:
+        """Call every actor; an iterator of one Future each, resolving as answers arrive."""
+        links = self._links or self._resolve()
+        self._check(args, kwargs)
+        stream: ValueStream[R] = ValueStream(self, len(links))
+        stream._links = links
+        if links:
+            stream._port = self.proc.open_port(stream)
+            self._cast(links, args, kwargs, stream._port, stream)
+        return stream
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Send to every actor and forget: no result, no acknowledgement, no error."""
+        links = self._links or self._resolve()
+        self._check(args, kwargs)
+        self._cast(links, args, kwargs, 0, None)
+
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Call on distributed tensors (needs the tensor engine and an active mesh)."""
+        raise TypeError(
+            f"Incorrect arguments to monarch operation:\n  {self.name} with rref\n"
+            "Remote functions require an active device mesh, use `with mesh.activate():`"
+        )
+
+    def _send(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        port: Port[Any] | None = None,
+        selection: str = "all",
+    ) -> None:
+        """Low level: answers of the selected actors go to `port`, if there is one."""
+        links = self._links or self._resolve()
+        if selection not in ("all", "choose"):
+            raise ValueError(f"Invalid selection: {selection}; use 'all' or 'choose'")
+        self._check(args, kwargs)
+        port_id = 0 if port is None else port._local_id()
+        if selection == "choose":
+            self._send_one(links, random.randrange(len(links)), args, kwargs, port_id, 0)
+        else:
+            self._cast(links, args, kwargs, port_id, None)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"cannot pickle 'ActorEndpoint' object {self.name}; send the mesh instead")
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self.name} of {self.mesh!r}>"
+
+    # -- the path --------------------------------------------------------------------------------
+
+    def _resolve(self) -> list[Any]:
+        self._links = links = self.mesh._resolve_links()
+        return links
+
+    def _one(
+        self, links: list[Any], rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Future[R]:
+        self._check(args, kwargs)
+        future: _Reply[R] = _Reply._new()
+        future._endpoint = self
+        future._link = links[rank]
+        future._rank = rank
+        future._port = port = self.proc.open_port(future)
+        try:
+            ok = self._send_one(links, rank, args, kwargs, port, ONCE)
+        except BaseException:
+            self.proc.close_port(port)
+            raise
+        if not ok:
+            self._unreachable(links[rank], future)
+        return future
+
+    def _send_one(
+        self,
+        links: list[Any],
+        rank: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        port: int,
+        flags: int,
+    ) -> bool:
+        proc = self.proc
+        link = links[rank]
+        uid = self.mesh._uid
+        payload = proc.encode((args, kwargs))
+        if link.paused and uid in link.paused:
+            proc.wait_for_gate(link, uid, self.name)
+        stream = payload.stream
+        if stream is not None and link is not proc.local and link.queued <= link.queue_limit:
+            return cast(bool, link.send(pack(CALL, uid, port, rank, self._meta, stream, flags)))
+        ok = proc.send(link, CALL, uid, port, rank, self._meta, payload, flags)
+        proc.sent(payload)
+        return ok
+
+    def _cast(
+        self,
+        links: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        port: int,
+        sink: Any,
+    ) -> None:
+        proc = self.proc
+        uid = self.mesh._uid
+        meta = self._meta
+        flags = ONCE if isinstance(sink, _Replies) else 0
+        try:
+            payload = proc.encode((args, kwargs))
+            for link in links:
+                if link.paused and uid in link.paused:
+                    proc.wait_for_gate(link, uid, self.name)
+        except BaseException:
+            if sink is not None:
+                proc.close_port(port)
+            raise
+        for rank, link in enumerate(links):
+            if not proc.send(link, CALL, uid, port, rank, meta, payload, flags) and sink:
+                self._unreachable(link, sink)
+        proc.sent(payload)
+
+    def _unreachable(self, link: Any, sink: Any) -> None:
+        """The link is lost: tell the sink now if the reason is known; else `_bury` will."""
+        verdict = self.proc.verdicts.get(link.uid)
+        if verdict is not None:
+            sink.peer_lost(link, verdict)
+
+
+class NotAnEndpoint:
+    """A public method that was not decorated: calling it says what to do."""
+
+    def __init__(self, mesh: ActorMesh, name: str) -> None:
+        self._mesh = mesh
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(
+            f"Actor {self._mesh._class}.{self._name} is not annotated as an endpoint. To call it "
+            "as one, add a @endpoint decorator to it, or directly wrap it in one "
+            "as_endpoint(obj.method).call(...)"
+        )
+
+
+def as_endpoint(
+    not_an_endpoint: Any,
+    *,
+    propagate: Propagator = None,
+    explicit_response_port: bool = False,
+) -> Any:
+    """An endpoint from ``mesh.plain_method``, without decorating the class.
+
+    Raises ValueError for anything but an undecorated method of a spawned mesh.
+    """
+    if not isinstance(not_an_endpoint, NotAnEndpoint):
+        raise ValueError("expected an method of a spawned actor")
+    mesh = not_an_endpoint._mesh
+    method = getattr(mesh._class, not_an_endpoint._name)
+    prop: EndpointProperty[Any, Any] = EndpointProperty(method, propagate, explicit_response_port)
+    name = f"{'port:' if explicit_response_port else 'plain:'}{not_an_endpoint._name}"
+    return ActorEndpoint(mesh, name, prop, mesh._proc)
+
+
+def send(
+    endpoint: ActorEndpoint[Any, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    port: Port[Any] | None = None,
+    selection: str = "all",
+) -> None:
+    """Send to the selected actors; their results, or errors, go to `port` if there is one."""
+    endpoint._send(args, kwargs, port, selection)
+
+
+ActorEndpoint.__module__ = "monarch._rust_bindings.monarch_hyperactor.endpoint"
+EndpointProperty.__module__ = "monarch._src.actor.endpoint"
+NotAnEndpoint.__module__ = "monarch._src.actor.endpoint"
+ValueStream.__module__ = "monarch._src.actor.actor_mesh"

@@ -1,0 +1,309 @@
+"""`HostMesh`: the machines, where processes are spawned. One host so far: this one."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from monarch._engine.base.bootstrap_command import BootstrapCommand
+from monarch._engine.base.identity import normalize_label
+from monarch._engine.launch.binding import parse_cpu_list
+from monarch._engine.mesh.actor import Actor
+from monarch._engine.mesh.actor_mesh import spawn_actors
+from monarch._engine.mesh.context import context
+from monarch._engine.mesh.endpoint import endpoint
+from monarch._engine.mesh.future import Future
+from monarch._engine.mesh.proc_mesh import ProcMesh, announce
+from monarch._engine.runtime.bootstrap import (
+    SETUP,
+    client_proc,
+    launch_spec,
+    spec_of_this_proc,
+    start_agent,
+)
+from monarch._engine.runtime.proc import new_uid
+from monarch._engine.shapes import Extent, MeshTrait, Point, Shape, Slice
+from monarch._engine.shapes.shape import shape_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["HostMesh", "default_bootstrap_cmd", "local_host", "this_host"]
+
+_MAIN_MODULE = "monarch._src.actor.bootstrap_main"
+
+
+class HostMesh(MeshTrait):
+    """A mesh of hosts. `this_host()` is the local one, of extent ``{}``."""
+
+    def __init__(self, shape: Shape, python: str | None = None) -> None:
+        self._shape = shape
+        self._python = python
+        self._stream_logs = False
+
+    # -- mesh ------------------------------------------------------------------------------------
+
+    @property
+    def _ndslice(self) -> Slice:
+        return self._shape.ndslice
+
+    @property
+    def _labels(self) -> tuple[str, ...]:
+        return self._shape._labels
+
+    def _new_with_shape(self, shape: Shape) -> HostMesh:
+        return HostMesh(shape, self._python)
+
+    @property
+    def region(self) -> Any:
+        """The region of hosts."""
+        return self._shape.region
+
+    @property
+    def stream_logs(self) -> bool:
+        """Whether output of the procs is streamed to the client from the start."""
+        return self._stream_logs
+
+    @property
+    def is_fake_in_process(self) -> bool:
+        """Always False: every host is real."""
+        return False
+
+    @property
+    def _hy_host_mesh(self) -> HostMesh:
+        return self
+
+    # -- processes -------------------------------------------------------------------------------
+
+    def spawn_procs(
+        self,
+        per_host: dict[str, int] | None = None,
+        bootstrap: Callable[[], Any] | None = None,
+        name: str | None = None,
+        proc_bind: list[dict[str, str]] | None = None,
+        bootstrap_command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None = None,
+    ) -> ProcMesh:
+        """Start processes on every host; the mesh of them, at once.
+
+        Args:
+            per_host: names and sizes of the dimensions to add per host; None: one process.
+            bootstrap: called once in each process before any actor there, without arguments; may
+                be async. If it fails, everything on the mesh fails with its error.
+            name: label of the processes, ``<name>-<rank>``.
+            proc_bind: one dict per process of a host, with ``cpus`` or ``physcpubind``,
+                ``cpunodebind``, ``membind``: CPU and memory binding, set before user code runs.
+            bootstrap_command: execute this instead of forking; or a function of the `Point` of
+                each process that gives it.
+
+        The processes inherit environment, cwd and ``sys.path`` as they are at this call.
+        """
+        extent = self._extent_with(per_host)
+        count = extent.nelements
+        if proc_bind is not None:
+            _check_binding(proc_bind, count // max(1, len(self)))
+        owner = context().actor_instance
+        proc = client_proc()
+        start_agent()
+        if proc.client:
+            from monarch._engine.mesh.controller import start_controllers
+
+            start_controllers()
+        base = new_uid()
+        label = normalize_label(name) if name is not None else "anon"
+        spec = {**launch_spec(), "python_override": self._python, **_inherited_fields()}
+        procs: list[dict[str, Any]] = []
+        for rank in range(count):
+            entry: dict[str, Any] = {"uid": base + rank, "rank": rank, "label": f"{label}-{rank}"}
+            command = self._command_for(rank, extent, bootstrap_command)
+            if command is not None:
+                entry["command"] = {
+                    "program": command.program,
+                    "arg0": command.arg0,
+                    "args": list(command.args),
+                    "env": dict(command.env),
+                    "inherit_env": command.inherit_env,
+                }
+            if proc_bind is not None:
+                binding = proc_bind[rank % len(proc_bind)]
+                entry["bind"] = {k: v for k, v in binding.items() if k in _BINDINGS}
+            procs.append(entry)
+        proc.spawn_procs(spec, procs)
+        shape = shape_of(extent._labels, Slice.new_row_major(extent.sizes))
+        mesh = ProcMesh(base, label, shape, self, owner)
+        owner._own(base, mesh)
+        if bootstrap is not None:
+            kind = _AsyncSetup if inspect.iscoroutinefunction(bootstrap) else _Setup
+            setup = spawn_actors(mesh, "setup", kind, (bootstrap,), {}, SETUP)
+            mesh._setup = setup.setup.call()
+        announce(mesh)
+        return mesh
+
+    def _extent_with(self, per_host: dict[str, int] | None) -> Extent:
+        if per_host is None:
+            per_host = {}
+        if not isinstance(per_host, dict):
+            raise AttributeError(
+                f"per_host must be a dict of dimension sizes such as {{'gpus': 8}}, not {per_host!r}"
+            )
+        overlap = [label for label in per_host if label in self._labels]
+        if overlap:
+            raise ValueError(f"per_host labels {overlap} overlap with host labels {self._labels}")
+        for label, size in per_host.items():
+            if not isinstance(size, int) or isinstance(size, bool):
+                raise TypeError(f"per_host[{label!r}] must be an int, not {size!r}")
+            if size < 1:
+                raise ValueError(f"per_host[{label!r}] must be at least 1, not {size}")
+        sizes = [*self.extent.sizes, *per_host.values()]
+        return Extent([*self._labels, *per_host], sizes)
+
+    def _command_for(self, rank: int, extent: Extent, given: Any) -> BootstrapCommand | None:
+        if given is None:
+            if self._python is None:
+                return None
+            return BootstrapCommand(self._python, None, ["-m", _MAIN_MODULE], {})
+        command = given if isinstance(given, BootstrapCommand) else given(Point(rank, extent))
+        if not isinstance(command, BootstrapCommand):
+            raise TypeError(
+                "bootstrap_command must be a BootstrapCommand or a function of a Point that "
+                f"returns one, not {command!r}"
+            )
+        return command
+
+    def with_python_executable(self, path: str) -> HostMesh:
+        """The same hosts, whose processes run another interpreter that has monarch installed."""
+        return HostMesh(self._shape, os.fspath(path))
+
+    # -- life ------------------------------------------------------------------------------------
+
+    @property
+    def initialized(self) -> Future[Literal[True]]:
+        """Resolves to True when the hosts can spawn."""
+        start_agent()
+        return Future._of(True)
+
+    def shutdown(self) -> NoReturn:
+        """Only for hosts that were attached; the local one lives as long as the client."""
+        raise RuntimeError(
+            "cannot shut down `HostMesh` that is a reference instead of owned; this_host() ends "
+            "with the program, stop its proc meshes instead"
+        )
+
+    def stop(self) -> NoReturn:
+        """Only for hosts that were attached; the local one lives as long as the client."""
+        raise RuntimeError(
+            "cannot stop `HostMesh` that is a reference instead of owned; stop the proc meshes "
+            "spawned on it instead"
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    async def sync_workspace(
+        self, workspace: Any, conda: bool = False, auto_reload: bool = False
+    ) -> NoReturn:
+        """Only for hosts that were attached: this host has the workspace already."""
+        raise RuntimeError(
+            "cannot call sync_workspace on a sliced host mesh or one that was sent over an actor "
+            "endpoint; it needs hosts that were attached"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, HostMesh):
+            return NotImplemented
+        return (self._shape, self._python) == (other._shape, other._python)
+
+    def __hash__(self) -> int:
+        return hash((self._shape, self._python))
+
+    def __repr__(self) -> str:
+        return f"<HostMesh {self.extent}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HostMesh, (self._shape, self._python)
+
+
+HostMesh.__module__ = "monarch._src.actor.host_mesh"
+
+_BINDINGS = ("cpus", "physcpubind", "cpunodebind", "membind")
+
+
+def _check_binding(proc_bind: list[dict[str, str]], per_host: int) -> None:
+    if len(proc_bind) != per_host:
+        raise ValueError(
+            f"proc_bind length ({len(proc_bind)}) must equal procs_per_host ({per_host})"
+        )
+    for binding in proc_bind:
+        for key in _BINDINGS:
+            if key in binding:
+                parse_cpu_list(binding[key])
+
+
+def _inherited_fields() -> dict[str, Any]:
+    """What every process of one runtime has in common: its client, and a name for the run."""
+    if spec_of_this_proc:
+        return {key: spec_of_this_proc[key] for key in ("client", "execution_id")}
+    user = os.environ.get("USER", "user")
+    started = time.strftime("%b-%d_%H:%M")
+    return {"client": client_proc().uid, "execution_id": f"{user}_{started}_{os.getpid()}"}
+
+
+def local_host() -> HostMesh:
+    """The host of this process, with the interpreter it was told to use."""
+    return HostMesh(Shape.unity(), spec_of_this_proc.get("python_override"))
+
+
+def this_host() -> HostMesh:
+    """The host of the current actor, or of the script: where `spawn_procs` starts processes.
+
+    In a script the first call starts the host agent in the background.
+    """
+    start = context().actor_instance  # makes the client if need be
+    start_agent()
+    return start.proc.host_mesh
+
+
+def default_bootstrap_cmd() -> BootstrapCommand:
+    """The command that turns a fresh interpreter into a proc."""
+    return BootstrapCommand(sys.executable, None, ["-m", _MAIN_MODULE], {})
+
+
+class _Setup(Actor):
+    """Runs the bootstrap callable of `spawn_procs` before any other actor of its process."""
+
+    def __init__(self, bootstrap: Callable[[], Any]) -> None:
+        self._bootstrap = bootstrap
+
+    @endpoint
+    def setup(self) -> None:
+        with _setup_gate():
+            self._bootstrap()
+
+
+class _AsyncSetup(Actor):
+    """The same for an async callable."""
+
+    def __init__(self, bootstrap: Callable[[], Any]) -> None:
+        self._bootstrap = bootstrap
+
+    @endpoint
+    async def setup(self) -> None:
+        with _setup_gate():
+            await self._bootstrap()
+
+
+def _setup_gate() -> Any:
+    return client_proc().setup

@@ -1,0 +1,82 @@
+"""Test doubles: `patch_actor` makes every spawn of one class spawn another instead."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["mock_of", "patch_actor"]
+
+_mocks: dict[type, type] = {}
+
+
+def mock_of(cls: type) -> type:
+    """The class to spawn for `cls`."""
+    return _mocks.get(cls, cls)
+
+
+def registry() -> dict[type, type]:
+    """The active replacements; procs spawned meanwhile inherit them."""
+    return dict(_mocks)
+
+
+def install(mocks: dict[type, type]) -> None:
+    """Make `mocks` the active replacements of this process."""
+    _mocks.clear()
+    _mocks.update(mocks)
+
+
+class patch_actor:  # noqa: N801 - the interface's name
+    """Replace `original` by `mock` in every spawn inside the block, here and in procs it spawns.
+
+    A context manager (also async) and a decorator; blocks nest, and leaving one restores what was
+    before.
+
+    >>> class Real: ...
+    >>> class Fake: ...
+    >>> with patch_actor(Real, Fake):
+    ...     mock_of(Real).__name__
+    'Fake'
+    """
+
+    def __init__(self, original: type, mock: type) -> None:
+        self._original = original
+        self._mock = mock
+        self._previous: list[type | None] = []
+
+    def __enter__(self) -> patch_actor:
+        self._previous.append(_mocks.get(self._original))
+        _mocks[self._original] = self._mock
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        previous = self._previous.pop()
+        if previous is None:
+            del _mocks[self._original]
+        else:
+            _mocks[self._original] = previous
+
+    async def __aenter__(self) -> patch_actor:
+        return self.__enter__()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.__exit__(*exc_info)
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def patched_async(*args: Any, **kwargs: Any) -> Any:
+                with patch_actor(self._original, self._mock):
+                    return await function(*args, **kwargs)
+
+            return patched_async
+
+        @functools.wraps(function)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            with patch_actor(self._original, self._mock):
+                return function(*args, **kwargs)
+
+        return patched

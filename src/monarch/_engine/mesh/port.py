@@ -1,0 +1,291 @@
+"""Ports and channels: one-way messages to whoever holds the receiver.
+
+A `Port` names a port number in one process. It can be sent anywhere; `send` goes over the link to
+that process. Explicit response ports of endpoints are the same class, bound to the link the call
+came in on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+from monarch._engine.mesh.endpoint import RAISE
+from monarch._engine.mesh.future import _PENDING, _RAW, Future
+from monarch._engine.runtime.body import decode_body
+from monarch._engine.runtime.bootstrap import client_proc
+from monarch._engine.runtime.dispatch import rebuild_error
+from monarch._engine.runtime.proc import Verdict
+from monarch._engine.wire.frame import FAILURE, POST
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.cell import Cell
+    from monarch._engine.runtime.proc import Proc
+
+__all__ = ["Channel", "Port", "PortReceiver", "RankedPortReceiver"]
+
+T = TypeVar("T")
+NO_RANK = 0xFFFFFFFF
+
+
+class Port(Generic[T]):
+    """Where messages for one `PortReceiver`, or one waiting caller, are sent. Picklable."""
+
+    def __init__(self, port_ref: tuple[int, int], instance: Any, rank: int | None = None) -> None:
+        self._port_ref = port_ref
+        self._instance = instance
+        self._rank = NO_RANK if rank is None else rank
+        self._once = False
+        self._link: Any = None
+        self._cell: Cell | None = None
+        self._return_undeliverable = True
+
+    @classmethod
+    def _answering(cls, cell: Cell, link: Any, port: int, rank: int, *, once: bool) -> Port[Any]:
+        """The explicit response port of one call; the actor's end answers it if nobody does."""
+        self: Port[Any] = cls((link.uid, port), None, rank)
+        self._link = link
+        self._once = once
+        self._cell = cell
+        if port:
+            cell.open_ports[(link, port)] = rank
+        return self
+
+    @property
+    def return_undeliverable(self) -> bool:
+        """Whether an unreachable receiver is reported to the sender; False drops silently."""
+        return self._return_undeliverable
+
+    @return_undeliverable.setter
+    def return_undeliverable(self, value: bool) -> None:
+        self._return_undeliverable = value
+
+    def send(self, obj: T) -> None:
+        """Send without waiting, from any thread; in order per sender.
+
+        A port that takes one answer raises RuntimeError for the second.
+        """
+        self._post(obj, 0)
+
+    def exception(self, exc: BaseException) -> None:
+        """Make the receiver raise `exc`."""
+        self._post(exc, RAISE)
+
+    def _post(self, obj: Any, flags: int) -> None:
+        uid, port = self._port_ref
+        cell = self._cell
+        if cell is not None:
+            proc = cell.proc
+            answered = cell.open_ports.pop((self._link, port), None) is None
+            if self._once and answered:
+                raise RuntimeError("OncePortRef already used: this call has had its answer")
+        else:
+            proc = client_proc()
+        if not port:
+            return  # the caller wanted no answer
+        link = self._link
+        if link is None:
+            link = self._link = proc.link_to(uid)
+        payload = proc.encode(obj)
+        proc.send(link, POST, port, 0, self._rank, b"", payload, flags)
+        proc.sent(payload)
+
+    def _local_id(self) -> int:
+        """This port's number in the current process, forwarding if it lives elsewhere."""
+        proc = client_proc()
+        uid, port = self._port_ref
+        if uid == proc.uid:
+            return port
+        return proc.open_port(_Forward(proc, proc.link_to(uid), port))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_port, (self._port_ref, self._rank)
+
+
+def _rebuild_port(port_ref: tuple[int, int], rank: int) -> Port[Any]:
+    from monarch._engine.mesh.context import context
+
+    port: Port[Any] = Port(port_ref, context().actor_instance)
+    port._rank = rank
+    return port
+
+
+class _Forward:
+    """A port here that passes what arrives on to a port elsewhere."""
+
+    def __init__(self, proc: Proc, link: Any, port: int) -> None:
+        self._proc = proc
+        self._link = link
+        self._port = port
+
+    def deliver(self, rank: int, flags: int, body: Any) -> None:
+        # Re-encoded, since a segment belongs to the link it came on. Off the hot path.
+        payload = self._proc.encode(decode_body(body))
+        self._proc.send(self._link, POST, self._port, 0, rank, b"", payload, flags)
+        self._proc.sent(payload)
+
+    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+        """The receiver hears of lost senders from its own links."""
+
+
+class _Queue:
+    """What a receiver shares with its ranked view: messages, and receives in line."""
+
+    def __init__(self, once: bool) -> None:
+        self.lock = threading.Lock()
+        self.messages: deque[Any] = deque()
+        self.line: deque[_Receive] = deque()
+        self.once = once
+        self.used = False
+
+    def deliver(self, rank: int, flags: int, body: Any) -> None:
+        with self.lock:
+            message = (rank, flags, body)
+            while self.line:
+                receive = self.line.popleft()
+                if receive._resolve(_RAW, message):
+                    return
+            self.messages.append(message)
+
+    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+        """A channel has no fixed senders: one that is gone takes nothing away."""
+
+
+class _Receive(Future[Any]):
+    """A receive: takes its place in line when first observed, gives it up on a timeout."""
+
+    __slots__ = ("_queue", "_ranked")
+
+    def _drive(self, timeout: float | None) -> None:
+        queue = self._queue
+        with queue.lock:
+            if self._state != _PENDING or self in queue.line:
+                return
+            if queue.messages:
+                self._resolve(_RAW, queue.messages.popleft())
+            else:
+                queue.line.append(self)
+
+    def _undrive(self) -> None:
+        queue = self._queue
+        with queue.lock:
+            if self in queue.line:
+                queue.line.remove(self)
+
+    def _decode(self, content: Any) -> Any:
+        rank, flags, body = content
+        if flags & RAISE:
+            raise decode_body(body)
+        if flags & FAILURE:
+            from monarch._engine.base.errors import SupervisionError
+
+            raise SupervisionError(decode_body(body).report())
+        if flags:
+            raise rebuild_error(body)
+        value = decode_body(body)
+        if not self._ranked:
+            return value
+        if rank == NO_RANK:
+            raise ValueError(
+                "RankedPort receiver got a message without a rank: it came from Port.send outside "
+                "an endpoint's answer"
+            )
+        return rank, value
+
+
+class PortReceiver(Generic[T]):
+    """The receiving end of a channel. Belongs to the process that opened it; not picklable."""
+
+    _is_ranked = False
+
+    def __init__(self, queue: _Queue, keep: Any) -> None:
+        self._queue = queue
+        self._keep = keep  # the port is open as long as a receiver exists
+
+    def recv(self) -> Future[T]:
+        """The next message; futures are served in the order they are first observed."""
+        queue = self._queue
+        if queue.once:
+            if queue.used:
+                raise ValueError("OncePort is already used: it delivers one message")
+            queue.used = True
+        receive: _Receive = _Receive._new()
+        receive._queue = queue
+        receive._ranked = self._is_ranked
+        return receive
+
+    def ranked(self) -> RankedPortReceiver[T]:
+        """The same messages, each with the rank of the actor that answered."""
+        return RankedPortReceiver(self._queue, self._keep)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("cannot pickle 'PortReceiver' object; send the port, keep the receiver")
+
+
+class RankedPortReceiver(PortReceiver[T]):
+    """Receives ``(rank, value)``: the row-major rank in the mesh that was addressed."""
+
+    _is_ranked = True
+
+
+class _OpenPort:
+    """Closes the port when the last receiver is gone: later messages are dropped."""
+
+    def __init__(self, proc: Proc, port: int) -> None:
+        self._proc = proc
+        self._port = port
+
+    def __del__(self) -> None:
+        self._proc.close_port(self._port)
+
+
+class Channel(Generic[T]):
+    """Makes pairs of a sendable port and its receiver.
+
+    >>> port, receiver = Channel[int].open()
+    >>> port.send(7)
+    >>> receiver.recv().get(timeout=5)
+    7
+    """
+
+    @staticmethod
+    def open(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
+        """A port and its receiver, owned by the current actor or the client."""
+        from monarch._engine.mesh.context import context
+
+        instance = context().actor_instance
+        proc = client_proc()
+        queue = _Queue(once)
+        number = proc.open_port(queue)
+        port: Port[Any] = Port((proc.uid, number), instance)
+        if once:
+            port._once = True
+            return _OncePort.of(port), PortReceiver(queue, _OpenPort(proc, number))
+        return port, PortReceiver(queue, _OpenPort(proc, number))
+
+    @staticmethod
+    def open_ranked(once: bool = False) -> tuple[Port[Any], RankedPortReceiver[Any]]:
+        """The same, with a receiver that yields ``(rank, value)``."""
+        port, receiver = Channel.open()
+        return port, receiver.ranked()
+
+
+class _OncePort(Port[T]):
+    """A channel port that takes one message."""
+
+    @classmethod
+    def of(cls, port: Port[Any]) -> Port[Any]:
+        self: _OncePort[Any] = cls(port._port_ref, port._instance)
+        self._used = False
+        return self
+
+    def _post(self, obj: Any, flags: int) -> None:
+        if self._used:
+            raise RuntimeError("OncePortRef already used: this port delivers one message")
+        self._used = True
+        super()._post(obj, flags)
+
+
+for _public in (Port, PortReceiver, RankedPortReceiver, Channel):
+    _public.__module__ = "monarch._src.actor.actor_mesh"

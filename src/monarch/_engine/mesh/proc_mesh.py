@@ -1,0 +1,410 @@
+"""`ProcMesh`: processes arranged in a mesh, on which actors are spawned.
+
+The processes of one `spawn_procs` have consecutive uids (``base + rank``), so a mesh of any size,
+and every slice of it, is a base, a shape and a reference to its hosts: cheap to pickle. Links are
+looked up when first needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+
+from monarch._engine.base.errors import ActorError, SupervisionError
+from monarch._engine.base.failure import Failure
+from monarch._engine.base.settings import settings
+from monarch._engine.mesh.actor import Actor
+from monarch._engine.mesh.actor_mesh import ActorMesh, spawn_actors
+from monarch._engine.mesh.context import NO_EXTENT, Instance
+from monarch._engine.mesh.future import _ERROR, _VALUE, Future
+from monarch._engine.runtime.bootstrap import client_proc, spec_of_this_proc
+from monarch._engine.runtime.proc import Proc, Verdict
+from monarch._engine.shapes import MeshTrait, Shape, Slice
+from monarch._engine.shapes.point import point_of
+from monarch._engine.shapes.shape import shape_of
+from monarch._engine.wire.frame import QUERY, pack
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from monarch._engine.mesh.host_mesh import HostMesh
+
+__all__ = [
+    "ProcMesh",
+    "get_active_proc_meshes",
+    "own_proc_mesh",
+    "register_proc_mesh_spawn_callback",
+    "this_proc",
+    "unregister_proc_mesh_spawn_callback",
+]
+
+T = TypeVar("T")
+
+
+class ProcMesh(MeshTrait):
+    """A mesh of processes; `HostMesh.spawn_procs` returns it."""
+
+    def __init__(
+        self,
+        base: int,
+        name: str,
+        shape: Shape,
+        host_mesh: HostMesh | None,
+        owner: Instance | None = None,
+    ) -> None:
+        self._base = base
+        self._proc_name = name
+        self._shape = shape
+        self._hosts = host_mesh
+        self._owner = owner
+        self._uid_list: list[int] | None = None
+        self._links: list[Any] | None = None
+        self._setup: Future[Any] | None = None
+        self._stopping: Future[None] | None = None
+        self._logging: Any = None
+
+    # -- mesh ------------------------------------------------------------------------------------
+
+    @property
+    def _ndslice(self) -> Slice:
+        return self._shape.ndslice
+
+    @property
+    def _labels(self) -> tuple[str, ...]:
+        return self._shape._labels
+
+    def _new_with_shape(self, shape: Shape) -> ProcMesh:
+        mesh = ProcMesh(self._base, self._proc_name, shape, self._hosts)
+        mesh._setup = self._setup
+        return mesh
+
+    def _uids(self) -> list[int]:
+        if self._uid_list is None:
+            base = self._base
+            self._uid_list = [base + rank for rank in self._shape.ranks()]
+        return self._uid_list
+
+    def _links_of(self, shape: Shape) -> list[Any]:
+        """The links to the ranks in `shape`, a shape over this mesh's own ranks 0 .. len - 1."""
+        if self._links is None:
+            link_to = client_proc().link_to
+            self._links = [link_to(uid) for uid in self._uids()]
+        links = self._links
+        ranks = shape.ndslice
+        if len(ranks) == len(links) and ranks.offset == 0 and ranks.is_contiguous:
+            return links
+        return [links[rank] for rank in ranks]
+
+    def _rank_text(self, rank: int) -> str:
+        extent = self.extent
+        return str(point_of(rank, extent)) if len(extent) else ""
+
+    def _dense_shape(self) -> Shape:
+        extent = self.extent
+        return shape_of(extent._labels, Slice.new_row_major(extent.sizes))
+
+    # -- actors ----------------------------------------------------------------------------------
+
+    def spawn(self, name: str, Class: type[T], /, *args: Any, **kwargs: Any) -> T:  # noqa: N803
+        """Run ``Class(*args, **kwargs)`` on every proc; the mesh of actors, at once.
+
+        Constructors run in parallel, each on its actor's own thread; the first call waits for
+        them. Raises ValueError for a class that is no actor, mixes sync and async endpoints, or has
+        an endpoint named like a mesh member; TypeError for arguments that do not fit the
+        constructor; what pickling the arguments raises.
+        """
+        _check_constructor(Class, args, kwargs)
+        if self._stopping is not None:
+            return _StoppedMesh(Class, name, self)  # type: ignore[return-value]
+        return spawn_actors(self, name, Class, args, kwargs)  # type: ignore[return-value]
+
+    # -- life ------------------------------------------------------------------------------------
+
+    @property
+    def initialized(self) -> Future[Literal[True]]:
+        """Resolves to True when every process runs and its bootstrap callable is done."""
+        if self._stopping is not None:
+            return Future._failed(_already_stopped())
+        return _Ready.of(self)
+
+    @property
+    def host_mesh(self) -> HostMesh:
+        """The host of the proc; only for a mesh of one."""
+        if len(self) != 1 or self._hosts is None:
+            raise NotImplementedError(
+                "`ProcMesh.host_mesh` is not yet supported for non-singleton proc meshes."
+            )
+        return self._hosts
+
+    @property
+    def _host_mesh(self) -> HostMesh | None:
+        return self._hosts
+
+    @property
+    def _proc_mesh(self) -> ProcMesh:
+        return self
+
+    def stop(self, reason: str = "stopped by client") -> Future[None]:
+        """Stop the actors (their `__cleanup__` runs), end the processes; starts at once.
+
+        A process that does not end within `stop_grace_period` is killed. Stopping twice is fine.
+        Raises ValueError on a slice or a received mesh.
+        """
+        if self._owner is None:
+            raise ValueError(
+                "ProcMesh is not owned; must be stopped by an owner: whoever spawned it"
+            )
+        if self._stopping is None:
+            self._stopping = _Stopped.of(self, reason)
+            self._owner._disown(self._base)
+            _active.pop(self._base, None)
+        return self._stopping
+
+    async def __aenter__(self) -> Self:
+        if self._stopping is not None:
+            raise _already_stopped()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._stopping is None:
+            await self.stop()
+
+    async def logging_option(
+        self,
+        stream_to_client: bool = False,
+        aggregate_window_sec: int | None = None,
+        level: int = logging.INFO,
+    ) -> None:
+        """How the procs log from now on.
+
+        Args:
+            stream_to_client: print their output lines here, prefixed; needs
+                ``configure(enable_log_forwarding=True)`` before the procs were spawned.
+            aggregate_window_sec: group similar lines for that long; None prints at once.
+            level: of the root logger in the procs, 0 .. 255.
+        """
+        from monarch._engine.mesh.logging_option import set_logging
+
+        await set_logging(self, stream_to_client, aggregate_window_sec, level)
+
+    async def sync_workspace(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not for procs: workspaces are synchronised per host."""
+        raise NotImplementedError(
+            "sync_workspace is not implemented for ProcMesh. Use HostMesh.sync_workspace instead."
+        )
+
+    # -- tensor engine ---------------------------------------------------------------------------
+
+    def activate(self) -> NoReturn:
+        """Part of the tensor engine, which this release does not have."""
+        raise NotImplementedError("ProcMesh.activate: the tensor engine is not in this release")
+
+    def rank_tensor(self, dim: str) -> NoReturn:
+        """Part of the tensor engine, which this release does not have."""
+        raise AttributeError("ProcMesh.rank_tensor: the tensor engine is not in this release")
+
+    def rank_tensors(self) -> NoReturn:
+        """Part of the tensor engine, which this release does not have."""
+        raise AttributeError("ProcMesh.rank_tensors: the tensor engine is not in this release")
+
+    def to_table(self) -> str:
+        """The ranks and where they run, as text."""
+        labels = ", ".join(self._labels) or "-"
+        rows = [f"{point_of(i, self.extent)}  {uid:x}" for i, uid in enumerate(self._uids())]
+        return "\n".join([f"rank ({labels})  proc", *rows])
+
+    def __repr__(self) -> str:
+        return f"<ProcMesh {self._proc_name} {self.extent}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._base, self._proc_name, self._shape, self._hosts)
+
+
+ProcMesh.__module__ = "monarch._src.actor.proc_mesh"
+
+
+def _rebuild(base: int, name: str, shape: Shape, hosts: HostMesh | None) -> ProcMesh:
+    return ProcMesh(base, name, shape, hosts)
+
+
+def _already_stopped() -> RuntimeError:
+    return RuntimeError("`ProcMesh` has already been stopped")
+
+
+def _check_constructor(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if not (isinstance(cls, type) and issubclass(cls, Actor)):
+        raise ValueError(
+            f"{cls} must subclass monarch.service.Actor to spawn it."
+            " (The class is monarch.actor.Actor today.)"
+        )
+    if "__init__" in cls.__dict__ or cls.__init__ is not object.__init__:
+        import inspect
+
+        inspect.signature(cls.__init__).bind(None, *args, **kwargs)
+
+
+class _StoppedMesh(ActorMesh):
+    """What spawning on a stopped proc mesh returns: every use says so."""
+
+    def __init__(self, cls: type, name: str, proc_mesh: ProcMesh) -> None:
+        shape = proc_mesh._dense_shape()
+        super().__init__(cls, name, 0, shape, proc_mesh, name, client_proc(), proc_mesh._owner)
+
+    def _resolve_links(self) -> NoReturn:
+        raise _already_stopped()
+
+    @property
+    def initialized(self) -> Future[None]:
+        return Future._failed(_already_stopped())
+
+
+
+
+class _Ready(Future[Any]):
+    """Asks every proc whether it is there."""
+
+    __slots__ = ("_answered", "_links", "_missing", "_port", "_proc")
+
+    @classmethod
+    def of(cls, mesh: ProcMesh) -> Future[Any]:
+        self: _Ready = cls._new()
+        proc = self._proc = client_proc()
+        self._links = mesh._links_of(mesh._dense_shape())
+        self._answered = [False] * len(self._links)
+        self._missing = len(self._links) + 1
+        self._port = proc.open_port(self)
+        for rank, link in enumerate(self._links):
+            if link is proc.local:
+                self.deliver(rank, 0, None)
+            elif not link.send(pack(QUERY, 0, self._port, rank, b"", b"")):
+                verdict = proc.verdicts.get(link.uid)
+                if verdict is not None:
+                    self.peer_lost(link, verdict)
+        setup = mesh._setup
+        if setup is None:
+            self._one_less()
+        else:
+            setup._notify(lambda: self._set_up(setup))
+        return self
+
+    def _set_up(self, setup: Future[Any]) -> None:
+        try:
+            setup.get()
+        except Exception as error:
+            self._proc.close_port(self._port)
+            self._resolve(_ERROR, error)
+        else:
+            self._one_less()
+
+    def deliver(self, rank: int, flags: int, body: Any) -> None:
+        if not self._answered[rank]:
+            self._answered[rank] = True
+            self._one_less()
+
+    def _one_less(self) -> None:
+        self._missing -= 1
+        if not self._missing:
+            self._proc.close_port(self._port)
+            self._resolve(_VALUE, True)
+
+    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+        for rank, other in enumerate(self._links):
+            if other is link and not self._answered[rank]:
+                self._proc.close_port(self._port)
+                self._resolve(_ERROR, _proc_lost(rank, verdict))
+
+
+def _proc_lost(rank: int, verdict: Verdict) -> BaseException:
+    if verdict.error.startswith("error creating proc"):
+        return ValueError(verdict.error)
+    return SupervisionError(Failure(f"proc {rank}", verdict.kind, verdict.error).report())
+
+
+class _Stopped(Future[None]):
+    """Resolves when every process of a mesh has ended."""
+
+    __slots__ = ("_missing", "_timer")
+
+    @classmethod
+    def of(cls, mesh: ProcMesh, reason: str) -> Future[None]:
+        self: _Stopped = cls._new()
+        proc = client_proc()
+        uids = mesh._uids()
+        missing = set(uids)
+        if not missing:
+            self._resolve(_VALUE, None)
+            return self
+
+        def gone(uid: int) -> None:
+            missing.discard(uid)
+            if not missing:
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._resolve(_VALUE, None)
+
+        self._timer = None
+        for uid in uids:
+            proc.stop_proc(uid, reason)
+        for uid in uids:
+            proc.when_gone(uid, lambda _, uid=uid: gone(uid))  # type: ignore[misc]
+        grace = settings.stop_actor_timeout + settings.stop_grace_period
+        self._timer = proc.reactor.call_later(grace, lambda: proc.kill_procs(list(missing)))
+        return self
+
+
+# -- this process --------------------------------------------------------------------------------
+
+
+def own_proc_mesh() -> ProcMesh:
+    """This process as a mesh of one."""
+    from monarch._engine.mesh.host_mesh import local_host
+
+    proc = client_proc()
+    return ProcMesh(proc.uid, proc.label, Shape.unity(), local_host())
+
+
+def this_proc() -> ProcMesh:
+    """The process of the current actor, or the client's: a mesh of one to spawn actors on."""
+    from monarch._engine.mesh.context import context
+
+    return context().actor_instance.proc
+
+
+# -- observers -----------------------------------------------------------------------------------
+
+_callbacks: list[Callable[[ProcMesh], None]] = []
+_active: dict[int, ProcMesh] = {}
+
+
+def register_proc_mesh_spawn_callback(callback: Callable[[ProcMesh], None]) -> None:
+    """Call `callback(mesh)` synchronously for every mesh spawned from now on."""
+    _callbacks.append(callback)
+
+
+def unregister_proc_mesh_spawn_callback(callback: Callable[[ProcMesh], None]) -> None:
+    """Undo `register_proc_mesh_spawn_callback`; ValueError if it is not registered."""
+    _callbacks.remove(callback)
+
+
+def get_active_proc_meshes() -> list[ProcMesh]:
+    """The meshes spawned by this process that were not stopped."""
+    return list(_active.values())
+
+
+def announce(mesh: ProcMesh) -> None:
+    """A mesh was spawned: book it and tell the observers."""
+    _active[mesh._base] = mesh
+    for callback in list(_callbacks):
+        callback(mesh)
+
+

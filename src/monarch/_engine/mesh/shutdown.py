@@ -1,0 +1,82 @@
+"""The end of a client: stop what it owns, then the host agent and with it every process.
+
+Registered with `atexit` when the client is made, so that calling it is optional.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import threading
+
+from monarch._engine.base.failure import STOPPED
+from monarch._engine.mesh import context as contexts
+from monarch._engine.mesh.future import _ERROR, _VALUE, Future
+from monarch._engine.runtime.bootstrap import close_client, current_proc, when_ready
+from monarch._engine.runtime.proc import Proc, Verdict
+
+__all__ = ["shutdown_context"]
+
+_DEFAULT_GRACE = 10.0
+_EXIT_GRACE = 1.0
+_lock = threading.Lock()
+_begun = False
+
+
+def shutdown_context(host_timeout: float | None = None) -> Future[None]:
+    """Stop every process of the client on this host, and the client; starts at once.
+
+    Args:
+        host_timeout: seconds the processes have to end in good order (default 10); then they
+            are killed.
+
+    Without a client it does nothing. Afterwards calls raise `SupervisionError`; a client cannot be
+    started again in the same process. Raises ValueError for an impossible timeout.
+    """
+    global _begun
+    proc = current_proc()
+    with _lock:
+        if proc is None or not proc.client or _begun:
+            return Future._of(None)
+        grace = _DEFAULT_GRACE if host_timeout is None else host_timeout
+        if not (math.isfinite(grace) and 0 <= grace < 2.0**64):
+            raise ValueError(
+                "host_timeout must be finite, non-negative and less than 2**64 seconds, "
+                f"not {host_timeout}"
+            )
+        _begun = True
+    future: Future[None] = Future._new()
+
+    def run() -> None:
+        try:
+            _shut_down(proc, grace)
+        except BaseException as error:
+            future._resolve(_ERROR, error)
+        else:
+            future._resolve(_VALUE, None)
+
+    threading.Thread(target=run, name="monarch-shutdown", daemon=True).start()
+    return future
+
+
+def _shut_down(proc: Proc, grace: float) -> None:
+    root = contexts._process_context
+    if root is not None:
+        root.actor_instance._stop_meshes(grace)
+    close_client(_EXIT_GRACE)
+    # Nobody answers any more: whoever still waits, or calls, is told so.
+    for uid, link in list(proc.links.items()):
+        if link is not proc.local:
+            proc.verdicts.setdefault(uid, Verdict(STOPPED, "stop host"))
+
+
+def _at_exit(proc: Proc) -> None:
+    if proc.client:
+        atexit.register(_exit)
+
+
+def _exit() -> None:
+    shutdown_context(_EXIT_GRACE).get(timeout=2 * _EXIT_GRACE)
+
+
+when_ready(_at_exit)

@@ -1,0 +1,175 @@
+"""`ValueMesh`: the results of a call on a mesh, in its shape, decoded one by one when looked at."""
+
+from __future__ import annotations
+
+import pprint
+import textwrap
+import threading
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, Generic, NoReturn, TypeVar, cast
+
+from monarch._engine.runtime.body import decode_body
+from monarch._engine.shapes import MeshTrait, Point, Shape, Slice
+from monarch._engine.shapes.point import point_of
+from monarch._engine.shapes.shape import shape_of
+
+__all__ = ["ValueMesh"]
+
+R = TypeVar("R")
+
+
+_decoding = threading.RLock()
+
+
+class _Undecoded:
+    """A value still as bytes; decoded once, by whoever looks first."""
+
+    __slots__ = ("body",)
+
+    def __init__(self, body: Any) -> None:
+        self.body = body
+
+
+class ValueMesh(MeshTrait, Generic[R]):
+    """Values in the shape of a mesh.
+
+    Args:
+        shape: labels and sizes.
+        values: one per rank, row-major.
+
+    Raises ValueError when the number of values does not fit the shape.
+
+    >>> from monarch._engine.shapes import Shape, Slice
+    >>> ValueMesh(Shape(["gpus"], Slice.new_row_major([2])), [8, 8])
+    ValueMesh({gpus: 2}):
+      (({'gpus': 0/2}, 8), ({'gpus': 1/2}, 8))
+    """
+
+    __slots__ = ("_cells", "_shape")
+
+    _shape: Shape
+    _cells: list[Any]
+
+    def __init__(self, shape: Shape, values: list[R]) -> None:
+        if len(values) != len(shape):
+            raise ValueError(
+                f"invalid value mesh: expected {len(shape)} ranks, "
+                f"but contains {len(values)} ranks"
+            )
+        _set(self, "_shape", shape)
+        _set(self, "_cells", list(values))
+
+    @classmethod
+    def _lazy(cls, shape: Shape, bodies: list[Any]) -> ValueMesh[Any]:
+        self: ValueMesh[Any] = object.__new__(cls)
+        _set(self, "_shape", _dense(shape))
+        _set(self, "_cells", [_Undecoded(body) for body in bodies])
+        return self
+
+    @staticmethod
+    def from_indexed(shape: Shape, values: Iterable[tuple[int, R]]) -> ValueMesh[R]:
+        """A mesh from (rank, value) pairs in any order; each rank exactly once."""
+        pairs = dict(values)
+        if sorted(pairs) != list(range(len(shape))):
+            raise ValueError(
+                f"invalid value mesh: expected {len(shape)} ranks, "
+                f"but contains {len(pairs)} ranks"
+            )
+        return ValueMesh(shape, [pairs[rank] for rank in range(len(shape))])
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        return cls
+
+    def get(self, rank: int) -> R:
+        """The value of the local rank, 0 .. len - 1. Raises ValueError outside."""
+        if not 0 <= rank < len(self._cells):
+            raise ValueError(f"index {rank} out of range (len={len(self._cells)})")
+        return self._at(rank)
+
+    def item(self, **coordinates: int) -> R:
+        """The value at the coordinates; all dimensions are required.
+
+        Raises KeyError for missing or unknown dimensions, IndexError outside the shape.
+        """
+        rank = 0
+        extent = self._shape.extent
+        rest = dict(coordinates)
+        for label in extent:
+            size = extent[label]
+            index = rest.pop(label)
+            if index < 0:
+                raise OverflowError(f"negative index {index} for dimension {label}")
+            if index >= size:
+                raise IndexError(
+                    f"rank {rank * size + index} not in current shape: index {index} of "
+                    f"dimension {label}, which has size {size}"
+                )
+            rank = rank * size + index
+        if rest:
+            raise KeyError(f"item has extra dimensions: {list(rest)}")
+        return self._at(rank)
+
+    def items(self) -> Generator[tuple[Point, R], None, None]:
+        """Pairs of (point, value), row-major; points are relative to this mesh."""
+        extent = self._shape.extent
+        for rank in range(len(self._cells)):
+            yield point_of(rank, extent), self._at(rank)
+
+    def values(self) -> list[R]:
+        """The values, row-major."""
+        return [self._at(rank) for rank in range(len(self._cells))]
+
+    def __iter__(self) -> Iterator[tuple[Point, R]]:
+        return iter(self.items())
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    @property
+    def _ndslice(self) -> Slice:
+        return self._shape.ndslice
+
+    @property
+    def _labels(self) -> tuple[str, ...]:
+        return tuple(self._shape.labels)
+
+    def _new_with_shape(self, shape: Shape) -> ValueMesh[R]:
+        ranks = self._shape.ranks()
+        if ranks == list(range(len(ranks))):
+            picked = [self._at(rank) for rank in shape.ranks()]
+        else:
+            place = {rank: index for index, rank in enumerate(ranks)}
+            picked = [self._at(place[rank]) for rank in shape.ranks()]
+        return ValueMesh(_dense(shape), picked)
+
+    def _at(self, rank: int) -> R:
+        value = self._cells[rank]
+        if type(value) is _Undecoded:
+            with _decoding:
+                value = self._cells[rank]
+                if type(value) is _Undecoded:
+                    value = self._cells[rank] = decode_body(value.body)
+        return cast(R, value)
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(f"ValueMesh is read-only: cannot set {name!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ValueMesh, (self._shape, self.values())
+
+    def __repr__(self) -> str:
+        pairs = pprint.pformat(tuple(self.items()), width=78)
+        return f"ValueMesh({self._shape.extent}):\n{textwrap.indent(pairs, '  ')}"
+
+
+def _dense(shape: Shape) -> Shape:
+    """The shape with the same extent whose ranks are 0 .. len - 1."""
+    extent = shape.extent
+    return shape_of(extent._labels, Slice.new_row_major(extent.sizes))
+
+
+def _set(mesh: Any, name: str, value: Any) -> None:
+    object.__setattr__(mesh, name, value)
+
+
+ValueMesh.__module__ = "monarch._src.actor.actor_mesh"

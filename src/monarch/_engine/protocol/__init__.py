@@ -1,0 +1,1 @@
+"""Decide what happens next, given an input and the time. Pure state machines."""

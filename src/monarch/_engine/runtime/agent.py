@@ -1,0 +1,340 @@
+"""The host agent: one process per host that launches, watches, introduces and ends procs.
+
+It runs no user code, so liveness and clean-up never wait for somebody's interpreter lock. Procs
+and the client hold one control link each (frames of JSON, see `Proc.tell_agent`)::
+
+    spawn       start procs through the right launcher; their links come along as descriptors
+    introduce   hand the other end of a socket pair to a proc
+    autopsy     why is this proc gone? Answered when known
+    kill        end procs now
+    preload     import modules in the launcher, ahead of the first spawn
+
+and the agent answers with ``gone`` (procs that ended, and why) and ``peer`` (an introduction).
+
+The tree of processes is the tree of spawns: when a proc ends, the procs it spawned are killed, and
+when the client's link closes, all are. The agent's own end closes every control link, which ends
+every proc at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from monarch._engine.base.failure import FAILED, STOPPED
+from monarch._engine.launch.launcher import Launcher, die_with_parent, launch_key
+from monarch._engine.runtime.reactor import WRITE, Reactor
+from monarch._engine.transport.link import Link
+from monarch._engine.wire.frame import CONTROL, Frame, pack
+
+__all__ = ["Agent"]
+
+_FRAME_LIMIT = 64 << 20
+_QUEUE_LIMIT = 1 << 40  # control messages are small and few; the agent never waits
+
+
+class _Member:
+    """A proc of this host, or the client."""
+
+    __slots__ = ("askers", "children", "gone", "launcher", "link", "parent", "pid", "pidfd", "uid")
+
+    def __init__(self, uid: int, link: Link, parent: int, launcher: _LauncherLink | None) -> None:
+        self.uid = uid
+        self.link = link
+        self.parent = parent
+        self.launcher = launcher
+        self.pid = 0
+        self.pidfd = -1
+        self.gone: tuple[str, str] | None = None
+        self.askers: set[int] = set()
+        self.children: set[int] = set()
+
+
+class _LauncherLink:
+    __slots__ = ("link", "members", "name")
+
+    def __init__(self, link: Link, name: str) -> None:
+        self.link = link
+        self.name = name
+        self.members: set[int] = set()
+
+
+class Agent:
+    """See the module. `first` connects the client, whose uid is `client_uid`."""
+
+    def __init__(self, first: socket.socket, client_uid: int, child_main: Any) -> None:
+        self._child_main = child_main
+        self.reactor = Reactor()
+        self._members: dict[int, _Member] = {}
+        self._launchers: dict[Any, _LauncherLink] = {}
+        self._own_key = launch_key(os.environ)
+        self._client_uid = client_uid
+        self._links: dict[int, Link] = {}
+        self._launchers[(self._own_key, sys.executable)] = self._fork_launcher(first)
+        link = self._connect(first, "the client")
+        link.uid = client_uid
+        self._members[client_uid] = _Member(client_uid, link, 0, None)
+
+    def run(self) -> None:
+        self.reactor.run()
+
+    # -- links -----------------------------------------------------------------------------------
+
+    def _connect(self, sock: socket.socket, peer: str) -> Link:
+        link = Link(
+            sock,
+            peer,
+            lambda link: self.reactor.watch_writes(link.fileno, True),
+            _FRAME_LIMIT,
+            _QUEUE_LIMIT,
+        )
+
+        def ready(mask: int) -> None:
+            if mask & WRITE and link.flush():
+                self.reactor.watch_writes(link.fileno, False)
+            if mask & ~WRITE:
+                self._read(link)
+
+        self._links[link.fileno] = link
+        self.reactor.register(link.fileno, ready)
+        return link
+
+    def _read(self, link: Link) -> None:
+        for frame in link.receive(self.reactor.scratch):
+            self._handle(link, frame)
+        if link.lost is not None and link.fileno >= 0:
+            self.reactor.unregister(link.fileno)
+            self._links.pop(link.fileno, None)
+            link.close(link.lost)
+            link.fileno = -1
+            self._link_lost(link)
+
+    def _link_lost(self, link: Link) -> None:
+        if isinstance(link.owner, _LauncherLink):
+            self._launcher_lost(link.owner)
+        elif link.uid == self._client_uid:
+            self._end()
+        # A proc's control link closes when it ends: its exit is reported by the launcher.
+
+    def _tell(self, link: Link, message: dict[str, Any], fds: list[int] | None = None) -> None:
+        body = json.dumps(message, separators=(",", ":")).encode()
+        link.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=len(fds or ())), fds)
+
+    def _handle(self, link: Link, frame: Frame) -> None:
+        fds = link.take_fds(frame.nfd)
+        message = json.loads(frame.body)
+        kept = getattr(self, f"_on_{message['op']}")(link, message, fds)
+        for fd in fds:
+            if fd not in (kept or ()):
+                os.close(fd)
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def _on_spawn(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        spec = message["spec"]
+        launcher = self._launcher_for(spec)
+        parent = self._members[message["parent"]]
+        passed: list[int] = []
+        ours: list[int] = []
+        procs = []
+        for index, uid in enumerate(message["uids"]):
+            mine, theirs = socket.socketpair()
+            control = self._connect(mine, f"proc {uid:x}")
+            control.uid = uid
+            self._members[uid] = _Member(uid, control, parent.uid, launcher)
+            parent.children.add(uid)
+            launcher.members.add(uid)
+            handed = theirs.detach()
+            ours.append(handed)
+            passed += [fds[index], handed]
+            procs.append({**message["procs"][index], "parent": parent.uid})
+        self._tell(
+            launcher.link,
+            {
+                "op": "fork",
+                "spec": spec,
+                "preload": spec["preload"],
+                "path": spec["path"],
+                "procs": procs,
+            },
+            passed,
+        )
+        for fd in ours:
+            os.close(fd)
+
+    def _on_introduce(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        member = self._members.get(message["to"])
+        if member is not None and member.gone is None:
+            self._tell(member.link, {"op": "peer", "uid": message["from"]}, fds)
+        # Otherwise the descriptor closes, and the asker asks why.
+
+    def _on_autopsy(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        uid = message["uid"]
+        member = self._members.get(uid)
+        if member is None:
+            error = "the process does not exist, or ended long ago"
+            self._tell(link, {"op": "gone", "procs": [[uid, FAILED, error]]})
+        elif member.gone is not None:
+            self._tell(link, {"op": "gone", "procs": [[uid, *member.gone]]})
+        else:
+            member.askers.add(link.uid)
+            # A live process that closed a link to a peer misbehaves only towards that peer, but a
+            # caller must not wait for it: say so unless it is seen to end within a second.
+            self.reactor.call_later(1.0, lambda: self._still_alive(uid, link))
+
+    def _still_alive(self, uid: int, asker: Link) -> None:
+        member = self._members.get(uid)
+        if member is not None and member.gone is None and asker.uid in member.askers:
+            member.askers.discard(asker.uid)
+            error = "the process this actor was running on closed its connection"
+            self._tell(asker, {"op": "gone", "procs": [[uid, FAILED, error]]})
+
+    def _on_kill(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        for uid in message["uids"]:
+            member = self._members.get(uid)
+            if member is not None:
+                self._kill(member)
+
+    def _on_preload(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        spec = {"env": message["env"], "python": None}
+        self._tell(self._launcher_for(spec).link, {**message, "op": "preload"})
+
+    # -- launchers -------------------------------------------------------------------------------
+
+    def _launcher_for(self, spec: dict[str, Any]) -> _LauncherLink:
+        python = spec.get("python") or sys.executable
+        key = (launch_key(spec["env"]), python)
+        launcher = self._launchers.get(key)
+        if launcher is None:
+            launcher = self._launchers[key] = self._exec_launcher(spec["env"], python)
+        return launcher
+
+    def _fork_launcher(self, first: socket.socket) -> _LauncherLink:
+        mine, theirs = socket.socketpair()
+        pid = os.fork()
+        if not pid:
+            mine.close()
+            first.close()
+            self.reactor.close()
+            die_with_parent()
+            Launcher(theirs, self._child_main).run()
+            os._exit(0)
+        theirs.close()
+        return self._launcher_link(mine)
+
+    def _exec_launcher(self, environ: dict[str, str], python: str) -> _LauncherLink:
+        mine, theirs = socket.socketpair()
+        fd = theirs.fileno()
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
+        code = (
+            f"import sys; sys.path.insert(0, {root!r}); "
+            f"from monarch._engine.runtime.bootstrap import launcher_main; launcher_main({fd})"
+        )
+        subprocess.Popen(
+            [python, "-c", code], env=environ, pass_fds=[fd], stdin=subprocess.DEVNULL
+        ).returncode = 0  # not waited for: it ends with this process
+        theirs.close()
+        return self._launcher_link(mine)
+
+    def _launcher_link(self, sock: socket.socket) -> _LauncherLink:
+        link = self._connect(sock, "a launcher")
+        link.owner = _LauncherLink(link, "launcher")
+        return link.owner  # type: ignore[no-any-return]
+
+    def _launcher_lost(self, launcher: _LauncherLink) -> None:
+        for key, known in list(self._launchers.items()):
+            if known is launcher:
+                del self._launchers[key]
+        for uid in list(launcher.members):
+            self._gone(uid, FAILED, "the process was killed: its launcher ended unexpectedly")
+
+    def _on_started(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
+        member = self._members.get(message["uid"])
+        if member is None or member.gone is not None:
+            return []
+        member.pid = message["pid"]
+        if fds:
+            member.pidfd = fds[0]
+        return fds
+
+    def _on_exited(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        error = message.get("error")
+        if error is not None:
+            self._gone(message["uid"], FAILED, f"error creating proc: {error}")
+            return
+        code = os.waitstatus_to_exitcode(message["status"])
+        if code == 0:
+            self._gone(message["uid"], STOPPED, "process exited cleanly")
+        elif code > 0:
+            text = f"the process this actor was running on exited with non-zero code {code}"
+            self._gone(message["uid"], FAILED, text)
+        else:
+            text = f"the process this actor was running on failed: Killed(sig={-code})"
+            self._gone(message["uid"], FAILED, f"{text}, {_signal_name(-code)}")
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def _gone(self, uid: int, kind: str, error: str) -> None:
+        member = self._members.get(uid)
+        if member is None or member.gone is not None:
+            return
+        member.gone = (kind, error)
+        if member.pidfd >= 0:
+            os.close(member.pidfd)
+            member.pidfd = -1
+        if member.launcher is not None:
+            member.launcher.members.discard(uid)
+        if member.link.fileno >= 0:
+            self.reactor.unregister(member.link.fileno)
+            self._links.pop(member.link.fileno, None)
+            member.link.close("the process ended")
+            member.link.fileno = -1
+        notice = {"op": "gone", "procs": [[uid, kind, error]]}
+        for asker in {member.parent, *member.askers}:
+            other = self._members.get(asker)
+            if other is not None and other.gone is None:
+                self._tell(other.link, notice)
+        parent = self._members.get(member.parent)
+        if parent is not None:
+            parent.children.discard(uid)
+        for child in list(member.children):
+            self._kill(self._members[child])
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        """Keep the last ends for autopsies, not all of them."""
+        if len(self._members) > 10_000:
+            for uid, member in list(self._members.items())[:5_000]:
+                if member.gone is not None:
+                    del self._members[uid]
+
+    def _kill(self, member: _Member) -> None:
+        if member.gone is not None:
+            return
+        if member.pidfd >= 0:
+            signal.pidfd_send_signal(member.pidfd, signal.SIGKILL)
+        elif member.pid:
+            os.kill(member.pid, signal.SIGKILL)
+        else:  # not started yet: it ends as soon as it looks at its control link
+            member.link.sock.shutdown(socket.SHUT_RDWR)
+
+    def _end(self) -> None:
+        """The client is gone: so is everything it started."""
+        for member in list(self._members.values()):
+            if member.uid != self._client_uid:
+                self._kill(member)
+        os._exit(0)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+

@@ -1,0 +1,69 @@
+"""The body of a received message: bytes in the frame, a mapped segment, or a local copy.
+
+Decoding happens on the thread that looks at the message (an actor's thread, a caller's `get`),
+never on the reactor. A body that is dropped undecoded gives its segment back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from monarch._engine.transport.segment import open_parts
+from monarch._engine.wire.codec import Payload, decode
+
+__all__ = ["Body", "LocalBody", "MappedBody", "decode_body"]
+
+
+class MappedBody:
+    """A payload in a segment of the peer: mapped when decoded."""
+
+    __slots__ = ("_fd", "_released", "_table")
+
+    def __init__(self, table: bytes | bytearray, fd: int, released: Callable[[int], None]) -> None:
+        self._table = table
+        self._fd = fd
+        self._released = released
+
+    def load(self) -> Any:
+        fd, self._fd = self._fd, -1
+        stream, buffers = open_parts(self._table, fd, self._released)
+        return decode(stream, buffers)
+
+    def __len__(self) -> int:
+        return int.from_bytes(self._table[8:16], "little")
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._released(int.from_bytes(self._table[:8], "little"))
+
+
+class LocalBody:
+    """A big payload to this very process: copied, so that sender and receiver share nothing."""
+
+    __slots__ = ("_buffers", "_nbytes", "_stream")
+
+    def __init__(self, payload: Payload) -> None:
+        self._stream = b"".join(payload.chunks)
+        self._buffers = [bytearray(buffer) for buffer in payload.buffers]
+        self._nbytes = payload.nbytes
+
+    def load(self) -> Any:
+        return decode(self._stream, self._buffers)
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+
+Body = bytes | bytearray | MappedBody | LocalBody
+
+
+def decode_body(body: Any) -> Any:
+    """The object a body carries. Decode a body once."""
+    if type(body) is bytes:
+        return decode(body)
+    if isinstance(body, bytearray):
+        return decode(body)
+    return body.load()

@@ -1,0 +1,320 @@
+"""The cell: one actor as the runtime sees it. Mailbox, thread, state, end.
+
+A cell is created by a SPAWN frame on the reactor and starts a thread of its own: the actor's
+constructor, endpoints and hooks run there and nowhere else. A *behaviour*, made by the mesh layer
+from the SPAWN body on that thread, knows the user's class; the cell knows messages.
+
+Life: ``STARTING`` (constructing) -> ``RUNNING`` -> ``DEAD``. A cell dies of a failure, or of a
+stop. Whatever the way, two things happen once each, in this order: `settle` digs a grave, answers
+every message that waits with it, and lets it answer later ones; then, after the meshes the actor
+owns were stopped and the user's `__cleanup__` ran, `finish` acknowledges stops and tells the owner.
+Nobody who called the actor waits for an answer that cannot come: a message is answered by the
+handler, by `settle`, or by the link's loss.
+
+Mailboxes are bounded in messages and bytes. Above the limit the senders' processes are told to
+wait (FLOW), below half of it to go on; what is under way meanwhile is bounded by socket buffers.
+
+A stop is a message like any other: what was sent before it is handled first. An actor that does
+not come to it within `stop_actor_timeout` (stuck in an endpoint) is given up: its thread is left
+behind, its callers are answered.
+"""
+
+from __future__ import annotations
+
+import _queue
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from monarch._engine.base.errors import format_remote
+from monarch._engine.base.failure import FAILED, STOPPED, Failure
+from monarch._engine.base.settings import settings
+from monarch._engine.wire.frame import CALL, FAILURE, Frame
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.proc import Proc
+
+__all__ = ["Behaviour", "Cell", "Handler", "Identity"]
+
+STARTING = "starting"
+RUNNING = "running"
+DEAD = "dead"
+
+_GRAVES = 10_000  # the ends of actors remembered beyond the configured number
+_COUNTED = 1024  # bodies below are bounded by the number of messages
+
+
+class Handler:
+    """One endpoint, ready to call."""
+
+    __slots__ = ("concurrent", "explicit", "function", "is_async", "name")
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *,
+        explicit: bool = False,
+        concurrent: bool = False,
+        is_async: bool = False,
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.explicit = explicit
+        self.concurrent = concurrent
+        self.is_async = is_async
+
+
+class Behaviour(Protocol):
+    """What the mesh layer supplies: the user's object, seen through its endpoints."""
+
+    handlers: dict[str, Handler]
+    has_children: bool
+
+    def enter(self, rank: int, extent: bytes) -> None:
+        """Make the message's rank in `extent` the current one."""
+
+    def plain_handler(self, name: str) -> Handler | None:
+        """A method that is no endpoint, for callers that wrapped it in one."""
+
+    def explicit_port(self, link: Any, port: int, rank: int, flags: int) -> Any:
+        """The port object handed to an endpoint that answers by itself."""
+
+    def call_ended(self, error: BaseException | None) -> None:
+        """Run what was registered in `Cell.watchers` for the call that ended."""
+
+    def stop_children(self) -> None:
+        """Stop the meshes this actor owns and wait for it (within the configured time)."""
+
+    def cleanup(self, error: Exception | None) -> Any:
+        """Call `__cleanup__`; None or an awaitable."""
+
+    def cleanup_failed(self, error: BaseException) -> None:
+        """`__cleanup__` raised: say so; the stop goes on."""
+
+
+class Identity:
+    """Who an actor is; `build(cell)` makes its behaviour on the actor's own thread."""
+
+    __slots__ = ("build", "display", "label", "name")
+
+    def __init__(
+        self, name: str, label: str, display: str, build: Callable[[Cell], Behaviour]
+    ) -> None:
+        self.name = name  # as given to spawn
+        self.label = label  # label-uid, as failures call the mesh
+        self.display = display  # <root>.<module.Class name{rank}>
+        self.build = build
+
+
+class Cell:
+    """See the module. `proc` is the process it lives in, `uid` its mesh, `rank` its place there."""
+
+    def __init__(
+        self,
+        proc: Proc,
+        uid: int,
+        rank: int,
+        owner: int,
+        identity: Identity,
+        *,
+        is_async: bool,
+    ) -> None:
+        self.proc = proc
+        self.uid = uid
+        self.rank = rank
+        self.owner = owner
+        self.identity = identity
+        self.is_async = is_async
+        self.state = STARTING
+        self.behaviour: Behaviour | None = None
+        self.mailbox: Any = deque() if is_async else _queue.SimpleQueue()
+        self.control: deque[Callable[[], Any]] = deque()  # to run between messages
+        self.wake: Callable[[], None] = self._wake_sync
+        self.idle = False
+        self.children: dict[int, Any] = {}  # meshes this actor owns, by uid; see mesh layer
+        self.open_ports: dict[tuple[Any, int], int] = {}  # (link, port) to rank: answers still owed
+        self.current: tuple[Any, Frame] | None = None
+        self.thread_id = 0
+        self.grave: Failure | None = None
+        self._limit: int = settings.mailbox_limit
+        self._bytes_limit: int = settings.mailbox_bytes_limit
+        self._bytes = 0
+        self._bytes_lock = threading.Lock()
+        self._full: set[Any] = set()  # links we told to wait
+        self._end_lock = threading.Lock()
+        self._stop_acks: list[tuple[Any, Frame]] = []
+        self._stop_timer: Any = None
+        self.finished = threading.Event()
+        self.fatal: BaseException | None = None
+        self.watchers: dict[int, list[Callable[[BaseException | None], None]]] = {}
+
+    def start(self, run: Callable[[Cell], None]) -> None:
+        name = "monarch-actor-event-loop" if self.is_async else "monarch-actor-driver"
+        thread = threading.Thread(target=self._run, args=(run,), name=name, daemon=True)
+        thread.start()
+
+    def _run(self, run: Callable[[Cell], None]) -> None:
+        self.thread_id = threading.get_ident()
+        run(self)
+
+    # -- mailbox ---------------------------------------------------------------------------------
+
+    def put(self, link: Any, frame: Frame) -> None:
+        """Queue a message; on the reactor thread, or a local sender's."""
+        size = len(frame.body)
+        if size >= _COUNTED:
+            with self._bytes_lock:
+                self._bytes += size
+        if self.is_async:
+            self.mailbox.append((link, frame))
+            if self.idle:
+                self.wake()
+            depth = len(self.mailbox)
+        else:
+            self.mailbox.put((link, frame))
+            depth = self.mailbox.qsize()
+        if self.state is DEAD:  # it died between the look-up and the put
+            self.refuse_queued()
+        elif (depth > self._limit or self._bytes > self._bytes_limit) and link not in self._full:
+            self._full.add(link)
+            self.proc.flow(link, self.uid, full=True)
+            if not self.depth():  # emptied meanwhile: nobody else would say so
+                self.resume()
+
+    def depth(self) -> int:
+        """Messages waiting."""
+        return len(self.mailbox) if self.is_async else self.mailbox.qsize()
+
+    def taken(self, frame: Frame) -> None:
+        """The actor took `frame` from its mailbox."""
+        size = len(frame.body)
+        if size >= _COUNTED:
+            with self._bytes_lock:
+                self._bytes -= size
+        if (
+            self._full
+            and self.depth() <= self._limit // 2
+            and self._bytes <= self._bytes_limit // 2
+        ):
+            self.resume()
+
+    def resume(self) -> None:
+        while self._full:
+            try:
+                link = self._full.pop()
+            except KeyError:
+                return
+            self.proc.flow(link, self.uid, full=False)
+
+    def _wake_sync(self) -> None:
+        self.mailbox.put(None)
+
+    def interrupt(self, action: Callable[[], Any]) -> None:
+        """Run `action` on the actor's thread (or loop) before the messages that wait."""
+        self.control.append(action)
+        self.wake()
+
+    def abort(self, error: BaseException, failure: Failure | None = None) -> None:
+        """Fail this actor from any thread; its endpoints under way may still run to their end."""
+        failure = failure or self.failure_of(error)
+
+        def die() -> None:
+            self.fatal = error
+
+        if self.settle(failure):
+            self.interrupt(die)
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def request_stop(self, link: Any, frame: Frame) -> None:
+        """A STOP frame arrived: stop after the messages before it; acknowledged when done."""
+        with self._end_lock:
+            if not self.finished.is_set():
+                self._stop_acks.append((link, frame))
+                if len(self._stop_acks) > 1 or self.state is DEAD:
+                    return
+                patience = (
+                    settings.cleanup_timeout
+                    if self.state is STARTING
+                    else settings.stop_actor_timeout
+                )
+                self._stop_timer = self.proc.reactor.call_later(patience, self._give_up)
+                if self.is_async:
+                    self.mailbox.append((link, frame))
+                    if self.idle:
+                        self.wake()
+                else:
+                    self.mailbox.put((link, frame))
+                return
+        self._acknowledge(link, frame)
+
+    def _give_up(self) -> None:
+        reason = bytes(self._stop_acks[0][1].body).decode(errors="replace")
+        self.settle(Failure(self.identity.display, STOPPED, reason))
+        self.finish()
+
+    def settle(self, grave: Failure) -> bool:
+        """The actor is over: answer everybody. True for the first caller, who ended it."""
+        with self._end_lock:
+            if self.state is DEAD:
+                return False
+            self.state = DEAD
+            self.grave = grave
+        grave.mesh_name = self.identity.label
+        grave.ranks = (self.rank,)
+        proc = self.proc
+        proc.graves[self.uid] = grave
+        proc.cells.pop(self.uid, None)
+        if len(proc.graves) > settings.terminated_snapshot_retention + _GRAVES:
+            proc.graves.pop(next(iter(proc.graves)))
+        current, self.current = self.current, None
+        if current is not None:
+            self.refuse(*current)
+        self.refuse_queued()
+        while self.open_ports:
+            (link, port), rank = self.open_ports.popitem()
+            proc.post(link, port, rank, grave, FAILURE)
+        self.resume()
+        return True
+
+    def finish(self) -> None:
+        """The actor's last act is done: acknowledge stops, tell the owner of a failure."""
+        with self._end_lock:
+            if self.finished.is_set():
+                return
+            self.finished.set()
+            acks, self._stop_acks = self._stop_acks, []
+            timer = self._stop_timer
+        if timer is not None:
+            timer.cancel()
+        if self.grave is not None and self.grave.kind == FAILED:
+            self.proc.report_end(self.owner, self.uid, self.rank, self.grave)
+        for link, frame in acks:
+            self._acknowledge(link, frame)
+
+    def _acknowledge(self, link: Any, frame: Frame) -> None:
+        if frame.port:
+            self.proc.post(link, frame.port, frame.rank, None)
+
+    def refuse_queued(self) -> None:
+        while True:
+            try:
+                item = self.mailbox.popleft() if self.is_async else self.mailbox.get_nowait()
+            except (IndexError, _queue.Empty):
+                return
+            if item is not None:
+                self.refuse(*item)
+
+    def refuse(self, link: Any, frame: Frame) -> None:
+        if frame.kind == CALL:
+            self.proc.refuse(link, frame)
+
+    def failure_of(self, error: BaseException) -> Failure:
+        """The failure of this actor by an exception."""
+        text = f"actor explicitly aborted due to: {format_remote(error)}"
+        where = f"host {self.proc.hostname}, pid {os.getpid()}"
+        return Failure(self.identity.display, FAILED, text, where=where)
+

@@ -1,0 +1,632 @@
+"""The proc: one process's part of the runtime, the same in the client and in every worker.
+
+It owns the reactor, the links to other procs and to the host agent, the ports that wait for
+answers, the actors that live here, and the books about meshes that actors here own. Frames come in
+on the reactor thread and are handed on: a CALL to its actor's mailbox, a POST to its port. User
+code never runs here.
+
+Three rules keep every wait finite:
+
+* An answer is owed by a link. When a link is lost, every port that waits on it is told why
+  (`_bury`). The reason is the host agent's: it sees exits, signals and spawn errors; a bare
+  end-of-file only says that it is time to ask.
+* A message for an actor that is gone is answered with what ended the actor (`_refuse`), never
+  dropped, unless nobody waits for an answer.
+* The process does not outlive its host agent: the agent's link closing ends a worker at once.
+
+Links are made on first use: the caller makes a socket pair, keeps one end and can write to it at
+once, while the agent hands the other end to the peer. Nothing waits for an introduction.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from monarch._engine.base.errors import BackpressureError, PayloadTooLarge, ProtocolError
+from monarch._engine.base.failure import FAILED, STOPPED, Failure
+from monarch._engine.base.settings import settings
+from monarch._engine.runtime.body import LocalBody, MappedBody, decode_body
+from monarch._engine.runtime.reactor import WRITE, Reactor
+from monarch._engine.transport.link import Link
+from monarch._engine.transport.segment import SegmentPool
+from monarch._engine.wire.codec import Payload, encode
+from monarch._engine.wire.frame import (
+    CALL,
+    CONTROL,
+    ERROR,
+    EVENT,
+    FAILURE,
+    FLOW,
+    POST,
+    QUERY,
+    RELEASE,
+    SEGMENT,
+    SPAWN,
+    STOP,
+    Frame,
+    pack,
+)
+
+__all__ = ["LocalLink", "Owner", "Proc", "Sink", "Verdict", "new_uid"]
+
+
+_SPAWN_BATCH = 60  # descriptors per message are limited by the kernel, two or four a proc
+
+
+def new_uid() -> int:
+    """A random id for a spawn of procs or a mesh: 44 random bits, 20 low bits for ranks."""
+    return secrets.randbits(43) << 20 | 1 << 63
+
+
+class Verdict:
+    """Why a process is gone: FAILED or STOPPED, and in words."""
+
+    __slots__ = ("error", "kind")
+
+    def __init__(self, kind: str, error: str) -> None:
+        self.kind = kind
+        self.error = error
+
+
+class Sink(Protocol):
+    """What waits at a port. Called on the reactor thread, or a local sender's; must not block."""
+
+    def deliver(self, rank: int, flags: int, body: Any) -> None: ...
+
+    def peer_lost(self, link: Any, verdict: Verdict) -> None: ...
+
+
+class Owner(Protocol):
+    """What owns meshes: an actor here, or the root client."""
+
+    def child_failed(self, failure: Failure) -> None: ...
+
+
+class OwnedMesh:
+    """The books about one actor mesh: who owns it, where its ranks are, which are gone."""
+
+    __slots__ = ("display", "gone", "links", "name", "owner", "rank_text")
+
+    def __init__(
+        self,
+        owner: Owner,
+        name: str,
+        display: str,
+        links: list[Any],
+        rank_text: Callable[[int], str],
+    ) -> None:
+        self.owner = owner
+        self.name = name
+        self.display = display
+        self.links = links
+        self.rank_text = rank_text
+        self.gone: dict[int, Failure] = {}
+
+
+class LocalLink:
+    """The link of a process to itself: frames go straight to the mailbox or port."""
+
+    lost = None
+    queued = 0
+
+    def __init__(self, uid: int) -> None:
+        self.uid = uid
+        self.paused: dict[int, Gate] = {}
+
+
+class Gate:
+    """Where senders wait while a receiver's mailbox is full."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def wait(self, timeout: float) -> bool:
+        return self._event.wait(timeout)
+
+    def open(self) -> None:
+        self._event.set()
+
+
+class Mailbox(Protocol):
+    """An actor as the proc sees it."""
+
+    def put(self, link: Any, frame: Frame) -> None: ...
+
+    def request_stop(self, link: Any, frame: Frame) -> None: ...
+
+    def resumed(self) -> None: ...
+
+
+class Proc:
+    """See the module.
+
+    Args:
+        uid: this process in the cluster.
+        label: its name for people.
+        spawn: called with (proc, link, frame) for a SPAWN frame; makes the actor's mailbox.
+        stop: called with (proc, frame) when the owner asks this process to end.
+        client: whether this is the process of the user's script.
+    """
+
+    def __init__(
+        self,
+        uid: int,
+        label: str,
+        spawn: Callable[[Proc, Any, Frame], Any],
+        stop: Callable[[Proc, Frame], None],
+        client: bool,
+    ) -> None:
+        self.uid = uid
+        self.label = label
+        self.client = client
+        self.hostname = socket.gethostname()
+        self.reactor = Reactor()
+        self.local = LocalLink(uid)
+        self.agent: Link | None = None
+        self.agent_lost: Callable[[str], None] = lambda reason: os._exit(1)
+        self.links: dict[int, Any] = {uid: self.local}
+        self.ports: dict[int, Sink] = {}
+        self.cells: dict[int, Any] = {}
+        self.graves: dict[int, Failure] = {}
+        self.owned: dict[int, OwnedMesh] = {}
+        self.verdicts: dict[int, Verdict] = {}
+        self.expected: dict[int, str] = {}  # procs we asked to stop, and the reason
+        self.setup: Any = None  # the bootstrap callable's gate, when there is one
+        self.notices: dict[str, Callable[[dict[str, Any]], None]] = {}
+        self._asked: set[int] = set()
+        self._exit_sinks: dict[int, list[Callable[[Verdict], None]]] = {}
+        self._links_lock = threading.Lock()
+        self._port_ids = itertools.count(1)
+        self._spawn = spawn
+        self._stop = stop
+        self.threshold: int = settings.shm_threshold
+        self.frame_limit: int = settings.codec_max_frame_length
+        self._queue_limit: int = settings.send_buffer_limit
+        self._patience: float = settings.backpressure_timeout
+        self.segments = SegmentPool(settings.shm_pool_limit)
+        self._on = {
+            CALL: self._on_call,
+            POST: self._on_post,
+            SPAWN: self._on_spawn,
+            STOP: self._on_stop,
+            EVENT: self._on_event,
+            FLOW: self._on_flow,
+            RELEASE: self._on_release,
+            CONTROL: self._on_control,
+            QUERY: self._on_query,
+        }
+
+    def start(self) -> None:
+        self.reactor.start("monarch-reactor")
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    def encode(self, obj: Any) -> Payload:
+        """Encode for sending. Raises pickling errors, and PayloadTooLarge over the limit."""
+        payload = encode(obj, self.threshold)
+        if payload.nbytes > self.frame_limit:
+            raise PayloadTooLarge(
+                f"the message has {payload.nbytes} bytes, more than the limit of "
+                f"{self.frame_limit} (configuration key codec_max_frame_length); send it in "
+                "parts, or raise the limit"
+            )
+        return payload
+
+    def send(
+        self,
+        link: Any,
+        kind: int,
+        dest: int,
+        port: int,
+        rank: int,
+        meta: bytes,
+        payload: Payload,
+        flags: int = 0,
+    ) -> bool:
+        """Send one message; False if the link is lost. Waits only for a full socket queue."""
+        stream = payload.stream
+        if link is self.local:
+            body = LocalBody(payload) if stream is None else stream
+            self._on[kind](link, Frame(kind, flags, dest, port, rank, 0, meta, body))  # type: ignore[arg-type]
+            return True
+        if stream is not None:
+            ok = link.send(pack(kind, dest, port, rank, meta, stream, flags))
+        else:
+            segment = self.segments.store(payload)
+            self.segments.hold(link, segment)
+            data = pack(kind, dest, port, rank, meta, segment.table, flags | SEGMENT, 1)
+            ok = link.send(data, [segment.fd])
+            if not ok:
+                self.segments.release(link, segment.id)
+        if link.queued > link.queue_limit and threading.get_ident() != self.reactor.ident:
+            self._wait_room(link)
+        return bool(ok)
+
+    def sent(self, payload: Payload) -> None:
+        """The last send of `payload` is done: its segment lives as long as receivers use it."""
+        if payload.stored is not None:
+            self.segments.release(None, payload.stored.id)
+
+    def wait_for_gate(self, link: Any, dest: int, who: str) -> None:
+        """Wait while the receiver `dest` behind `link` is full. Raises BackpressureError."""
+        cell = self.cells.get(dest) if link is self.local else None
+        if cell is not None and cell.thread_id == threading.get_ident():
+            raise BackpressureError(
+                f"{who}: the actor is filling its own mailbox and cannot empty it meanwhile; "
+                "return from the endpoint first, or raise mailbox_limit"
+            )
+        gate = link.paused.get(dest)
+        if gate is not None and not gate.wait(self._patience):
+            raise BackpressureError(
+                f"{who}: the receiver's mailbox stayed full for {self._patience:g} s "
+                "(configuration keys mailbox_limit, backpressure_timeout); it is stuck or too slow"
+            )
+
+    def _wait_room(self, link: Link) -> None:
+        if not link.wait_room(self._patience):
+            raise BackpressureError(
+                f"{link.peer} took no bytes for {self._patience:g} s while {link.queued} bytes "
+                "waited (configuration keys send_buffer_limit, backpressure_timeout)"
+            )
+
+    def open_port(self, sink: Sink) -> int:
+        port = next(self._port_ids)
+        self.ports[port] = sink
+        return port
+
+    def close_port(self, port: int) -> None:
+        self.ports.pop(port, None)
+
+    def post(self, link: Any, port: int, rank: int, obj: Any, flags: int = 0) -> bool:
+        """Send `obj` to a port of the process behind `link`."""
+        payload = self.encode(obj)
+        ok = self.send(link, POST, port, 0, rank, b"", payload, flags)
+        self.sent(payload)
+        return ok
+
+    # -- links -----------------------------------------------------------------------------------
+
+    def link_to(self, uid: int) -> Any:
+        """The link to proc `uid`, made on first use. Never waits."""
+        link = self.links.get(uid)
+        if link is not None:
+            return link
+        with self._links_lock:
+            link = self.links.get(uid)
+            if link is not None:
+                return link
+            ours, theirs = socket.socketpair()
+            link = self._adopt(ours, uid)
+        self.tell_agent({"op": "introduce", "to": uid, "from": self.uid}, [theirs.fileno()])
+        theirs.close()
+        return link
+
+    def adopt(self, sock: socket.socket, uid: int) -> Link:
+        """Use `sock` as the link to proc `uid`, unless there is one; read from it either way."""
+        with self._links_lock:
+            return self._adopt(sock, uid)
+
+    def adopt_agent(self, sock: socket.socket) -> Link:
+        self.agent = self._make_link(sock, "the host agent")
+        return self.agent
+
+    def _adopt(self, sock: socket.socket, uid: int) -> Link:
+        link = self._make_link(sock, f"proc {uid:x}")
+        link.uid = uid
+        self.links.setdefault(uid, link)
+        return link
+
+    def _make_link(self, sock: socket.socket, peer: str) -> Link:
+        link = Link(sock, peer, self._want_write, self.frame_limit, self._queue_limit)
+
+        def ready(mask: int) -> None:
+            if mask & WRITE and link.flush():
+                self.reactor.watch_writes(link.fileno, False)
+            if mask & ~WRITE:
+                self._read(link)
+
+        self.reactor.register(link.fileno, ready)
+        return link
+
+    def _want_write(self, link: Link) -> None:
+        self.reactor.watch_writes(link.fileno, True)
+
+    def tell_agent(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
+        """Send a control message to the host agent; lost agents are found by the reactor."""
+        agent = self.agent
+        if agent is not None:
+            body = json.dumps(message, separators=(",", ":")).encode()
+            agent.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=len(fds or ())), fds)
+
+    def _read(self, link: Link) -> None:
+        try:
+            frames = link.receive(self.reactor.scratch)
+            on = self._on
+            for frame in frames:
+                on[frame.kind](link, frame)
+        except ProtocolError as error:
+            link.lose(str(error))
+        if link.lost is not None:
+            self._on_lost(link)
+
+    def _body(self, link: Any, frame: Frame) -> Any:
+        if not frame.flags & SEGMENT:
+            return frame.body
+        if len(frame.body) < 20 or frame.nfd != 1:
+            raise ProtocolError(f"protocol error from {link.peer}: a malformed segment table")
+        (fd,) = link.take_fds(1)
+        return MappedBody(bytes(frame.body), fd, lambda ident: self._unused(link, ident))
+
+    def _unused(self, link: Link, ident: int) -> None:
+        # From any thread, also from a finaliser: no locks.
+        link.released.append(ident)
+        self.reactor.call_soon(self._send_released, link)
+
+    def _send_released(self, link: Link) -> None:
+        idents = []
+        while link.released:
+            idents.append(link.released.popleft().to_bytes(8, "little"))
+        if idents:
+            link.send(pack(RELEASE, 0, 0, 0, b"", b"".join(idents)))
+
+    # -- frames, on the reactor thread (or a local sender's) -------------------------------------
+
+    def _on_call(self, link: Any, frame: Frame) -> None:
+        if frame.flags & SEGMENT:
+            frame = frame._replace(body=self._body(link, frame))
+        cell = self.cells.get(frame.dest)
+        if cell is not None:
+            cell.put(link, frame)
+        else:
+            self.refuse(link, frame)
+
+    def refuse(self, link: Any, frame: Frame) -> None:
+        """Answer a message whose actor is gone."""
+        if frame.port:
+            if self.setup is not None and self.setup.answer is not None:
+                self.post(link, frame.port, frame.rank, self.setup.answer, ERROR)
+                return
+            failure = self.graves.get(frame.dest)
+            if failure is None:
+                failure = Failure("<unknown>", STOPPED, "the actor no longer exists")
+            self.post(link, frame.port, frame.rank, failure, FAILURE)
+
+    def _on_post(self, link: Any, frame: Frame) -> None:
+        body = self._body(link, frame) if frame.flags & SEGMENT else frame.body
+        sink = self.ports.get(frame.dest)
+        if sink is not None:
+            sink.deliver(frame.rank, frame.flags & ~SEGMENT, body)
+
+    def _on_spawn(self, link: Any, frame: Frame) -> None:
+        if frame.flags & SEGMENT:
+            frame = frame._replace(body=self._body(link, frame), flags=frame.flags & ~SEGMENT)
+        self.cells[frame.dest] = self._spawn(self, link, frame)
+
+    def _on_stop(self, link: Any, frame: Frame) -> None:
+        if not frame.dest:
+            self._stop(self, frame)
+            return
+        cell = self.cells.get(frame.dest)
+        if cell is None:
+            self.post(link, frame.port, frame.rank, None)
+        else:
+            cell.request_stop(link, frame)
+
+    def _on_query(self, link: Any, frame: Frame) -> None:
+        cell = self.cells.get(frame.dest)
+        if cell is None and frame.dest:
+            self.refuse(link, frame)
+        else:
+            self.post(link, frame.port, frame.rank, None)
+
+    def _on_event(self, link: Any, frame: Frame) -> None:
+        body = self._body(link, frame)
+        self.mesh_failed(frame.dest, frame.rank, decode_body(body))
+
+    def _on_flow(self, link: Any, frame: Frame) -> None:
+        if frame.flags:
+            link.paused.setdefault(frame.dest, Gate())
+        else:
+            gate = link.paused.pop(frame.dest, None)
+            if gate is not None:
+                gate.open()
+
+    def _on_release(self, link: Any, frame: Frame) -> None:
+        body = frame.body
+        for at in range(0, len(body) - 7, 8):
+            self.segments.release(link, int.from_bytes(body[at : at + 8], "little"))
+
+    def flow(self, link: Any, dest: int, full: bool) -> None:
+        """Tell the process behind `link` that the mailbox `dest` is full, or has room again."""
+        if link is self.local:
+            self._on_flow(link, Frame(FLOW, int(full), dest, 0, 0, 0, b"", b""))
+        else:
+            link.send(pack(FLOW, dest, 0, 0, b"", b"", int(full)))
+
+    # -- the host agent's notices ----------------------------------------------------------------
+
+    def _on_control(self, link: Any, frame: Frame) -> None:
+        if link is not self.agent:
+            raise ProtocolError(f"protocol error from {link.peer}: only the host agent controls")
+        fds = link.take_fds(frame.nfd)
+        message = json.loads(frame.body)
+        op = message["op"]
+        if op == "peer":
+            self.adopt(socket.socket(fileno=fds.pop()), message["uid"])
+        elif op == "gone":
+            for uid, kind, error in message["procs"]:
+                self._on_gone(uid, kind, error)
+        else:
+            self.notices[op](message)
+        for fd in fds:
+            os.close(fd)
+
+    def _on_gone(self, uid: int, kind: str, error: str) -> None:
+        reason = self.expected.pop(uid, None)
+        if reason is not None:
+            kind, error = STOPPED, reason
+        verdict = self.verdicts.setdefault(uid, Verdict(kind, error))
+        link = self.links.get(uid)
+        if isinstance(link, Link):
+            # What it said before it ended still counts; a forked child may hold its sockets open.
+            while link.lost is None and self._drain(link):
+                pass
+            if link.lost is None:
+                link.lose(verdict.error)
+                self._on_lost(link)
+            elif uid in self._asked:
+                self._bury(link, verdict)
+        for callback in self._exit_sinks.pop(uid, ()):
+            callback(verdict)
+
+    def _drain(self, link: Link) -> bool:
+        try:
+            frames = link.receive(self.reactor.scratch)
+            for frame in frames:
+                self._on[frame.kind](link, frame)
+        except ProtocolError as error:
+            link.lose(str(error))
+        if link.lost is not None:
+            self._on_lost(link)
+        return bool(frames) if link.lost is None else False
+
+    def when_gone(self, uid: int, callback: Callable[[Verdict], None]) -> None:
+        """Call `callback(verdict)` on the reactor thread once proc `uid` has ended."""
+
+        def watch() -> None:
+            verdict = self.verdicts.get(uid)
+            if verdict is not None:
+                callback(verdict)
+            else:
+                self._exit_sinks.setdefault(uid, []).append(callback)
+
+        self.reactor.call_soon(watch)
+
+    # -- loss ------------------------------------------------------------------------------------
+
+    def _on_lost(self, link: Link) -> None:
+        if link.fileno < 0:
+            return
+        self.reactor.unregister(link.fileno)
+        link.close(link.lost or "closed")
+        link.fileno = -1
+        self.segments.drop_holder(link)
+        for gate in list(link.paused.values()):
+            gate.open()
+        link.paused.clear()
+        if link is self.agent:
+            self.agent = None
+            self.agent_lost(link.lost or "")
+            return
+        verdict = self.verdicts.get(link.uid)
+        if verdict is not None:
+            self._bury(link, verdict)
+        else:
+            self._asked.add(link.uid)
+            self.tell_agent({"op": "autopsy", "uid": link.uid})
+
+    def _bury(self, link: Link, verdict: Verdict) -> None:
+        """Tell everyone who waits on `link` why no answer will come."""
+        self._asked.discard(link.uid)
+        for sink in list(self.ports.values()):
+            sink.peer_lost(link, verdict)
+        for uid, mesh in list(self.owned.items()):
+            for rank, mesh_link in enumerate(mesh.links):
+                if mesh_link is link and rank not in mesh.gone:
+                    actor = mesh.display + mesh.rank_text(rank) + ">"
+                    failure = Failure(actor, verdict.kind, verdict.error, mesh.name, (rank,))
+                    self.mesh_failed(uid, rank, failure)
+
+    def rank_unreachable(self, mesh_uid: int, rank: int, link: Any) -> None:
+        """An actor could not be created: its process is gone. Books it once the reason is known."""
+        mesh = self.owned[mesh_uid]
+
+        def book(verdict: Verdict) -> None:
+            actor = mesh.display + mesh.rank_text(rank) + ">"
+            failure = Failure(actor, verdict.kind, verdict.error, mesh.name, (rank,))
+            self.mesh_failed(mesh_uid, rank, failure)
+
+        self.when_gone(link.uid, book)
+
+    def bury_everyone(self, error: str) -> None:
+        """The host agent is gone: nothing on this host can be reached any more."""
+        for uid, link in list(self.links.items()):
+            if isinstance(link, Link):
+                verdict = self.verdicts.setdefault(uid, Verdict(FAILED, error))
+                if link.lost is None:
+                    link.lose(error)
+                    self._on_lost(link)
+                elif uid in self._asked:
+                    self._bury(link, verdict)
+        for uid in list(self._exit_sinks):
+            for callback in self._exit_sinks.pop(uid):
+                callback(self.verdicts.get(uid) or Verdict(FAILED, error))
+
+    def mesh_failed(self, mesh_uid: int, rank: int, failure: Failure) -> None:
+        """Book the end of one rank of an owned mesh and tell the owner, once per rank."""
+        mesh = self.owned.get(mesh_uid)
+        if mesh is None or rank in mesh.gone:
+            return
+        mesh.gone[rank] = failure
+        if failure.kind == FAILED:
+            mesh.owner.child_failed(failure)
+
+    def report_end(self, owner_uid: int, mesh_uid: int, rank: int, failure: Failure) -> None:
+        """Tell the owner of `mesh_uid`, in whatever process, that one rank ended."""
+        payload = self.encode(failure)
+        self.send(self.link_to(owner_uid), EVENT, mesh_uid, 0, rank, b"", payload)
+        self.sent(payload)
+
+    # -- spawning processes ----------------------------------------------------------------------
+
+    def spawn_procs(self, spec: dict[str, Any], procs: list[dict[str, Any]]) -> list[Link]:
+        """Ask the host agent for processes; links that can be written to at once.
+
+        `spec` is what all have in common, `procs` what each has of its own, with its ``uid`` (see
+        launch.launcher). Failures come back as the end of the processes concerned.
+        """
+        links = []
+        for start in range(0, len(procs), _SPAWN_BATCH):
+            batch = procs[start : start + _SPAWN_BATCH]
+            pairs = [socket.socketpair() for _ in batch]
+            message = {
+                "op": "spawn",
+                "spec": spec,
+                "parent": self.uid,
+                "procs": batch,
+                "uids": [proc["uid"] for proc in batch],
+            }
+            self.tell_agent(message, [theirs.fileno() for _, theirs in pairs])
+            for proc, (ours, theirs) in zip(batch, pairs, strict=True):
+                theirs.close()
+                links.append(self.adopt(ours, proc["uid"]))
+        return links
+
+    def stop_proc(self, uid: int, reason: str) -> None:
+        """Ask proc `uid`, which this process spawned, to end in good order."""
+        self.expected[uid] = reason
+        link = self.links.get(uid)
+        if isinstance(link, Link):
+            link.send(pack(STOP, 0, 0, 0, b"", reason.encode()))
+
+    def kill_procs(self, uids: list[int]) -> None:
+        """End procs at once, without clean-up."""
+        self.tell_agent({"op": "kill", "uids": uids})
+
+    def close_in_child(self) -> None:
+        """In a forked child: drop the parent's sockets, so that the child keeps nothing alive."""
+        for link in [*self.links.values(), self.agent]:
+            if isinstance(link, Link) and link.sock.fileno() >= 0:
+                link.sock.close()
+        self.reactor.close()
+
+

@@ -1,0 +1,171 @@
+"""The reactor: one thread that moves bytes and fires timers, and never runs user code.
+
+It waits on descriptors with epoll (`select.poll` elsewhere), calls the callback registered for
+each ready one, then what other threads asked it to run (`call_soon`), then timers that are due.
+Callbacks must not block. Waking it costs one eventfd write, skipped while a wake-up is under way.
+
+The thread is a daemon: it dies with the interpreter, after `atexit` handlers had their say. In a
+forked child there is no reactor: `Proc` closes what the child inherited.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import select
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["READ", "WRITE", "Reactor", "Timer"]
+
+READ = select.POLLIN
+WRITE = select.POLLOUT
+_SCRATCH = 256 << 10
+
+
+class Timer:
+    """A pending `call_later`; `cancel` is idempotent and may come from any thread."""
+
+    __slots__ = ("callback", "when")
+
+    def __init__(self, when: float, callback: Callable[[], None]) -> None:
+        self.when = when
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class Reactor:
+    """See the module. `run` in the current thread, or `start` a thread for it."""
+
+    def __init__(self) -> None:
+        self._poll: Any = select.epoll() if hasattr(select, "epoll") else select.poll()
+        self._scale = 1 if hasattr(select, "epoll") else 1000
+        self._callbacks: dict[int, Callable[[int], None]] = {}
+        self._soon: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._woken = False
+        self._running = True
+        self.ident = 0
+        self.scratch = memoryview(bytearray(_SCRATCH))
+        if hasattr(os, "eventfd"):
+            self._wake_in = self._wake_out = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        else:
+            self._wake_in, self._wake_out = os.pipe()
+            os.set_blocking(self._wake_in, False)
+        self.register(self._wake_in, self._on_wake)
+
+    def start(self, name: str) -> None:
+        """Run in a daemon thread; returns once the thread has its identity."""
+        thread = threading.Thread(target=self.run, name=name, daemon=True)
+        thread.start()
+        self.ident = thread.ident or 0
+
+    # -- for any thread --------------------------------------------------------------------------
+
+    def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
+        """Run `callback(*args)` on the reactor thread. Takes no lock: safe in finalisers."""
+        self._soon.append((callback, args))
+        if not self._woken:
+            self._woken = True
+            os.write(self._wake_out, b"\1\0\0\0\0\0\0\0")
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        """Run `callback()` on the reactor thread after `delay` seconds, unless cancelled."""
+        timer = Timer(time.monotonic() + delay, callback)
+        self.call_soon(self._add_timer, timer)
+        return timer
+
+    def register(self, fd: int, callback: Callable[[int], None]) -> None:
+        """Call `callback(event mask)` on the reactor thread whenever `fd` is readable."""
+        self._callbacks[fd] = callback
+        self._poll.register(fd, READ)
+
+    def watch_writes(self, fd: int, on: bool) -> None:
+        """Also call back when `fd` takes bytes. Ignored when `fd` is no longer registered."""
+        try:
+            self._poll.modify(fd, READ | WRITE if on else READ)
+        except OSError:
+            if fd in self._callbacks:
+                raise
+
+    def unregister(self, fd: int) -> None:
+        """Forget `fd`; call it before closing the descriptor."""
+        if self._callbacks.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def stop(self) -> None:
+        """Leave `run` after the current round."""
+        self._running = False
+        self.call_soon(lambda: None)
+
+    def close(self) -> None:
+        """Release descriptors; only after `run` has returned, or in a forked child."""
+        if hasattr(self._poll, "close"):
+            self._poll.close()
+        os.close(self._wake_in)
+        if self._wake_out != self._wake_in:
+            os.close(self._wake_out)
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        self.ident = threading.get_ident()
+        poll = self._poll.poll
+        callbacks = self._callbacks
+        soon = self._soon
+        while self._running:
+            for fd, mask in poll(self._timeout()):
+                callback = callbacks.get(fd)
+                if callback is not None:
+                    try:
+                        callback(mask)
+                    except Exception:  # the last boundary: one bad link must not stop the others
+                        _report()
+            while soon:
+                function, args = soon.popleft()
+                try:
+                    function(*args)
+                except Exception:
+                    _report()
+            if self._timers:
+                self._fire()
+
+    def _timeout(self) -> float:
+        if self._soon:
+            return 0
+        if not self._timers:
+            return -1
+        return max(0.0, self._timers[0][0] - time.monotonic()) * self._scale
+
+    def _on_wake(self, _mask: int) -> None:
+        # Clear the flag before the queue is read: a later append writes again.
+        os.read(self._wake_in, 8)
+        self._woken = False
+
+    def _add_timer(self, timer: Timer) -> None:
+        heapq.heappush(self._timers, (timer.when, next(self._order), timer))
+
+    def _fire(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            _, _, timer = heapq.heappop(self._timers)
+            callback = timer.callback
+            if callback is not None:
+                try:
+                    callback()
+                except Exception:
+                    _report()
+
+
+def _report() -> None:
+    print("monarch: internal error in the reactor, please report it:", file=sys.stderr)
+    traceback.print_exc()

@@ -1,0 +1,1 @@
+"""Move bytes over one link and report its loss. Shared memory for big payloads."""

@@ -1,0 +1,268 @@
+"""A link: one duplex stream of frames to one peer process, over a handed-over socket pair.
+
+Any thread may send. Sends of one thread leave in order, and a send that the socket takes at once
+never waits for another thread: the caller writes to the socket itself, under the link's lock. What
+the socket does not take is queued, and the reactor writes it when there is room. The queue is
+bounded: a thread that is not the reactor waits in `wait_room` until the peer has caught up.
+
+Descriptors travel with the first byte of their frame (SCM_RIGHTS); the stream keeps them in order,
+so frame `n` with `nfd` descriptors takes the next `nfd` that arrived.
+
+A link is lost once: `lost` holds the reason and every later send is refused with False. Loss is
+found by reading end-of-file or by a failed write, never by a timer: on one host a dead process
+closes its sockets.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from monarch._engine.base.errors import ProtocolError
+from monarch._engine.wire.frame import Frame, FrameReader
+
+__all__ = ["Link"]
+
+_INT = array.array("i").itemsize
+_ANCILLARY = socket.CMSG_LEN(253 * _INT)
+_MAX_IOV = 512
+
+
+class Link:
+    """One end of a stream of frames.
+
+    Args:
+        sock: a connected stream socket; the link owns it.
+        peer: what errors call the other side.
+        want_write: called (from any thread) with the link when queued bytes wait for the socket.
+        frame_limit: largest frame accepted, bytes.
+        queue_limit: queued bytes above which senders wait.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_fds",
+        "_lock",
+        "_queue",
+        "_waiters",
+        "fileno",
+        "lost",
+        "owner",
+        "paused",
+        "peer",
+        "queue_limit",
+        "queued",
+        "reader",
+        "released",
+        "sock",
+        "uid",
+        "want_write",
+    )
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        want_write: Callable[[Link], None],
+        frame_limit: int,
+        queue_limit: int,
+    ) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.fileno = sock.fileno()
+        self.peer = peer
+        self.uid = 0
+        self.owner: Any = None
+        self.want_write = want_write
+        self.queue_limit = queue_limit
+        self.queued = 0  # bytes waiting for the socket
+        self.reader = FrameReader(frame_limit, peer)
+        self.lost: str | None = None
+        self.paused: dict[int, Any] = {}  # receivers behind this link that asked us to wait
+        self.released: deque[int] = deque()  # segments of the peer we no longer use
+        self._lock = threading.Lock()
+        self._queue: deque[tuple[memoryview, list[int]]] = deque()
+        self._fds: deque[int] = deque()
+        self._waiters: list[Any] = []
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    def send(self, data: bytes, fds: list[int] | None = None) -> bool:
+        """Send one or more whole frames; False if the link is lost. Does not wait.
+
+        `fds` are duplicated by the kernel at the write; the caller keeps its own, and the link
+        keeps duplicates while the frame is queued.
+        """
+        with self._lock:
+            if self.lost is not None:
+                return False
+            if self._queue:
+                self._enqueue(memoryview(data), fds)
+                return True
+            try:
+                sent = self._write(data, fds)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError as error:
+                self._lose(f"the connection to {self.peer} broke: {error.strerror}")
+                return False
+            if sent == len(data):
+                return True
+            self._enqueue(memoryview(data)[sent:], fds if not sent else None)
+        self.want_write(self)
+        return True
+
+    def wait_room(self, timeout: float) -> bool:
+        """Wait until the queue is below its limit or the link lost; False on timeout (seconds).
+
+        Never call it on the reactor thread: it is the one that makes room.
+        """
+        deadline = time.monotonic() + timeout
+        while self.queued > self.queue_limit and self.lost is None:
+            waiter = threading.Lock()
+            waiter.acquire()
+            self._waiters.append(waiter)
+            if self.queued <= self.queue_limit or self.lost is not None:
+                return True
+            if not waiter.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                return False
+        return True
+
+    def flush(self) -> bool:
+        """Write queued bytes; True when none are left. For the reactor, when there is room."""
+        with self._lock:
+            while self._queue and self.lost is None:
+                try:
+                    data, fds = self._queue[0]
+                    if fds:
+                        sent = self._write(data, fds)
+                    elif len(self._queue) == 1:
+                        sent = self.sock.send(data)
+                    else:
+                        sent = self.sock.sendmsg(self._gather())
+                except (BlockingIOError, InterruptedError):
+                    break
+                except OSError as error:
+                    self._lose(f"the connection to {self.peer} broke: {error.strerror}")
+                    break
+                self._advance(sent)
+            if self.queued <= self.queue_limit // 2 or self.lost is not None:
+                while self._waiters:
+                    self._waiters.pop().release()
+            return not self._queue
+
+    def _gather(self) -> list[memoryview]:
+        buffers = []
+        for data, fds in self._queue:
+            if fds or len(buffers) == _MAX_IOV:
+                break
+            buffers.append(data)
+        return buffers
+
+    def _advance(self, sent: int) -> None:
+        self.queued -= sent
+        while sent:
+            data, fds = self._queue[0]
+            for fd in fds:  # they went with the first byte
+                os.close(fd)
+            fds.clear()
+            if sent < len(data):
+                self._queue[0] = (data[sent:], fds)
+                return
+            sent -= len(data)
+            self._queue.popleft()
+
+    def _enqueue(self, data: memoryview, fds: list[int] | None) -> None:
+        self._queue.append((data, [os.dup(fd) for fd in fds] if fds else []))
+        self.queued += len(data)
+
+    def _write(self, data: bytes | memoryview, fds: list[int] | None) -> int:
+        if not fds:
+            return self.sock.send(data)
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())
+        return self.sock.sendmsg([data], [rights])
+
+    # -- receiving, on the reactor thread --------------------------------------------------------
+
+    def receive(self, scratch: memoryview) -> list[Frame]:
+        """Read what is there, once; complete frames. End-of-file and errors set `lost`.
+
+        Raises ProtocolError when the peer sends something else than frames; the link is lost then.
+        """
+        target = self.reader.target()
+        buffer = scratch if target is None else target
+        try:
+            count, ancillary, flags, _ = self.sock.recvmsg_into([buffer], _ANCILLARY, _RECV_FLAGS)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError as error:
+            self.lose(f"the connection to {self.peer} broke: {error.strerror}")
+            return []
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(data[: len(data) - len(data) % _INT])
+                self._fds.extend(fds)
+        if flags & socket.MSG_CTRUNC:
+            self.lose(f"{self.peer} passed more descriptors than this process may open")
+            return []
+        if not count:
+            cut = "" if self.reader.idle else " in the middle of a message"
+            self.lose(f"{self.peer} closed the connection{cut}")
+            return []
+        try:
+            if target is None:
+                return self.reader.feed(scratch[:count])
+            target.release()
+            return self.reader.filled(count)
+        except ProtocolError as error:
+            self.lose(str(error))
+            raise
+
+    def take_fds(self, count: int) -> list[int]:
+        """The next `count` descriptors that came with frames; the caller owns them.
+
+        Raises ProtocolError when fewer arrived than the frame claims.
+        """
+        if count > len(self._fds):
+            raise ProtocolError(
+                f"protocol error from {self.peer}: a frame names {count} descriptors, "
+                f"{len(self._fds)} arrived"
+            )
+        return [self._fds.popleft() for _ in range(count)]
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def lose(self, reason: str) -> None:
+        """Give the link up: later sends return False. The socket is open until `close`."""
+        with self._lock:
+            self._lose(reason)
+
+    def close(self, reason: str) -> None:
+        """Give the link up and close the socket, which no reactor watches any more."""
+        with self._lock:
+            self._lose(reason)
+            if self.sock.fileno() >= 0:
+                self.sock.close()
+
+    def _lose(self, reason: str) -> None:
+        if self.lost is None:
+            self.lost = reason
+        for _, fds in self._queue:
+            for fd in fds:
+                os.close(fd)
+        self._queue.clear()
+        self.queued = 0
+        while self._fds:
+            os.close(self._fds.popleft())
+        while self._waiters:
+            self._waiters.pop().release()
+
+
+_RECV_FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)

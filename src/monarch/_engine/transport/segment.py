@@ -1,0 +1,248 @@
+"""Shared-memory segments: how big payloads cross a process border with one copy.
+
+The sender copies a payload once into a segment (an unlinked memory file) and passes the
+descriptor with the frame; every receiver maps it privately, so what it gets is writable without
+touching anybody else's copy, and no byte is copied until it writes. When the last object that
+looks into a mapping is gone, the receiver says so (a RELEASE frame), and the segment goes back to
+the sender's pool, its pages still warm: filling a warm segment is nine times faster than a fresh
+one. A receiver that dies releases by losing its link.
+
+The pool keeps at most `limit` bytes of unused segments. Segments in use are bounded by what
+receivers hold. A process that already has `_MAX_MAPPINGS` live mappings copies instead of mapping,
+since the kernel bounds mappings and descriptors.
+
+Rejected: named shared memory (a name must be cleaned up after a SIGKILL; a descriptor is not),
+one ring buffer per link (a receiver that keeps one array would pin the whole ring).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import os
+import struct
+import tempfile
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from monarch._engine.wire.codec import Payload
+
+__all__ = ["SegmentPool", "open_parts"]
+
+_TABLE_HEAD = struct.Struct("<QQI")  # segment id, bytes used, number of parts
+_PART = struct.Struct("<QQ")  # offset, length
+_PAGE = mmap.PAGESIZE
+_COPY_STEP = 8 << 20  # one memory copy holds the interpreter lock: not longer than about 1 ms
+_MAX_MAPPINGS = 4096
+
+
+class _Segment:
+    __slots__ = ("fd", "holders", "id", "map", "size", "table")
+
+    def __init__(self, ident: int, size: int) -> None:
+        self.id = ident
+        self.size = size
+        self.fd = _memory_file(size)
+        self.map = mmap.mmap(self.fd, size)
+        if size >= 2 << 20 and hasattr(mmap, "MADV_HUGEPAGE"):
+            # An optimisation the kernel may refuse (huge pages configured away); nothing is lost.
+            with contextlib.suppress(OSError):
+                self.map.madvise(mmap.MADV_HUGEPAGE)
+        self.holders: Counter[Hashable] = Counter()
+        self.table = b""
+
+    def close(self) -> None:
+        self.map.close()
+        os.close(self.fd)
+
+
+def _memory_file(size: int) -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("monarch", os.MFD_CLOEXEC)
+    else:  # not Linux: an unlinked temporary file, kept in the page cache
+        fd, path = tempfile.mkstemp(prefix="monarch-")
+        os.unlink(path)
+    os.ftruncate(fd, size)
+    return fd
+
+
+def _size_class(size: int) -> int:
+    """Round up to one of four steps per power of two, so that segments are found again."""
+    size = max(size, _PAGE)
+    step = max(_PAGE, 1 << (size.bit_length() - 3))
+    return -(-size // step) * step
+
+
+class SegmentPool:
+    """The segments this process fills. Thread-safe.
+
+    Args:
+        limit: bytes of unused segments to keep warm.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._ids = itertools.count(1)
+        self._free: dict[int, list[_Segment]] = {}
+        self._free_bytes = 0
+        self._used: dict[int, _Segment] = {}
+
+    def store(self, payload: Payload) -> _Segment:
+        """The segment that holds `payload`, copied on first use. Hold it with `hold` per send.
+
+        The creator has one hold of its own under the key None; drop it with `release(None, id)`
+        after the last send.
+        """
+        if payload.stored is not None:
+            stored: _Segment = payload.stored
+            return stored
+        parts: list[tuple[int, int]] = []
+        at = 0
+        for chunk in payload.chunks:
+            at += memoryview(chunk).nbytes
+        parts.append((0, at))
+        for buffer in payload.buffers:
+            at = -(-at // 64) * 64  # aligned as allocators align, vector loads want it
+            parts.append((at, buffer.nbytes))
+            at += buffer.nbytes
+        segment = self._take(at)
+        view = memoryview(segment.map)
+        position = 0
+        for chunk in payload.chunks:
+            position += _copy(view, position, memoryview(chunk).cast("B"))
+        for (offset, _), buffer in zip(parts[1:], payload.buffers, strict=True):
+            _copy(view, offset, buffer)
+        view.release()
+        segment.table = _TABLE_HEAD.pack(segment.id, at, len(parts)) + b"".join(
+            _PART.pack(*part) for part in parts
+        )
+        payload.stored = segment
+        return segment
+
+    def hold(self, holder: Hashable, segment: _Segment) -> None:
+        with self._lock:
+            segment.holders[holder] += 1
+
+    def release(self, holder: Hashable, ident: int) -> None:
+        """`holder` no longer uses segment `ident`. Unknown ids are ignored: links may be late."""
+        with self._lock:
+            segment = self._used.get(ident)
+            if segment is None or segment.holders[holder] <= 0:
+                return
+            segment.holders[holder] -= 1
+            if not segment.holders[holder]:
+                del segment.holders[holder]
+            if not segment.holders:
+                self._retire(segment)
+
+    def drop_holder(self, holder: Hashable) -> None:
+        """Release everything `holder` held: its process or link is gone."""
+        with self._lock:
+            for segment in [s for s in self._used.values() if holder in s.holders]:
+                del segment.holders[holder]
+                if not segment.holders:
+                    self._retire(segment)
+
+    def trim(self) -> None:
+        """Give all unused segments back to the system."""
+        with self._lock:
+            for segments in self._free.values():
+                for segment in segments:
+                    segment.close()
+            self._free.clear()
+            self._free_bytes = 0
+
+    @property
+    def statistics(self) -> tuple[int, int, int]:
+        """Segments in use, unused segments, bytes of unused segments."""
+        with self._lock:
+            return len(self._used), sum(map(len, self._free.values())), self._free_bytes
+
+    def _take(self, nbytes: int) -> _Segment:
+        size = _size_class(nbytes)
+        with self._lock:
+            free = self._free.get(size)
+            if free:
+                segment = free.pop()
+                self._free_bytes -= size
+            else:
+                segment = _Segment(next(self._ids), size)
+            segment.holders[None] = 1
+            self._used[segment.id] = segment
+            return segment
+
+    def _retire(self, segment: _Segment) -> None:
+        del self._used[segment.id]
+        if self._free_bytes + segment.size > self._limit:
+            segment.close()
+            return
+        self._free.setdefault(segment.size, []).append(segment)
+        self._free_bytes += segment.size
+
+
+def _copy(view: memoryview, offset: int, source: memoryview) -> int:
+    nbytes = source.nbytes
+    for at in range(0, nbytes, _COPY_STEP):
+        step = min(_COPY_STEP, nbytes - at)
+        view[offset + at : offset + at + step] = source[at : at + step]
+    return nbytes
+
+
+class _Watch(weakref.ref[Any]):
+    """Reports that a mapping is gone, from whichever thread dropped it last."""
+
+    __slots__ = ("ident", "released")
+
+    ident: int
+    released: Callable[[int], None]
+
+
+_watches: set[_Watch] = set()
+
+
+def _mapping_gone(watch: Any) -> None:
+    _watches.discard(watch)
+    watch.released(watch.ident)
+
+
+def open_parts(
+    table: bytes | bytearray, fd: int, released: Callable[[int], None]
+) -> tuple[memoryview, list[memoryview]]:
+    """Map the payload that `table` describes: (pickle stream, out-of-band buffers).
+
+    Takes over `fd`. `released(segment id)` is called once, from any thread, when nothing looks
+    into the mapping any more; it must not block or take locks.
+
+    Raises ValueError for a table that does not fit the segment.
+    """
+    try:
+        ident, used, count = _TABLE_HEAD.unpack_from(table)
+        if len(table) != _TABLE_HEAD.size + count * _PART.size or count < 1:
+            raise ValueError(f"segment table of {len(table)} bytes for {count} parts")
+        parts = list(_PART.iter_unpack(memoryview(table)[_TABLE_HEAD.size :]))
+        if used > os.fstat(fd).st_size or any(off + n > used for off, n in parts):
+            raise ValueError("segment table points outside its segment")
+        mapping = mmap.mmap(
+            fd, used, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+        )
+    except struct.error as error:
+        raise ValueError(f"segment table: {error}") from None
+    finally:
+        os.close(fd)
+    if len(_watches) >= _MAX_MAPPINGS:
+        whole = memoryview(bytearray(mapping))
+        mapping.close()
+        released(ident)
+    else:
+        watch = _Watch(mapping, _mapping_gone)
+        watch.ident = ident
+        watch.released = released
+        _watches.add(watch)
+        whole = memoryview(mapping)
+    stream, *buffers = [whole[offset : offset + length] for offset, length in parts]
+    return stream, buffers

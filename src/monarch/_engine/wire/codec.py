@@ -1,0 +1,163 @@
+"""Objects to payloads and back: pickle protocol 5, big buffers out of band.
+
+`encode` tries the C pickler first. It raises `_ByValue` from `reducer_override`, which the C
+pickler calls for functions, classes and instances only, when it meets something that must travel
+by value (defined in ``__main__``, in a function, interactively); then, and for anything plain
+pickle refuses, cloudpickle does the whole object. Plain arguments never pay for that.
+
+Buffers (numpy arrays, `PickleBuffer`, tensors through the reducer registry) of at least
+`threshold` bytes stay out of the pickle stream, and large `bytes` are handed over by the C pickler
+as they are, without a copy: a payload is a list of chunks and a list of buffers, and it is up to
+the transport to put them into a shared segment, on a socket, or to copy them.
+
+Higher layers register reducers for types that plain pickle handles badly (`register_reducer`), so
+that nothing here knows of torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pickle
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, cast
+
+__all__ = ["Payload", "decode", "encode", "register_reducer"]
+
+Reducer = Callable[[Any], tuple[Any, ...]]
+
+_reducers: dict[type, Reducer] = {}
+_loads = pickle.loads
+
+
+def register_reducer(cls: type, reducer: Reducer) -> None:
+    """Have instances of exactly `cls` pickled by `reducer(obj) -> __reduce__ value`."""
+    _reducers[cls] = reducer
+
+
+class _ByValue(Exception):
+    """Control flow: this object needs cloudpickle."""
+
+
+_function_types = (types.FunctionType, type)
+
+
+def _travels_by_name(obj: Any) -> bool:
+    """Whether the other side can import a function or class by its module and name."""
+    module_name = getattr(obj, "__module__", None)
+    if module_name is None or module_name == "__main__":
+        return False
+    module = sys.modules.get(module_name)
+    if module is None:
+        if not module_name.startswith("monarch."):
+            return False
+        # Our public classes name the paths that programs know, which load on demand.
+        module = importlib.import_module(module_name)
+    found: Any = module
+    for part in obj.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is not obj:
+        return False
+    cloudpickle = sys.modules.get("cloudpickle")
+    if cloudpickle is None:
+        return True
+    by_value = cloudpickle.list_registry_pickle_by_value()
+    return not any(module_name == name or module_name.startswith(name + ".") for name in by_value)
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, _function_types):
+            if _travels_by_name(obj):
+                return NotImplemented
+            raise _ByValue
+        reducer = _reducers.get(type(obj))
+        return NotImplemented if reducer is None else reducer(obj)
+
+
+class _Chunks(list[Any]):
+    """The file a pickler writes to: keeps what it is given, copies nothing."""
+
+    write = list.append
+
+
+class Payload:
+    """An encoded object: pickle `chunks` and out-of-band `buffers`, written once per cast.
+
+    `stream` is the pickle stream when it is small, else None. `stored` is where a transport keeps
+    the shared copy it made for the first receiver.
+    """
+
+    __slots__ = ("buffers", "chunks", "nbytes", "stored", "stream")
+
+    def __init__(self, chunks: list[Any], buffers: list[memoryview], threshold: int) -> None:
+        self.chunks = chunks
+        self.buffers = buffers
+        self.stored: Any = None
+        if not buffers and len(chunks) == 1 and len(chunks[0]) < threshold:
+            self.stream: bytes | None = chunks[0]
+            self.nbytes = len(chunks[0])
+            return
+        size = sum(memoryview(chunk).nbytes for chunk in chunks)
+        self.nbytes = size + sum(buffer.nbytes for buffer in buffers)
+        self.stream = b"".join(chunks) if not buffers and size < threshold else None
+
+
+def encode(obj: Any, threshold: int) -> Payload:
+    """Encode `obj`. Raises what pickling it raises, of the original type.
+
+    >>> decode(encode(("hello", 1), 65536).stream)
+    ('hello', 1)
+    """
+    buffers: list[memoryview] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            view = buffer.raw()
+        except BufferError:  # not contiguous: in band, pickle copies it into shape
+            return True
+        if view.nbytes < threshold:
+            return True
+        buffers.append(view)
+        return False
+
+    chunks = _Chunks()
+    try:
+        _Pickler(chunks, 5, buffer_callback=keep).dump(obj)
+    except Exception:  # by value, or plain pickle refused: cloudpickle decides, with its own error
+        buffers.clear()
+        chunks = _Chunks()
+        _by_value_pickler()(chunks, 5, buffer_callback=keep).dump(obj)
+    return Payload(chunks, buffers, threshold)
+
+
+def decode(stream: Any, buffers: Any = None) -> Any:
+    """The object of a pickle `stream` and its out-of-band `buffers`, which it may keep using."""
+    return _loads(stream, buffers=buffers)
+
+
+_by_value_class: Any = None
+
+
+def _by_value_pickler() -> Any:
+    # cloudpickle costs 10 ms to import: only programs that ship code by value pay.
+    global _by_value_class
+    if _by_value_class is None:
+        import cloudpickle
+
+        class ByValuePickler(cloudpickle.Pickler):
+            def __init__(self, file: io.IOBase, protocol: int, buffer_callback: Any) -> None:
+                super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
+
+            def reducer_override(self, obj: Any) -> Any:
+                reducer = _reducers.get(type(obj))
+                if reducer is not None:
+                    return reducer(obj)
+                if isinstance(obj, _function_types) and _travels_by_name(obj):
+                    return NotImplemented
+                return super().reducer_override(obj)
+
+        _by_value_class = ByValuePickler
+    return cast(Any, _by_value_class)

@@ -1,0 +1,203 @@
+"""Frames: the fixed binary envelope of everything that travels on a link.
+
+A frame is a 32-byte header, `meta_len` bytes of meta, and a body::
+
+    size u32 | kind u8 | flags u8 | meta_len u16 | dest u64 | port u64 | rank u32 | nfd u16 | check u16
+
+    size    bytes after the header (meta and body)
+    dest    the mesh (CALL, SPAWN, STOP...) or the port (POST) it is for, in the receiving process
+    port    where the answer goes, in the sending process; 0: none is wanted
+    rank    the receiver's rank in the mesh the caller used (CALL), or the answerer's (POST)
+    nfd     file descriptors that travel with it
+    check   a constant; a stream that lost its place fails here instead of being misread
+
+The header is parsed with `struct`, never with pickle, and nothing in it is trusted beyond its
+bounds: sizes are checked against the limit before a byte is allocated. `FrameReader` takes bytes
+as they come, whole, in pieces or many frames at once, and returns the complete frames. Big bodies
+are received straight into their final memory: the reader offers a buffer to fill (`target`).
+
+Meta of a CALL is the endpoint's name and the extent of the caller's mesh. It is the same for all
+ranks and all calls of one endpoint, so both ends keep it ready: the sender packs it once per
+endpoint object, the receiver looks the bytes up in a table.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from monarch._engine.base.errors import ProtocolError
+
+__all__ = [
+    "CALL",
+    "CONTROL",
+    "ERROR",
+    "EVENT",
+    "FAILURE",
+    "FLOW",
+    "HEADER",
+    "POST",
+    "QUERY",
+    "RELEASE",
+    "SEGMENT",
+    "SPAWN",
+    "STOP",
+    "Frame",
+    "FrameReader",
+    "pack",
+]
+
+HEADER = struct.Struct("<IBBHQQIHH")
+HEADER_SIZE = HEADER.size
+CHECK = 0x6D6F
+
+# Kinds.
+CALL = 1  # invoke an endpoint of the actor `dest`
+POST = 2  # a value, or an error, for the port `dest`
+SPAWN = 3  # create the actor `dest`
+STOP = 4  # stop the actor `dest`, or with dest 0 the process
+EVENT = 5  # tell the owner of mesh `dest` what happened to rank `rank`
+FLOW = 6  # the mailbox `dest` is full (flags 1) or has room again (flags 0)
+RELEASE = 7  # shared segments the receiver of a payload no longer uses
+CONTROL = 8  # a request to, or a notice from, the host agent: JSON
+QUERY = 9  # is the actor `dest` there? Answered at `port`
+_LAST_KIND = QUERY
+
+# Flags: what the body is. The low bits are the outcome of a POST.
+ERROR = 1  # the endpoint raised; the body is the exception
+FAILURE = 2  # the actor is gone; the body is the failure
+SEGMENT = 128  # the body is a table of parts of a shared segment
+
+
+class Frame(NamedTuple):
+    """One parsed frame. `meta` and `body` are owned by the receiver."""
+
+    kind: int
+    flags: int
+    dest: int
+    port: int
+    rank: int
+    nfd: int
+    meta: bytes
+    body: bytes | bytearray
+
+
+def pack(
+    kind: int,
+    dest: int,
+    port: int,
+    rank: int,
+    meta: bytes,
+    body: bytes,
+    flags: int = 0,
+    nfd: int = 0,
+) -> bytes:
+    """The bytes of one frame with a small body.
+
+    >>> len(pack(CALL, 1, 0, 0, b"", b"hello"))
+    37
+    """
+    size = len(meta) + len(body)
+    head = HEADER.pack(size, kind, flags, len(meta), dest, port, rank, nfd, CHECK)
+    return head + meta + body
+
+
+class FrameReader:
+    """Bytes of one stream in, complete frames out.
+
+    Args:
+        limit: the largest `size` accepted, in bytes.
+        peer: who sends, for the error text.
+
+    >>> reader = FrameReader(limit=1 << 20, peer="proc a")
+    >>> data = pack(POST, 7, 0, 0, b"", b"ok")
+    >>> reader.feed(memoryview(data)[:10])
+    []
+    >>> reader.feed(memoryview(data)[10:])[0].body
+    b'ok'
+    """
+
+    __slots__ = ("_big", "_filled", "_head", "_tail", "limit", "peer")
+
+    def __init__(self, limit: int, peer: str) -> None:
+        self.limit = limit
+        self.peer = peer
+        self._tail = b""  # an incomplete frame that still fits into one read
+        self._big: bytearray | None = None  # meta and body of a big frame being filled
+        self._filled = 0
+        self._head: tuple[int, ...] = ()
+
+    def target(self) -> memoryview | None:
+        """Where the next bytes belong when a big frame is under way, else None (use `feed`)."""
+        if self._big is None:
+            return None
+        return memoryview(self._big)[self._filled :]
+
+    def filled(self, count: int) -> list[Frame]:
+        """Report `count` bytes written into `target`; returns the frame once it is complete."""
+        big = self._big
+        assert big is not None, "filled() without a target"
+        self._filled += count
+        if self._filled < len(big):
+            return []
+        self._big = None
+        _, kind, flags, meta_len, dest, port, rank, nfd, _ = self._head
+        meta = bytes(big[:meta_len])
+        if meta_len:
+            del big[:meta_len]
+        return [Frame(kind, flags, dest, port, rank, nfd, meta, big)]
+
+    def feed(self, data: memoryview) -> list[Frame]:
+        """Take bytes that arrived outside `target`; `data` may be reused after the call."""
+        if self._tail:
+            data = memoryview(self._tail + data)
+            self._tail = b""
+        frames: list[Frame] = []
+        at = 0
+        end = len(data)
+        unpack = HEADER.unpack_from
+        while end - at >= HEADER_SIZE:
+            head = unpack(data, at)
+            size, kind, flags, meta_len, dest, port, rank, nfd, check = head
+            if check != CHECK or not 0 < kind <= _LAST_KIND or meta_len > size or size > self.limit:
+                self._refuse(head)
+            body_at = at + HEADER_SIZE + meta_len
+            frame_end = at + HEADER_SIZE + size
+            if frame_end > end:
+                if size > 65536:
+                    self._start_big(head, data[at + HEADER_SIZE :])
+                    return frames
+                break
+            meta = bytes(data[at + HEADER_SIZE : body_at]) if meta_len else b""
+            body = bytes(data[body_at:frame_end])
+            frames.append(Frame(kind, flags, dest, port, rank, nfd, meta, body))
+            at = frame_end
+        if at < end:
+            self._tail = bytes(data[at:])
+        return frames
+
+    @property
+    def idle(self) -> bool:
+        """Whether the stream stands between two frames."""
+        return not self._tail and self._big is None
+
+    def _start_big(self, head: tuple[int, ...], got: memoryview) -> None:
+        self._head = head
+        self._big = bytearray(head[0])
+        self._big[: len(got)] = got
+        self._filled = len(got)
+
+    def _refuse(self, head: tuple[int, ...]) -> None:
+        size, kind, _, meta_len, *_, check = head
+        if check != CHECK:
+            what = "the stream does not contain frames of this protocol"
+        elif not 0 < kind <= _LAST_KIND:
+            what = f"unknown frame kind {kind}"
+        elif meta_len > size:
+            what = f"meta of {meta_len} bytes in a frame of {size}"
+        else:
+            what = (
+                f"a frame of {size} bytes, more than the limit of {self.limit} "
+                "(configuration key codec_max_frame_length)"
+            )
+        raise ProtocolError(f"protocol error from {self.peer}: {what}")

@@ -1,0 +1,28 @@
+"""What features may use of the engine beyond the public interface.
+
+`monarch._debug`, `monarch._telemetry` and others of their kind import the engine only through
+here. Small on purpose: a name that is added becomes a promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from monarch._engine.base import instrument
+from monarch._engine.mesh.context import context
+
+__all__ = ["at_call_end", "instrument"]
+
+
+def at_call_end(callback: Callable[[BaseException | None], None]) -> bool:
+    """Call `callback(error)` when the endpoint call that is running here has ended.
+
+    `error` is what the endpoint raised, or None. False, and nothing is registered, when the
+    current code does not run in an endpoint call.
+    """
+    here = context()
+    cell = here.actor_instance._cell
+    if cell is None:
+        return False
+    cell.watchers.setdefault(id(here), []).append(callback)
+    return True

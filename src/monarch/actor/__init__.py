@@ -1,0 +1,140 @@
+"""Actors on meshes of processes: the programming interface.
+
+>>> from monarch.actor import Actor, current_rank, endpoint, this_host
+>>> class Adder(Actor):
+...     def __init__(self, base): self.base = base
+...     @endpoint
+...     def add(self, x): return self.base + x + current_rank()["gpus"]
+>>> procs = this_host().spawn_procs({"gpus": 2})
+>>> adders = procs.spawn("adders", Adder, 10)
+>>> adders.add.call(1).get().values()
+[11, 12]
+>>> procs.stop().get()
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from monarch._engine.base.address import ChannelTransport
+from monarch._engine.base.bootstrap_command import BootstrapCommand
+from monarch._engine.base.errors import ActorError, SupervisionError
+from monarch._engine.base.failure import MeshFailure
+from monarch._engine.base.identity import ProcId, Uid
+from monarch._engine.mesh import log_prefix as config
+from monarch._engine.mesh.accumulator import Accumulator
+from monarch._engine.mesh.actor import Actor
+from monarch._engine.mesh.context import (
+    Context,
+    context,
+    current_actor_name,
+    current_rank,
+    current_size,
+)
+from monarch._engine.mesh.controller import get_or_spawn_controller
+from monarch._engine.mesh.endpoint import (
+    Endpoint,
+    as_endpoint,
+    concurrent_endpoint,
+    endpoint,
+    send,
+)
+from monarch._engine.mesh.future import Future, returns_future
+from monarch._engine.mesh.host_mesh import HostMesh, default_bootstrap_cmd, this_host
+from monarch._engine.mesh.port import Channel, Port, PortReceiver
+from monarch._engine.mesh.proc_mesh import ProcMesh, this_proc
+from monarch._engine.mesh.shutdown import shutdown_context
+from monarch._engine.mesh.transport import (
+    attach,
+    attach_to_workers,
+    enable_transport,
+    run_worker_loop_forever,
+    run_worker_loop_until_shutdown,
+    start_worker_loop_forever,
+)
+from monarch._engine.mesh.value_mesh import ValueMesh
+from monarch._engine.shapes import Extent, Point, Region, Shape, Slice
+
+if TYPE_CHECKING:
+    from monarch._debug import debug_controller
+    from monarch._telemetry import get_meter, span, traced
+
+__all__ = [
+    "Accumulator",
+    "Actor",
+    "ActorError",
+    "BootstrapCommand",
+    "Channel",
+    "ChannelTransport",
+    "Context",
+    "Endpoint",
+    "Extent",
+    "Future",
+    "HostMesh",
+    "MeshFailure",
+    "Point",
+    "Port",
+    "PortReceiver",
+    "ProcId",
+    "ProcMesh",
+    "Region",
+    "Shape",
+    "Slice",
+    "SupervisionError",
+    "Uid",
+    "ValueMesh",
+    "as_endpoint",
+    "attach",
+    "attach_to_workers",
+    "concurrent_endpoint",
+    "config",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "debug_controller",
+    "default_bootstrap_cmd",
+    "enable_transport",
+    "endpoint",
+    "get_meter",
+    "get_or_spawn_controller",
+    "returns_future",
+    "run_worker_loop_forever",
+    "run_worker_loop_until_shutdown",
+    "send",
+    "shutdown_context",
+    "span",
+    "start_worker_loop_forever",
+    "this_host",
+    "this_proc",
+    "traced",
+    "unhandled_fault_hook",
+]
+
+# Loaded on first use: features above the engine, reached through its front door.
+_FEATURES = {
+    "debug_controller": "monarch._debug",
+    "get_meter": "monarch._telemetry",
+    "hosts_from_config": "monarch.job",
+    "span": "monarch._telemetry",
+    "traced": "monarch._telemetry",
+}
+
+
+def unhandled_fault_hook(failure: MeshFailure) -> None:
+    """Called when a failure reaches the root unhandled; assign another function to replace it.
+
+    Returning drops the failure. This default ends the program with exit code 1.
+    """
+    sys.exit(1)
+
+
+def __getattr__(name: str) -> Any:
+    home = _FEATURES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
