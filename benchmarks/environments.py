@@ -8,6 +8,7 @@ it anew.
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -79,17 +80,18 @@ def probe(engine: str, python: Path) -> dict[str, str]:
     Raises if the interpreter would not import that engine: a figure under the wrong name is worse
     than none.
     """
+    if not python.exists():
+        raise SetUpError(f"there is no {python}, which --python names for {engine!r}")
     module = "ray" if engine == RAY else "monarch"
     answer = _run([str(python), "-c", PROBE, DISTRIBUTION[engine], module])
-    facts: dict[str, str] = json.loads(answer)
+    facts = json.loads(answer)
     inside = facts["origin"] and Path(facts["origin"]).is_relative_to(ROOT / "src")
     if facts["origin"] is None or facts["version"] is None or inside != (engine == OURS):
         raise SetUpError(
             f"{python} has {DISTRIBUTION[engine]} {facts['version']} and imports {module} from "
             f"{facts['origin']}: this is not the engine that --python calls {engine!r}"
         )
-    del facts["origin"]
-    return facts
+    return {name: value for name, value in facts.items() if name != "origin"}
 
 
 def _recipe(engine: str) -> str:
@@ -101,7 +103,14 @@ def _recipe(engine: str) -> str:
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    # pip hands these to the pip that installs build requirements; options it keeps to itself.
+    pinned = str(ROOT / "constraints.txt")
+    pins = {"PIP_CONSTRAINT": pinned, "PIP_BUILD_CONSTRAINT": pinned}
+    environment = os.environ | pins | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
+    )
     if done.returncode:
         raise SetUpError(f"{' '.join(command)}\n{(done.stderr or done.stdout)[-2000:]}")
     return done.stdout

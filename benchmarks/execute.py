@@ -12,9 +12,11 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from environments import ROOT
 from machine import free_gigabytes
 from rows import RAY, Program
 
@@ -45,10 +47,12 @@ def run_program(program: Program, engine: str, python: Path, span: float) -> Out
         return Outcome(0, failure=f"needs {needed:g} GB of free memory; there are {free:.1f}")
     file = f"ray_{program.file}.py" if engine == RAY else f"{program.file}.py"
     command = [str(python), str(PROGRAMS / file), *filter(None, [program.argument])]
-    return run_command(command, program.timeout, span)
+    return run_command(command, program.timeout, span, program.environment)
 
 
-def run_command(command: list[str], timeout: float, span: float) -> Outcome:
+def run_command(
+    command: list[str], timeout: float, span: float, environment: Mapping[str, str] | None = None
+) -> Outcome:
     """The outcome of a command that prints figures as programs/timing.py does."""
     # A file and not a pipe: a surviving worker that holds it open delays nobody.
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
@@ -58,7 +62,7 @@ def run_command(command: list[str], timeout: float, span: float) -> Outcome:
             process = subprocess.Popen(
                 command,
                 cwd=PROGRAMS,  # where workers find `timing` and `values`
-                env=_environment(span, scratch),
+                env=_environment(span, scratch) | dict(environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -81,7 +85,8 @@ def run_command(command: list[str], timeout: float, span: float) -> Outcome:
     if failure is None and figures is None:
         failure = "printed no figures"
     if failure is not None:
-        return Outcome(seconds, failure=f"{failure}\n{words[-1500:]}".strip())
+        last_words = words[-1500:].replace(f"{ROOT}/", "")
+        return Outcome(seconds, failure=f"{failure}\n{last_words}".strip())
     return Outcome(seconds, figures=figures)
 
 

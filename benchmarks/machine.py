@@ -17,7 +17,7 @@ def facts() -> dict[str, str | float | int]:
         "processor": _field("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gigabytes": round(_kilobytes("MemTotal") / 1e6),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "libc": " ".join(platform.libc_ver()),
         "load_before": round(os.getloadavg()[0], 2),
     }

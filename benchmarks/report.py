@@ -116,7 +116,8 @@ def conditions(results: Results) -> str:
         f"{machine['date']}, commit {machine['commit']}. {machine['processor']}, "
         f"{machine['cores']} cores, {machine['memory_gigabytes']} GB; Linux {machine['kernel']}, "
         f"{machine['libc']}; load {machine['load_before']:.1f} before the start. {versions}. "
-        f"{results.settings['repeats']} repetitions of {results.settings['seconds']:g} s each."
+        f"Repetitions: {results.settings['repeats']}, with {results.settings['seconds']:g} s for "
+        "each figure."
     )
 
 
@@ -217,12 +218,9 @@ def draw_ratios(results: Results, path: Path) -> None:
         if ours := results.ratio(row):
             colour = MISSED_COLOUR if results.verdict(row) == MISSED else COLOURS[OURS]
             axes.barh(place, ours - 1, left=1, height=0.62, color=colour)
-            axes.annotate(
-                f" {ours:.0f}x" if ours >= 10 else f" {ours:.1f}x",
-                (max(ours, 1), place),
-                va="center",
-                fontsize=7.5,
-            )
+            words = f"{ours:.0f}x" if ours >= 10 else f"{ours:.1f}x"
+            at_the_edge = ("axes fraction", "data")
+            axes.annotate(words, (1.01, place), xycoords=at_the_edge, va="center")
         if ray := results.ratio(row, RAY):
             axes.plot(ray, place, "o", color=COLOURS[RAY], markersize=4, zorder=3)
         if row.ratio:

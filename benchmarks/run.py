@@ -78,7 +78,11 @@ def main() -> int:
         )
     adopt_orphans()
     plans = [(program, turns(program, pythons, arguments.repeat)) for program in programs]
-    measure(plans, pythons, results, raw, console)
+    try:
+        measure(plans, pythons, results, raw, console)
+    except KeyboardInterrupt:
+        console.print("interrupted: the table has what was measured until then")
+        complete = False
 
     console.print(table(rows, results))
     for engine in arguments.engines:
