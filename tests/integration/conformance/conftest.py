@@ -5,16 +5,16 @@ implementation of it: ours, and the reference distribution (torchmonarch 0.7), w
 that a test states real behaviour and not our wish.  What only holds here carries the marker
 ``ours`` with the reason, and is skipped when the reference is what is installed::
 
-    pytest tests/integration/conformance                                          # ours
-    pytest -o pythonpath= --confcutdir=tests/integration/conformance \
-        tests/integration/conformance                                   # in the reference's venv
+    pytest tests/integration/conformance                                   # ours
+    pytest --confcutdir=tests/integration/conformance tests/integration/conformance
+                                                  # with the python of the reference's venv
 
 Rules of the suite.  It imports nothing but public names and the old private paths that programs in
 the field use.  It checks exception types and the short fragments that programs match on, never
 whole sentences.  The processes of a mesh are expensive on the reference, so tests that do no harm
-share the session's meshes (``pair``, ``grid``) and spawn their own actors there; a test that makes
-an actor fail takes its processes from ``fresh``.  A failure that reaches the root arrives at
-``faults`` instead of killing the test run.
+share the module's meshes (``pair``, ``grid``, ``single``) and spawn their own actors there; a test
+that makes an actor fail takes its processes from ``fresh``.  A failure that reaches the root
+arrives at ``faults`` instead of killing the test run.
 """
 
 from __future__ import annotations
@@ -36,29 +36,26 @@ if TYPE_CHECKING:
 
 HERE = pathlib.Path(__file__).resolve().parent
 WAIT = 60.0
-"""Seconds after which a test hangs."""
-
-# Procs import the test modules by name.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-)
+"""Seconds after which a wait is a hang."""
 
 ON_REFERENCE = importlib.util.find_spec("monarch._engine") is None
+
+if ON_REFERENCE:  # its procs do not get the caller's sys.path
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(HERE.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "ours(reason): holds for this engine only; skipped on the reference"
     )
-    config.addinivalue_line("markers", "timeout(seconds): of pytest-timeout")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE not in item.path.parents:
             continue
-        if not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(WAIT))
         ours = item.get_closest_marker("ours")
         if ours is not None:
             if not ours.args:
@@ -116,7 +113,7 @@ def _stop(procs: Any) -> None:
         procs.stop().get(timeout=WAIT)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pair() -> Iterator[Any]:
     """Two procs, ``{gpus: 2}``; no test may make an actor fail there."""
     from monarch.actor import this_host
@@ -126,7 +123,7 @@ def pair() -> Iterator[Any]:
     _stop(procs)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def grid() -> Iterator[Any]:
     """Four procs, ``{rows: 2, cols: 2}``; no test may make an actor fail there."""
     from monarch.actor import this_host
@@ -136,7 +133,7 @@ def grid() -> Iterator[Any]:
     _stop(procs)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def single() -> Iterator[Any]:
     """One proc, ``{}``; no test may make an actor fail there."""
     from monarch.actor import this_host

@@ -9,6 +9,7 @@ import cloudpickle
 import pytest
 
 from monarch._rust_bindings.monarch_hyperactor.proc import ActorAddr, ProcId, Uid
+from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 from monarch.actor import (
     Actor,
     Context,
@@ -117,10 +118,10 @@ def test_facts_of_an_actor(pair):
             assert facts["rank"] == facts["message rank"] == {"gpus": i}
             assert facts["size"] == {"gpus": 2}
             assert facts["name"] == "My Facts"
-            assert facts["class"] == "test_context.Facts"
+            assert facts["class"] == f"{__name__}.Facts"
             assert facts["proc_mesh"] == {"gpus": 2}
             assert facts["proc"] == 1
-            expected = f"<root>.<test_context.Facts My Facts{{'gpus': {i}/2}}>"
+            expected = f"<root>.<{__name__}.Facts My Facts{{'gpus': {i}/2}}>"
             assert facts["chain"] == facts["repr"] == expected
             assert facts["actor name"] == facts["actor_id"]
             assert facts["proc_id"] == facts["proc_id of actor_id"]
@@ -136,12 +137,12 @@ def test_the_rank_of_the_instance_does_not_follow_the_message(grid):
 
 def test_chain_of_a_singleton_has_no_rank(single):
     facts = single.spawn("alone", Facts).get.call_one().get()
-    assert facts["chain"] == "<root>.<test_context.Facts alone>"
+    assert facts["chain"] == f"<root>.<{__name__}.Facts alone>"
 
 
 def test_class_name_is_qualified(single):
     facts = single.spawn("nested", Outer.Nested).get.call_one().get()
-    assert facts["class"] == "test_context.Outer.Nested"
+    assert facts["class"] == f"{__name__}.Outer.Nested"
 
 
 def test_actor_names_are_unique(pair):
@@ -199,7 +200,7 @@ def test_the_chain_names_every_owner(pair):
     manager = pair.slice(gpus=0).spawn("mgr", Manager)
     facts = manager.child_on.call_one(pair).get()
     assert [f["chain"] for f in facts] == [
-        f"<root>.<test_context.Manager mgr>.<test_context.Facts child{{'gpus': {i}/2}}>"
+        f"<root>.<{__name__}.Manager mgr>.<{__name__}.Facts child{{'gpus': {i}/2}}>"
         for i in range(2)
     ]
 
@@ -209,15 +210,15 @@ def test_the_chain_shows_the_rank_of_an_owner(pair):
     facts, pid = managers.slice(gpus=1).child_here.call_one().get()
     assert len(facts) == 1
     assert facts[0]["pid"] == pid
-    assert facts[0]["chain"].startswith("<root>.<test_context.Manager mgr{'gpus': 1/2}>.")
-    assert "<test_context.Facts local" in facts[0]["chain"]
+    assert facts[0]["chain"].startswith(f"<root>.<{__name__}.Manager mgr{{'gpus': 1/2}}>.")
+    assert f"<{__name__}.Facts local" in facts[0]["chain"]
 
 
 def test_procs_of_an_actor(single):
     facts = single.spawn("mgr", Manager).child_procs.call_one().get()
     assert [f["rank"] for f in facts] == [{"k": 0}, {"k": 1}]
     assert facts[1]["chain"] == (
-        "<root>.<test_context.Manager mgr>.<test_context.Facts far{'k': 1/2}>"
+        f"<root>.<{__name__}.Manager mgr>.<{__name__}.Facts far{{'k': 1/2}}>"
     )
 
 
@@ -230,7 +231,7 @@ def test_creators_travel(pair):
     manager = pair.slice(gpus=1).spawn("mgr", Manager)
     creator = manager.child_on.call_one(pair).get()[0]["creator"]
     assert creator.name == "mgr"
-    assert creator.class_name == "test_context.Manager"
+    assert creator.class_name == f"{__name__}.Manager"
     assert dict(creator.rank) == {}
     assert creator.creator.name == "root"
     assert creator.proc.size() == 1
@@ -352,11 +353,19 @@ def test_abort_without_reason(fresh, faults):
     assert "no reason provided" in faults.next().report()
 
 
-def test_stopping_oneself_still_answers_and_is_no_failure(fresh, faults):
+def test_stopping_oneself_is_no_failure(fresh, faults):
     mesh = fresh().spawn("ends", Ends)
-    assert mesh.stop_me.call_one("done here").get() == "bye"
-    with pytest.raises(RuntimeError, match=r"has status:\n  stopped: done here"):
+    mesh.stop_me.call_one("done here").exception()  # the stop may overtake it on the reference
+    with pytest.raises(SupervisionError, match=r"has status:\n  stopped: done here"):
         mesh.ping.call_one().get()
+    assert [f for f in faults.drain() if f.mesh_name.startswith("ends-")] == []
+
+
+@pytest.mark.ours("on the reference the stop may overtake the reply")
+def test_the_endpoint_that_stops_its_actor_still_answers(fresh):
+    for _ in range(5):
+        mesh = fresh().spawn("ends", Ends)
+        assert mesh.stop_me.call_one("done here").get() == "bye"
 
 
 # --- identity types ------------------------------------------------------------------------------

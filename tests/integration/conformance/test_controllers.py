@@ -115,7 +115,7 @@ def test_a_controller_lives_in_the_process_of_the_client(name):
     pid, _, chain = get_or_spawn_controller(name, Counter).get().facts.call_one().get()
     assert pid == os.getpid()
     assert chain.startswith("<root>.")
-    assert chain.endswith(f"<test_controllers.Counter {name}>")
+    assert chain.endswith(f"<{__name__}.Counter {name}>")
 
 
 def test_actors_find_the_controller_of_the_client(pair, name):

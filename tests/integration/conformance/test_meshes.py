@@ -469,7 +469,7 @@ def test_actor_mesh_attributes(pair):
 
 def test_actor_mesh_repr(pair):
     text = repr(pair.spawn("echo", Echo))
-    assert text.startswith("ActorMesh(class=<class 'test_meshes.Echo'>, shape={gpus=2})")
+    assert text.startswith(f"ActorMesh(class=<class '{__name__}.Echo'>, shape={{gpus=2}})")
 
 
 def test_actor_mesh_identity(pair):

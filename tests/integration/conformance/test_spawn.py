@@ -355,7 +355,9 @@ def test_a_command_that_starts_from_an_empty_environment(fresh, monkeypatch):
     monkeypatch.setenv("NOT_INHERITED", "here")
     command = default_bootstrap_cmd()
     command.inherit_env = False
-    command.env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.environ["PYTHONPATH"]}
+    command.env = {"PATH": "/usr/bin:/bin"}
+    if "PYTHONPATH" in os.environ:  # to find the package under test
+        command.env |= {"PYTHONPATH": os.environ["PYTHONPATH"]}
     environ = fresh(bootstrap_command=command).spawn("probe", Probe).environ.call_one().get()
     assert "NOT_INHERITED" not in environ
     assert environ["PATH"] == "/usr/bin:/bin"
@@ -434,6 +436,26 @@ class AtExit(Actor):
         import atexit
 
         atexit.register((pathlib.Path(folder) / f"exit-{current_rank().rank}").touch)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
+def test_stopping_leaves_no_process_behind(fresh):
+    def children():
+        return {
+            int(pid)
+            for path in pathlib.Path("/proc/self/task").glob("*/children")
+            for pid in path.read_text().split()
+        }
+
+    fresh().initialized.get()  # what the runtime keeps has started
+    before = children()
+    procs = fresh({"gpus": 4})
+    everyone = procs.spawn("probe", Probe).facts.call().get().values()
+    procs.stop().get()
+    assert children() <= before
+    for facts in everyone:
+        with pytest.raises(ProcessLookupError):
+            os.kill(facts["pid"], 0)
 
 
 def test_procs_die_with_a_killed_client(program, tmp_path):
