@@ -78,11 +78,12 @@ def main() -> int:
         )
     adopt_orphans()
     plans = [(program, turns(program, pythons, arguments.repeat)) for program in programs]
+    interrupted = False
     try:
         measure(plans, pythons, results, raw, console)
     except KeyboardInterrupt:
         console.print("interrupted: the table has what was measured until then")
-        complete = False
+        complete, interrupted = False, True
 
     console.print(table(rows, results))
     for engine in arguments.engines:
@@ -94,7 +95,7 @@ def main() -> int:
         results.save(RESULTS / "performance.json")
         written = report.write(results)
         console.print(f"report: {written.relative_to(ROOT)}", highlight=False)
-    return 1 if results.failures(OURS) else 0
+    return 130 if interrupted else 1 if results.failures(OURS) else 0
 
 
 def parse_arguments() -> argparse.Namespace:
