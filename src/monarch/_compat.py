@@ -85,6 +85,7 @@ PATHS: dict[str, dict[str, str]] = {
     "monarch._src.actor.mock": {
         "monarch._engine.mesh.mock": """
             get_actor_class=mock_of get_actor_mock_registry_state=registry patch_actor
+            patch_tensor_engine
             set_actor_mock_registry_state=install
         """,
     },
@@ -193,7 +194,6 @@ INTERNAL: dict[str, dict[str, str]] = {
         "create_local_host_mesh fake_in_process_host": "use monarch.actor.this_host()",
     },
     "monarch._src.actor.logging": {"_pending_flush_tasks": _LOGS},
-    "monarch._src.actor.mock": {"patch_tensor_engine": _TENSORS},
     "monarch._src.actor.proc_mesh": {"HyProcMesh": _MESHES},
     "monarch._rust_bindings.monarch_hyperactor.actor": {
         "MethodSpecifier PythonMessage PythonMessageKind": _WIRE,

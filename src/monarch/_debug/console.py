@@ -9,6 +9,7 @@ meanwhile, that line is the next command. So a script may send all its lines at 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from monarch._debug.commands import (
@@ -37,6 +38,9 @@ BANNER = f"""
 
 """
 PROMPT = "monarch_dbg> "
+
+_SETTLE = 0.5
+"""Seconds that the prompt waits for ranks to do what many of them were told."""
 
 
 class Console:
@@ -88,8 +92,10 @@ class Console:
         elif isinstance(command, ListCommand):
             await self._io.output(self._sessions.table() + "\n")
         elif isinstance(command, Continue):
-            for session in self._sessions:
+            every = list(self._sessions)
+            for session in every:
                 session.release()
+            await _settled(every)
         elif isinstance(command, Attach):
             await self._attach_to(command)
         elif isinstance(command, Cast):
@@ -100,6 +106,7 @@ class Console:
         chosen = self._sessions.select(command.actor_name, command.ranks)
         for session in chosen:
             session.send(command.command)
+        await _settled(chosen)
         if not chosen:
             await self._io.output(f"No debug session of {command.actor_name} is meant by that\n")
 
@@ -115,7 +122,11 @@ class Console:
             await self._io.output(
                 f"<last pdb output for {info.actor_name} {info.rank} follows>\n{session.seen}"
             )
-        await self._attached(session)
+        session.attached = True
+        try:
+            await self._attached(session)
+        finally:
+            session.attached = False
         await self._io.output(
             f"Detaching from debug session for {session}\n"
             f"Detached from debug session for {session}\n"
@@ -147,3 +158,10 @@ class Console:
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 news.cancel()
+
+
+async def _settled(sessions: list[DebugSession]) -> None:
+    """Give ranks the time to stop again, so that a `list` that follows is up to date."""
+    waits = asyncio.gather(*(session.settled() for session in sessions))
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(waits, _SETTLE)

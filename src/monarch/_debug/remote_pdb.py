@@ -24,7 +24,7 @@ import io
 import pdb  # noqa: T100 - this is the debugger
 import sys
 import threading
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -119,7 +119,7 @@ class RemotePdb(pdb.Pdb):
 
     def _finish(self) -> None:
         self.finished = True
-        self._clear_mine()
+        self.clear_all_breaks()
         self._link.end(self._terminal.take())
 
     def _stop_tracing(self) -> None:
@@ -157,7 +157,7 @@ class RemotePdb(pdb.Pdb):
             if line is not None:
                 return line
             # Whatever prompt this is, "continue" ends it or is it, until `set_continue` is reached.
-            self._clear_mine()
+            self.clear_all_breaks()
             self._releasing = True
         return "continue"
 
@@ -181,7 +181,7 @@ class RemotePdb(pdb.Pdb):
         if arg:
             super().do_clear(arg)
         else:
-            self._clear_mine()
+            self.clear_all_breaks()
 
     do_cl = do_clear
 
@@ -195,7 +195,7 @@ class RemotePdb(pdb.Pdb):
         """interact: an interpreter with the names of this frame, until exit()."""
         if self.curframe is not None:
             names = {**self.curframe.f_globals, **self.curframe.f_locals}
-            with redirect_stdout(self._terminal):
+            with redirect_stdout(self._terminal), redirect_stderr(self._terminal):
                 _Interpreter(self, self._terminal, names).interact("*interactive*", "*end*")
 
     @property
@@ -219,19 +219,36 @@ class RemotePdb(pdb.Pdb):
             self._mine += filter(None, bdb.Breakpoint.bpbynumber[known:])
         return refused
 
-    def break_here(self, frame: FrameType) -> bool:
-        try:
-            return super().break_here(frame)
-        except KeyError:
-            return False  # deleted by number from another session; `breaks` still has its line
+    def get_bpbynumber(self, arg: Any) -> bdb.Breakpoint:
+        found = super().get_bpbynumber(arg)
+        if found not in self._mine:
+            raise ValueError(f"Breakpoint {arg} belongs to another session")
+        return found
 
-    def _clear_mine(self) -> None:
+    def clear_bpbynumber(self, arg: Any) -> str | None:
+        try:
+            self._clear([self.get_bpbynumber(arg)])
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def clear_break(self, filename: str, lineno: int) -> str | None:
+        place = self.canonic(filename), lineno
+        there = [mine for mine in self._mine if (mine.file, mine.line) == place]
+        self._clear(there)
+        return None if there else f"There is no breakpoint at {filename}:{lineno}"
+
+    def clear_all_breaks(self) -> None:
+        self._clear(self._mine)
+
+    def _clear(self, cleared: list[bdb.Breakpoint]) -> None:
         with _table:
-            for mine in self._mine:
-                if bdb.Breakpoint.bpbynumber[mine.number] is mine:
-                    mine.deleteMe()
-            self._mine.clear()
-            self.breaks.clear()
+            for mine in list(cleared):
+                mine.deleteMe()
+                self._mine.remove(mine)
+        self.breaks.clear()
+        for mine in self._mine:
+            self.breaks.setdefault(mine.file, []).append(mine.line)
 
 
 class _Interpreter(code.InteractiveConsole):

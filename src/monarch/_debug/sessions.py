@@ -54,7 +54,8 @@ class DebugSession:
         self.placed = False  # has stopped, so `info` says where
         self.ended = False
         self.released = False  # told to go on, not heard of since
-        self.seen = ""  # output since the last line that was sent, shown already
+        self.attached = False  # a debugger shows output as it comes
+        self.seen = ""  # output since the last line that pdb took, shown already
         self._output = ""  # the same, not shown yet
         self._lines: deque[str] = deque()
         self._reading = False
@@ -88,6 +89,9 @@ class DebugSession:
         if self.released:
             self.released = False
             return None
+        if not self.attached:
+            self._output = ""  # a debugger that comes finds what the last line has brought
+        self.seen = ""
         return self._lines.popleft()
 
     def end(self, output: str) -> None:
@@ -104,7 +108,6 @@ class DebugSession:
 
     def send(self, line: str) -> None:
         """Queue a line for pdb."""
-        self.seen = ""
         self._lines.append(line)
         self._line_came.set()
 
@@ -119,6 +122,11 @@ class DebugSession:
         output, self._output = self._output, ""
         self.seen += output
         return output
+
+    async def settled(self) -> None:
+        """Wait until pdb has taken all lines and stopped again, or the call is over."""
+        while not self.stopped and not self.ended:
+            await self.news()
 
     def news(self) -> asyncio.Future[bool]:
         """Return a future that is done once there is output, a stop or the end, from now on."""

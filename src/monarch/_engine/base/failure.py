@@ -13,7 +13,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-__all__ = ["FAILED", "STOPPED", "Failure", "MeshFailure"]
+__all__ = ["FAILED", "STOPPED", "Failure", "MeshFailure", "UndeliverableMessageEnvelope"]
 
 FAILED = "failed"
 STOPPED = "stopped"
@@ -160,4 +160,31 @@ class MeshFailure:
         raise TypeError("cannot pickle 'MeshFailure' object; send str(failure) instead")
 
 
+class UndeliverableMessageEnvelope:
+    """A message that could not be delivered, as `_handle_undeliverable_message` gets it."""
+
+    __slots__ = ("_dest", "_error", "_sender")
+
+    def __init__(self, sender: str, dest: str, error: str) -> None:
+        self._sender = sender
+        self._dest = dest
+        self._error = error
+
+    def sender(self) -> str:
+        """Who sent it."""
+        return self._sender
+
+    def dest(self) -> str:
+        """Whom it was for."""
+        return self._dest
+
+    def error_msg(self) -> str:
+        """Why it could not be delivered."""
+        return self._error
+
+    def __repr__(self) -> str:
+        return f"<undeliverable message from {self._sender} to {self._dest}: {self._error}>"
+
+
+UndeliverableMessageEnvelope.__module__ = "monarch._rust_bindings.monarch_hyperactor.mailbox"
 MeshFailure.__module__ = "monarch._rust_bindings.monarch_hyperactor.supervision"

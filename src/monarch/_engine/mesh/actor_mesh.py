@@ -122,6 +122,7 @@ class ActorMesh(MeshTrait):
         if self._stopping is None:
             self._stopping = self._ask(STOP, reason.encode())
             self._owner._disown(self._uid)
+            self._stopping._notify(lambda: self._proc.owned.pop(self._uid, None))
         return self._stopping
 
     def _ask(self, kind: int, body: bytes) -> Future[Any]:
@@ -232,7 +233,7 @@ def spawn_actors(
     cls = mock_of(cls)
     is_async = check_actor_class(cls)
     for endpoint_name in endpoints_of(cls):
-        if hasattr(ActorMesh, endpoint_name) or endpoint_name in _TAKEN:
+        if endpoint_name in _TAKEN:
             raise ValueError(
                 "ActorMesh has an attribute that collides with an endpoint name: "
                 f"attribute={endpoint_name}, class={cls}; rename the endpoint"
@@ -264,6 +265,15 @@ def spawn_actors(
     return mesh
 
 
-_TAKEN = frozenset(
-    ("_class", "__name__", "_mesh_name", "_uid", "_shape", "_proc_mesh", "_display", "_proc")
-)
+# Names that a mesh has itself: its class's, and the attributes of instances.
+_TAKEN = frozenset(name for base in ActorMesh.__mro__ for name in vars(base)) | {
+    "_class",
+    "_display",
+    "_mesh_name",
+    "_owner",
+    "_proc",
+    "_proc_mesh",
+    "_shape",
+    "_stopping",
+    "_uid",
+}

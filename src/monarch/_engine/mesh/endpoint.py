@@ -38,7 +38,7 @@ from monarch._engine.wire.frame import CALL, ERROR, FAILURE, pack
 
 if TYPE_CHECKING:
     from monarch._engine.mesh.actor_mesh import ActorMesh
-    from monarch._engine.mesh.port import Port
+    from monarch._engine.mesh.port import Port, PortRef
     from monarch._engine.shapes import Shape
 
 __all__ = [
@@ -419,15 +419,15 @@ class ActorEndpoint(Generic[P, R]):
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        port: Port[Any] | None = None,
-        selection: str = "all",
+        port: PortRef | None,
+        selection: str,
     ) -> None:
         """Low level: answers of the selected actors go to `port`, if there is one."""
         links = self._links or self._resolve()
         if selection not in ("all", "choose"):
             raise ValueError(f"Invalid selection: {selection}; use 'all' or 'choose'")
         self._check(args, kwargs)
-        port_id = 0 if port is None else port._local_id()
+        port_id = 0 if port is None else port.local_id()
         if selection == "choose":
             self._send_one(links, random.randrange(len(links)), args, kwargs, port_id, 0)
         else:
@@ -560,7 +560,7 @@ def send(
     selection: str = "all",
 ) -> None:
     """Send to the selected actors; their results, or errors, go to `port` if there is one."""
-    endpoint._send(args, kwargs, port, selection)
+    endpoint._send(args, kwargs, None if port is None else port._port_ref, selection)
 
 
 ActorEndpoint.__module__ = "monarch._rust_bindings.monarch_hyperactor.endpoint"

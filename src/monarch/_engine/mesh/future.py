@@ -93,9 +93,6 @@ class Future(Generic[R]):
         return self._attach(loop)
 
     def __await__(self) -> Generator[Any, None, R]:
-        if self._state != _PENDING:
-            return self._observe()
-            yield  # a generator even when there is nothing to wait for
         import asyncio
 
         try:
@@ -104,7 +101,11 @@ class Future(Generic[R]):
             raise ValueError(
                 "__await__ with no active event loop (either asyncio or tokio)"
             ) from None
-        self._drive_async(loop)
+        return self._await(loop)
+
+    def _await(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, R]:
+        if self._state == _PENDING:
+            self._drive_async(loop)
         if self._state == _PENDING:
             arrived = loop.create_future()
             self._notify(_gate(loop, arrived, None))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-__all__ = ["mock_of", "patch_actor"]
+from monarch._engine.runtime.bootstrap import spec_of_this_proc, when_ready
+from monarch._engine.wire.codec import decode, encode
+
+__all__ = ["mock_of", "patch_actor", "patch_tensor_engine"]
 
 _mocks: dict[type, type] = {}
 
@@ -20,6 +24,23 @@ def mock_of(cls: type) -> type:
 def registry() -> dict[type, type]:
     """The active replacements; procs spawned meanwhile inherit them."""
     return dict(_mocks)
+
+
+def inherited() -> dict[str, str]:
+    """What a spawn request says about active replacements."""
+    if not _mocks:
+        return {}
+    payload = encode(_mocks, 1 << 62)
+    return {"mocks": base64.b64encode(b"".join(payload.chunks)).decode()}
+
+
+def _inherit(proc: Any) -> None:
+    mocks = spec_of_this_proc.get("mocks")
+    if mocks:
+        install(decode(base64.b64decode(mocks)))
+
+
+when_ready(_inherit)
 
 
 def install(mocks: dict[type, type]) -> None:
@@ -80,3 +101,8 @@ class patch_actor:  # noqa: N801 - the interface's name
                 return function(*args, **kwargs)
 
         return patched
+
+
+def patch_tensor_engine(actor_class: type, factory: Any = None) -> NoReturn:
+    """Replace device meshes in tests; part of the tensor engine (NotImplementedError)."""
+    raise NotImplementedError("patch_tensor_engine: the tensor engine is not in this release")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from monarch._engine.mesh.endpoint import RAISE
 from monarch._engine.mesh.future import _PENDING, _RAW, Future
@@ -29,10 +29,24 @@ T = TypeVar("T")
 NO_RANK = 0xFFFFFFFF
 
 
+class PortRef(NamedTuple):
+    """A port's place: the process and its number there."""
+
+    uid: int
+    port: int
+
+    def local_id(self) -> int:
+        """This port's number in the current process, forwarding if it lives elsewhere."""
+        proc = client_proc()
+        if self.uid == proc.uid:
+            return self.port
+        return proc.open_port(_Forward(proc, proc.link_to(self.uid), self.port))
+
+
 class Port(Generic[T]):
     """Where messages for one `PortReceiver`, or one waiting caller, are sent. Picklable."""
 
-    def __init__(self, port_ref: tuple[int, int], instance: Any, rank: int | None = None) -> None:
+    def __init__(self, port_ref: PortRef, instance: Any, rank: int | None = None) -> None:
         self._port_ref = port_ref
         self._instance = instance
         self._rank = NO_RANK if rank is None else rank
@@ -44,7 +58,7 @@ class Port(Generic[T]):
     @classmethod
     def _answering(cls, cell: Cell, link: Any, port: int, rank: int, *, once: bool) -> Port[Any]:
         """The explicit response port of one call; the actor's end answers it if nobody does."""
-        self: Port[Any] = cls((link.uid, port), None, rank)
+        self: Port[Any] = cls(PortRef(link.uid, port), None, rank)
         self._link = link
         self._once = once
         self._cell = cell
@@ -91,19 +105,11 @@ class Port(Generic[T]):
         proc.send(link, POST, port, 0, self._rank, b"", payload, flags)
         proc.sent(payload)
 
-    def _local_id(self) -> int:
-        """This port's number in the current process, forwarding if it lives elsewhere."""
-        proc = client_proc()
-        uid, port = self._port_ref
-        if uid == proc.uid:
-            return port
-        return proc.open_port(_Forward(proc, proc.link_to(uid), port))
-
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild_port, (self._port_ref, self._rank)
 
 
-def _rebuild_port(port_ref: tuple[int, int], rank: int) -> Port[Any]:
+def _rebuild_port(port_ref: PortRef, rank: int) -> Port[Any]:
     from monarch._engine.mesh.context import context
 
     port: Port[Any] = Port(port_ref, context().actor_instance)
@@ -258,7 +264,7 @@ class Channel(Generic[T]):
         proc = client_proc()
         queue = _Queue(once)
         number = proc.open_port(queue)
-        port: Port[Any] = Port((proc.uid, number), instance)
+        port: Port[Any] = Port(PortRef(proc.uid, number), instance)
         if once:
             port._once = True
             return _OncePort.of(port), PortReceiver(queue, _OpenPort(proc, number))

@@ -110,7 +110,7 @@ class ProcMesh(MeshTrait):
 
     # -- actors ----------------------------------------------------------------------------------
 
-    def spawn(self, name: str, Class: type[T], /, *args: Any, **kwargs: Any) -> T:  # noqa: N803
+    def spawn(self, name: str, Class: type[T], *args: Any, **kwargs: Any) -> T:  # noqa: N803
         """Run ``Class(*args, **kwargs)`` on every proc; the mesh of actors, at once.
 
         Constructors run in parallel, each on its actor's own thread; the first call waits for

@@ -211,6 +211,7 @@ def agent_main(fd: int, client_uid: int) -> None:
     """The host agent's process."""
     # Imported here: only the helpers need them, and children inherit them warm.
     import asyncio  # noqa: F401
+    import multiprocessing  # noqa: F401
     import cloudpickle  # noqa: F401
 
     import monarch.actor  # noqa: F401
@@ -224,6 +225,7 @@ def agent_main(fd: int, client_uid: int) -> None:
 def launcher_main(fd: int) -> None:
     """A launcher that was executed, for a launch environment other than the agent's."""
     import asyncio  # noqa: F401
+    import multiprocessing  # noqa: F401
     import cloudpickle  # noqa: F401
 
     import monarch.actor  # noqa: F401
@@ -286,8 +288,12 @@ def _announce(spec: dict[str, Any]) -> None:
 
 
 def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int) -> None:
+    import multiprocessing
+
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.breakpointhook = _breakpoint
+    # A proc has threads and sockets: plain forks of it by multiprocessing would be unsafe.
+    multiprocessing.set_start_method("forkserver" if sys.platform == "linux" else "spawn", True)
     settings.install_client_values(spec["config"])
     spec_of_this_proc.update(spec)
     stop = threading.Lock()
@@ -319,7 +325,7 @@ def _breakpoint(*args: Any, **kwargs: Any) -> None:
 
 def _stop_actors(proc: Proc, reason: str) -> None:
     """Stop every actor here, side by side, within the configured time."""
-    cells = list(proc.cells.values())
+    cells = [*proc.cells.values(), *proc.ending]
     frame = Frame(STOP, 0, 0, 0, 0, 0, b"", reason.encode())
     for cell in cells:
         cell.request_stop(None, frame)

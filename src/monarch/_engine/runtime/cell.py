@@ -268,6 +268,7 @@ class Cell:
         proc = self.proc
         proc.graves[self.uid] = grave
         proc.cells.pop(self.uid, None)
+        proc.ending.add(self)
         if len(proc.graves) > settings.terminated_snapshot_retention + _GRAVES:
             proc.graves.pop(next(iter(proc.graves)))
         current, self.current = self.current, None
@@ -288,6 +289,7 @@ class Cell:
             self.finished.set()
             acks, self._stop_acks = self._stop_acks, []
             timer = self._stop_timer
+        self.proc.ending.discard(self)
         if timer is not None:
             timer.cancel()
         if self.grave is not None and self.grave.kind == FAILED:

@@ -57,6 +57,7 @@ from monarch._engine.wire.frame import (
 __all__ = ["LocalLink", "Owner", "Proc", "Sink", "Verdict", "new_uid"]
 
 
+_VERDICTS = 10_000  # ends of processes remembered
 _SPAWN_BATCH = 60  # descriptors per message are limited by the kernel, two or four a proc
 
 
@@ -87,6 +88,8 @@ class Owner(Protocol):
     """What owns meshes: an actor here, or the root client."""
 
     def child_failed(self, failure: Failure) -> None: ...
+
+    def _disown(self, uid: int) -> None: ...
 
 
 class OwnedMesh:
@@ -119,6 +122,21 @@ class LocalLink:
     def __init__(self, uid: int) -> None:
         self.uid = uid
         self.paused: dict[int, Gate] = {}
+
+
+class LostLink:
+    """The link to a process that is known to be gone: takes nothing."""
+
+    queued = 0
+    queue_limit = 0
+
+    def __init__(self, uid: int, reason: str) -> None:
+        self.uid = uid
+        self.lost = reason
+        self.paused: dict[int, Gate] = {}
+
+    def send(self, data: bytes, fds: list[int] | None = None) -> bool:
+        return False
 
 
 class Gate:
@@ -176,6 +194,7 @@ class Proc:
         self.links: dict[int, Any] = {uid: self.local}
         self.ports: dict[int, Sink] = {}
         self.cells: dict[int, Any] = {}
+        self.ending: set[Any] = set()  # cells that settled but did not finish
         self.graves: dict[int, Failure] = {}
         self.owned: dict[int, OwnedMesh] = {}
         self.verdicts: dict[int, Verdict] = {}
@@ -300,6 +319,8 @@ class Proc:
         link = self.links.get(uid)
         if link is not None:
             return link
+        if uid in self.verdicts:
+            return LostLink(uid, self.verdicts[uid].error)
         with self._links_lock:
             link = self.links.get(uid)
             if link is not None:
@@ -537,6 +558,10 @@ class Proc:
     def _bury(self, link: Link, verdict: Verdict) -> None:
         """Tell everyone who waits on `link` why no answer will come."""
         self._asked.discard(link.uid)
+        if self.links.get(link.uid) is link:
+            del self.links[link.uid]  # whoever looks it up again gets a LostLink
+        while len(self.verdicts) > _VERDICTS:
+            del self.verdicts[next(iter(self.verdicts))]
         for sink in list(self.ports.values()):
             sink.peer_lost(link, verdict)
         for uid, mesh in list(self.owned.items()):
@@ -577,6 +602,9 @@ class Proc:
         if mesh is None or rank in mesh.gone:
             return
         mesh.gone[rank] = failure
+        if len(mesh.gone) == len(mesh.links):
+            self.owned.pop(mesh_uid, None)
+            mesh.owner._disown(mesh_uid)
         if failure.kind == FAILED:
             mesh.owner.child_failed(failure)
 
