@@ -298,8 +298,6 @@ def test_low_level_send_takes_the_reference_inside_a_port(pair):
     assert [receiver.recv().get() for _ in range(2)] == [4, 4]
     assert mesh.echo._send((5,), {}, port._port_ref, "choose") is None
     assert receiver.recv().get() == 5
-    with pytest.raises(TypeError):
-        mesh.echo._send((5,), {}, None)
 
 
 def test_send_to_all_and_to_one(pair):

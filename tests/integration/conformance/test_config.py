@@ -262,4 +262,4 @@ def test_parametrize_config_of_a_coroutine():
         return get_global_config()["tail_log_lines"]
 
     assert asyncio.iscoroutinefunction(test)
-    assert asyncio.run(test({"tail_log_lines": 13})) == 13
+    assert asyncio.run(test(_config_overrides={"tail_log_lines": 13})) == 13

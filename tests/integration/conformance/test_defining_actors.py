@@ -782,10 +782,16 @@ def test_constructor_arguments_arrive(pair):
     assert mesh.show.call_one().get(timeout=WAIT) == ((1, [2]), {"a": "b"})
 
 
+def test_the_parameters_of_spawn_have_names(pair):
+    mesh = pair.spawn(name="keywords", Class=Keywords, a="b")
+    assert mesh.show.call().get(timeout=WAIT).values() == [((), {"a": "b"})] * 2
+
+
 @pytest.mark.parametrize("keyword", ["name", "Class"])
-def test_the_parameters_of_spawn_are_no_constructor_keywords(pair, keyword):
-    with pytest.raises(TypeError, match=keyword):
-        pair.spawn("keywords", Keywords, **{keyword: 1})
+@pytest.mark.ours("on the reference the parameters of spawn are no keywords of a constructor")
+def test_a_constructor_may_have_keywords_of_any_name(pair, keyword):
+    mesh = one(pair).spawn("keywords", Keywords, **{keyword: 1})
+    assert mesh.show.call_one().get(timeout=WAIT) == ((), {keyword: 1})
 
 
 class Strict(Actor):

@@ -701,8 +701,9 @@ def test_prints_of_actors_reach_the_terminal(program):
         class Prints(Actor):
             @endpoint
             def work(self):
-                print(f"out {current_rank().rank}")
-                print(f"err {current_rank().rank}", file=sys.stderr)
+                # one write each: the lines of two processes may otherwise mix
+                sys.stdout.write(f"out {current_rank().rank}\\n")
+                sys.stderr.write(f"err {current_rank().rank}\\n")
 
         procs = this_host().spawn_procs({"gpus": 2})
         procs.spawn("prints", Prints).work.call().get()
