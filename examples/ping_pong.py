@@ -2,25 +2,17 @@
 
 A player returns a ball with `broadcast`, which sends and does not wait. It must not wait for the
 opponent's answer: an actor handles one message at a time, so a player that waits for its opponent
-could never take the ball that comes back. The ball carries a port, and whoever plays it last
+could never take the ball that comes back. With the ball travels a port, and whoever hits it last
 reports through that port to the program that has thrown it in.
 
-    python examples/ping_pong.py --pairs 2 --hits 500
+    python examples/ping_pong.py --pairs 2 --hits 2000
 """
 
 import argparse
 import sys
 import time
-from dataclasses import dataclass, replace
 
 from monarch.actor import Actor, Channel, Port, current_rank, endpoint, this_host
-
-
-@dataclass(frozen=True)
-class Ball:
-    pair: int
-    hits_left: int
-    finished: Port[int]
 
 
 class Player(Actor):
@@ -34,12 +26,12 @@ class Player(Actor):
         self.opponent = opponents.slice(**current_rank())
 
     @endpoint
-    def hit(self, ball: Ball) -> None:
+    def hit(self, pair: int, hits_left: int, finished: Port[int]) -> None:
         self.hits += 1
-        if ball.hits_left == 1:
-            ball.finished.send(ball.pair)
+        if hits_left == 1:
+            finished.send(pair)
         else:
-            self.opponent.hit.broadcast(replace(ball, hits_left=ball.hits_left - 1))
+            self.opponent.hit.broadcast(pair, hits_left - 1, finished)
 
     @endpoint
     def score(self) -> int:
@@ -49,7 +41,7 @@ class Player(Actor):
 def main() -> int:
     parser = argparse.ArgumentParser(description="Two meshes of actors call each other.")
     parser.add_argument("--pairs", type=int, default=2, help="players in each mesh (default: 2)")
-    parser.add_argument("--hits", type=int, default=500, help="hits per ball (default: 500)")
+    parser.add_argument("--hits", type=int, default=2000, help="hits per ball (default: 2000)")
     args = parser.parse_args()
     if args.pairs < 1 or args.hits < 1:
         parser.error("--pairs and --hits must be at least 1")
@@ -64,7 +56,7 @@ def main() -> int:
     start = time.perf_counter()
     finished, receiver = Channel[int].open()
     for pair in range(args.pairs):
-        left.slice(pair=pair).hit.broadcast(Ball(pair, args.hits, finished))
+        left.slice(pair=pair).hit.broadcast(pair, args.hits, finished)
     for _ in range(args.pairs):
         pair = receiver.recv().get()
         print(f"pair {pair} has finished after {time.perf_counter() - start:.2f} s", flush=True)
