@@ -109,8 +109,8 @@ class LinkReader(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.title, self.links = "", []
-        self.in_title = False
+        self.title, self.in_title = "", False
+        self.links: list[str] = []
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.in_title = tag == "title"

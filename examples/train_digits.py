@@ -101,7 +101,8 @@ class Trainer(Actor):
     def open_store(self) -> int:
         """Open the meeting point of the process group; returns the port that the system chose."""
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        return self.store.port
+        port: int = self.store.port
+        return port
 
     @endpoint
     def join(self, port: int, backend: str) -> None:
@@ -137,7 +138,8 @@ class Trainer(Actor):
             self.optimizer.step()
             losses.append(loss.detach())
         self.epoch += 1
-        return torch.stack(losses).tolist()
+        shares: list[float] = torch.stack(losses).tolist()
+        return shares
 
     def average_gradients(self) -> None:
         """Replace every gradient by its mean over all trainers, in one message for all of them."""
