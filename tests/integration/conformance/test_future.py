@@ -210,6 +210,18 @@ def test_get_on_a_running_loop_works_and_warns(worker, caplog):
     assert any("event loop" in record.getMessage() for record in caplog.records)
 
 
+def test_get_of_a_settled_future_on_a_running_loop_warns_too(worker):
+    async def main():
+        future = worker.echo.call_one(5)
+        await future
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert future.get() == 5
+        return [w for w in caught if issubclass(w.category, UserWarning)]
+
+    assert len(asyncio.run(main())) == 1
+
+
 def test_get_off_the_loop_does_not_warn(worker, recwarn):
     assert worker.echo.call_one(5).get() == 5
     assert not [w for w in recwarn.list if "event loop" in str(w.message)]
