@@ -77,10 +77,14 @@ class Launcher:
     Args:
         sock: the connection to the host agent.
         child_main: called in a forked child with (spec, link fd, agent fd); must not return.
+        prepare: called whenever what children inherit has changed.
     """
 
-    def __init__(self, sock: socket.socket, child_main: ChildMain) -> None:
+    def __init__(
+        self, sock: socket.socket, child_main: ChildMain, prepare: Callable[[], None]
+    ) -> None:
         self._sock = sock
+        self._prepare = prepare
         self._child_main = child_main
         self._reader = FrameReader(_FRAME_LIMIT, "the host agent")
         self._fds: list[int] = []
@@ -112,6 +116,7 @@ class Launcher:
 
     def _settle(self) -> None:
         """Make what exists now cheap to share: the collector will not touch it in children."""
+        self._prepare()
         gc.collect()
         gc.freeze()
 

@@ -288,6 +288,7 @@ for _public in (Context, CreatorInstance, Instance):
 
 _context: ContextVar[Context] = ContextVar("monarch_context")
 _process_context: Context | None = None
+_closing: list[Any] = []  # not empty once the client shuts down; faults since then follow
 _lock = threading.Lock()
 
 
@@ -347,6 +348,16 @@ def current_actor_name() -> str:
     return str(context().actor_instance.actor_id)
 
 
+def close() -> None:
+    """The client shuts down: unhandled faults no longer interrupt the main thread."""
+    _closing.append(None)
+
+
+def faults_at_exit() -> int:
+    """How many faults nobody handled arrived after `close`."""
+    return len(_closing) - 1
+
+
 def _unhandled(failure: Failure) -> None:
     """A failure reached the root: ask the hook, and end the program if it does not handle it."""
     import signal
@@ -362,6 +373,9 @@ def _unhandled(failure: Failure) -> None:
             file=sys.stderr,
             flush=True,
         )
+        if _closing:  # the program is over: `shutdown` ends it with the exit code of a fault
+            _closing.append(failure)
+            return
         # A real signal: it also ends a sleep or a join in the main thread.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 

@@ -98,6 +98,14 @@ class EndpointProperty(Generic[P, R]):
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self
 
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        name = self._method.__name__
+        raise TypeError(
+            f"'EndpointProperty' object is not callable: {self._method.__qualname__} is an "
+            "endpoint, which is called through a mesh. Inside its own actor, move the code to a "
+            f"plain method and call that (or type(self).{name}._method(self, ...))"
+        )
+
     def __repr__(self) -> str:
         return f"<endpoint {self._method.__qualname__}>"
 
@@ -475,7 +483,7 @@ class ActorEndpoint(Generic[P, R]):
         proc = self.proc
         link = links[rank]
         uid = self.mesh._uid
-        payload = proc.encode((args, kwargs))
+        payload = proc.encode_call(args, kwargs)
         if link.paused and uid in link.paused:
             proc.wait_for_gate(link, uid, self.name)
         stream = payload.stream
@@ -498,7 +506,7 @@ class ActorEndpoint(Generic[P, R]):
         meta = self._meta
         flags = ONCE if isinstance(sink, _Replies) else 0
         try:
-            payload = proc.encode((args, kwargs))
+            payload = proc.encode_call(args, kwargs)
             for link in links:
                 if link.paused and uid in link.paused:
                     proc.wait_for_gate(link, uid, self.name)

@@ -63,6 +63,8 @@ class Future(Generic[R]):
         """
         if timeout is not None:
             _check_timeout(timeout)
+        if _on_running_loop():
+            _warn_blocking()
         if self._state == _PENDING:
             self._block(timeout)
         return self._observe()
@@ -185,8 +187,6 @@ class Future(Generic[R]):
             waiter()
 
     def _block(self, timeout: float | None) -> None:
-        if _on_running_loop():
-            _warn_blocking()
         self._drive(timeout)
         if self._state != _PENDING:
             return
@@ -291,7 +291,7 @@ def _warn_blocking() -> None:
         "Future.get() was called from within an active event loop. It blocks the loop and every "
         "task on it; use `await` instead.",
         UserWarning,
-        stacklevel=4,
+        stacklevel=3,
     )
     logging.getLogger(__name__).warning("Future.get() called from within an active event loop")
 

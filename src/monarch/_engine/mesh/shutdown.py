@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
+import sys
 import threading
 
 from monarch._engine.base.failure import STOPPED
@@ -76,7 +78,12 @@ def _at_exit(proc: Proc) -> None:
 
 
 def _exit() -> None:
+    contexts.close()
     shutdown_context(_EXIT_GRACE).get(timeout=2 * _EXIT_GRACE)
+    if contexts.faults_at_exit() > 0:  # they came too late to interrupt the program
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 when_ready(_at_exit)

@@ -67,8 +67,11 @@ class _LauncherLink:
 class Agent:
     """See the module. `first` connects the client, whose uid is `client_uid`."""
 
-    def __init__(self, first: socket.socket, client_uid: int, child_main: Any) -> None:
+    def __init__(
+        self, first: socket.socket, client_uid: int, child_main: Any, prepare: Any
+    ) -> None:
         self._child_main = child_main
+        self._prepare = prepare
         self.reactor = Reactor()
         self._members: dict[int, _Member] = {}
         self._launchers: dict[Any, _LauncherLink] = {}
@@ -89,14 +92,14 @@ class Agent:
         link = Link(
             sock,
             peer,
-            lambda link: self.reactor.watch_writes(link.fileno, True),
+            lambda link, on: self.reactor.watch_writes(link.fileno, on),
             _FRAME_LIMIT,
             _QUEUE_LIMIT,
         )
 
         def ready(mask: int) -> None:
-            if mask & WRITE and link.flush():
-                self.reactor.watch_writes(link.fileno, False)
+            if mask & WRITE:
+                link.flush()
             if mask & ~WRITE:
                 self._read(link)
 
@@ -222,7 +225,7 @@ class Agent:
             first.close()
             self.reactor.close()
             die_with_parent()
-            Launcher(theirs, self._child_main).run()
+            Launcher(theirs, self._child_main, self._prepare).run()
             os._exit(0)
         theirs.close()
         return self._launcher_link(mine)

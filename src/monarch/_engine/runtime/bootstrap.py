@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Mapping
 from typing import Any
 
 from monarch._engine.base.settings import settings
@@ -56,6 +57,7 @@ _current: Proc | None = None
 _lock = threading.Lock()
 _agent_process: subprocess.Popen[bytes] | None = None
 _inherited: set[str] = set()  # modules that came from the launcher
+_launcher_variables: dict[str, str] = {}
 _ready: list[Any] = []  # what higher layers want to do once this process has a proc
 spec_of_this_proc: dict[str, Any] = {}
 
@@ -116,9 +118,9 @@ def start_agent() -> None:
             f"agent_main({theirs.fileno()}, {proc.uid})"
         )
         environ = dict(os.environ)
-        # A fresh 64 MB allocation costs more in page faults than its copy: huge pages, and keep
-        # what was freed.
-        tunables = "glibc.malloc.hugetlb=1:glibc.malloc.trim_threshold=268435456"
+        # Keep what was freed: fresh pages cost more than the copies into them. Setting one
+        # threshold turns off glibc's own adaption of the other, so both are set.
+        tunables = "glibc.malloc.trim_threshold=268435456:glibc.malloc.mmap_threshold=33554432"
         environ["MONARCH_AGENT_TUNABLES"] = environ.get("GLIBC_TUNABLES", "")
         environ["GLIBC_TUNABLES"] = environ.get("GLIBC_TUNABLES", tunables)
         _agent_process = subprocess.Popen(
@@ -219,7 +221,7 @@ def agent_main(fd: int, client_uid: int) -> None:
 
     _restore_tunables()
     _raise_descriptor_limit()
-    Agent(socket.socket(fileno=fd), client_uid, proc_main).run()
+    Agent(socket.socket(fileno=fd), client_uid, proc_main, _prepare_launcher).run()
 
 
 def launcher_main(fd: int) -> None:
@@ -232,7 +234,7 @@ def launcher_main(fd: int) -> None:
 
     die_with_parent()
     _raise_descriptor_limit()
-    Launcher(socket.socket(fileno=fd), proc_main).run()
+    Launcher(socket.socket(fileno=fd), proc_main, _prepare_launcher).run()
     os._exit(0)
 
 
@@ -245,12 +247,11 @@ def proc_main(spec: dict[str, Any], link_fd: int, agent_fd: int) -> None:
     path = [entry for entry in spec["path"] if entry != spec["cwd"]]
     sys.path[:] = [spec["cwd"], *path]
     sys.argv = [_bootstrap_file()]
-    _inherited.update(sys.modules)
     module = types.ModuleType("__main__")
     module.__file__ = _bootstrap_file()
     sys.modules["__main__"] = module
-    settings.reset_to_defaults()
-    settings.reload_from_env()
+    if _own_variables(spec["env"]) != _launcher_variables:
+        settings.reload_from_env()
     if "numpy" in sys.modules:  # its global generator was seeded in the launcher
         sys.modules["numpy"].random.seed()
     _serve(spec, link_fd, agent_fd)
@@ -272,6 +273,17 @@ def main() -> None:
 
     _raise_descriptor_limit()
     _serve(spec, *spec["fds"])
+
+
+def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    prefixes = ("MONARCH_", "HYPERACTOR_", "OTEL_", "ENABLE_", "SCUBA_", "PYSPY_")
+    return {k: v for k, v in environ.items() if k.startswith(prefixes)}
+
+
+def _prepare_launcher() -> None:
+    """What every child would compute for itself, once: a page not written stays shared."""
+    _launcher_variables.update(_own_variables(os.environ))
+    _inherited.update(sys.modules)
 
 
 def _bootstrap_file() -> str:

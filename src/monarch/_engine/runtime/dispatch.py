@@ -16,6 +16,7 @@ escapes an endpoint goes to the caller, too: it says that one operation was aban
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 from monarch._engine.base.errors import ActorError, RemoteException, format_remote
@@ -170,7 +171,7 @@ def _prepare(cell: Cell, link: Any, frame: Frame) -> tuple[Handler, Any, Any]:
 def _reply(cell: Cell, link: Any, frame: Frame, handler: Handler, result: Any) -> None:
     proc = cell.proc
     try:
-        payload = proc.encode(result)
+        payload = proc.encode_result(result)
     except Exception as error:
         _send_error(cell, link, frame, handler.name, error, "failed.")
         return
@@ -229,19 +230,20 @@ def _stopped(cell: Cell, frame: Frame) -> _End:
 def _send_error(
     cell: Cell, link: Any, frame: Frame, name: str, error: BaseException, suffix: str
 ) -> None:
-    body = error_body(f"Actor call {cell.identity.name}.{name} {suffix}", error)
+    where = f"raised by {cell.identity.display} on host {cell.proc.hostname}, pid {os.getpid()}"
+    body = error_body(f"Actor call {cell.identity.name}.{name} {suffix}", error, where)
     cell.proc.post(link, frame.port, frame.rank, body, ERROR)
 
 
-def error_body(message: str, error: BaseException) -> tuple[str, str, Any, str]:
+def error_body(
+    message: str, error: BaseException, where: str = ""
+) -> tuple[str, str, Any, str]:
     """What an ERROR carries: message, traceback text, the pickled exception, its summary.
 
     The exception is pickled apart, so that one that cannot be pickled, or not be rebuilt by the
     caller, costs only the object: the text arrives in any case.
     """
-    formatted = error.exception_formatted if type(error) is ActorError else format_remote(error)
-    if type(error) is ActorError:
-        formatted = format_remote(error)
+    formatted = f"{format_remote(error)}\n({where})" if where else format_remote(error)
     summary = f"{type(error).__module__}.{type(error).__qualname__}: {_text(error)}"
     try:
         payload = encode(error, 1 << 62)

@@ -36,7 +36,7 @@ from monarch._engine.runtime.body import LocalBody, MappedBody, decode_body
 from monarch._engine.runtime.reactor import WRITE, Reactor
 from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool
-from monarch._engine.wire.codec import Payload, encode
+from monarch._engine.wire.codec import Payload, encode, encode_call, encode_result
 from monarch._engine.wire.frame import (
     CALL,
     CONTROL,
@@ -231,7 +231,17 @@ class Proc:
 
     def encode(self, obj: Any) -> Payload:
         """Encode for sending. Raises pickling errors, and PayloadTooLarge over the limit."""
-        payload = encode(obj, self.threshold)
+        return self._limited(encode(obj, self.threshold))
+
+    def encode_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Payload:
+        """`encode((args, kwargs))`, faster for plain scalars."""
+        return self._limited(encode_call(args, kwargs, self.threshold))
+
+    def encode_result(self, value: Any) -> Payload:
+        """`encode(value)`, faster for plain scalars."""
+        return self._limited(encode_result(value, self.threshold))
+
+    def _limited(self, payload: Payload) -> Payload:
         if payload.nbytes > self.frame_limit:
             raise PayloadTooLarge(
                 f"the message has {payload.nbytes} bytes, more than the limit of "
@@ -350,16 +360,16 @@ class Proc:
         link = Link(sock, peer, self._want_write, self.frame_limit, self._queue_limit)
 
         def ready(mask: int) -> None:
-            if mask & WRITE and link.flush():
-                self.reactor.watch_writes(link.fileno, False)
+            if mask & WRITE:
+                link.flush()
             if mask & ~WRITE:
                 self._read(link)
 
         self.reactor.register(link.fileno, ready)
         return link
 
-    def _want_write(self, link: Link) -> None:
-        self.reactor.watch_writes(link.fileno, True)
+    def _want_write(self, link: Link, on: bool) -> None:
+        self.reactor.watch_writes(link.fileno, on)
 
     def tell_agent(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         """Send a control message to the host agent; lost agents are found by the reactor."""

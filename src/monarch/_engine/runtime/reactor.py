@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import mmap
 import os
 import select
 import sys
@@ -55,7 +56,8 @@ class Reactor:
         self._woken = False
         self._running = True
         self.ident = 0
-        self.scratch = memoryview(bytearray(_SCRATCH))
+        # Mapped, not allocated: pages that no read ever fills cost an idle proc nothing.
+        self.scratch = memoryview(mmap.mmap(-1, _SCRATCH))
         if hasattr(os, "eventfd"):
             self._wake_in = self._wake_out = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         else:

@@ -40,7 +40,8 @@ class Link:
     Args:
         sock: a connected stream socket; the link owns it.
         peer: what errors call the other side.
-        want_write: called (from any thread) with the link when queued bytes wait for the socket.
+        want_write: called (from any thread, under the link's lock, so that calls come in the
+            order of the changes they report) with the link and whether bytes wait for the socket.
         frame_limit: largest frame accepted, bytes.
         queue_limit: queued bytes above which senders wait.
     """
@@ -69,7 +70,7 @@ class Link:
         self,
         sock: socket.socket,
         peer: str,
-        want_write: Callable[[Link], None],
+        want_write: Callable[[Link, bool], None],
         frame_limit: int,
         queue_limit: int,
     ) -> None:
@@ -115,7 +116,7 @@ class Link:
             if sent == len(data):
                 return True
             self._enqueue(memoryview(data)[sent:], fds if not sent else None)
-        self.want_write(self)
+            self.want_write(self, True)
         return True
 
     def wait_room(self, timeout: float) -> bool:
@@ -134,8 +135,8 @@ class Link:
                 return False
         return True
 
-    def flush(self) -> bool:
-        """Write queued bytes; True when none are left. For the reactor, when there is room."""
+    def flush(self) -> None:
+        """Write queued bytes. For the reactor, when there is room."""
         with self._lock:
             while self._queue and self.lost is None:
                 try:
@@ -155,7 +156,8 @@ class Link:
             if self.queued <= self.queue_limit // 2 or self.lost is not None:
                 while self._waiters:
                     self._waiters.pop().release()
-            return not self._queue
+            if not self._queue and self.lost is None:
+                self.want_write(self, False)
 
     def _gather(self) -> list[memoryview]:
         buffers = []

@@ -24,12 +24,14 @@ import types
 from collections.abc import Callable
 from typing import Any, cast
 
-__all__ = ["Payload", "decode", "encode", "register_reducer"]
+__all__ = ["Payload", "decode", "encode", "encode_call", "encode_result", "register_reducer"]
 
 Reducer = Callable[[Any], tuple[Any, ...]]
 
 _reducers: dict[type, Reducer] = {}
 _loads = pickle.loads
+_dumps = pickle.dumps
+_NO_BUFFERS: list[memoryview] = []
 
 
 def register_reducer(cls: type, reducer: Reducer) -> None:
@@ -103,6 +105,33 @@ class Payload:
         size = sum(memoryview(chunk).nbytes for chunk in chunks)
         self.nbytes = size + sum(buffer.nbytes for buffer in buffers)
         self.stream = b"".join(chunks) if not buffers and size < threshold else None
+
+
+_ATOMS = frozenset((int, float, bool, type(None), complex))
+_NO_ARGUMENTS = _dumps(((), {}), 5)
+
+
+def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], threshold: int) -> Payload:
+    """Encode the arguments of a call; those that are plain scalars skip the pickler's set-up."""
+    if not kwargs:
+        if not args:
+            return Payload([_NO_ARGUMENTS], _NO_BUFFERS, threshold)
+        if len(args) < 8:
+            for value in args:
+                kind = type(value)
+                if kind not in _ATOMS and not (kind is str and len(value) < 1024):
+                    break
+            else:
+                return Payload([_dumps((args, kwargs), 5)], _NO_BUFFERS, threshold)
+    return encode((args, kwargs), threshold)
+
+
+def encode_result(value: Any, threshold: int) -> Payload:
+    """Encode an endpoint's result; plain scalars skip the pickler's set-up."""
+    kind = type(value)
+    if kind in _ATOMS or (kind is str and len(value) < 1024):
+        return Payload([_dumps(value, 5)], _NO_BUFFERS, threshold)
+    return encode(value, threshold)
 
 
 def encode(obj: Any, threshold: int) -> Payload:

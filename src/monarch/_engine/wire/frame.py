@@ -156,6 +156,7 @@ class FrameReader:
         at = 0
         end = len(data)
         unpack = HEADER.unpack_from
+        new = tuple.__new__  # a NamedTuple's own constructor costs three times as much
         while end - at >= HEADER_SIZE:
             head = unpack(data, at)
             size, kind, flags, meta_len, dest, port, rank, nfd, check = head
@@ -170,7 +171,7 @@ class FrameReader:
                 break
             meta = bytes(data[at + HEADER_SIZE : body_at]) if meta_len else b""
             body = bytes(data[body_at:frame_end])
-            frames.append(Frame(kind, flags, dest, port, rank, nfd, meta, body))
+            frames.append(new(Frame, (kind, flags, dest, port, rank, nfd, meta, body)))
             at = frame_end
         if at < end:
             self._tail = bytes(data[at:])
