@@ -99,12 +99,14 @@ Actor.__module__ = "monarch._src.actor.actor_mesh"
 @functools.lru_cache(maxsize=4096)
 def endpoints_of(cls: type) -> dict[str, EndpointProperty[Any, Any]]:
     """The endpoints of a class by name, inherited ones included."""
-    found = {}
-    for name in dir(cls):
-        value = inspect.getattr_static(cls, name)
-        if isinstance(value, EndpointProperty):
-            found[name] = value
-    return found
+    found: dict[str, EndpointProperty[Any, Any]] = {}
+    for base in reversed(cls.__mro__):
+        for name, value in vars(base).items():
+            if isinstance(value, EndpointProperty):
+                found[name] = value
+            elif name in found:  # overridden by something that is no endpoint
+                del found[name]
+    return dict(sorted(found.items()))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -17,6 +17,7 @@ from monarch._engine.mesh.actor_mesh import spawn_actors
 from monarch._engine.mesh.context import context
 from monarch._engine.mesh.endpoint import endpoint
 from monarch._engine.mesh.future import Future
+from monarch._engine.mesh.logging_option import capture_options
 from monarch._engine.mesh.mock import inherited as mocks
 from monarch._engine.mesh.proc_mesh import ProcMesh, announce
 from monarch._engine.runtime.bootstrap import (
@@ -117,7 +118,13 @@ class HostMesh(MeshTrait):
             start_controllers()
         base = new_uid()
         label = normalize_label(name) if name is not None else "anon"
-        spec = {**launch_spec(), "python_override": self._python, **_inherited_fields(), **mocks()}
+        spec = {
+            **launch_spec(),
+            "python_override": self._python,
+            "logs": capture_options(),
+            **_inherited_fields(),
+            **mocks(),
+        }
         procs: list[dict[str, Any]] = []
         for rank in range(count):
             entry: dict[str, Any] = {"uid": base + rank, "rank": rank, "label": f"{label}-{rank}"}

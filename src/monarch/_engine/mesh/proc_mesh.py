@@ -20,6 +20,7 @@ from monarch._engine.mesh.actor import Actor
 from monarch._engine.mesh.actor_mesh import ActorMesh, spawn_actors
 from monarch._engine.mesh.context import NO_EXTENT, Instance
 from monarch._engine.mesh.future import _ERROR, _VALUE, Future
+from monarch._engine.mesh.logging_option import LoggingManager, set_logging, when_printed
 from monarch._engine.runtime.bootstrap import client_proc, spec_of_this_proc
 from monarch._engine.runtime.proc import Proc, Verdict
 from monarch._engine.shapes import MeshTrait, Shape, Slice
@@ -66,7 +67,6 @@ class ProcMesh(MeshTrait):
         self._links: list[Any] | None = None
         self._setup: Future[Any] | None = None
         self._stopping: Future[None] | None = None
-        self._logging: Any = None
 
     # -- mesh ------------------------------------------------------------------------------------
 
@@ -188,14 +188,23 @@ class ProcMesh(MeshTrait):
         """How the procs log from now on.
 
         Args:
-            stream_to_client: print their output lines here, prefixed; needs
-                ``configure(enable_log_forwarding=True)`` before the procs were spawned.
-            aggregate_window_sec: group similar lines for that long; None prints at once.
-            level: of the root logger in the procs, 0 .. 255.
-        """
-        from monarch._engine.mesh.logging_option import set_logging
+            stream_to_client: print their lines in the process of the script, each as
+                ``[<host> <proc>] [<rank>] <line>``. Needs
+                ``configure(enable_log_forwarding=True)`` before the procs were spawned; without
+                it there is a UserWarning and nothing else happens.
+            aggregate_window_sec: fold similar lines of so many seconds into one; None prints
+                every line at once.
+            level: records of Python's logging below it are not shown, 0 .. 255.
 
+        Returns when the procs go by it. Raises ValueError for an impossible level, OverflowError
+        for a negative window, RuntimeError for a window without streaming and for a mesh that was
+        stopped.
+        """
         await set_logging(self, stream_to_client, aggregate_window_sec, level)
+
+    @property
+    def _logging_manager(self) -> LoggingManager:
+        return LoggingManager(self)
 
     async def sync_workspace(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Not for procs: workspaces are synchronised per host."""
@@ -350,7 +359,8 @@ class _Stopped(Future[None]):
             if not missing:
                 if self._timer is not None:
                     self._timer.cancel()
-                self._resolve(_VALUE, None)
+                # What the processes printed has arrived: it also appears before the end does.
+                when_printed(lambda: self._resolve(_VALUE, None))
 
         self._timer = None
         for uid in uids:

@@ -14,6 +14,7 @@ import threading
 from monarch._engine.base.failure import STOPPED
 from monarch._engine.mesh import context as contexts
 from monarch._engine.mesh.future import _ERROR, _VALUE, Future
+from monarch._engine.mesh.logging_option import close_printer
 from monarch._engine.runtime.bootstrap import close_client, current_proc, when_ready
 from monarch._engine.runtime.proc import Proc, Verdict
 
@@ -66,6 +67,7 @@ def _shut_down(proc: Proc, grace: float) -> None:
     if root is not None:
         root.actor_instance._stop_meshes(grace)
     close_client(_EXIT_GRACE)
+    close_printer(_EXIT_GRACE)
     # Nobody answers any more: whoever still waits, or calls, is told so.
     for uid, link in list(proc.links.items()):
         if link is not proc.local:

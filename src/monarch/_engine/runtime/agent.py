@@ -8,8 +8,12 @@ and the client hold one control link each (frames of JSON, see `Proc.tell_agent`
     autopsy     why is this proc gone? Answered when known
     kill        end procs now
     preload     import modules in the launcher, ahead of the first spawn
+    logging     stream the output of procs to the client, or not, and set their log level
+    log_flush   pass on what procs printed so far; answered with ``log_flushed``
+    log_printed the client printed so much of what was streamed to it
 
 and the agent answers with ``gone`` (procs that ended, and why) and ``peer`` (an introduction).
+Output is captured if the spawn asks for it, and is the `LogRelay`'s business.
 
 The tree of processes is the tree of spawns: when a proc ends, the procs it spawned are killed, and
 when the client's link closes, all are. The agent's own end closes every control link, which ends
@@ -18,6 +22,7 @@ every proc at once.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -28,6 +33,7 @@ from typing import Any
 
 from monarch._engine.base.failure import FAILED, STOPPED
 from monarch._engine.launch.launcher import Launcher, die_with_parent, launch_key
+from monarch._engine.runtime.log_relay import LogRelay
 from monarch._engine.runtime.reactor import WRITE, Reactor
 from monarch._engine.transport.link import Link
 from monarch._engine.wire.frame import CONTROL, Frame, pack
@@ -36,12 +42,26 @@ __all__ = ["Agent"]
 
 _FRAME_LIMIT = 64 << 20
 _QUEUE_LIMIT = 1 << 40  # control messages are small and few; the agent never waits
+_OUTPUT_WAIT = 5.0  # seconds that the news of an end waits for a stuck terminal to take the output
+_LAST_OUTPUT_WAIT = 0.5  # seconds that the agent's own end does
 
 
 class _Member:
     """A proc of this host, or the client."""
 
-    __slots__ = ("askers", "children", "gone", "launcher", "link", "parent", "pid", "pidfd", "uid")
+    __slots__ = (
+        "askers",
+        "captured",
+        "children",
+        "exited",
+        "gone",
+        "launcher",
+        "link",
+        "parent",
+        "pid",
+        "pidfd",
+        "uid",
+    )
 
     def __init__(self, uid: int, link: Link, parent: int, launcher: _LauncherLink | None) -> None:
         self.uid = uid
@@ -50,6 +70,8 @@ class _Member:
         self.launcher = launcher
         self.pid = 0
         self.pidfd = -1
+        self.captured = False  # its output comes by the relay
+        self.exited = False
         self.gone: tuple[str, str] | None = None
         self.askers: set[int] = set()
         self.children: set[int] = set()
@@ -78,6 +100,7 @@ class Agent:
         self._own_key = launch_key(os.environ)
         self._client_uid = client_uid
         self._links: dict[int, Link] = {}
+        self._relay: LogRelay | None = None
         self._launchers[(self._own_key, sys.executable)] = self._fork_launcher(first)
         link = self._connect(first, "the client")
         link.uid = client_uid
@@ -152,10 +175,13 @@ class Agent:
             self._members[uid] = _Member(uid, control, parent.uid, launcher)
             parent.children.add(uid)
             launcher.members.add(uid)
-            handed = theirs.detach()
-            ours.append(handed)
-            passed += [fds[index], handed]
-            procs.append({**message["procs"][index], "parent": parent.uid})
+            handed = [theirs.detach()]
+            proc = message["procs"][index]
+            if spec["logs"] is not None:
+                handed += self._capture(uid, proc, spec["logs"])
+            ours += handed
+            passed += [fds[index], *handed]
+            procs.append({**proc, "parent": parent.uid})
         self._tell(
             launcher.link,
             {
@@ -169,6 +195,18 @@ class Agent:
         )
         for fd in ours:
             os.close(fd)
+
+    def _capture(self, uid: int, proc: dict[str, Any], options: dict[str, Any]) -> list[int]:
+        """Pipes for the output of a new proc; what it is to have as stdout and stderr."""
+        if self._relay is None:
+            client = self._members[self._client_uid].link
+            run = f"{self._client_uid & (1 << 63) - 1:x}"
+            self._relay = LogRelay(lambda message: self._tell(client, message), run)
+        out, theirs_out = os.pipe()
+        err, theirs_err = os.pipe()
+        self._relay.add(uid, proc["label"], proc["rank"], options, (out, err))
+        self._members[uid].captured = True
+        return [theirs_out, theirs_err]
 
     def _on_introduce(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         member = self._members.get(message["to"])
@@ -206,6 +244,45 @@ class Agent:
     def _on_preload(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         spec = {"env": message["env"], "python": None}
         self._tell(self._launcher_for(spec).link, {**message, "op": "preload"})
+
+    def _on_logging(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        uids = message["uids"]
+
+        def tell_procs(captured: set[int]) -> None:
+            for rank, uid in enumerate(uids):
+                member = self._members.get(uid)
+                if member is not None and member.gone is None:
+                    notice = {
+                        "op": "log_level",
+                        "level": message["level"],
+                        "captured": uid in captured,
+                        "from": link.uid,
+                        "port": message["port"],
+                        "rank": rank,
+                    }
+                    self._tell(member.link, notice)
+
+        if self._relay is None:
+            tell_procs(set())
+        else:
+            self._relay.configure(
+                uids,
+                message["streaming"],
+                message["group"],
+                message["window"],
+                lambda captured: self.reactor.call_soon(tell_procs, captured),
+            )
+
+    def _on_log_flush(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        answer = {"op": "log_flushed", "id": message["id"]}
+        if self._relay is None:
+            self._tell(link, answer)
+        else:
+            self._relay.flush(lambda: self._tell(link, answer))
+
+    def _on_log_printed(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        if self._relay is not None:
+            self._relay.acknowledge(message["size"])
 
     # -- launchers -------------------------------------------------------------------------------
 
@@ -266,19 +343,20 @@ class Agent:
         return fds
 
     def _on_exited(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        error = message.get("error")
-        if error is not None:
-            self._gone(message["uid"], FAILED, f"error creating proc: {error}")
+        kind, text = _cause(message)
+        uid = message["uid"]
+        member = self._members.get(uid)
+        if self._relay is None or member is None or not member.captured:
+            self._gone(uid, kind, text)
             return
-        code = os.waitstatus_to_exitcode(message["status"])
-        if code == 0:
-            self._gone(message["uid"], STOPPED, "process exited cleanly")
-        elif code > 0:
-            text = f"the process this actor was running on exited with non-zero code {code}"
-            self._gone(message["uid"], FAILED, text)
-        else:
-            text = f"the process this actor was running on failed: Killed(sig={-code})"
-            self._gone(message["uid"], FAILED, f"{text}, {_signal_name(-code)}")
+        self._exited(member)
+        # What it printed comes out before its end is known, unless the terminal takes nothing.
+        self._relay.finish(uid, lambda tail: self.reactor.call_soon(known, tail))
+        self.reactor.call_later(_OUTPUT_WAIT, lambda: self._gone(uid, kind, text))
+
+        def known(tail: list[str]) -> None:
+            last = f"\nlast output lines:\n{_indented(tail)}" if tail and kind == FAILED else ""
+            self._gone(uid, kind, text + last)
 
     # -- ends ------------------------------------------------------------------------------------
 
@@ -287,9 +365,7 @@ class Agent:
         if member is None or member.gone is not None:
             return
         member.gone = (kind, error)
-        if member.pidfd >= 0:
-            os.close(member.pidfd)
-            member.pidfd = -1
+        self._exited(member)
         if member.launcher is not None:
             member.launcher.members.discard(uid)
         if member.link.fileno >= 0:
@@ -309,6 +385,13 @@ class Agent:
             self._kill(self._members[child])
         self._forget_old()
 
+    def _exited(self, member: _Member) -> None:
+        """There is no process to signal any more."""
+        member.exited = True
+        if member.pidfd >= 0:
+            os.close(member.pidfd)
+            member.pidfd = -1
+
     def _forget_old(self) -> None:
         """Keep the last ends for autopsies, not all of them."""
         if len(self._members) > 10_000:
@@ -317,12 +400,14 @@ class Agent:
                     del self._members[uid]
 
     def _kill(self, member: _Member) -> None:
-        if member.gone is not None:
+        if member.exited:
             return
         if member.pidfd >= 0:
-            signal.pidfd_send_signal(member.pidfd, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, the news is under way
+                signal.pidfd_send_signal(member.pidfd, signal.SIGKILL)
         elif member.pid:
-            os.kill(member.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, signal.SIGKILL)
         else:  # not started yet: it ends as soon as it looks at its control link
             member.link.sock.shutdown(socket.SHUT_RDWR)
 
@@ -331,7 +416,27 @@ class Agent:
         for member in list(self._members.values()):
             if member.uid != self._client_uid:
                 self._kill(member)
+        if self._relay is not None:
+            self._relay.end(_LAST_OUTPUT_WAIT)
         os._exit(0)
+
+
+def _cause(message: dict[str, Any]) -> tuple[str, str]:
+    """Kind and text of an end that a launcher reports."""
+    error = message.get("error")
+    if error is not None:
+        return FAILED, f"error creating proc: {error}"
+    code = os.waitstatus_to_exitcode(message["status"])
+    if code == 0:
+        return STOPPED, "process exited cleanly"
+    if code > 0:
+        return FAILED, f"the process this actor was running on exited with non-zero code {code}"
+    text = f"the process this actor was running on failed: Killed(sig={-code})"
+    return FAILED, f"{text}, {_signal_name(-code)}"
+
+
+def _indented(lines: list[str]) -> str:
+    return "\n".join("  " + line for line in lines)
 
 
 def _signal_name(number: int) -> str:

@@ -8,7 +8,7 @@
 what the executed helpers run, `proc_main` what a forked proc runs, and `main` is behind
 ``python -m monarch._src.actor.bootstrap_main``: a proc started by an executed command.
 
-A proc's main thread waits to be told to stop; then it stops the actors, runs `atexit` handlers,
+A proc's main thread runs the reactor until it is told to stop; then it stops the actors, runs `atexit` handlers,
 drops the user's modules (so that module-level objects are finalised), and exits without tearing
 down what came from the launcher, which is most of an interpreter's exit time.
 """
@@ -21,6 +21,7 @@ import gc
 import json
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -308,22 +309,22 @@ def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int) -> None:
     multiprocessing.set_start_method("forkserver" if sys.platform == "linux" else "spawn", True)
     settings.install_client_values(spec["config"])
     spec_of_this_proc.update(spec)
-    stop = threading.Lock()
-    stop.acquire()
-
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no KeyboardInterrupt inside the reactor
     reasons: list[str] = []
 
-    def request(_: Proc, frame: Frame) -> None:
+    def on_stop(proc: Proc, frame: Frame) -> None:
         if not reasons:
             reasons.append(bytes(frame.body).decode(errors="replace"))
-            stop.release()
+            proc.reactor.stop()
 
-    proc = Proc(spec["uid"], spec["label"], _spawn_cell, request, client=False)
+    proc = Proc(spec["uid"], spec["label"], _spawn_cell, on_stop, client=False)
     proc.adopt_agent(socket.socket(fileno=agent_fd))
     proc.adopt(socket.socket(fileno=link_fd), spec["parent"])
     _become(proc)
+    # The reactor runs here, on the main thread, which has nothing else to do: a thread less per
+    # process. For the end, which runs user code on this thread, it moves to another.
+    proc.reactor.run()
     proc.start()
-    stop.acquire()
     _stop_actors(proc, reasons[0])
     _finalise()
 

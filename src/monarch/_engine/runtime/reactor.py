@@ -120,6 +120,8 @@ class Reactor:
     # -- the loop --------------------------------------------------------------------------------
 
     def run(self) -> None:
+        """Serve until `stop`; may be run again, by another thread."""
+        self._running = True
         self.ident = threading.get_ident()
         poll = self._poll.poll
         callbacks = self._callbacks

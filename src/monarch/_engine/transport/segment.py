@@ -18,6 +18,7 @@ one ring buffer per link (a receiver that keeps one array would pin the whole ri
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import mmap
 import os
@@ -29,14 +30,17 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from monarch._engine.wire.bulk import is_bulk
 from monarch._engine.wire.codec import Payload
 
 __all__ = ["SegmentPool", "open_parts"]
 
 _TABLE_HEAD = struct.Struct("<QQI")  # segment id, bytes used, number of parts
-_PART = struct.Struct("<QQ")  # offset, length
+_PART = struct.Struct("<QQB")  # offset, length, whether the receiver copies it at once
 _PAGE = mmap.PAGESIZE
 _COPY_STEP = 8 << 20  # one memory copy holds the interpreter lock: not longer than about 1 ms
+_UNLOCKED = 1 << 20
+_TWO_THREADS = 16 << 20
 _MAX_MAPPINGS = 4096
 
 
@@ -101,21 +105,21 @@ class SegmentPool:
         if payload.stored is not None:
             stored: _Segment = payload.stored
             return stored
-        parts: list[tuple[int, int]] = []
+        parts: list[tuple[int, int, bool]] = []
         at = 0
         for chunk in payload.chunks:
             at += memoryview(chunk).nbytes
-        parts.append((0, at))
+        parts.append((0, at, False))
         for buffer in payload.buffers:
             at = -(-at // 64) * 64  # aligned as allocators align, vector loads want it
-            parts.append((at, buffer.nbytes))
+            parts.append((at, buffer.nbytes, is_bulk(buffer)))
             at += buffer.nbytes
         segment = self._take(at)
         view = memoryview(segment.map)
         position = 0
         for chunk in payload.chunks:
             position += _copy(view, position, memoryview(chunk).cast("B"))
-        for (offset, _), buffer in zip(parts[1:], payload.buffers, strict=True):
+        for (offset, _, _), buffer in zip(parts[1:], payload.buffers, strict=True):
             _copy(view, offset, buffer)
         view.release()
         segment.table = _TABLE_HEAD.pack(segment.id, at, len(parts)) + b"".join(
@@ -186,10 +190,26 @@ class SegmentPool:
 
 
 def _copy(view: memoryview, offset: int, source: memoryview) -> int:
+    """Copy `source` to `offset`; big ones without the interpreter lock, the biggest by two threads.
+
+    Two, because one core does not saturate the memory of current machines, and more gain nothing.
+    """
     nbytes = source.nbytes
-    for at in range(0, nbytes, _COPY_STEP):
-        step = min(_COPY_STEP, nbytes - at)
-        view[offset + at : offset + at + step] = source[at : at + step]
+    if nbytes < _UNLOCKED or source.readonly:  # (the address of a read-only buffer is not to be had)
+        for at in range(0, nbytes, _COPY_STEP):
+            step = min(_COPY_STEP, nbytes - at)
+            view[offset + at : offset + at + step] = source[at : at + step]
+        return nbytes
+    to = ctypes.addressof(ctypes.c_char.from_buffer(view, offset))
+    start = ctypes.addressof(ctypes.c_char.from_buffer(source))
+    if nbytes < _TWO_THREADS:
+        ctypes.memmove(to, start, nbytes)
+        return nbytes
+    half = nbytes // 2
+    other = threading.Thread(target=ctypes.memmove, args=(to + half, start + half, nbytes - half))
+    other.start()
+    ctypes.memmove(to, start, half)
+    other.join()
     return nbytes
 
 
@@ -225,7 +245,8 @@ def open_parts(
         if len(table) != _TABLE_HEAD.size + count * _PART.size or count < 1:
             raise ValueError(f"segment table of {len(table)} bytes for {count} parts")
         parts = list(_PART.iter_unpack(memoryview(table)[_TABLE_HEAD.size :]))
-        if used > os.fstat(fd).st_size or any(off + n > used for off, n in parts):
+        shared = _warm_map(fd) if any(bulk for *_, bulk in parts) else None
+        if used > os.fstat(fd).st_size or any(off + n > used for off, n, _ in parts):
             raise ValueError("segment table points outside its segment")
         mapping = mmap.mmap(
             fd, used, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
@@ -244,5 +265,34 @@ def open_parts(
         watch.released = released
         _watches.add(watch)
         whole = memoryview(mapping)
-    stream, *buffers = [whole[offset : offset + length] for offset, length in parts]
+    stream, *buffers = [
+        (shared if bulk and shared is not None else whole)[offset : offset + length]
+        for offset, length, bulk in parts
+    ]
     return stream, buffers
+
+
+def _warm_map(fd: int) -> memoryview | None:
+    """A mapping of a whole segment that is kept, so that copies out of it fault in no pages.
+
+    Only for parts that are copied before the segment is released: the sender writes the next
+    payload into the same memory.
+    """
+    status = os.fstat(fd)
+    if not _WARM_LEAST <= status.st_size <= _WARM_LIMIT:
+        return None
+    key = (status.st_dev, status.st_ino)
+    with _warm_lock:
+        mapping = _warm.pop(key, None)
+        if mapping is None:
+            mapping = memoryview(mmap.mmap(fd, status.st_size))
+        _warm[key] = mapping  # the newest is last
+        while sum(view.nbytes for view in _warm.values()) > _WARM_LIMIT:
+            del _warm[next(iter(_warm))]
+    return mapping
+
+
+_WARM_LEAST = 4 << 20
+_WARM_LIMIT = 128 << 20
+_warm: dict[tuple[int, int], memoryview] = {}
+_warm_lock = threading.Lock()

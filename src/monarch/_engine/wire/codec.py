@@ -10,8 +10,8 @@ Buffers (numpy arrays, `PickleBuffer`, tensors through the reducer registry) of 
 as they are, without a copy: a payload is a list of chunks and a list of buffers, and it is up to
 the transport to put them into a shared segment, on a socket, or to copy them.
 
-Higher layers register reducers for types that plain pickle handles badly (`register_reducer`), so
-that nothing here knows of torch.
+Tensors and large `bytes` have modules of their own (`tensor`, `bulk`); higher layers register
+reducers for other types that plain pickle handles badly (`register_reducer`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ import types
 from collections.abc import Callable
 from typing import Any, cast
 
+from monarch._engine.wire.bulk import BULK, Bulk
+from monarch._engine.wire.tensor import tensor_reducer
+
 __all__ = ["Payload", "decode", "encode", "encode_call", "encode_result", "register_reducer"]
 
-Reducer = Callable[[Any], tuple[Any, ...]]
+Reducer = Callable[[Any], Any]
 
 _reducers: dict[type, Reducer] = {}
 _loads = pickle.loads
@@ -75,8 +78,15 @@ class _Pickler(pickle.Pickler):
             if _travels_by_name(obj):
                 return NotImplemented
             raise _ByValue
-        reducer = _reducers.get(type(obj))
+        reducer = _reducer_of(type(obj))
         return NotImplemented if reducer is None else reducer(obj)
+
+
+def _reducer_of(kind: type) -> Reducer | None:
+    reducer = _reducers.get(kind)
+    if reducer is None and kind.__module__ == "torch" and (reducer := tensor_reducer(kind)):
+        _reducers[kind] = reducer
+    return reducer
 
 
 class _Chunks(list[Any]):
@@ -109,29 +119,40 @@ class Payload:
 
 _ATOMS = frozenset((int, float, bool, type(None), complex))
 _NO_ARGUMENTS = _dumps(((), {}), 5)
+_SHORT = 1024
 
 
 def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], threshold: int) -> Payload:
-    """Encode the arguments of a call; those that are plain scalars skip the pickler's set-up."""
-    if not kwargs:
-        if not args:
-            return Payload([_NO_ARGUMENTS], _NO_BUFFERS, threshold)
-        if len(args) < 8:
-            for value in args:
-                kind = type(value)
-                if kind not in _ATOMS and not (kind is str and len(value) < 1024):
-                    break
-            else:
-                return Payload([_dumps((args, kwargs), 5)], _NO_BUFFERS, threshold)
+    """Encode the arguments of a call; plain scalars skip the pickler's set-up."""
+    scalars = not kwargs
+    for value in args:
+        kind = type(value)
+        if kind in _ATOMS:
+            continue
+        if kind is bytes and len(value) >= BULK:
+            args = tuple(map(_bulk, args))
+            scalars = False
+            break
+        if kind is not str or len(value) > _SHORT:
+            scalars = False
+    if scalars and len(args) < 64:
+        stream = _dumps((args, kwargs), 5) if args else _NO_ARGUMENTS
+        return Payload([stream], _NO_BUFFERS, threshold)
+    if kwargs:
+        kwargs = {name: _bulk(value) for name, value in kwargs.items()}
     return encode((args, kwargs), threshold)
 
 
 def encode_result(value: Any, threshold: int) -> Payload:
     """Encode an endpoint's result; plain scalars skip the pickler's set-up."""
     kind = type(value)
-    if kind in _ATOMS or (kind is str and len(value) < 1024):
+    if kind in _ATOMS or (kind is str and len(value) < _SHORT):
         return Payload([_dumps(value, 5)], _NO_BUFFERS, threshold)
-    return encode(value, threshold)
+    return encode(_bulk(value), threshold)
+
+
+def _bulk(value: Any) -> Any:
+    return Bulk(value) if type(value) is bytes and len(value) >= BULK else value
 
 
 def encode(obj: Any, threshold: int) -> Payload:
@@ -181,7 +202,7 @@ def _by_value_pickler() -> Any:
                 super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
 
             def reducer_override(self, obj: Any) -> Any:
-                reducer = _reducers.get(type(obj))
+                reducer = _reducer_of(type(obj))
                 if reducer is not None:
                     return reducer(obj)
                 if isinstance(obj, _function_types) and _travels_by_name(obj):

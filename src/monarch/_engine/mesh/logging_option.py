@@ -1,0 +1,276 @@
+"""Streaming the output of procs to the client: `ProcMesh.logging_option` and what belongs to it.
+
+The way of a line: a proc's pipe, the relay in the host agent (`runtime.log_relay`), the agent's
+link to the client, the printer (`runtime.log_printer`). Pipes exist when `capture_options` said so
+at spawn. `logging_option` tells the agent whether to stream; the agent tells the relay and then each
+proc its level; each proc answers the caller. So when it returns, what procs print from then on goes
+by the new settings.
+
+Lines go to the process of the script, whoever called `logging_option`: that is where a person looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import operator
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from monarch._engine.base.settings import settings
+from monarch._engine.mesh.future import _VALUE, Future
+from monarch._engine.mesh.log_level import set_level
+from monarch._engine.runtime.body import decode_body
+from monarch._engine.runtime.bootstrap import client_proc, current_proc, when_ready
+from monarch._engine.runtime.proc import LostLink, Proc, Verdict, new_uid
+
+if TYPE_CHECKING:
+    from monarch._engine.mesh.proc_mesh import ProcMesh
+    from monarch._engine.runtime.log_printer import LogPrinter
+
+__all__ = [
+    "LoggingManager",
+    "capture_options",
+    "close_printer",
+    "flush_all_proc_mesh_logs",
+    "set_logging",
+    "when_printed",
+]
+
+_FLUSH_WAIT = 3.0
+
+
+# -- asking for it -------------------------------------------------------------------------------
+
+
+def capture_options() -> dict[str, Any] | None:
+    """How the host agent captures the output of procs spawned now; None: it does not."""
+    notebook = _shell()
+    forwarding = settings.enable_log_forwarding or (
+        notebook is not None and settings.origin("enable_log_forwarding") == "default"
+    )
+    files = settings.enable_file_capture and settings.force_file_log
+    if not (forwarding or files or settings.tail_log_lines):
+        return None
+    if notebook is not None:
+        _flush_after_cells(notebook)
+    return {
+        "files": files,
+        "ranked": settings.prefix_with_rank,
+        "tail": settings.tail_log_lines,
+    }
+
+
+async def set_logging(
+    mesh: ProcMesh, stream_to_client: bool, aggregate_window_sec: int | None, level: int
+) -> None:
+    """See `ProcMesh.logging_option`; it also waits until the procs are there."""
+    _check(stream_to_client, aggregate_window_sec, level)
+    await mesh.initialized
+    captured = await _Settled.of(mesh, stream_to_client, aggregate_window_sec, level)
+    if stream_to_client and not captured:
+        warnings.warn(
+            "logging_option(stream_to_client=True) has no effect: the output of these procs is not "
+            "captured. Call configure(enable_log_forwarding=True), or set "
+            "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING=true, before they are spawned.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _check(stream_to_client: object, window: Any, level: int) -> None:
+    if level < 0 or level > 255:
+        raise ValueError(f"Invalid logging level: {level} (it must be 0 .. 255)")
+    if not isinstance(stream_to_client, bool):
+        raise TypeError(f"stream_to_client must be a bool, not {stream_to_client!r}")
+    if window is None:
+        return
+    if operator.index(window) < 0:
+        raise OverflowError(f"aggregate_window_sec must not be negative, but it is {window}")
+    if not stream_to_client:
+        raise RuntimeError("cannot set aggregate window without streaming to client")
+
+
+class _Settled(Future[bool]):
+    """Resolves when every proc has its level, or is gone: whether the output of all is captured."""
+
+    __slots__ = ("_captured", "_links", "_port", "_proc", "_waiting")
+
+    @classmethod
+    def of(cls, mesh: ProcMesh, streaming: bool, window: int | None, level: int) -> _Settled:
+        self: _Settled = cls._new()
+        proc = self._proc = client_proc()
+        self._links = mesh._links_of(mesh._dense_shape())
+        self._waiting = set(range(len(self._links)))
+        self._captured = True
+        self._port = proc.open_port(self)
+        proc.reactor.call_soon(self._skip_lost)
+        request = {
+            "op": "logging",
+            "uids": mesh._uids(),
+            "streaming": streaming,
+            "group": new_uid(),
+            "window": window,
+            "level": level,
+            "port": self._port,
+        }
+        if proc.agent is not None:
+            proc.tell_agent(request)
+        else:  # nothing was spawned: the mesh is this process
+            own = {"level": level, "from": proc.uid, "port": self._port, "rank": 0}
+            set_level(proc, {**own, "captured": False})
+        return self
+
+    def deliver(self, rank: int, flags: int, body: Any) -> None:
+        self._captured = self._captured and decode_body(body)
+        self._done(rank)
+
+    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+        for rank, other in enumerate(self._links):
+            if other is link:
+                self._done(rank)
+
+    def _skip_lost(self) -> None:
+        for rank, link in enumerate(self._links):
+            if isinstance(link, LostLink):
+                self._done(rank)
+
+    def _done(self, rank: int) -> None:
+        if rank in self._waiting:
+            self._waiting.discard(rank)
+            if not self._waiting:
+                self._proc.close_port(self._port)
+                self._resolve(_VALUE, self._captured)
+
+
+# -- printing ------------------------------------------------------------------------------------
+
+_printer: LogPrinter | None = None  # made by the first lines that arrive
+_flushes: dict[int, Callable[[], None]] = {}
+_flush_ids = itertools.count()
+
+
+def _listen(proc: Proc) -> None:
+    proc.notices["log"] = lambda message: _print(proc, message)
+    proc.notices["log_flushed"] = lambda message: _flushed(message["id"])
+
+
+def _print(proc: Proc, message: dict[str, Any]) -> None:
+    global _printer
+    if _printer is None:
+        from monarch._engine.runtime.log_printer import LogPrinter
+
+        _printer = LogPrinter(lambda size: proc.tell_agent({"op": "log_printed", "size": size}))
+    _printer.take(message)
+
+
+def _flushed(ident: int) -> None:
+    done = _flushes.pop(ident, None)
+    if done is None:
+        return
+    if _printer is None:
+        done()
+    else:
+        _printer.flush(done)
+
+
+def when_printed(callback: Callable[[], None]) -> None:
+    """Call `callback()` once the lines that have arrived so far are printed."""
+    if _printer is None:
+        callback()
+    else:
+        _printer.call(callback)
+
+
+def close_printer(timeout: float) -> None:
+    """Print everything that arrived, aggregates included; waits at most `timeout` seconds."""
+    global _printer
+    printer, _printer = _printer, None
+    if printer is not None:
+        printer.close(timeout)
+
+
+def _flush() -> Future[None]:
+    """Resolves when what procs printed so far, aggregates included, is printed here."""
+    proc = current_proc()
+    if proc is None or proc.agent is None:
+        return Future._of(None)
+    future: Future[None] = Future._new()
+    ident = next(_flush_ids)
+    _flushes[ident] = lambda: future._resolve(_VALUE, None)
+    proc.tell_agent({"op": "log_flush", "id": ident})
+    return future
+
+
+def flush_all_proc_mesh_logs() -> None:
+    """Print what the procs of all meshes printed so far, aggregates included.
+
+    Blocks until it is done, at most three seconds.
+    """
+    done = threading.Event()
+    _flush()._notify(done.set)
+    done.wait(_FLUSH_WAIT)
+
+
+class LoggingManager:
+    """The log settings of one proc mesh; programs use `ProcMesh.logging_option` instead."""
+
+    def __init__(self, mesh: ProcMesh | None = None) -> None:
+        self._mesh = mesh
+
+    async def init(self, proc_mesh: ProcMesh, stream_to_client: bool) -> None:
+        """Manage `proc_mesh`, and stream its output from the start if so told."""
+        self._mesh = proc_mesh
+        if stream_to_client:
+            await self.logging_option()
+
+    async def logging_option(
+        self,
+        stream_to_client: bool = True,
+        aggregate_window_sec: int | None = 3,
+        level: int = 20,
+    ) -> None:
+        """The same as `ProcMesh.logging_option`, with other defaults."""
+        if self._mesh is None:
+            raise RuntimeError("the logging manager has no mesh yet; await init(mesh, ...) first")
+        await set_logging(self._mesh, stream_to_client, aggregate_window_sec, level)
+
+    def flush(self) -> None:
+        """The same as `flush_all_proc_mesh_logs`."""
+        flush_all_proc_mesh_logs()
+
+    async def flush_async(self) -> None:
+        """The same without blocking the loop."""
+        await asyncio.wait([_flush().as_asyncio()], timeout=_FLUSH_WAIT)
+
+    def register_flusher_if_in_ipython(self) -> None:
+        """In IPython, flush after every cell from now on; elsewhere nothing."""
+        shell = _shell()
+        if shell is not None:
+            _flush_after_cells(shell)
+
+
+LoggingManager.__module__ = "monarch._src.actor.logging"
+
+
+# -- notebooks -----------------------------------------------------------------------------------
+
+_shells: list[Any] = []  # those that flush after every cell
+
+
+def _shell() -> Any:
+    """The IPython shell or Jupyter kernel this process is, or None."""
+    module = sys.modules.get("IPython")
+    return None if module is None else module.get_ipython()
+
+
+def _flush_after_cells(shell: Any) -> None:
+    if shell not in _shells:
+        _shells.append(shell)
+        shell.events.register("post_run_cell", lambda *_: flush_all_proc_mesh_logs())
+
+
+when_ready(_listen)

@@ -1,0 +1,59 @@
+"""The log files of a host: what its procs print, one file per standard stream.
+
+``/tmp/<user>/monarch_log_<hostname>__<run>.stdout`` and ``.stderr`` hold lines ``[rank] text`` of all
+captured procs of one run, appended as they come. Only the user may read them, and a folder that
+somebody else made is not used.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+__all__ = ["LogFiles", "log_folder"]
+
+_NAMES = {1: "stdout", 2: "stderr"}
+
+
+def log_folder() -> str:
+    """Where the log files of this user are."""
+    user = os.path.basename(os.environ.get("USER") or str(os.getuid()))
+    return os.path.join("/tmp", user)
+
+
+class LogFiles:
+    """The two files, opened by their first lines. What cannot be written is said once, on stderr."""
+
+    def __init__(self, host: str, run: str) -> None:
+        self._stem = f"monarch_log_{host}__{run}"
+        self._fds: dict[int, int] = {}
+
+    def write(self, stream: int, rank: int | None, lines: list[str]) -> None:
+        """Append lines of `rank` (None: not shown) to the file of standard stream 1 or 2."""
+        try:
+            fd = self._fds.get(stream)
+            if fd is None:
+                fd = self._fds[stream] = self._open(stream)
+            if fd >= 0:
+                head = "" if rank is None else f"[{rank}] "
+                text = "".join(f"{head}{line}\n" for line in lines)
+                _write_all(fd, text.encode("utf-8", "replace"))
+        except OSError as error:
+            self._fds[stream] = -1
+            print(f"monarch: no log file for {_NAMES[stream]}: {error}", file=sys.stderr)
+
+    def _open(self, stream: int) -> int:
+        folder = log_folder()
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise PermissionError(f"{folder} is not a folder of this user")
+        path = os.path.join(folder, f"{self._stem}.{_NAMES[stream]}")
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

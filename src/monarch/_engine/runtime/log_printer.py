@@ -1,0 +1,150 @@
+"""The printer: the client's end of streamed logs.
+
+What the relay of a host sends is printed on a thread of its own: `sys.stdout` may be slow, or any
+object that the program put there. Its queue is bounded by the relay, which sends no more than a
+certain amount ahead of `acknowledge`.
+
+Lines of a *group* with a window are gathered in an `Aggregator`, one per group, that exists only
+while it holds lines; so there is nothing to set up and nothing to forget. It prints when its window
+ends, when it is full, and when the relay closes the group (its procs ended, or do not aggregate any
+more).
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from monarch._engine.protocol.log_lines import Aggregator, format_line
+
+__all__ = ["LogPrinter"]
+
+_NAMES = {1: "stdout", 2: "stderr"}
+_LONGEST_WAIT = 3600.0
+
+
+class LogPrinter:
+    """See the module. Methods may be called from any thread and return at once.
+
+    Args:
+        acknowledge: called with the size of what was printed, so that more is sent.
+    """
+
+    def __init__(self, acknowledge: Callable[[int], None]) -> None:
+        self._acknowledge = acknowledge
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._groups: dict[int, Aggregator] = {}
+        self._mute: set[int] = set()
+        self._thread = threading.Thread(target=self._run, name="monarch-logs", daemon=True)
+        self._thread.start()
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Print the lines of a message of the relay, or do what else it says."""
+        self._queue.put(message)
+
+    def call(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` on the printer's thread once everything taken before is printed.
+
+        Lines that wait for the end of their window stay; see `flush`.
+        """
+        self._queue.put(callback)
+
+    def flush(self, callback: Callable[[], None]) -> None:
+        """Print what waits for the end of a window, too, then call `callback()`."""
+        self._queue.put(self._print_groups)
+        self._queue.put(callback)
+
+    def close(self, timeout: float) -> None:
+        """Print everything and end; waits at most `timeout` seconds."""
+        self._queue.put(None)
+        self._thread.join(timeout)
+
+    # -- on the printer's thread -----------------------------------------------------------------
+
+    def _run(self) -> None:
+        open_ = True
+        while open_:
+            printed = 0
+            for item in self._next_items():
+                if item is None:
+                    open_ = False
+                elif isinstance(item, dict):
+                    printed += self._handle(item)
+                else:
+                    item()
+            now = time.monotonic()
+            for group, lines in list(self._groups.items()):
+                if not open_ or (lines.deadline is not None and lines.deadline <= now):
+                    self._print_group(group)
+            if printed:
+                self._acknowledge(printed)
+
+    def _next_items(self) -> list[Any]:
+        """Wait for the next item or the end of a window; all items that are there."""
+        deadlines = [group.deadline for group in self._groups.values() if group.deadline is not None]
+        wait = None
+        if deadlines:
+            wait = min(_LONGEST_WAIT, max(0.0, min(deadlines) - time.monotonic()))
+        items = []
+        try:
+            items.append(self._queue.get(timeout=wait))
+            while True:
+                items.append(self._queue.get_nowait())
+        except queue.Empty:
+            return items
+
+    def _handle(self, message: dict[str, Any]) -> int:
+        if "close" in message:
+            self._print_group(message["close"])
+            return 0
+        stream, rank, lines = message["stream"], message["rank"], message["lines"]
+        window = message["window"]
+        if window is None:
+            head = message["host"], message["proc"], rank
+            self._write(stream, "".join([format_line(*head, line) + "\n" for line in lines]))
+        else:
+            group = self._groups.get(message["group"])
+            if group is None:
+                group = self._groups[message["group"]] = Aggregator(window)
+            now = time.monotonic()
+            for line in lines:
+                group.add(_NAMES[stream], rank, line, now)
+        return int(message["size"])
+
+    def _print_groups(self) -> None:
+        for group in list(self._groups):
+            self._print_group(group)
+
+    def _print_group(self, ident: int) -> None:
+        group = self._groups.pop(ident, None)
+        if group is None:
+            return
+        terminals = [name for name in _NAMES.values() if _is_terminal(getattr(sys, name))]
+        numbers = {name: number for number, name in _NAMES.items()}
+        for name, text in group.flush(time.monotonic(), datetime.now(), terminals):
+            self._write(numbers[name], text)
+
+    def _write(self, number: int, text: str) -> None:
+        out = getattr(sys, _NAMES[number])
+        if out is None:
+            return
+        try:
+            try:
+                out.write(text)
+            except UnicodeEncodeError:
+                out.write(text.encode(out.encoding, "replace").decode(out.encoding))
+            out.flush()
+        except Exception as error:  # closed, a broken pipe, or the program's own object
+            # The lines are lost, as the program's own would be; its procs must not wait for it.
+            if number not in self._mute:
+                self._mute.add(number)
+                print(f"monarch: cannot print logs: {error!r}", file=sys.__stderr__)
+
+
+def _is_terminal(stream: Any) -> bool:
+    return stream is not None and hasattr(stream, "isatty") and bool(stream.isatty())

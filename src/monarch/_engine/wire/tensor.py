@@ -1,0 +1,50 @@
+"""Torch tensors in payloads: their memory out of band, rebuilt on the CPU around what arrives.
+
+A dense tensor is sent as its elements (a view of a large storage sends the view, not the storage)
+and arrives contiguous; on one host it looks into the mapped segment, without a copy. Tensors of
+other devices are copied to the CPU first. What is not dense (sparse, quantised, nested) takes
+torch's own way through pickle. Torch is never imported to send; receiving a tensor imports it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["tensor_reducer"]
+
+
+def tensor_reducer(kind: type) -> Callable[[Any], Any] | None:
+    """The reducer for `kind` if it is torch's plain tensor class, else None."""
+    torch: Any = sys.modules.get("torch")
+    return _reduce if torch is not None and kind is torch.Tensor else None
+
+
+def _reduce(tensor: Any) -> Any:
+    torch: Any = sys.modules["torch"]
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        return NotImplemented
+    if tensor.is_nested or type(tensor.data) is not torch.Tensor:
+        return NotImplemented
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    nbytes = plain.numel() * plain.element_size()
+    if not nbytes:
+        buffer: Any = b""
+    else:
+        memory = (ctypes.c_char * nbytes).from_address(plain.data_ptr())
+        memory.owner = plain  # the buffer keeps the tensor, the tensor its memory
+        buffer = pickle.PickleBuffer(memory)
+    return _rebuild, (buffer, plain.dtype, tuple(plain.shape), tensor.requires_grad)
+
+
+def _rebuild(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    torch: Any = importlib.import_module("torch")
+    if not memoryview(buffer).nbytes:
+        tensor = torch.empty(shape, dtype=dtype)
+    else:
+        tensor = torch.frombuffer(buffer, dtype=dtype).reshape(shape)
+    return tensor.requires_grad_() if requires_grad else tensor
