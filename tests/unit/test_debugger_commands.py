@@ -226,6 +226,46 @@ class TestSessions:
 
         asyncio.run(scene())
 
+    def test_one_that_has_stopped_is_meant_before_an_older_one(self):
+        async def scene():
+            sessions = DebugSessions()
+            sessions.start(info())
+            second = sessions.start(info())
+            read = asyncio.ensure_future(sessions.read(second, "", "f", 1))
+            await settle()
+            sessions.find("b", 0).send("n")
+            assert await read == "n"
+
+        asyncio.run(scene())
+
+    def test_the_end_of_a_session_answers_who_waits_for_a_line(self):
+        async def scene():
+            sessions = DebugSessions()
+            number = sessions.start(info())
+            read = asyncio.ensure_future(sessions.read(number, "", "f", 1))
+            await settle()
+            sessions.end(number, "")
+            with pytest.raises(LookupError, match="told to stop"):
+                await read
+
+        asyncio.run(scene())
+
+    def test_a_debugger_that_comes_late_finds_what_the_last_line_brought(self):
+        async def scene():
+            sessions = DebugSessions()
+            number = sessions.start(info())
+            session = sessions.find("b", 0)
+            for line in "12":
+                session.send(line)
+            assert await sessions.read(number, "stopped\n", "f", 1) == "1"
+            assert await sessions.read(number, "did 1\n", "f", 1) == "2"
+            read = asyncio.ensure_future(sessions.read(number, "did 2\n", "f", 1))
+            await settle()
+            assert session.take_output() == "did 2\n"
+            read.cancel()
+
+        asyncio.run(scene())
+
     def test_output_is_bounded(self):
         async def scene():
             sessions = DebugSessions()

@@ -12,18 +12,26 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import errno
 import functools
 import ipaddress
 import logging
 import os
 import socket
+from contextlib import suppress
 from typing import Any
 
 from monarch._debug.console import Console
 from monarch._debug.io import DebugCliIO
 from monarch._debug.sessions import DebugSessionInfo, DebugSessions
 from monarch._debug.waiting import wait_for
-from monarch.actor import Actor, concurrent_endpoint, endpoint, get_or_spawn_controller
+from monarch.actor import (
+    Actor,
+    SupervisionError,
+    concurrent_endpoint,
+    endpoint,
+    get_or_spawn_controller,
+)
 
 __all__ = ["DebugController", "debug_controller"]
 
@@ -38,6 +46,7 @@ class DebugController(Actor):
         self._server: asyncio.Server | None = None
         self._starting = asyncio.Lock()
         self._debugger: asyncio.Task[Any] | None = None
+        self._watches: set[asyncio.Task[None]] = set()
 
     # For programs.
 
@@ -68,9 +77,13 @@ class DebugController(Actor):
     # For ranks.
 
     @concurrent_endpoint
-    async def session_start(self, info: DebugSessionInfo) -> int:
-        """Open a session; the number names it in the other calls."""
-        return self._sessions.start(info)
+    async def session_start(self, info: DebugSessionInfo, presence: Any) -> int:
+        """Open a session, until ``presence`` ends; the number names it in the other calls."""
+        number = self._sessions.start(info)
+        watch = asyncio.ensure_future(self._watch(number, presence))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+        return number
 
     @concurrent_endpoint
     async def session_read(
@@ -91,6 +104,11 @@ class DebugController(Actor):
     async def session_end(self, number: int, output: str) -> None:
         """Close a session."""
         self._sessions.end(number, output)
+
+    async def _watch(self, number: int, presence: Any) -> None:
+        with suppress(SupervisionError):  # that is how it ends
+            await presence.end.call_one()
+        self._sessions.end(number, "")
 
     # The server.
 
@@ -127,12 +145,10 @@ async def _listen(serve: Any) -> asyncio.Server:
         raise RuntimeError(f"MONARCH_DEBUG_SERVER_PORT must be a port number, not {text!r}")
     port = int(text)
     try:
-        if port == 0:  # a free port, and the same one for all addresses: so for one address
-            found = await asyncio.get_running_loop().getaddrinfo(
-                host, port, type=socket.SOCK_STREAM
-            )
-            host = str(found[0][4][0])
-        server = await asyncio.start_server(serve, host, port)
+        addresses = _addresses(host)
+        if port == 0:  # whatever is free; each address would get a port of its own
+            del addresses[1:]
+        server = await asyncio.start_server(serve, addresses, port)
     except OSError as error:
         raise RuntimeError(
             f"the debug server can't listen on {host}:{port}: {error.strerror or error}. "
@@ -148,6 +164,27 @@ async def _listen(serve: Any) -> asyncio.Server:
                 address,
             )
     return server
+
+
+def _addresses(host: str) -> list[str]:
+    """Return the addresses of ``host`` that this machine has; ``localhost`` may name one too many.
+
+    Blocks the controller while a name is looked up, which asyncio would do on a thread that
+    stays. Nobody is served yet.
+    """
+    usable: dict[str, None] = {}
+    for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+        with socket.socket(family, kind) as probe:
+            try:
+                probe.bind(address)
+            except OSError as error:
+                if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
+                    raise
+            else:
+                usable[str(address[0])] = None
+    if not usable:
+        raise OSError(errno.EADDRNOTAVAIL, "not an address of this machine")
+    return list(usable)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ the user's own is in no call; there the session ends when the code goes on with 
 
 from __future__ import annotations
 
+import bdb
 import logging
 import os
 import socket
@@ -17,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from monarch import _spi
 from monarch._debug.controller import debug_controller
+from monarch._debug.presence import Presence
 from monarch._debug.remote_pdb import RemotePdb
 from monarch._debug.sessions import DebugSessionInfo
 from monarch._debug.waiting import wait_for
-from monarch.actor import ActorError, context
+from monarch.actor import ActorError, context, this_proc
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -82,11 +84,15 @@ class _ControllerLink:
             self._controller = debug_controller()
         except ActorError as error:
             raise RuntimeError(f"breakpoint(): {error.exception}") from error
-        self._number: int = wait_for(self._controller.session_start.call_one(info))
+        self._presence: Any = this_proc().spawn("debugger", Presence)
+        self._number: int = wait_for(self._controller.session_start.call_one(info, self._presence))
 
     def read(self, output: str, function: str | None, lineno: int | None) -> str | None:
         call = self._controller.session_read.call_one(self._number, output, function, lineno)
-        line: str | None = wait_for(call)
+        try:
+            line: str | None = wait_for(call)
+        except ActorError as error:
+            raise bdb.BdbQuit(f"{error.exception}") from None
         return line
 
     def write(self, output: str) -> None:
@@ -94,3 +100,4 @@ class _ControllerLink:
 
     def end(self, output: str) -> None:
         wait_for(self._controller.session_end.call_one(self._number, output))
+        self._presence.stop()

@@ -92,6 +92,7 @@ class RemotePdb(pdb.Pdb):
         self._link = link
         self._scoped = scoped
         self._releasing = False
+        self._lost = False  # nobody answers any more
         self._place: tuple[str | None, int | None] | None = None
         self._mine: list[bdb.Breakpoint] = []
         self._terminal = _Terminal(self, link)
@@ -111,7 +112,8 @@ class RemotePdb(pdb.Pdb):
             return
         self._stop_tracing()
         try:
-            if isinstance(error, Exception) and not isinstance(error, bdb.BdbQuit):
+            quits = self._lost or isinstance(error, bdb.BdbQuit)
+            if isinstance(error, Exception) and not quits:
                 self.reset()
                 self.interaction(None, error.__traceback__)
         finally:
@@ -120,11 +122,17 @@ class RemotePdb(pdb.Pdb):
     def _finish(self) -> None:
         self.finished = True
         self.clear_all_breaks()
-        self._link.end(self._terminal.take())
+        if not self._lost:
+            self._link.end(self._terminal.take())
 
     def _stop_tracing(self) -> None:
         if threading.get_ident() == self.thread:
             sys.settrace(None)
+
+    def set_trace(self, *args: Any, **kwargs: Any) -> None:
+        """Stop in the given frame; nothing may run between this and that frame."""
+        sys.settrace(None)  # or the rest of this, which says where to stop, would be traced itself
+        super().set_trace(*args, **kwargs)
 
     def set_continue(self) -> None:
         """Go on; without breakpoints tracing ends."""
@@ -153,7 +161,11 @@ class RemotePdb(pdb.Pdb):
         if not self._releasing:
             if self._place is None:
                 self._place = self._here()
-            line = self._link.read(output, *self._place)
+            try:
+                line = self._link.read(output, *self._place)
+            except Exception:
+                self._lost = True
+                raise
             if line is not None:
                 return line
             # Whatever prompt this is, "continue" ends it or is it, until `set_continue` is reached.

@@ -7,7 +7,8 @@ news. They never wait for each other's connection: a debugger may come late, lea
 while the rank stays where it is, and lines queued for a busy rank are taken up in order.
 
 Several sessions can have one name and rank (slices of a mesh count their ranks anew, concurrent
-endpoints overlap), so a session has a number of its own; by name and rank the oldest is meant.
+endpoints overlap), so a session has a number of its own; by name and rank the oldest that has
+stopped is meant.
 
 All of this runs on the one event loop of the controller.
 """
@@ -76,16 +77,21 @@ class DebugSession:
         self._news.set()
 
     async def read(self, output: str, function: str | None, lineno: int | None) -> str | None:
-        """Wait for the next line for pdb, or for None: clear your breakpoints and continue."""
+        """Wait for the next line for pdb, or for None: clear your breakpoints and continue.
+
+        Raises `LookupError` if the session ends meanwhile: nobody is there to answer.
+        """
         self.info = replace(self.info, function=function, lineno=lineno)
         self.placed = self._reading = True
         self.write(output)
         try:
-            while not self._lines and not self.released:
+            while not self._lines and not self.released and not self.ended:
                 self._line_came.clear()
                 await self._line_came.wait()
         finally:
             self._reading = False
+        if self.ended:
+            raise LookupError("the actor was told to stop while it was at a breakpoint")
         if self.released:
             self.released = False
             return None
@@ -95,9 +101,10 @@ class DebugSession:
         return self._lines.popleft()
 
     def end(self, output: str) -> None:
-        """Note that the call went on without the debugger."""
+        """Note that the call is over, or its process."""
         self.ended = True
         self.write(output)
+        self._line_came.set()
 
     # The debugger's side.
 
@@ -175,14 +182,17 @@ class DebugSessions:
             await self._changed.wait()
 
     def find(self, actor_name: str, rank: int) -> DebugSession:
-        """Return the oldest session of a rank. Raises `LookupError` with a text for people."""
+        """Return the oldest session of a rank, better one that has stopped.
+
+        Raises `LookupError` with a text for people.
+        """
         of_actor = [s for s in self if s.info.actor_name == actor_name]
         if not of_actor:
             raise LookupError(f"No debug sessions for actor {actor_name}")
-        for session in of_actor:
-            if session.info.rank == rank:
-                return session
-        raise LookupError(f"No debug session for rank {rank} for actor {actor_name}")
+        of_rank = [s for s in of_actor if s.info.rank == rank]
+        if not of_rank:
+            raise LookupError(f"No debug session for rank {rank} for actor {actor_name}")
+        return next((s for s in of_rank if s.stopped), of_rank[0])
 
     def select(self, actor_name: str, ranks: Ranks) -> list[DebugSession]:
         """Return the sessions of an actor that ``ranks`` means."""

@@ -1,0 +1,786 @@
+"""The debugger for real: pdb in the rank, the server, and a person on a connection."""
+
+# ruff: noqa: T100 - breakpoint() is what is tested
+
+import asyncio
+import bdb
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+
+import pytest
+
+from monarch._debug.console import PROMPT
+from monarch._debug.controller import _listen
+from monarch._debug.remote_pdb import RemotePdb
+from monarch.actor import (
+    Actor,
+    ActorError,
+    SupervisionError,
+    concurrent_endpoint,
+    current_rank,
+    debug_controller,
+    endpoint,
+    this_host,
+)
+
+RELEASE = object()
+STOPS_AT_CALL = sys.version_info >= (3, 13)
+"""Where pdb stops: at the call of breakpoint(), or after it."""
+
+
+class Desk:
+    """A `Link` whose other end is the test: it hears of stops and answers with lines."""
+
+    def __init__(self):
+        self.heard = queue.Queue()
+        self.lines = queue.Queue()
+
+    def read(self, output, function, lineno):
+        self.heard.put((output, function, lineno))
+        line = self.lines.get(timeout=30)
+        if isinstance(line, Exception):
+            raise line
+        return None if line is RELEASE else line
+
+    def write(self, output):
+        self.heard.put(("more", output))
+
+    def end(self, output):
+        self.heard.put(("end", output))
+
+    def hear(self):
+        return self.heard.get(timeout=30)
+
+    def ask(self, line):
+        """Give pdb a line and return what it printed until the next prompt."""
+        self.lines.put(line)
+        return self.hear()[0]
+
+
+def double(x):
+    y = 2 * x
+    return y  # noqa: RET504 - the breakpoint of several tests
+
+
+BREAK = double.__code__.co_firstlineno + 2
+
+
+class Rank:
+    """A thread on which `body` runs as an endpoint would, with `stop()` as its breakpoint()."""
+
+    def __init__(self, body, *, scoped=True):
+        self.desk = Desk()
+        self.debugger = None
+        self.scoped = scoped
+        self.outcome = None
+        self.thread = threading.Thread(target=self._run, args=(body,))
+        self.thread.start()
+
+    def stop(self):
+        if self.debugger is None:
+            self.debugger = RemotePdb(self.desk, scoped=self.scoped)
+        self.debugger.set_trace(sys._getframe(1))
+
+    def _run(self, body):
+        try:
+            self.outcome = body(self.stop)
+        except BaseException as error:
+            self.outcome = error
+        if self.scoped:
+            error = self.outcome if isinstance(self.outcome, BaseException) else None
+            self.debugger.call_ended(error)
+
+    def result(self):
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        return self.outcome
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))  # no .pdbrc of the developer's
+    ranks = []
+
+    def start(body, **kwargs):
+        ranks.append(Rank(body, **kwargs))
+        return ranks[-1]
+
+    yield start
+    for rank in ranks:
+        for _ in range(10):
+            rank.desk.lines.put(RELEASE)
+        rank.result()
+    assert bdb.Breakpoint.bpbynumber == [None] * len(bdb.Breakpoint.bpbynumber)
+
+
+class TestPdb:
+    def test_stop_look_step_and_go(self, start):
+        def body(stop):
+            x = 1
+            stop()
+            x += 1
+            return x
+
+        first = body.__code__.co_firstlineno
+        rank = start(body)
+        output, function, lineno = rank.desk.hear()
+        if STOPS_AT_CALL:
+            assert (function, lineno) == ("test_debugger.body", first + 2)
+            rank.desk.lines.put("n")
+            output, function, lineno = rank.desk.hear()
+        assert (function, lineno) == ("test_debugger.body", first + 3)
+        assert output.endswith("-> x += 1\n(Pdb) ")
+        assert rank.desk.ask("p x") == "1\n(Pdb) "
+        assert rank.desk.ask("!x = 20") == "(Pdb) "
+        assert "-> return x" in rank.desk.ask("n")
+        rank.desk.lines.put("c")
+        assert rank.desk.hear() == ("end", "")
+        assert rank.result() == 21
+
+    def test_moving_in_the_stack_does_not_move_the_stop(self, start):
+        def inner(stop):
+            stop()
+            return 1
+
+        rank = start(lambda stop: inner(stop))
+        stopped = rank.desk.hear()[1:]
+        rank.desk.lines.put("up")
+        assert rank.desk.hear()[1:] == stopped
+
+    def test_breakpoints_stay_until_the_end_of_the_call(self, start):
+        def body(stop):
+            stop()
+            return double(1) + double(2)
+
+        rank = start(body)
+        rank.desk.hear()
+        rank.desk.ask(f"b {__file__}:{BREAK}")
+        for y in (2, 4):
+            rank.desk.lines.put("c")
+            assert rank.desk.hear()[1:] == ("test_debugger.double", BREAK)
+            assert rank.desk.ask("p y") == f"{y}\n(Pdb) "
+        rank.desk.lines.put("c")
+        assert rank.desk.hear() == ("end", "")
+        assert rank.result() == 6
+
+    def test_breakpoints_of_two_ranks_of_a_process_are_apart(self, start):
+        def body(stop):
+            stop()
+            first = double(1)
+            stop()
+            return first + double(2)
+
+        one, other = start(body), start(body)
+        for rank in (one, other):
+            rank.desk.hear()
+        for rank in (one, other):
+            rank.desk.ask(f"b {__file__}:{BREAK}")
+        assert one.desk.ask("clear") == "(Pdb) "
+        one.desk.lines.put("c")
+        assert one.desk.hear()[1] == "test_debugger.body"
+        other.desk.lines.put("c")
+        assert other.desk.hear()[1] == "test_debugger.double"
+        one.desk.lines.put("c")
+        assert one.desk.hear() == ("end", "")
+        assert one.result() == 6
+
+    def test_next_door_can_not_clear_a_breakpoint(self, start):
+        def body(stop):
+            stop()
+            return double(1)
+
+        one, other = start(body), start(body)
+        for rank in (one, other):
+            rank.desk.hear()
+        place = f"{__file__}:{BREAK}"
+        number = one.desk.ask(f"b {place}").split()[1]
+        assert "another session" in other.desk.ask(f"clear {number}")
+        assert "another session" in other.desk.ask(f"disable {number}")
+        assert "no breakpoint" in other.desk.ask(f"clear {place}")
+        own = other.desk.ask(f"b {place}").split()[1]
+        assert "Deleted" in other.desk.ask(f"clear {own}")
+        other.desk.ask(f"tbreak {place}")
+        for rank in (one, other):
+            rank.desk.lines.put("c")
+            assert rank.desk.hear()[1:] == ("test_debugger.double", BREAK)
+            rank.desk.lines.put("c")
+            assert rank.desk.hear() == ("end", "")
+
+    def test_release_clears_and_continues_from_any_prompt(self, start):
+        def body(stop):
+            stop()
+            return double(1)
+
+        for before in ([], ["commands 1"], ["interact"]):
+            rank = start(body)
+            rank.desk.hear()
+            number = rank.desk.ask(f"b {__file__}:{BREAK}").split()[1]
+            for line in before:
+                rank.desk.ask(line.replace("1", number))
+            rank.desk.lines.put(RELEASE)
+            assert rank.desk.hear()[0] == "end"
+            assert rank.result() == 2
+
+    def test_release_lets_the_next_breakpoint_call_stop_again(self, start):
+        def body(stop):
+            for _ in range(2):
+                stop()
+
+        rank = start(body)
+        rank.desk.hear()
+        rank.desk.lines.put(RELEASE)
+        assert rank.desk.hear()[1] == "test_debugger.body"
+
+    def test_quit_fails_the_call_without_post_mortem(self, start):
+        def body(stop):
+            stop()
+            return 1
+
+        rank = start(body)
+        rank.desk.hear()
+        rank.desk.lines.put("q")
+        assert rank.desk.hear() == ("end", "")
+        assert isinstance(rank.result(), bdb.BdbQuit)
+
+    def test_an_exception_opens_a_post_mortem(self, start):
+        def body(stop):
+            x = 3
+            stop()
+            raise ValueError(x)
+
+        rank = start(body)
+        rank.desk.hear()
+        rank.desk.lines.put("c")
+        output, function, lineno = rank.desk.hear()
+        assert (function, lineno) == ("test_debugger.body", body.__code__.co_firstlineno + 3)
+        assert "raise ValueError(x)" in output
+        assert rank.desk.ask("p x") == "3\n(Pdb) "
+        rank.desk.lines.put("c")
+        assert rank.desk.hear() == ("end", "")
+        assert str(rank.result()) == "3"
+
+    def test_interact(self, start):
+        def body(stop):
+            x = 3
+            stop()
+            return x
+
+        rank = start(body)
+        rank.desk.hear()
+        assert rank.desk.ask("interact").endswith(">>> ")
+        assert rank.desk.ask("x + 1") == "4\n>>> "
+        assert rank.desk.ask("def f():") == "... "
+        assert rank.desk.ask(" return 5") == "... "
+        assert rank.desk.ask("") == ">>> "
+        assert rank.desk.ask("print(f())") == "5\n>>> "
+        assert "ZeroDivisionError" in rank.desk.ask("1/0")
+        assert rank.desk.ask("exit()").endswith("(Pdb) ")
+
+    def test_restart_is_refused(self, start):
+        def body(stop):
+            stop()
+            return 1
+
+        rank = start(body)
+        rank.desk.hear()
+        assert "can't be restarted" in rank.desk.ask("restart")
+        rank.desk.lines.put("c")
+        assert rank.result() == 1
+
+    def test_much_output_is_sent_in_parts(self, start):
+        def body(stop):
+            stop()
+            return 1
+
+        rank = start(body)
+        rank.desk.hear()
+        rank.desk.lines.put("p 'x' * 300_000")
+        kind, output = rank.desk.hear()
+        assert (kind, len(output) > 65536) == ("more", True)
+
+    def test_a_lost_client_fails_the_call(self, start):
+        def body(stop):
+            stop()
+            return 1
+
+        rank = start(body)
+        rank.desk.hear()
+        rank.desk.lines.put(ConnectionError("the client is gone"))
+        rank.desk.lines.put(RELEASE)
+        assert isinstance(rank.result(), ConnectionError)
+
+    def test_outside_of_a_call_the_session_ends_with_continue(self, start):
+        def body(stop):
+            stop()
+            return double(1)
+
+        rank = start(body, scoped=False)
+        rank.desk.hear()
+        rank.desk.ask(f"b {__file__}:{BREAK}")
+        rank.desk.lines.put("c")
+        assert rank.desk.hear()[1] == "test_debugger.double"
+        rank.desk.ask("clear")
+        rank.desk.lines.put("c")
+        assert rank.desk.hear() == ("end", "")
+        assert rank.result() == 2
+
+    def test_coroutines_on_one_loop(self, start):
+        """Stepping stays in its coroutine while others run on the same loop."""
+
+        def body(stop):
+            async def debugged():
+                stop()
+                await asyncio.sleep(0)
+                return 1
+
+            async def other():
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                return 2
+
+            async def main():
+                return await asyncio.gather(debugged(), other())
+
+            return asyncio.run(main())
+
+        rank = start(body)
+        output = rank.desk.hear()[0]
+        if STOPS_AT_CALL:
+            output = rank.desk.ask("n")
+        assert "await asyncio.sleep(0)" in output
+        assert "-> return 1" in rank.desk.ask("n")
+        rank.desk.lines.put("c")
+        assert rank.result() == [1, 2]
+
+
+# Whole programs: the engine's processes, the server, a connection.
+
+
+class Worker(Actor):
+    def __init__(self, stop_here=False):
+        if stop_here:
+            breakpoint()
+
+    @endpoint
+    def work(self, x):
+        y = x + current_rank().rank
+        breakpoint()
+        return y
+
+    @endpoint
+    def twice(self):
+        breakpoint()
+        first = double(1)
+        breakpoint()
+        return first
+
+    @endpoint
+    def boom(self):
+        x = 3
+        breakpoint()
+        raise ValueError(x)
+
+    @endpoint
+    def in_a_thread(self):
+        done = queue.Queue()
+
+        def body():
+            breakpoint()
+            done.put(5)
+
+        threading.Thread(target=body).start()
+        return done.get()
+
+    @endpoint
+    def switched_off(self):
+        os.environ["PYTHONBREAKPOINT"] = "0"
+        try:
+            breakpoint()
+        finally:
+            del os.environ["PYTHONBREAKPOINT"]
+        return 7
+
+    @endpoint
+    def tracing(self):
+        return sys.gettrace() is not None
+
+
+class Coroutines(Actor):
+    @endpoint
+    async def work(self, x):
+        warnings.simplefilter("error")  # also of blocking in a loop
+        breakpoint()
+        await asyncio.sleep(0)
+        return x
+
+    @concurrent_endpoint
+    async def overlap(self, x):
+        breakpoint()
+        await asyncio.sleep(0)
+        breakpoint()
+        return x
+
+
+class Neighbour(Actor):
+    @endpoint
+    def ping(self):
+        return "pong"
+
+
+class Person:
+    """Someone at a line-based client."""
+
+    def __init__(self, address):
+        self.socket = socket.create_connection(address, timeout=30)
+        self.text = ""
+
+    def read(self, until=PROMPT):
+        """Return what comes until and including ``until``, or until the end."""
+        while until not in self.text:
+            data = self.socket.recv(65536)
+            if not data:
+                break
+            self.text += data.decode()
+        found, end, self.text = self.text.partition(until)
+        return found + end
+
+    def ask(self, line, until=PROMPT):
+        self.socket.sendall(line.encode() + b"\r\n")
+        return self.read(until)
+
+
+@pytest.fixture(scope="module")
+def controller():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONARCH_DEBUG_SERVER_PORT", "0")
+        return debug_controller()
+
+
+@pytest.fixture
+def person(controller):
+    someone = Person(controller.address.call_one().get(timeout=30))
+    assert "* MONARCH DEBUGGER *" in someone.read()
+    yield someone
+    someone.socket.close()
+    # A test that failed halfway leaves no rank at a breakpoint to the next one.
+    last = Person(controller.address.call_one().get(timeout=30))
+    last.socket.sendall(b"continue\nquit\n")
+    last.read("never")
+    last.socket.close()
+
+
+@pytest.fixture(scope="module")
+def procs():
+    procs = this_host().spawn_procs({"gpus": 2})
+    yield procs
+    procs.stop().get(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def workers(procs):
+    return procs.spawn("workers", Worker)
+
+
+def stopped(controller, count):
+    """Wait until ``count`` ranks have stopped, and say where."""
+    controller.wait_pending_session.call_one().get(timeout=30)
+    while True:
+        infos = controller.list.call_one(print_output=False).get(timeout=30)
+        if len(infos) == count:
+            return infos
+
+
+class TestActors:
+    def test_look_and_go_on(self, controller, person, workers):
+        call = workers.work.call(10)
+        infos = stopped(controller, 2)
+        assert [(i.actor_name, i.rank, i.coords) for i in infos] == [
+            ("workers", 0, {"gpus": 0}),
+            ("workers", 1, {"gpus": 1}),
+        ]
+        assert {(i.function, i.hostname) for i in infos} == {
+            ("test_debugger.work", socket.gethostname())
+        }
+        assert person.ask("list").count("| workers ") == 2
+        text = person.ask("attach workers 1", "(Pdb) ")
+        assert text.startswith(f"Attached to debug session for workers 1 ({socket.gethostname()})")
+        assert person.ask("p y", "(Pdb) ") == "11\n(Pdb) "
+        assert "Detached from debug session for workers 1" in person.ask("c")
+        person.ask("attach workers 0", "(Pdb) ")
+        assert "Detached from" in person.ask("c")
+        assert list(call.get(timeout=30).values()) == [10, 11]
+        assert controller.list.call_one().get(timeout=30) == []
+
+    def test_cast_and_continue(self, controller, person, workers, capsys):
+        call = workers.work.call(10)
+        stopped(controller, 2)
+        person.ask("cast workers ranks(gpus=1) !y = 100")
+        assert "workers" in person.ask("list")
+        assert person.ask("continue") == PROMPT
+        assert list(call.get(timeout=30).values()) == [10, 100]
+
+    def test_list_prints_in_the_client(self, controller, person, workers, capsys):
+        call = workers.slice(gpus=0).work.call_one(1)
+        stopped(controller, 1)
+        capsys.readouterr()
+        controller.list.call_one().get(timeout=30)
+        assert "| workers" in capsys.readouterr().out
+        person.ask("continue")
+        call.get(timeout=30)
+
+    def test_rank_and_coords_are_those_of_the_message(self, controller, person, workers):
+        call = workers.slice(gpus=1).work.call_one(10)
+        (info,) = stopped(controller, 1)
+        assert (info.rank, info.coords) == (0, {})
+        person.ask("continue")
+        assert call.get(timeout=30) == 10
+
+    def test_a_stopped_actor_stops_nobody_else(self, controller, person, procs, workers):
+        neighbours = procs.spawn("neighbours", Neighbour)
+        call = workers.work.call(1)
+        stopped(controller, 2)
+        assert list(neighbours.ping.call().get(timeout=30).values()) == ["pong", "pong"]
+        person.ask("continue")
+        call.get(timeout=30)
+
+    def test_breakpoints_end_with_the_call(self, controller, person, workers):
+        one = workers.slice(gpus=0)
+        call = one.twice.call_one()
+        stopped(controller, 1)
+        person.ask("attach workers 0", "(Pdb) ")
+        person.ask(f"b {__file__}:{BREAK}", "(Pdb) ")
+        assert "double()" in person.ask("c", "(Pdb) ")
+        assert "twice()" in person.ask("c", "(Pdb) ")
+        person.ask("c")
+        assert call.get(timeout=30) == 2
+        assert one.tracing.call_one().get(timeout=30) is False
+
+    def test_stepping_out_of_the_endpoint_ends_the_session(self, controller, person, workers):
+        one = workers.slice(gpus=0)
+        call = one.work.call_one(1)
+        stopped(controller, 1)
+        person.ask("attach workers 0", "(Pdb) ")
+        if STOPS_AT_CALL:
+            person.ask("n", "(Pdb) ")
+        assert "--Return--" in person.ask("n", "(Pdb) ")
+        assert "Detached" in person.ask("n")
+        assert call.get(timeout=30) == 1
+        assert one.tracing.call_one().get(timeout=30) is False
+
+    def test_post_mortem(self, controller, person, workers):
+        call = workers.slice(gpus=0).boom.call_one()
+        stopped(controller, 1)
+        person.ask("attach workers 0", "(Pdb) ")
+        assert "raise ValueError(x)" in person.ask("c", "(Pdb) ")
+        assert person.ask("p x", "(Pdb) ") == "3\n(Pdb) "
+        assert "Detached" in person.ask("c")
+        with pytest.raises(ActorError) as raised:
+            call.get(timeout=30)
+        assert isinstance(raised.value.exception, ValueError)
+
+    def test_quit_fails_the_call(self, controller, person, workers):
+        call = workers.slice(gpus=0).work.call_one(1)
+        stopped(controller, 1)
+        person.ask("attach workers 0", "(Pdb) ")
+        assert "Detached" in person.ask("quit")
+        with pytest.raises(ActorError) as raised:
+            call.get(timeout=30)
+        assert isinstance(raised.value.exception, bdb.BdbQuit)
+
+    def test_coroutine(self, controller, person, procs):
+        actor = procs.slice(gpus=0).spawn("coroutines", Coroutines)
+        call = actor.work.call_one(1)
+        stopped(controller, 1)
+        person.ask("attach coroutines 0", "(Pdb) ")
+        assert person.ask("p x", "(Pdb) ") == "1\n(Pdb) "
+        person.ask("c")
+        assert call.get(timeout=30) == 1
+
+    def test_concurrent_calls_take_turns(self, controller, person, procs):
+        actor = procs.slice(gpus=0).spawn("overlapping", Coroutines)
+        calls = [actor.overlap.call_one(x) for x in (1, 2)]
+        stopped(controller, 1)
+        for _ in range(2):  # one, then the other, while the one is still on its way
+            assert "overlap()" in person.ask("attach overlapping 0", "(Pdb) ")
+            person.ask("detach")
+            person.ask("continue")
+        assert [self.go_on(person, call) for call in calls] == [1, 2]
+
+    def go_on(self, person, call):
+        """Say continue until the call is over; between its stops it can't be told to."""
+        while True:
+            try:
+                return call.get(timeout=1)
+            except TimeoutError:
+                person.ask("continue")
+
+    def test_thread_of_the_user(self, controller, person, workers):
+        call = workers.slice(gpus=0).in_a_thread.call_one()
+        (info,) = stopped(controller, 1)
+        assert info.function == "test_debugger.body"
+        person.ask("continue")
+        assert call.get(timeout=30) == 5
+        assert controller.list.call_one().get(timeout=30) == []
+
+    def test_switched_off(self, controller, workers):
+        assert workers.slice(gpus=0).switched_off.call_one().get(timeout=30) == 7
+
+    def test_a_new_connection_takes_over(self, controller, person, workers):
+        call = workers.slice(gpus=0).work.call_one(1)
+        stopped(controller, 1)
+        person.ask("attach workers 0", "(Pdb) ")
+        person.ask("p y", "(Pdb) ")
+        other = Person(controller.address.call_one().get(timeout=30))
+        try:
+            other.read()
+            assert "Another debugger" in person.read("never")
+            text = other.ask("attach workers 0", "(Pdb) ")
+            assert "<last pdb output for workers 0 follows>\n1\n(Pdb) " in text
+            other.ask("c")
+            assert call.get(timeout=30) == 1
+        finally:
+            other.socket.close()
+
+    def test_a_web_page_is_no_debugger(self, controller, person, workers):
+        call = workers.slice(gpus=0).work.call_one(1)
+        stopped(controller, 1)
+        page = Person(controller.address.call_one().get(timeout=30))
+        page.socket.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\ncontinue\r\n")
+        assert page.read("never").endswith(PROMPT)
+        page.socket.close()
+        assert len(stopped(controller, 1)) == 1
+        other = Person(controller.address.call_one().get(timeout=30))
+        other.read()
+        other.ask("continue")
+        other.socket.close()
+        assert call.get(timeout=30) == 1
+
+
+def test_constructor(controller, person):
+    """It is no call that ends; its session ends when it goes on with no breakpoint left."""
+    procs = this_host().spawn_procs({"gpus": 1})
+    try:
+        worker = procs.spawn("made", Worker, stop_here=True)
+        call = worker.tracing.call_one()
+        (info,) = stopped(controller, 1)
+        assert (info.actor_name, info.function) == ("made", "test_debugger.__init__")
+        person.ask("attach made 0", "(Pdb) ")
+        assert "Detached" in person.ask("c")
+        assert call.get(timeout=30) is False
+    finally:
+        procs.stop().get(timeout=30)
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_rank_that_is_gone_leaves_no_session(controller, person, end):
+    procs = this_host().spawn_procs({"gpus": 1})
+    worker = procs.spawn("doomed", Worker)
+    call = worker.work.call_one(1)
+    stopped(controller, 1)
+    if end == "stop":
+        procs.stop().get(timeout=5)  # sooner than a stuck actor would be given up
+    else:
+        person.socket.sendall(b"cast doomed ranks(0) import os; os._exit(0)\n")
+    with pytest.raises((ActorError, SupervisionError)) as raised:
+        call.get(timeout=30)
+    if end == "stop":
+        assert "told to stop while it was at a breakpoint" in str(raised.value)
+    while controller.list.call_one(print_output=False).get(timeout=30):
+        pass
+    if end == "kill":
+        procs.stop().get(timeout=30)
+
+
+BUSY = """
+import os, socket
+from monarch.actor import Actor, ActorError, debug_controller, endpoint, this_host
+
+class Worker(Actor):
+    @endpoint
+    def work(self):
+        breakpoint()
+        return 1
+
+if __name__ == "__main__":
+    busy = socket.create_server(("127.0.0.1", 0))
+    os.environ["MONARCH_DEBUG_SERVER_HOST"] = "127.0.0.1"
+    os.environ["MONARCH_DEBUG_SERVER_PORT"] = str(busy.getsockname()[1])
+    worker = this_host().spawn_procs().spawn("worker", Worker)
+    try:
+        worker.work.call_one().get(timeout=60)
+    except ActorError as error:
+        print(type(error.exception).__name__, error.exception)
+    busy.close()
+    call = worker.work.call_one()
+    debug_controller().wait_pending_session.call_one().get(timeout=60)
+    with socket.create_connection(debug_controller().address.call_one().get(timeout=60)) as person:
+        person.sendall(b"continue\\nquit\\n")
+        while person.recv(4096):
+            pass
+    print(call.get(timeout=60))
+"""
+
+
+def test_a_busy_port_fails_the_endpoint_and_can_be_got_over(tmp_path):
+    program = tmp_path / "busy.py"
+    program.write_text(BUSY)
+    run = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=100, check=False
+    )
+    first, second = run.stdout.splitlines()
+    assert first.startswith("RuntimeError breakpoint(): the debug server can't listen on 127.0.0.1")
+    assert "MONARCH_DEBUG_SERVER_PORT" in first
+    assert second == "1"
+    assert run.returncode == 0
+
+
+class TestServer:
+    """Where it listens."""
+
+    @pytest.fixture
+    def listen(self, monkeypatch, caplog):
+        def listen(**variables):
+            for name in ("HOST", "PORT", "PROTOCOL"):
+                monkeypatch.delenv(f"MONARCH_DEBUG_SERVER_{name}", raising=False)
+            for name, value in variables.items():
+                monkeypatch.setenv(f"MONARCH_DEBUG_SERVER_{name}", value)
+
+            async def scene():
+                server = await _listen(None)
+                addresses = [listening.getsockname()[0] for listening in server.sockets]
+                server.close()
+                await server.wait_closed()
+                return addresses
+
+            return asyncio.run(scene()), caplog.text
+
+        return listen
+
+    def test_loopback_unless_told_otherwise(self, listen):
+        addresses, log = listen(PORT="0")
+        assert addresses in (["127.0.0.1"], ["::1"])
+        assert log == ""
+
+    def test_an_open_address_brings_a_warning(self, listen):
+        addresses, log = listen(HOST="0.0.0.0", PORT="0")
+        assert addresses == ["0.0.0.0"]
+        assert "can run any code" in log
+
+    @pytest.mark.parametrize(
+        ("variables", "says"),
+        [
+            ({"PROTOCOL": "udp"}, "PROTOCOL must be 'tcp'"),
+            ({"PORT": "http"}, "PORT must be a port number"),
+            ({"PORT": "65536"}, "PORT must be a port number"),
+            ({"HOST": "256.0.0.1"}, "can't listen on 256.0.0.1:27000"),
+        ],
+    )
+    def test_bad_settings_are_named(self, listen, variables, says):
+        with pytest.raises(RuntimeError, match="MONARCH_DEBUG_SERVER_") as error:
+            listen(**variables)
+        assert says in str(error.value)
