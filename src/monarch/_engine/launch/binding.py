@@ -31,8 +31,8 @@ def parse_cpu_list(text: str) -> set[int]:
     numbers: set[int] = set()
     try:
         for part in text.split(","):
-            first, _, last = part.strip().partition("-")
-            numbers.update(range(int(first), int(last or first) + 1))
+            first, dash, last = part.strip().partition("-")
+            numbers.update(range(int(first), int(last if dash else first) + 1))
     except ValueError:
         raise ValueError(f"not a list of CPUs or nodes such as '0-3,8': {text!r}") from None
     if not numbers:

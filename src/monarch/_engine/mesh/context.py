@@ -8,19 +8,20 @@ meshes come to `child_failed`, and its end stops them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch._engine.base.errors import format_remote
 from monarch._engine.base.failure import FAILED, STOPPED, Failure, MeshFailure
 from monarch._engine.base.identity import ActorAddr, Uid, normalize_label
-from monarch._engine.runtime.bootstrap import client_proc
+from monarch._engine.runtime.client import client_proc, when_forked
 from monarch._engine.runtime.dispatch import Died, end_by
 from monarch._engine.shapes import Extent, Point
 from monarch._engine.shapes.extent import extent_of
@@ -286,10 +287,17 @@ class Context:
 for _public in (Context, CreatorInstance, Instance):
     _public.__module__ = "monarch._src.actor.actor_mesh"
 
-_context: ContextVar[Context] = ContextVar("monarch_context")
+_context: ContextVar[Context | None] = ContextVar("monarch_context", default=None)
 _process_context: Context | None = None
 _closing: list[Any] = []  # not empty once the client shuts down; faults since then follow
 _lock = threading.Lock()
+_own_proc_mesh: Callable[[], ProcMesh]
+
+
+def set_own_proc_mesh(make: Callable[[], ProcMesh]) -> None:
+    """Say how this process sees itself as a mesh (the meshes are built on top of contexts)."""
+    global _own_proc_mesh
+    _own_proc_mesh = make
 
 
 def context() -> Context:
@@ -298,7 +306,7 @@ def context() -> Context:
     The first call in a script starts the client. Inside an actor's own threads that were not
     started by the runtime it is the context of the process, not of an actor.
     """
-    found = _context.get(None)
+    found = _context.get()
     return found if found is not None else process_context()
 
 
@@ -314,18 +322,30 @@ def process_context() -> Context:
         client_proc()
         with _lock:
             if _process_context is None:
-                from monarch._engine.mesh.proc_mesh import own_proc_mesh
-
-                mesh = own_proc_mesh()
+                mesh = _own_proc_mesh()
                 root = Instance(NO_POINT, mesh, "root", None, None, None)
                 _process_context = Context(root, 0, NO_EXTENT)
     return _process_context
 
 
-def forget_process_context() -> None:
+@contextlib.contextmanager
+def as_process() -> Iterator[None]:
+    """Act for the process, not for the actor whose code is running."""
+    token = _context.set(process_context())
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+def _forget() -> None:
     """In a forked child: what was the parent's is not ours."""
     global _process_context
     _process_context = None
+    _context.set(None)
+
+
+when_forked(_forget)
 
 
 def current_rank() -> Point:

@@ -6,11 +6,12 @@ from typing import Any, TypeVar
 
 from monarch._engine.mesh.actor import Actor
 from monarch._engine.mesh.actor_mesh import ActorMesh, spawn_actors
-from monarch._engine.mesh.context import process_context
+from monarch._engine.mesh.context import as_process
 from monarch._engine.mesh.endpoint import endpoint
 from monarch._engine.mesh.future import Future
-from monarch._engine.mesh.proc_mesh import ProcMesh, own_proc_mesh, this_proc
-from monarch._engine.runtime.bootstrap import client_proc, spec_of_this_proc
+from monarch._engine.mesh.host_mesh import before_spawn, own_proc_mesh
+from monarch._engine.mesh.proc_mesh import ProcMesh, check_constructor, this_proc
+from monarch._engine.runtime.client import client_proc, spec_of_this_proc
 from monarch._engine.shapes import Shape
 
 __all__ = ["get_or_spawn_controller", "start_controllers"]
@@ -24,7 +25,7 @@ class _ControllerController(Actor):
 
     def __init__(self) -> None:
         self._controllers: dict[str, Any] = {}
-        self._labels: dict[str, str] = {}
+        self._names: dict[str, str] = {}
         self._failures: dict[str, str] = {}
 
     @endpoint
@@ -36,11 +37,11 @@ class _ControllerController(Actor):
         if name not in self._controllers:
             mesh = spawn_actors(this_proc(), name, cls, args, kwargs)
             self._controllers[name] = mesh
-            self._labels[mesh._name.get()] = name
+            self._names[mesh._name.get()] = name
         return self._controllers[name]
 
     def __supervise__(self, failure: Any) -> bool:
-        name = self._labels.get(failure.mesh_name)
+        name = self._names.get(failure.mesh_name)
         if name is not None:
             self._failures.setdefault(name, str(failure))
         return True
@@ -53,13 +54,11 @@ def start_controllers() -> None:
     """In the client: make the owner of controllers reachable for the procs about to start."""
     proc = client_proc()
     if proc.client and proc.uid + 1 not in proc.cells and proc.uid + 1 not in proc.graves:
-        from monarch._engine.mesh.context import _context
-
-        token = _context.set(process_context())
-        try:
+        with as_process():
             spawn_actors(own_proc_mesh(), _NAME, _ControllerController, (), {}, uid=proc.uid + 1)
-        finally:
-            _context.reset(token)
+
+
+before_spawn.append(start_controllers)
 
 
 def _get_controller_controller() -> Any:
@@ -89,8 +88,6 @@ def get_or_spawn_controller(name: str, Class: type[T], *args: Any, **kwargs: Any
     calls return the same actor and ignore class and arguments. Once a controller has failed, its
     name raises `ActorError`.
     """
-    from monarch._engine.mesh.proc_mesh import _check_constructor
-
-    _check_constructor(Class, args, kwargs)
+    check_constructor(Class, args, kwargs)
     result: Future[T] = _get_controller_controller().get_or_spawn.call_one(name, Class, args, kwargs)
     return result

@@ -12,7 +12,7 @@ below -> the thread in `Future.get`.
 from __future__ import annotations
 
 import inspect
-import random
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import (
@@ -178,6 +178,11 @@ def signature_of(prop: EndpointProperty[Any, Any]) -> inspect.Signature:
     signature = inspect.signature(prop._method)
     skip = 2 if prop._user_port else 1
     return signature.replace(parameters=list(signature.parameters.values())[skip:])
+
+
+def _pick(count: int) -> int:
+    """A number below `count`, uniformly at random."""
+    return int.from_bytes(os.urandom(8), "little") % count
 
 
 class _Check:
@@ -380,7 +385,7 @@ class ActorEndpoint(Generic[P, R]):
         links = self._links or self._resolve()
         if not links:
             raise ValueError("choose requires at least 1 actor, but the mesh is empty")
-        return self._one(links, random.randrange(len(links)), args, kwargs)
+        return self._one(links, _pick(len(links)), args, kwargs)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
         """Call every actor; all results, in the mesh's shape. The first error settles the call."""
@@ -437,7 +442,7 @@ class ActorEndpoint(Generic[P, R]):
         self._check(args, kwargs)
         port_id = 0 if port is None else port.local_id()
         if selection == "choose":
-            self._send_one(links, random.randrange(len(links)), args, kwargs, port_id, 0)
+            self._send_one(links, _pick(len(links)), args, kwargs, port_id, 0)
         else:
             self._cast(links, args, kwargs, port_id, None)
 

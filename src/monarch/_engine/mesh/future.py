@@ -22,6 +22,8 @@ import warnings
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast
 
+from monarch._engine.runtime.client import client_proc
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -398,9 +400,7 @@ def returns_future(
     def start(*args: P.args, **kwargs: P.kwargs) -> Future[R]:
         import contextvars
 
-        from monarch._engine.mesh.context import context
-
-        context()
+        client_proc()
         captured = contextvars.copy_context()
         return _CoroutineFuture.starting(lambda: function(*args, **kwargs), captured)
 

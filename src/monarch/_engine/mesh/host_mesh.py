@@ -14,14 +14,15 @@ from monarch._engine.base.identity import normalize_label
 from monarch._engine.launch.binding import parse_cpu_list
 from monarch._engine.mesh.actor import Actor
 from monarch._engine.mesh.actor_mesh import spawn_actors
+from monarch._engine.mesh import context as contexts
 from monarch._engine.mesh.context import context
 from monarch._engine.mesh.endpoint import endpoint
 from monarch._engine.mesh.future import Future
 from monarch._engine.mesh.logging_option import capture_options
 from monarch._engine.mesh.mock import inherited as mocks
 from monarch._engine.mesh.proc_mesh import ProcMesh, announce
-from monarch._engine.runtime.bootstrap import (
-    SETUP,
+from monarch._engine.runtime.spawn import SETUP
+from monarch._engine.runtime.client import (
     client_proc,
     launch_spec,
     spec_of_this_proc,
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["HostMesh", "default_bootstrap_cmd", "local_host", "this_host"]
+__all__ = ["HostMesh", "default_bootstrap_cmd", "local_host", "own_proc_mesh", "this_host"]
 
+before_spawn: list[Callable[[], None]] = []  # what the first processes of a client rely on
 _MAIN_MODULE = "monarch._src.actor.bootstrap_main"
 
 
@@ -112,10 +114,8 @@ class HostMesh(MeshTrait):
         owner = context().actor_instance
         proc = client_proc()
         start_agent()
-        if proc.client:
-            from monarch._engine.mesh.controller import start_controllers
-
-            start_controllers()
+        for prepare in before_spawn:
+            prepare()
         base = new_uid()
         label = normalize_label(name) if name is not None else "anon"
         spec = {
@@ -272,6 +272,15 @@ def _inherited_fields() -> dict[str, Any]:
 def local_host() -> HostMesh:
     """The host of this process, with the interpreter it was told to use."""
     return HostMesh(Shape.unity(), spec_of_this_proc.get("python_override"))
+
+
+def own_proc_mesh() -> ProcMesh:
+    """This process as a mesh of one."""
+    proc = client_proc()
+    return ProcMesh(proc.uid, proc.label, Shape.unity(), local_host())
+
+
+contexts.set_own_proc_mesh(own_proc_mesh)
 
 
 def this_host() -> HostMesh:

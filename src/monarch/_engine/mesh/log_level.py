@@ -15,7 +15,7 @@ import logging
 import threading
 from typing import Any
 
-from monarch._engine.runtime.bootstrap import when_ready
+from monarch._engine.runtime.client import when_ready
 from monarch._engine.runtime.proc import Proc
 
 __all__ = ["set_level"]

@@ -13,7 +13,7 @@ import logging
 from typing import Any
 
 from monarch._engine.mesh.context import context
-from monarch._engine.runtime.bootstrap import when_ready
+from monarch._engine.runtime.client import when_ready
 
 __all__ = ["prefix_python_logs_with_actor"]
 

@@ -2,11 +2,11 @@
 
 The way of a line: a proc's pipe, the relay in the host agent (`runtime.log_relay`), the agent's
 link to the client, the printer (`runtime.log_printer`). Pipes exist when `capture_options` said so
-at spawn. `logging_option` tells the agent whether to stream; the agent tells the relay and then each
-proc its level; each proc answers the caller. So when it returns, what procs print from then on goes
-by the new settings.
+at spawn. `logging_option` tells the agent whether to stream; the agent tells the relay and then
+each proc its level; each proc answers the caller. So when it returns, what procs print from then on
+goes by the new settings.
 
-Lines go to the process of the script, whoever called `logging_option`: that is where a person looks.
+Lines go to the process of the script, whoever called `logging_option`: that is where people look.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from monarch._engine.base.settings import settings
 from monarch._engine.mesh.future import _VALUE, Future
 from monarch._engine.mesh.log_level import set_level
 from monarch._engine.runtime.body import decode_body
-from monarch._engine.runtime.bootstrap import client_proc, current_proc, when_ready
+from monarch._engine.runtime.client import client_proc, current_proc, when_ready
 from monarch._engine.runtime.proc import LostLink, Proc, Verdict, new_uid
 
 if TYPE_CHECKING:
@@ -99,6 +99,12 @@ class _Settled(Future[bool]):
 
     __slots__ = ("_captured", "_links", "_port", "_proc", "_waiting")
 
+    _captured: bool
+    _links: list[Any]
+    _port: int
+    _proc: Proc
+    _waiting: set[int]  # ranks
+
     @classmethod
     def of(cls, mesh: ProcMesh, streaming: bool, window: int | None, level: int) -> _Settled:
         self: _Settled = cls._new()
@@ -149,7 +155,7 @@ class _Settled(Future[bool]):
 # -- printing ------------------------------------------------------------------------------------
 
 _printer: LogPrinter | None = None  # made by the first lines that arrive
-_flushes: dict[int, Callable[[], None]] = {}
+_flushes: dict[int, Callable[[], object]] = {}
 _flush_ids = itertools.count()
 
 
@@ -177,7 +183,7 @@ def _flushed(ident: int) -> None:
         _printer.flush(done)
 
 
-def when_printed(callback: Callable[[], None]) -> None:
+def when_printed(callback: Callable[[], object]) -> None:
     """Call `callback()` once the lines that have arrived so far are printed."""
     if _printer is None:
         callback()
@@ -193,16 +199,22 @@ def close_printer(timeout: float) -> None:
         printer.close(timeout)
 
 
-def _flush() -> Future[None]:
+class _Flushed(Future[None]):
     """Resolves when what procs printed so far, aggregates included, is printed here."""
-    proc = current_proc()
-    if proc is None or proc.agent is None:
-        return Future._of(None)
-    future: Future[None] = Future._new()
-    ident = next(_flush_ids)
-    _flushes[ident] = lambda: future._resolve(_VALUE, None)
-    proc.tell_agent({"op": "log_flush", "id": ident})
-    return future
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls) -> _Flushed:
+        self: _Flushed = cls._new()
+        proc = current_proc()
+        if proc is None or proc.agent is None:
+            self._resolve(_VALUE, None)
+            return self
+        ident = next(_flush_ids)
+        _flushes[ident] = lambda: self._resolve(_VALUE, None)
+        proc.tell_agent({"op": "log_flush", "id": ident})
+        return self
 
 
 def flush_all_proc_mesh_logs() -> None:
@@ -211,7 +223,7 @@ def flush_all_proc_mesh_logs() -> None:
     Blocks until it is done, at most three seconds.
     """
     done = threading.Event()
-    _flush()._notify(done.set)
+    _Flushed.of()._notify(done.set)
     done.wait(_FLUSH_WAIT)
 
 
@@ -244,7 +256,7 @@ class LoggingManager:
 
     async def flush_async(self) -> None:
         """The same without blocking the loop."""
-        await asyncio.wait([_flush().as_asyncio()], timeout=_FLUSH_WAIT)
+        await asyncio.wait([_Flushed.of().as_asyncio()], timeout=_FLUSH_WAIT)
 
     def register_flusher_if_in_ipython(self) -> None:
         """In IPython, flush after every cell from now on; elsewhere nothing."""

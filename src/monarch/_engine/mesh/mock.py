@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from monarch._engine.runtime.bootstrap import spec_of_this_proc, when_ready
+from monarch._engine.runtime.client import spec_of_this_proc, when_ready
 from monarch._engine.wire.codec import decode, encode
 
 __all__ = ["mock_of", "patch_actor", "patch_tensor_engine"]

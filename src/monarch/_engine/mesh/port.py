@@ -11,10 +11,12 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
+from monarch._engine.base.errors import SupervisionError
+from monarch._engine.mesh.context import context
 from monarch._engine.mesh.endpoint import RAISE
 from monarch._engine.mesh.future import _PENDING, _RAW, Future
 from monarch._engine.runtime.body import decode_body
-from monarch._engine.runtime.bootstrap import client_proc
+from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.dispatch import rebuild_error
 from monarch._engine.runtime.proc import Verdict
 from monarch._engine.wire.frame import FAILURE, POST
@@ -110,8 +112,6 @@ class Port(Generic[T]):
 
 
 def _rebuild_port(port_ref: PortRef, rank: int) -> Port[Any]:
-    from monarch._engine.mesh.context import context
-
     port: Port[Any] = Port(port_ref, context().actor_instance)
     port._rank = rank
     return port
@@ -184,8 +184,6 @@ class _Receive(Future[Any]):
         if flags & RAISE:
             raise decode_body(body)
         if flags & FAILURE:
-            from monarch._engine.base.errors import SupervisionError
-
             raise SupervisionError(decode_body(body).report())
         if flags:
             raise rebuild_error(body)
@@ -258,8 +256,6 @@ class Channel(Generic[T]):
     @staticmethod
     def open(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
         """A port and its receiver, owned by the current actor or the client."""
-        from monarch._engine.mesh.context import context
-
         instance = context().actor_instance
         proc = client_proc()
         queue = _Queue(once)

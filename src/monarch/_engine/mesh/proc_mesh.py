@@ -8,21 +8,19 @@ looked up when first needed.
 from __future__ import annotations
 
 import logging
-import sys
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from monarch._engine.base.errors import ActorError, SupervisionError
+from monarch._engine.base.errors import SupervisionError
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.actor import Actor
 from monarch._engine.mesh.actor_mesh import ActorMesh, spawn_actors
-from monarch._engine.mesh.context import NO_EXTENT, Instance
+from monarch._engine.mesh.context import Instance, context
 from monarch._engine.mesh.future import _ERROR, _VALUE, Future
 from monarch._engine.mesh.logging_option import LoggingManager, set_logging, when_printed
-from monarch._engine.runtime.bootstrap import client_proc, spec_of_this_proc
-from monarch._engine.runtime.proc import Proc, Verdict
+from monarch._engine.runtime.client import client_proc
+from monarch._engine.runtime.proc import Verdict
 from monarch._engine.shapes import MeshTrait, Shape, Slice
 from monarch._engine.shapes.point import point_of
 from monarch._engine.shapes.shape import shape_of
@@ -37,8 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ProcMesh",
+    "announce",
+    "check_constructor",
     "get_active_proc_meshes",
-    "own_proc_mesh",
     "register_proc_mesh_spawn_callback",
     "this_proc",
     "unregister_proc_mesh_spawn_callback",
@@ -118,7 +117,7 @@ class ProcMesh(MeshTrait):
         an endpoint named like a mesh member; TypeError for arguments that do not fit the
         constructor; what pickling the arguments raises.
         """
-        _check_constructor(Class, args, kwargs)
+        check_constructor(Class, args, kwargs)
         if self._stopping is not None:
             return _StoppedMesh(Class, name, self)  # type: ignore[return-value]
         return spawn_actors(self, name, Class, args, kwargs)  # type: ignore[return-value]
@@ -250,7 +249,7 @@ def _already_stopped() -> RuntimeError:
     return RuntimeError("`ProcMesh` has already been stopped")
 
 
-def _check_constructor(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_constructor(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
         raise ValueError(
             f"{cls} must subclass monarch.service.Actor to spawn it."
@@ -375,18 +374,8 @@ class _Stopped(Future[None]):
 # -- this process --------------------------------------------------------------------------------
 
 
-def own_proc_mesh() -> ProcMesh:
-    """This process as a mesh of one."""
-    from monarch._engine.mesh.host_mesh import local_host
-
-    proc = client_proc()
-    return ProcMesh(proc.uid, proc.label, Shape.unity(), local_host())
-
-
 def this_proc() -> ProcMesh:
     """The process of the current actor, or the client's: a mesh of one to spawn actors on."""
-    from monarch._engine.mesh.context import context
-
     return context().actor_instance.proc
 
 

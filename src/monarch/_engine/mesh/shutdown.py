@@ -15,7 +15,7 @@ from monarch._engine.base.failure import STOPPED
 from monarch._engine.mesh import context as contexts
 from monarch._engine.mesh.future import _ERROR, _VALUE, Future
 from monarch._engine.mesh.logging_option import close_printer
-from monarch._engine.runtime.bootstrap import close_client, current_proc, when_ready
+from monarch._engine.runtime.client import close_client, current_proc, when_ready
 from monarch._engine.runtime.proc import Proc, Verdict
 
 __all__ = ["shutdown_context"]

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from monarch._engine.base.address import BindSpec, parse_transport
 from monarch._engine.base.settings import settings
-from monarch._engine.runtime.bootstrap import current_proc
+from monarch._engine.runtime.client import current_proc
 
 __all__ = [
     "attach",

@@ -350,13 +350,14 @@ class Agent:
             self._gone(uid, kind, text)
             return
         self._exited(member)
-        # What it printed comes out before its end is known, unless the terminal takes nothing.
-        self._relay.finish(uid, lambda tail: self.reactor.call_soon(known, tail))
-        self.reactor.call_later(_OUTPUT_WAIT, lambda: self._gone(uid, kind, text))
 
         def known(tail: list[str]) -> None:
             last = f"\nlast output lines:\n{_indented(tail)}" if tail and kind == FAILED else ""
             self._gone(uid, kind, text + last)
+
+        # What it printed comes out before its end is known, unless the terminal takes nothing.
+        self._relay.finish(uid, lambda tail: self.reactor.call_soon(known, tail))
+        self.reactor.call_later(_OUTPUT_WAIT, lambda: self._gone(uid, kind, text))
 
     # -- ends ------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """The log files of a host: what its procs print, one file per standard stream.
 
-``/tmp/<user>/monarch_log_<hostname>__<run>.stdout`` and ``.stderr`` hold lines ``[rank] text`` of all
-captured procs of one run, appended as they come. Only the user may read them, and a folder that
-somebody else made is not used.
+``/tmp/<user>/monarch_log_<hostname>__<run>.stdout`` and ``.stderr`` hold lines ``[rank] text`` of
+all captured procs of one run, appended as they come. Only the user may read them, and a folder
+that somebody else made is not used.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _NAMES = {1: "stdout", 2: "stderr"}
 def log_folder() -> str:
     """Where the log files of this user are."""
     user = os.path.basename(os.environ.get("USER") or str(os.getuid()))
-    return os.path.join("/tmp", user)
+    return os.path.join("/tmp", user)  # noqa: S108 - checked before use; see _open
 
 
 class LogFiles:
-    """The two files, opened by their first lines. What cannot be written is said once, on stderr."""
+    """The two files, opened by their first lines; a file that fails is given up, with a warning."""
 
     def __init__(self, host: str, run: str) -> None:
         self._stem = f"monarch_log_{host}__{run}"
@@ -41,7 +41,7 @@ class LogFiles:
                 _write_all(fd, text.encode("utf-8", "replace"))
         except OSError as error:
             self._fds[stream] = -1
-            print(f"monarch: no log file for {_NAMES[stream]}: {error}", file=sys.stderr)
+            sys.stderr.write(f"monarch: no log file for {_NAMES[stream]}: {error}\n")
 
     def _open(self, stream: int) -> int:
         folder = log_folder()

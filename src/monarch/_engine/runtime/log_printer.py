@@ -47,14 +47,14 @@ class LogPrinter:
         """Print the lines of a message of the relay, or do what else it says."""
         self._queue.put(message)
 
-    def call(self, callback: Callable[[], None]) -> None:
+    def call(self, callback: Callable[[], object]) -> None:
         """Call `callback()` on the printer's thread once everything taken before is printed.
 
         Lines that wait for the end of their window stay; see `flush`.
         """
         self._queue.put(callback)
 
-    def flush(self, callback: Callable[[], None]) -> None:
+    def flush(self, callback: Callable[[], object]) -> None:
         """Print what waits for the end of a window, too, then call `callback()`."""
         self._queue.put(self._print_groups)
         self._queue.put(callback)
@@ -86,7 +86,9 @@ class LogPrinter:
 
     def _next_items(self) -> list[Any]:
         """Wait for the next item or the end of a window; all items that are there."""
-        deadlines = [group.deadline for group in self._groups.values() if group.deadline is not None]
+        deadlines = [
+            group.deadline for group in self._groups.values() if group.deadline is not None
+        ]
         wait = None
         if deadlines:
             wait = min(_LONGEST_WAIT, max(0.0, min(deadlines) - time.monotonic()))
@@ -125,8 +127,9 @@ class LogPrinter:
         if group is None:
             return
         terminals = [name for name in _NAMES.values() if _is_terminal(getattr(sys, name))]
+        wall = datetime(*time.localtime()[:6])  # noqa: DTZ001 - what the wall clock shows
         numbers = {name: number for number, name in _NAMES.items()}
-        for name, text in group.flush(time.monotonic(), datetime.now(), terminals):
+        for name, text in group.flush(time.monotonic(), wall, terminals):
             self._write(numbers[name], text)
 
     def _write(self, number: int, text: str) -> None:

@@ -14,10 +14,10 @@ notice deaths meanwhile. (Making the descriptor non-blocking instead would chang
 which is the same open file.) Here a write that blocks is right: the pipes fill up, and the procs
 wait, as they would if they wrote to the terminal themselves.
 
-Nothing grows under a flood. Lines sent to the client are owed by it until it has printed them; above
-`_CREDIT` the pipes of streaming procs are left alone until it has. One read takes at most what a
-pipe holds, and each ready pipe gets one read per round. What is read regardless of the credit, when
-a proc ends and when settings change, is one pipe's content.
+Nothing grows under a flood. Lines sent to the client are owed by it until it has printed them;
+above `_CREDIT` the pipes of streaming procs are left alone until it has. One read takes at most
+what a pipe holds, and each ready pipe gets one read per round. What is read regardless of the
+credit, when a proc ends and when settings change, is one pipe's content.
 
 Order is kept per proc and stream. What a proc printed before it ended was sent before its end is
 made known (`finish`), and what it printed before a change of settings goes by the old ones.

@@ -1,0 +1,211 @@
+"""This process's part in a runtime: its proc, and, in the user's script, the host agent it starts.
+
+The first call that needs a proc makes the process a *client* (`client_proc`): a reactor thread and
+a root that owns what the script spawns. The host agent is started later, in the background, when
+the program first asks for its host (`start_agent`). Procs get their place from `bootstrap` instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from monarch._engine.base.settings import settings
+from monarch._engine.runtime.proc import Proc, new_uid
+from monarch._engine.runtime.spawn import spawn_cell
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+    from monarch._engine.wire.frame import Frame
+
+__all__ = [
+    "become",
+    "client_proc",
+    "close_client",
+    "current_proc",
+    "launch_spec",
+    "raise_descriptor_limit",
+    "restore_tunables",
+    "spec_of_this_proc",
+    "start_agent",
+    "when_ready",
+]
+
+_current: Proc | None = None
+_lock = threading.Lock()
+_agent_process: subprocess.Popen[bytes] | None = None
+_ready: list[Callable[[Proc], None]] = []
+_forked: list[Callable[[], None]] = []
+spec_of_this_proc: dict[str, Any] = {}  # what a worker was started with; empty in a client
+
+
+def current_proc() -> Proc | None:
+    """This process's proc, or None before first use."""
+    return _current
+
+
+def when_ready(callback: Callable[[Proc], None]) -> None:
+    """Call `callback(proc)` when this process gets its proc (also in launcher-forked procs)."""
+    _ready.append(callback)
+
+
+def when_forked(callback: Callable[[], None]) -> None:
+    """Call `callback()` in a child that user code forks from this process."""
+    _forked.append(callback)
+
+
+def client_proc() -> Proc:
+    """The proc of this process, made on first use: then it is the client of a new runtime."""
+    global _current
+    if _current is not None:
+        return _current
+    with _lock:
+        if _current is not None:
+            return _current
+        raise_descriptor_limit()
+        proc = Proc(new_uid(), "local", spawn_cell, _refuse_stop, client=True)
+        proc.agent_lost = _agent_died
+        proc.start()
+        become(proc)
+    return proc
+
+
+def become(proc: Proc) -> None:
+    """Make `proc` this process's part of the runtime."""
+    global _current
+    _current = proc
+    os.register_at_fork(after_in_child=_after_fork)
+    for callback in _ready:
+        callback(proc)
+
+
+def start_agent() -> None:
+    """Start the host agent in the background, if there is none; returns at once."""
+    global _agent_process
+    proc = _current
+    assert proc is not None
+    if not proc.client or _agent_process is not None:
+        return
+    import subprocess  # a worker never needs it
+
+    with _lock:
+        if _agent_process is not None:
+            return
+        ours, theirs = socket.socketpair()
+        proc.adopt_agent(ours)
+        root = os.path.dirname(__file__.rsplit("_engine", 1)[0].rstrip("/"))
+        code = (
+            f"import sys; sys.path.insert(0, {root!r}); "
+            "from monarch._engine.runtime.bootstrap import agent_main; "
+            f"agent_main({theirs.fileno()}, {proc.uid})"
+        )
+        environ = dict(os.environ)
+        # Keep what was freed: fresh pages cost more than the copies into them. Setting one
+        # threshold turns off glibc's own adaption of the other, so both are set.
+        tunables = "glibc.malloc.trim_threshold=268435456:glibc.malloc.mmap_threshold=33554432"
+        environ["MONARCH_AGENT_TUNABLES"] = environ.get("GLIBC_TUNABLES", "")
+        environ["GLIBC_TUNABLES"] = environ.get("GLIBC_TUNABLES", tunables)
+        _agent_process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=environ,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        message = {
+            "op": "preload",
+            "preload": _preloads(),
+            "path": _paths(),
+            "env": dict(os.environ),
+        }
+        proc.tell_agent(message)
+
+
+def _agent_died(reason: str) -> None:
+    proc = _current
+    if proc is not None:
+        proc.bury_everyone("the host agent of this machine ended unexpectedly")
+
+
+def close_client(grace: float) -> None:
+    """End the host agent and with it every process of this host. Blocks at most `grace` seconds."""
+    global _agent_process
+    proc, process = _current, _agent_process
+    if proc is None or process is None:
+        return
+    import subprocess
+
+    proc.agent_lost = lambda reason: None
+    if proc.agent is not None:
+        link = proc.agent
+        link.sock.shutdown(socket.SHUT_RDWR)
+    try:
+        process.wait(grace)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _refuse_stop(proc: Proc, frame: Frame) -> None:
+    """Nobody owns the client: a request that it end is ignored."""
+
+
+def raise_descriptor_limit() -> None:
+    """Every proc costs a descriptor or two: use what the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses its own hard limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _preloads() -> list[str]:
+    return [name for name in ("numpy", "torch") if name in sys.modules]
+
+
+def _paths() -> list[str]:
+    """`sys.path` as a child started here would have it: absolute, the script's folder first."""
+    return [os.path.abspath(entry) for entry in sys.path]
+
+
+def launch_spec() -> dict[str, Any]:
+    """What a new process inherits from this one: environment, cwd, path, configuration, as of now."""
+    environ = dict(os.environ)
+    return {
+        "env": environ,
+        "cwd": os.getcwd(),
+        "path": _paths(),
+        "preload": _preloads(),
+        "config": settings.snapshot(),
+        "pdeathsig": settings.mesh_bootstrap_enable_pdeathsig,
+    }
+
+
+def restore_tunables() -> None:
+    """The agent's allocator settings are its own: what it starts inherits the user's."""
+    original = os.environ.pop("MONARCH_AGENT_TUNABLES", None)
+    if original is not None:
+        del os.environ["GLIBC_TUNABLES"]
+        if original:
+            os.environ["GLIBC_TUNABLES"] = original
+
+
+def _after_fork() -> None:
+    """A child forked by user code is not part of the runtime: it must not hold our sockets."""
+    global _current, _agent_process
+    proc = _current
+    _current = None
+    _agent_process = None
+    if proc is not None:
+        proc.close_in_child()
+    for callback in _forked:
+        callback()
+
+

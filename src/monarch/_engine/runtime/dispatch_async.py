@@ -1,0 +1,227 @@
+"""The loop of an async actor: a thread with an event loop of its own.
+
+One long-lived task awaits the endpoints one after the other (a task per message would cost 19 times
+more); only concurrent endpoints get tasks of their own. Supervision runs beside it, at any await of
+an endpoint. What a message's outcome means is shared with sync actors, in `dispatch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from monarch._engine.base.failure import Failure
+from monarch._engine.base.settings import settings
+from monarch._engine.runtime.bridge import gate_of
+from monarch._engine.runtime.cell import DEAD, Cell, Handler
+from monarch._engine.runtime.dispatch import (
+    Died,
+    End,
+    construct,
+    end_of_dead,
+    failed,
+    prepare,
+    reply,
+    send_error,
+    stopped,
+)
+from monarch._engine.wire.frame import CALL, Frame
+
+__all__ = ["run_async"]
+
+_YIELD_EVERY = 64  # messages an actor handles before its other tasks get a turn
+
+
+def run_async(cell: Cell) -> None:
+    """The thread of an async actor: an event loop of its own."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(_serve(cell, loop))
+    except BaseException as error:  # the supervision boundary: nothing escapes an actor
+        cell.settle(cell.failure_of(error))
+        cell.finish()
+    finally:
+        try:
+            _cancel_all(loop)
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=settings.cleanup_timeout))
+
+
+async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
+    gate = gate_of(loop)
+    waiter: asyncio.Future[None] | None = None
+    serving = asyncio.current_task()
+    tasks: set[asyncio.Task[None]] = set()
+    ends: list[End] = []
+    control = cell.control
+
+    def wake(_: Any) -> None:
+        # On the loop, also while an endpoint is suspended: supervision does not wait for it.
+        while control:
+            try:
+                _start_task(tasks, loop, control.popleft()())
+            except Died as died:
+                ends.append(died.end)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        elif cell.state is DEAD and serving is not None:
+            serving.cancel()  # aborted: the suspended endpoint has nobody to answer
+
+    def wake_from_anywhere() -> None:
+        cell.idle = False
+        gate.post(wake, None)
+
+    cell.wake = wake_from_anywhere
+    if not construct(cell):
+        return
+    behaviour = cell.behaviour
+    assert behaviour is not None
+    mailbox = cell.mailbox
+    handled = 0
+    while True:
+        if ends:
+            end = ends[0]
+            break
+        if cell.state is DEAD:
+            end = end_of_dead(cell)
+            break
+        if not mailbox:
+            handled = 0
+            waiter = loop.create_future()
+            cell.idle = True
+            if mailbox or ends:
+                cell.idle = False
+                continue
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                _absorb_cancel()
+            waiter = None
+            continue
+        item = mailbox.popleft()
+        link, frame = item
+        if frame.kind != CALL:
+            end = stopped(cell, frame)
+            break
+        cell.taken(frame)
+        cell.current = item
+        handler = None
+        try:
+            handler, args, kwargs = prepare(cell, link, frame)
+            if handler.concurrent:
+                _start_task(tasks, loop, _concurrent(cell, link, frame, handler, args, kwargs))
+            else:
+                if handler.is_async:
+                    result = await handler.function(*args, **kwargs)
+                else:
+                    result = _call_hidden(handler, args, kwargs)
+                if cell.watchers:
+                    behaviour.call_ended(None)
+                if frame.port and not handler.explicit and cell.state is not DEAD:
+                    reply(cell, link, frame, handler, result)
+                result = None
+        except BaseException as raised:  # the supervision boundary
+            if isinstance(raised, asyncio.CancelledError):
+                _absorb_cancel()
+            if cell.watchers:
+                behaviour.call_ended(raised)
+            fatal = failed(cell, link, frame, handler, raised)
+            if fatal is not None:
+                end = fatal
+                break
+        item = link = frame = args = kwargs = None
+        cell.current = None
+        handled += 1
+        if handled >= _YIELD_EVERY or tasks:
+            handled = 0
+            await asyncio.sleep(0)
+    await _finish_async(cell, tasks, *end)
+
+
+def _absorb_cancel() -> None:
+    """A cancellation hit the actor's own task: it ends one operation, not the actor."""
+    task = asyncio.current_task()
+    if task is not None and hasattr(task, "uncancel"):
+        while task.uncancel():
+            pass
+
+
+def _call_hidden(handler: Handler, args: Any, kwargs: Any) -> Any:
+    """Call a plain method of an async actor with the running loop hidden from it."""
+    loop = asyncio.events._get_running_loop()
+    asyncio.events._set_running_loop(None)
+    try:
+        return handler.function(*args, **kwargs)
+    finally:
+        asyncio.events._set_running_loop(loop)
+
+
+def _start_task(tasks: set[Any], loop: asyncio.AbstractEventLoop, coroutine: Any) -> None:
+    if coroutine is None:
+        return
+    task = loop.create_task(coroutine)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
+async def _concurrent(
+    cell: Cell, link: Any, frame: Frame, handler: Handler, args: Any, kwargs: Any
+) -> None:
+    """One message of a concurrent endpoint, as a task: the actor takes others meanwhile."""
+    awaited = bool(frame.port) and not handler.explicit
+    if awaited:
+        cell.open_ports[(link, frame.port)] = frame.rank
+    try:
+        result = await handler.function(*args, **kwargs)
+        if cell.watchers and cell.behaviour is not None:
+            cell.behaviour.call_ended(None)
+        if awaited and cell.state is not DEAD:
+            reply(cell, link, frame, handler, result)
+    except BaseException as error:  # the supervision boundary of this message
+        if cell.watchers and cell.behaviour is not None:
+            cell.behaviour.call_ended(error)
+        if cell.state is DEAD:
+            return
+        if awaited:
+            suffix = "failed." if isinstance(error, Exception) else "failed with BaseException."
+            send_error(cell, link, frame, handler.name, error, suffix)
+        else:
+            cell.abort(error)
+    finally:
+        cell.open_ports.pop((link, frame.port), None)
+
+
+async def _finish_async(
+    cell: Cell, tasks: set[asyncio.Task[None]], grave: Failure, error: Exception | None
+) -> None:
+    """As `_finish_sync`; the actor's tasks are cancelled and awaited first."""
+    cell.settle(grave)
+    behaviour = cell.behaviour
+    assert behaviour is not None
+    running = list(tasks)
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running, timeout=settings.cleanup_timeout)
+    if behaviour.has_children:
+        await asyncio.get_running_loop().run_in_executor(None, behaviour.stop_children)
+    timer = cell.proc.reactor.call_later(settings.cleanup_timeout, cell.finish)
+    try:
+        cleaning = behaviour.cleanup(error)
+        if cleaning is not None:
+            await cleaning
+    except BaseException as raised:  # reported with the end it belongs to
+        behaviour.cleanup_failed(raised)
+    timer.cancel()
+    cell.finish()

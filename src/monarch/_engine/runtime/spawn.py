@@ -1,0 +1,73 @@
+"""SPAWN frames become actors.
+
+The actor's thread starts at once; what is constructed, and how, is in the frame's body, which that
+thread decodes. The bootstrap callable of `spawn_procs` is an actor, too, and holds the others back.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+from monarch._engine.runtime.body import decode_body
+from monarch._engine.runtime.cell import Cell, Identity
+from monarch._engine.runtime.dispatch import error_body, run_sync
+from monarch._engine.runtime.proc import Proc
+from monarch._engine.wire.frame import Frame
+
+__all__ = ["ASYNC", "SETUP", "SetupGate", "spawn_cell"]
+
+# Flags of a SPAWN frame.
+ASYNC = 1  # the actor needs an event loop
+SETUP = 2  # the actor runs the bootstrap callable: others wait for it
+
+
+class SetupGate:
+    """Holds back the actors of a process until its bootstrap callable is done.
+
+    Use as a context manager around the callable. If it raised, what waits is refused with the
+    same error.
+    """
+
+    def __init__(self, uid: int) -> None:
+        self._uid = uid
+        self._done = threading.Event()
+        self.answer: Any = None  # what callers get when the callable failed
+
+    def __enter__(self) -> None:
+        """The callable starts."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self.answer = error_body("Actor call setup.setup failed.", error)
+        self._done.set()
+
+    def blocks(self, cell: Cell) -> bool:
+        """Whether `cell` has to wait: all but the bootstrap's own actor, and what it spawned."""
+        return cell.uid != self._uid and cell.owner != cell.proc.uid
+
+    def wait(self) -> None:
+        self._done.wait()
+
+
+def spawn_cell(proc: Proc, link: Any, frame: Frame) -> Cell:
+    """The actor of a SPAWN frame: started on its own thread, constructed there."""
+    name, label, display = json.loads(frame.meta)
+
+    def build(cell: Cell) -> Any:
+        return decode_body(frame.body).build(cell)
+
+    if frame.flags & SETUP:
+        proc.setup = SetupGate(frame.dest)
+    identity = Identity(name, label, display, build)
+    is_async = bool(frame.flags & ASYNC)
+    cell = Cell(proc, frame.dest, frame.rank, frame.port, identity, is_async=is_async)
+    if is_async:
+        # Loaded with asyncio, by the first async actor: in workers the launcher did.
+        from monarch._engine.runtime.dispatch_async import run_async
+
+        cell.start(run_async)
+    else:
+        cell.start(run_sync)
+    return cell
