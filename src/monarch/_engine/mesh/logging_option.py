@@ -24,7 +24,7 @@ from monarch._engine.base.settings import settings
 from monarch._engine.mesh.future import _VALUE, Future
 from monarch._engine.mesh.log_level import set_level
 from monarch._engine.runtime.body import decode_body
-from monarch._engine.runtime.client import client_proc, current_proc, when_ready
+from monarch._engine.runtime.client import client_proc, current_proc, when_forked, when_ready
 from monarch._engine.runtime.proc import LostLink, Proc, Verdict, new_uid
 
 if TYPE_CHECKING:
@@ -183,6 +183,12 @@ def _flushed(ident: int) -> None:
         _printer.flush(done)
 
 
+def _forget_printer() -> None:
+    """In a forked child: the printer's thread is not there."""
+    global _printer
+    _printer = None
+
+
 def when_printed(callback: Callable[[], object]) -> None:
     """Call `callback()` once the lines that have arrived so far are printed."""
     if _printer is None:
@@ -286,3 +292,4 @@ def _flush_after_cells(shell: Any) -> None:
 
 
 when_ready(_listen)
+when_forked(_forget_printer)

@@ -16,6 +16,7 @@ without tearing down what came from the launcher, which is most of an interprete
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -188,6 +189,7 @@ def _finalise() -> None:
         gc.collect()
         sys.stdout.flush()
         sys.stderr.flush()
+        ctypes.CDLL(None).fflush(None)  # what C libraries printed: the exit below does not
     except BaseException:  # the last line of a process: say what happened, then end
         sys.excepthook(*sys.exc_info())
         code = 1

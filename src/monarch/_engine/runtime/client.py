@@ -117,6 +117,9 @@ def start_agent() -> None:
             env=environ,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            # A program may have been started without them; then other files have their numbers.
+            stdout=None if sys.__stdout__ else subprocess.DEVNULL,
+            stderr=None if sys.__stderr__ else subprocess.DEVNULL,
             start_new_session=True,
         )
         theirs.close()
