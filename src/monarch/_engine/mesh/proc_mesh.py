@@ -368,6 +368,8 @@ class _Stopped(Future[None]):
             proc.when_gone(uid, lambda _, uid=uid: gone(uid))  # type: ignore[misc]
         grace = settings.stop_actor_timeout + settings.stop_grace_period
         self._timer = proc.reactor.call_later(grace, lambda: proc.kill_procs(list(missing)))
+        if not missing:  # the last one ended meanwhile
+            self._timer.cancel()
         return self
 
 

@@ -6,6 +6,7 @@ Registered with `atexit` when the client is made, so that calling it is optional
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
 import sys
@@ -81,7 +82,9 @@ def _at_exit(proc: Proc) -> None:
 
 def _exit() -> None:
     contexts.close()
-    shutdown_context(_EXIT_GRACE).get(timeout=2 * _EXIT_GRACE)
+    # A little more than it can take; what is not done by then ends with this process anyway.
+    with contextlib.suppress(TimeoutError):
+        shutdown_context(_EXIT_GRACE).get(timeout=3 * _EXIT_GRACE)
     if contexts.faults_at_exit() > 0:  # they came too late to interrupt the program
         sys.stdout.flush()
         sys.stderr.flush()
