@@ -1,0 +1,176 @@
+"""A slow receiver slows its senders: neither mailboxes nor queues grow past the limits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from monarch._engine.base.errors import BackpressureError
+from monarch._engine.runtime.client import client_proc
+from monarch.actor import Actor, ActorError, Channel, endpoint
+from monarch.config import configured
+
+from .conftest import WAIT, Inside, tables, until
+
+Fresh = Callable[..., Any]
+
+MESSAGES = 200
+BYTES = 4 << 20
+
+
+@pytest.fixture(autouse=True)
+def small() -> Iterator[None]:
+    with configured(mailbox_limit=MESSAGES, mailbox_bytes_limit=BYTES, backpressure_timeout="1s"):
+        yield
+
+
+class Slow(Actor):
+    """Handles a message when its gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.count = 0
+
+    @endpoint
+    def work(self, data: bytes) -> None:
+        self.gate.wait(WAIT)
+        self.count += 1
+
+    @endpoint
+    def done(self) -> int:
+        return self.count
+
+
+class Gatekeeper(Actor):
+    """In the same process: sees the mailboxes, opens the gates."""
+
+    def _slow(self) -> Any:
+        cells = client_proc().cells.values()
+        return next(cell for cell in cells if cell.identity.name == "slow")
+
+    @endpoint
+    def depth(self) -> tuple[int, int]:
+        cell = self._slow()
+        return cell.depth(), cell._bytes
+
+    @endpoint
+    def open(self) -> None:
+        self._slow().behaviour.actor.gate.set()
+
+
+class Producer(Actor):
+    @endpoint
+    def produce(self, slow: Any, count: int, size: int) -> int:
+        for _ in range(count):
+            slow.work.broadcast(bytes(size))
+        return count
+
+
+@pytest.mark.parametrize(("count", "size"), [(100_000, 10), (10_000, 30_000), (500, 1 << 20)])
+def test_a_producer_waits_for_its_consumer(fresh: Fresh, count: int, size: int) -> None:
+    there, here = fresh(1), fresh(1)
+    slow, keeper = there.spawn("slow", Slow), there.spawn("keeper", Gatekeeper)
+    slow.done.call_one().get(timeout=WAIT)
+    producer = here.spawn("producer", Producer)
+    with pytest.raises(ActorError, match="mailbox_limit"):
+        producer.produce.call_one(slow, count, size).get(timeout=WAIT)
+    messages, nbytes = keeper.depth.call_one().get(timeout=WAIT)
+    # What is under way when the mailbox fills: what the link queues (send_buffer_limit).
+    assert messages <= MESSAGES + 20_000
+    assert nbytes <= BYTES + (64 << 20)
+    keeper.open.call_one().get(timeout=WAIT)
+    assert slow.done.call_one().get(timeout=WAIT) >= messages
+    assert producer.produce.call_one(slow, 10, size).get(timeout=WAIT) == 10
+
+
+def test_everything_arrives_when_the_consumer_goes_on(fresh: Fresh) -> None:
+    there, here = fresh(1), fresh(1)
+    slow, keeper = there.spawn("slow", Slow), there.spawn("keeper", Gatekeeper)
+    producers = [here.spawn(f"producer{n}", Producer) for n in range(3)]
+    keeper.open.call_one().get(timeout=WAIT)
+    futures = [p.produce.call_one(slow, 20_000, 10) for p in producers]
+    for future in futures:
+        assert future.get(timeout=WAIT) == 20_000
+    until(lambda: slow.done.call_one().get(timeout=WAIT) == 60_000)
+
+
+class Selfish(Actor):
+    def __init__(self) -> None:
+        self.count = 0
+
+    @endpoint
+    def tick(self) -> None:
+        self.count += 1
+
+    @endpoint
+    def fill(self, me: Any, count: int) -> None:
+        for _ in range(count):
+            me.tick.broadcast()
+
+    @endpoint
+    def cross(self, other: Any, count: int) -> int:
+        for _ in range(count):
+            other.tick.broadcast()
+        return count
+
+
+def test_an_actor_that_fills_its_own_mailbox_is_told_at_once(fresh: Fresh) -> None:
+    mesh = fresh(1).spawn("selfish", Selfish)
+    with pytest.raises(ActorError, match="its own mailbox") as caught:
+        mesh.fill.call_one(mesh, 100_000).get(timeout=WAIT)
+    assert isinstance(caught.value.exception, BackpressureError)
+    mesh.fill.call_one(mesh, 10).get(timeout=WAIT)
+
+
+def test_two_that_fill_each_other_are_told(fresh: Fresh) -> None:
+    left, right = fresh(1).spawn("left", Selfish), fresh(1).spawn("right", Selfish)
+    futures = [left.cross.call_one(right, 100_000), right.cross.call_one(left, 100_000)]
+    outcomes = [future.exception(timeout=WAIT) for future in futures]
+    assert all(error is None or isinstance(error, ActorError) for error in outcomes)
+    assert left.cross.call_one(right, 5).get(timeout=WAIT) == 5
+    assert right.cross.call_one(left, 5).get(timeout=WAIT) == 5
+
+
+class Poster(Actor):
+    @endpoint
+    def post(self, port: Any, count: int, size: int) -> None:
+        for _ in range(count):
+            port.send(bytes(size))
+
+
+def test_a_channel_that_nobody_reads_is_bounded(fresh: Fresh) -> None:
+    """A port counts as a mailbox: its senders wait, or are told that nobody reads."""
+    port, receiver = Channel[bytes].open()
+    poster = fresh(1).spawn("poster", Poster)
+    poster.post.call_one(port, 20_000, 10_000).exception(timeout=WAIT)
+    assert len(receiver._queue.messages) <= MESSAGES + 5_000
+
+
+def test_a_send_that_gives_up_leaves_nothing_behind(fresh: Fresh, proc: Any) -> None:
+    """A process that is stopped takes no bytes: the caller is told, and no book keeps the call."""
+    mesh = fresh(1).spawn("inside", Inside)
+    pid = mesh.pid.call_one().get(timeout=WAIT)
+    link = mesh._resolve_links()[0]
+    before = tables(proc)
+    patience, limit = proc._patience, link.queue_limit
+    proc._patience, link.queue_limit = 0.2, 100_000
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with contextlib.suppress(BackpressureError):
+            for _ in range(10_000):
+                mesh.pid.call()
+        failed = len(proc.ports)
+        with pytest.raises(BackpressureError, match="took no bytes"):
+            mesh.pid.call()
+        assert len(proc.ports) == failed
+    finally:
+        proc._patience, link.queue_limit = patience, limit
+        os.kill(pid, signal.SIGCONT)
+    assert mesh.pid.call_one().get(timeout=WAIT) == pid
+    until(lambda: tables(proc) == before)

@@ -1,0 +1,237 @@
+"""Every call ends: whoever dies, nobody waits for an answer that cannot come."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from monarch.actor import Actor, SupervisionError, endpoint
+
+from .conftest import WAIT, Inside, kill, until
+
+Fresh = Callable[..., Any]
+Program = Callable[[str], str]
+
+
+class Mortal(Actor):
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def exit(self, code: int) -> None:
+        os._exit(code)
+
+    @endpoint
+    def read(self, path: str) -> str:
+        with open(path) as fifo:
+            return fifo.read()
+
+
+DEATHS = {
+    "SIGKILL": lambda mesh, pid: kill(pid),
+    "exit 3": lambda mesh, pid: mesh.exit.broadcast(3),
+    "exit 0": lambda mesh, pid: mesh.exit.broadcast(0),
+}
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_dead_process_ends_what_is_in_flight_and_what_comes_after(
+    fresh: Fresh, tmp_path: Any, death: str
+) -> None:
+    procs = fresh(2)
+    busy = procs.spawn("busy", Mortal)
+    mortal = procs.spawn("mortal", Mortal)
+    victim = mortal.slice(gpus=0)
+    pid = victim.pid.call_one().get(timeout=WAIT)
+    fifo = str(tmp_path / "fifo")
+    os.mkfifo(fifo)
+    in_flight = [
+        busy.slice(gpus=0).read.call_one(fifo),
+        busy.read.call(fifo),
+        busy.slice(gpus=0).read.choose(fifo),
+        *list(busy.slice(gpus=0).read.stream(fifo)),
+        busy.slice(gpus=0).pid.call_one(),
+    ]
+    DEATHS[death](victim, pid)
+    for future in in_flight:
+        with pytest.raises(SupervisionError):
+            future.get(timeout=WAIT)
+    for attempt in (
+        lambda: victim.pid.call_one(),
+        lambda: mortal.pid.call(),
+        lambda: victim.pid.choose(),
+        lambda: next(iter(victim.pid.stream())),
+        lambda: mortal.initialized,
+        lambda: procs.initialized,
+        lambda: procs.spawn("late", Mortal).pid.call(),
+    ):
+        with pytest.raises(SupervisionError):
+            attempt().get(timeout=WAIT)
+    with open(fifo, "w"):  # release the other rank
+        pass
+    assert mortal.slice(gpus=1).pid.call_one().get(timeout=WAIT) != pid
+    mortal.stop().get(timeout=WAIT)
+    procs.stop().get(timeout=WAIT)
+
+
+def test_a_call_to_a_new_mesh_ends_though_the_agent_is_dead(program: Program) -> None:
+    """Without the agent nothing can start; whoever asks for a process is told."""
+    said = program(
+        """
+        procs = this_host().spawn_procs(per_host={"gpus": 2})
+        old = procs.spawn("old", Echo)
+        old.echo.call(1).get(timeout=20)
+        os.kill(agent_pid(), signal.SIGKILL)
+        print(outcome(lambda: old.echo.call(1).get(timeout=20)))
+        print(outcome(lambda: old.echo.call(1).get(timeout=20)))
+        def again():
+            new = this_host().spawn_procs().spawn("new", Echo)
+            return new.echo.call(1).get(timeout=5)
+        print(outcome(again))
+        print(outcome(lambda: this_host().spawn_procs().initialized.get(timeout=5)))
+        print(outcome(lambda: procs.stop().get(timeout=5)))
+        print(outcome(lambda: this_host().spawn_procs().stop().get(timeout=5)))
+        """
+    ).split()
+    assert said.count("TimeoutError") == 0, said
+
+
+def test_calls_end_after_the_client_was_shut_down(program: Program) -> None:
+    said = program(
+        """
+        procs = this_host().spawn_procs(per_host={"gpus": 2})
+        old = procs.spawn("old", Echo)
+        old.echo.call(1).get(timeout=20)
+        shutdown_context().get(timeout=20)
+        print(outcome(lambda: old.echo.call(1).get(timeout=5)))
+        def again():
+            new = this_host().spawn_procs().spawn("new", Echo)
+            return new.echo.call(1).get(timeout=5)
+        print(outcome(again))
+        """
+    ).split()
+    assert said.count("TimeoutError") == 0, said
+
+
+def test_a_proc_whose_link_broke_does_not_survive_its_mesh(fresh: Fresh, proc: Any) -> None:
+    procs = fresh(1)
+    inside = procs.spawn("inside", Inside)
+    pid = inside.pid.call_one().get(timeout=WAIT)
+    uid = inside.uid.call_one().get(timeout=WAIT)
+    proc.reactor.call_soon(proc.links[uid].sock.shutdown, 2)
+    with pytest.raises(SupervisionError):
+        until(lambda: inside.pid.call_one().get(timeout=WAIT) and False)
+    watch = os.pidfd_open(pid)
+    try:
+        procs.stop().get(timeout=WAIT)
+        assert select.select([watch], [], [], 5)[0], "stop() is done, the process is not"
+    finally:
+        signal.pidfd_send_signal(watch, signal.SIGKILL)
+        os.close(watch)
+
+
+def test_a_long_reason_to_stop(fresh: Fresh) -> None:
+    """It must not upset what travels on the same link after it."""
+    procs = fresh(1)
+    first, second = procs.spawn("first", Mortal), procs.spawn("second", Taker)
+    first.pid.call_one().get(timeout=WAIT)
+    first.stop("because " * 50_000).get(timeout=WAIT)
+    for number in range(3):
+        data = bytes([number]) * 200_000
+        assert second.take.call_one(data).get(timeout=WAIT) == (len(data), number)
+
+
+class Taker(Actor):
+    @endpoint
+    def take(self, data: bytes) -> tuple[int, int]:
+        return len(data), data[-1]
+
+
+def test_a_process_that_never_becomes_a_proc(program: Program) -> None:
+    """A command that does not speak to us is given up after the configured time."""
+    said = program(
+        """
+        configure(host_spawn_ready_timeout="1s", mesh_proc_spawn_max_idle="1s")
+        command = BootstrapCommand("/bin/sleep", None, ["1000"], {})
+        procs = this_host().spawn_procs(bootstrap_command=command)
+        print(outcome(lambda: procs.spawn("x", Echo).echo.call(1).get(timeout=10)))
+        """
+    )
+    assert said != "TimeoutError"
+
+
+def test_a_forked_child_writes_into_nobodys_file(program: Program) -> None:
+    """What a child inherits of the runtime must not act there, least of all from a finaliser."""
+    said = program(
+        """
+        import numpy
+        echo = this_host().spawn_procs().spawn("echo", Echo)
+        array = echo.echo.call_one(numpy.ones(200_000)).get(timeout=20)
+        read, write = os.pipe()
+        if not os.fork():
+            files = [os.open(f"file-{n}", os.O_RDWR | os.O_CREAT) for n in range(40)]
+            del array
+            gc.collect()
+            bad = [fd for fd in files if os.fstat(fd).st_size]
+            os.write(write, repr(bad).encode())
+            os._exit(0)
+        os.wait()
+        print(os.read(read, 1000).decode())
+        """
+    )
+    assert said == "[]"
+
+
+def test_a_forked_child_keeps_what_it_sees(program: Program) -> None:
+    """The parent drops an array: its segment must not be filled anew under the child's eyes."""
+    said = program(
+        """
+        import numpy
+        echo = this_host().spawn_procs().spawn("echo", Echo)
+        array = echo.echo.call_one(numpy.full(200_000, 1.0)).get(timeout=20)
+        go, ready = os.pipe()
+        read, write = os.pipe()
+        if not os.fork():
+            os.read(go, 1)
+            os.write(write, repr(set(array.tolist())).encode())
+            os._exit(0)
+        del array
+        for n in range(2, 20):
+            echo.echo.call_one(numpy.full(200_000, float(n))).get(timeout=20)
+        os.write(ready, b"x")
+        os.wait()
+        print(os.read(read, 1000).decode())
+        """
+    )
+    assert said == "{1.0}"
+
+
+def test_what_cannot_be_rebuilt_says_so_each_time(fresh: Fresh) -> None:
+    mesh = fresh(1).spawn("maker", Maker)
+    answers = mesh.make.call().get(timeout=WAIT)
+    errors = []
+    for _ in range(2):
+        with pytest.raises(Exception) as caught:
+            answers.values()
+        errors.append(repr(caught.value))
+    assert errors == ["ValueError('cannot be rebuilt')"] * 2
+
+
+class Fragile:
+    def __init__(self) -> None:
+        self.data = bytes(200_000)
+
+    def __setstate__(self, state: Any) -> None:
+        raise ValueError("cannot be rebuilt")
+
+
+class Maker(Actor):
+    @endpoint
+    def make(self) -> Fragile:
+        return Fragile()

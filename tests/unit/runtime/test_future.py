@@ -1,0 +1,173 @@
+"""Futures and receives under races: one outcome, seen by everybody, and no message lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from monarch._engine.mesh.future import _ERROR, _VALUE, Future
+from monarch.actor import Channel
+
+WAIT = 30.0
+
+
+class Racy(list[Any]):
+    """A list of waiters whose resolver runs between a look and the removal."""
+
+    def __contains__(self, item: object) -> bool:
+        found = super().__contains__(item)
+        if found:
+            self.remove(item)
+        return found
+
+
+def test_a_time_out_while_the_result_arrives() -> None:
+    future: Future[int] = Future._new()
+    future._waiters = Racy()
+    with contextlib.suppress(TimeoutError):
+        future.get(timeout=0)
+    future._resolve(_VALUE, 1)
+    assert future.get(timeout=WAIT) == 1
+
+
+def test_many_threads_and_loops_see_the_same_result() -> None:
+    for outcome in ((_VALUE, object()), (_ERROR, ValueError("no"))):
+        future: Future[Any] = Future._new()
+        seen: list[Any] = []
+        ready = threading.Barrier(13)
+
+        def look(future: Any = future, seen: Any = seen, ready: Any = ready) -> None:
+            ready.wait(WAIT)
+            seen.append(future.exception(timeout=WAIT) or future.get(timeout=WAIT))
+
+        def look_async(future: Any = future, seen: Any = seen, ready: Any = ready) -> None:
+            async def one() -> None:
+                try:
+                    seen.append(await future)
+                except ValueError as error:
+                    seen.append(error)
+
+            async def all_of_them() -> None:
+                tasks = [asyncio.ensure_future(one()) for _ in range(5)]
+                mirror = future.as_asyncio()
+                ready.wait(WAIT)
+                await asyncio.gather(*tasks)
+                error = await asyncio.wait_for(asyncio.wait([mirror]), WAIT) and mirror.exception()
+                seen.append(error or mirror.result())
+
+            asyncio.run(all_of_them())
+
+        threads = [threading.Thread(target=look) for _ in range(8)]
+        threads += [threading.Thread(target=look_async) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        ready.wait(WAIT)
+        future._resolve(*outcome)
+        for thread in threads:
+            thread.join(WAIT)
+        assert len(seen) == 8 + 4 * 6
+        assert all(value is outcome[1] for value in seen)
+        assert future._waiters == []
+
+
+def test_resolving_twice_changes_nothing() -> None:
+    future: Future[int] = Future._new()
+    assert future._resolve(_VALUE, 1)
+    assert not future._resolve(_ERROR, ValueError())
+    assert future.get() == 1
+
+
+def test_short_time_outs_lose_no_message() -> None:
+    """A receive that gives up leaves what it did not return to the next one."""
+    port, receiver = Channel[int].open()
+    count = 30_000
+    sender = threading.Thread(target=lambda: [port.send(number) for number in range(count)])
+    sender.start()
+    got = []
+    while sender.is_alive() or receiver._queue.messages:
+        with contextlib.suppress(TimeoutError):
+            got.append(receiver.recv().get(timeout=0))
+    sender.join()
+    with contextlib.suppress(TimeoutError):
+        while True:
+            got.append(receiver.recv().get(timeout=0))
+    assert got == list(range(count))
+
+
+def test_a_cancelled_receive_takes_no_message() -> None:
+    port, receiver = Channel[int].open()
+
+    async def program() -> int:
+        waiting = asyncio.ensure_future(asyncio.wait_for(receiver.recv(), WAIT))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+        port.send(7)
+        return await asyncio.wait_for(receiver.recv(), 5)
+
+    assert asyncio.run(program()) == 7
+
+
+def test_receives_of_many_threads_share_the_messages() -> None:
+    port, receiver = Channel[int].open()
+    got: list[int] = []
+
+    def consume() -> None:
+        while (number := receiver.recv().get(timeout=WAIT)) >= 0:
+            got.append(number)
+
+    def produce(first: int) -> None:
+        for number in range(first, first + 1000):
+            port.send(number)
+
+    consumers = [threading.Thread(target=consume) for _ in range(4)]
+    producers = [threading.Thread(target=produce, args=(n * 1000,)) for n in range(4)]
+    for thread in consumers + producers:
+        thread.start()
+    for thread in producers:
+        thread.join(WAIT)
+    for _ in consumers:
+        port.send(-1)
+    for thread in consumers:
+        thread.join(WAIT)
+    assert sorted(got) == list(range(4000))
+
+
+def test_a_result_for_a_loop_that_is_gone(tmp_path: Any) -> None:
+    """The loop's descriptor is closed, and its number may be somebody's file by now."""
+    future: Future[int] = Future._new()
+    blocked: Future[int] = Future._new()
+
+    async def program() -> None:
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(asyncio.shield(future.as_asyncio()), 0)
+        task = asyncio.ensure_future(asyncio.wait_for(blocked, WAIT))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(program())
+    gc.collect()
+    files = [os.open(tmp_path / str(n), os.O_RDWR | os.O_CREAT) for n in range(16)]
+    try:
+        future._resolve(_VALUE, 1)
+        blocked._resolve(_VALUE, 2)
+        assert [os.fstat(fd).st_size for fd in files] == [0] * len(files)
+    finally:
+        for fd in files:
+            os.close(fd)
+    assert (future.get(), blocked.get()) == (1, 2)
+
+
+@pytest.mark.parametrize("bad", [-1, float("inf"), float("nan"), "1"])
+def test_impossible_time_outs(bad: Any) -> None:
+    with pytest.raises(ValueError, match="invalid timeout"):
+        Future._of(1).get(timeout=bad)
