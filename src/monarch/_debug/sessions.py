@@ -19,7 +19,7 @@ import asyncio
 import itertools
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from monarch._debug.commands import selects
 from monarch._debug.grid import grid
@@ -135,7 +135,7 @@ class DebugSession:
         while not self.stopped and not self.ended:
             await self.news()
 
-    def news(self) -> asyncio.Future[bool]:
+    def news(self) -> asyncio.Future[Literal[True]]:
         """Return a future that is done once there is output, a stop or the end, from now on."""
         self._news.clear()
         return asyncio.ensure_future(self._news.wait())

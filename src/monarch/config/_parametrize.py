@@ -72,19 +72,24 @@ def _parametrize(
 
         import pytest
 
-        wrapper: _Test
         if inspect.iscoroutinefunction(test):
 
             @functools.wraps(test)
-            async def wrapper(*args: Any, _config_overrides: dict[str, Any], **kwargs: Any) -> Any:
+            async def run_async(
+                *args: Any, _config_overrides: dict[str, Any], **kwargs: Any
+            ) -> Any:
                 with settings.configured(**_config_overrides):
                     return await test(*args, **kwargs)
+
+            wrapper: _Test = run_async
         else:
 
             @functools.wraps(test)
-            def wrapper(*args: Any, _config_overrides: dict[str, Any], **kwargs: Any) -> Any:
+            def run(*args: Any, _config_overrides: dict[str, Any], **kwargs: Any) -> Any:
                 with settings.configured(**_config_overrides):
                     return test(*args, **kwargs)
+
+            wrapper = run
 
         # pytest reads from the signature what a test wants.
         signature = inspect.signature(test)

@@ -36,13 +36,15 @@ import os
 import struct
 import warnings
 from contextlib import contextmanager
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from monarch._engine.base.address import BindSpec, ChannelTransport
 from monarch._engine.base.duration import format_duration, parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
 __all__ = ["KEYS", "Encoding", "Key", "Settings", "settings"]
 
@@ -122,11 +124,24 @@ def _int_from_text(text: str, bits: int = 64) -> int:
     return int(digits)
 
 
+def _accept_int_or_none(value: Any) -> int | None:
+    return None if value is None else _accept_int(value)
+
+
+def _int_or_none_from_text(text: str) -> int | None:
+    return None if text == "None" else _int_from_text(text)
+
+
 def _accept_float(value: Any) -> float:
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         raise TypeError(f"must be real number, not {type(value).__name__}")
     # Single precision, as the reference stores it, so that 0.01 reads back as it does there.
-    return cast("float", struct.unpack("f", struct.pack("f", value))[0])
+    single: float = struct.unpack("f", struct.pack("f", value))[0]
+    return single
+
+
+def _float_from_text(text: str) -> float:
+    return _accept_float(float(text))
 
 
 def _accept_str(value: Any) -> str:
@@ -137,6 +152,10 @@ def _accept_str(value: Any) -> str:
 
 def _accept_duration(value: Any) -> int:
     return parse_duration(_accept_str(value))
+
+
+def _in_seconds(nanoseconds: int) -> float:
+    return nanoseconds * _NANOSECOND
 
 
 def _accept_encoding(value: Any) -> Encoding:
@@ -154,17 +173,9 @@ def _encoding_from_text(text: str) -> Encoding:
 
 _BOOL = _Kind("true or false", _accept_bool, _bool_from_text)
 _INT = _Kind("a whole number", _accept_int, _int_from_text)
-_BYTE = _Kind(
-    "a number below 256",
-    lambda value: _accept_int(value, 8),
-    lambda text: _int_from_text(text, 8),
-)
-_INT_OR_NONE = _Kind(
-    "a whole number",
-    lambda value: None if value is None else _accept_int(value),
-    lambda text: None if text == "None" else _int_from_text(text),
-)
-_FLOAT = _Kind("a number", _accept_float, lambda text: _accept_float(float(text)))
+_BYTE = _Kind("a number below 256", partial(_accept_int, bits=8), partial(_int_from_text, bits=8))
+_INT_OR_NONE = _Kind("a whole number", _accept_int_or_none, _int_or_none_from_text)
+_FLOAT = _Kind("a number", _accept_float, _float_from_text)
 _STR = _Kind("text", _accept_str, _accept_str)
 _DURATION = _Kind(
     "a duration such as 30s or 1m 30s",
@@ -172,12 +183,10 @@ _DURATION = _Kind(
     parse_duration,
     show=format_duration,
     send=format_duration,
-    engine=lambda nanoseconds: nanoseconds * _NANOSECOND,
+    engine=_in_seconds,
 )
 _TRANSPORT = _Kind("a transport or an address", BindSpec, BindSpec)
-_ENCODING = _Kind(
-    "an encoding", _accept_encoding, _encoding_from_text, send=lambda encoding: encoding.name
-)
+_ENCODING = _Kind("an encoding", _accept_encoding, _encoding_from_text, send=attrgetter("name"))
 
 
 class Key(NamedTuple):
@@ -422,7 +431,7 @@ class Settings:
         self._warn_overridden(accepted)
 
     @contextmanager
-    def configured(self, **values: Any) -> Iterator[dict[str, Any]]:
+    def configured(self, **values: Any) -> Generator[dict[str, Any], None, None]:
         """``configure`` for the duration of a block; gives the effective configuration.
 
         Whatever is configured inside the block ends with it. The values hold for the whole
@@ -565,7 +574,7 @@ _DEFAULTS = {name: key.default for name, key in KEYS.items()}
 
 def _accept(values: Mapping[str, Any]) -> dict[str, Any]:
     """The stored form of user-given values, or the error of the first bad one."""
-    accepted = {}
+    accepted: dict[str, Any] = {}
     for name, value in values.items():
         if name in _IGNORED:
             continue

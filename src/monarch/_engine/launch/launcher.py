@@ -96,7 +96,7 @@ class Launcher:
 
     def run(self) -> None:
         """Serve until the agent's end of the socket closes; then end all children."""
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.set_wakeup_fd(self._child_out, warn_on_full_buffer=False)
         # Python 3.12 warns of forking with threads: numpy's BLAS has its own, made to be forked.
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
@@ -188,8 +188,8 @@ class Launcher:
         try:
             self._become_child(spec, fds)
             self._child_main(spec, fds[0], fds[1])
-        except BaseException:  # the last line of a process: say what happened, then end
-            sys.excepthook(*sys.exc_info())
+        except BaseException as error:  # the last line of a process: say what happened, then end
+            sys.excepthook(type(error), error, error.__traceback__)
         finally:
             os._exit(1)
 

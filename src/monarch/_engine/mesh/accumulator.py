@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
-from monarch._engine.mesh.endpoint import ActorEndpoint
+from monarch._engine.mesh.endpoint import Endpoint
 from monarch._engine.mesh.future import Future
 
 __all__ = ["Accumulator"]
 
-A = TypeVar("A")
+P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A")
 
 
-class Accumulator(Generic[A, R]):
+class Accumulator(Generic[P, R, A]):
     """Folds an endpoint's answers.
 
     Args:
@@ -23,14 +24,12 @@ class Accumulator(Generic[A, R]):
         combine: ``combine(accumulated, answer)``, in the order answers arrive.
     """
 
-    def __init__(
-        self, endpoint: ActorEndpoint[Any, R], identity: A, combine: Callable[[A, R], A]
-    ) -> None:
+    def __init__(self, endpoint: Endpoint[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
         self._endpoint = endpoint
         self._identity = identity
         self._combine = combine
 
-    def accumulate(self, *args: Any, **kwargs: Any) -> Future[A]:
+    def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
         """Call the endpoint now; the fold, which runs when observed, in the observer's thread.
 
         Errors of actors and of `combine` are raised unchanged.

@@ -10,7 +10,8 @@ import functools
 import inspect
 import logging
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.context import CreatorInstance, Instance, context, enter
@@ -31,9 +32,9 @@ __all__ = ["Actor", "ActorSpec", "check_actor_class", "endpoints_of"]
 class _NotAMesh:
     """A member that only meshes have."""
 
-    def __get__(self, instance: Any, owner: Any = None) -> NoReturn:
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
         if instance is None:
-            return self  # type: ignore[return-value]
+            return self
         raise NotImplementedError(
             "actor implementations are not meshes, but this class has the members of one so that "
             "type checkers accept them on a mesh annotated with the actor's class"
@@ -113,9 +114,7 @@ def endpoints_of(cls: type) -> dict[str, EndpointProperty[Any, Any]]:
 def check_actor_class(cls: type) -> bool:
     """Whether actors of `cls` are async. Raises ValueError for a class that mixes both kinds."""
     endpoints = endpoints_of(cls)
-    is_async = {
-        name: inspect.iscoroutinefunction(prop._method) for name, prop in endpoints.items()
-    }
+    is_async = {name: inspect.iscoroutinefunction(prop._method) for name, prop in endpoints.items()}
     asyncs = [name for name, flag in is_async.items() if flag]
     syncs = [name for name, flag in is_async.items() if not flag]
     if asyncs and syncs:
@@ -190,15 +189,16 @@ class _Behaviour:
 
     __slots__ = ("_cleanup", "_extents", "actor", "cell", "handlers", "instance")
 
-    def __init__(self, instance: Instance, actor: Any, cell: Cell) -> None:
+    def __init__(self, instance: Instance, actor: Actor, cell: Cell) -> None:
         self.instance = instance
         self.actor = actor
         self.cell = cell
         self.handlers: dict[str, Handler] = {}
         self._extents: dict[bytes, Extent] = {}
-        cls = type(actor)
+        cls: type = type(actor)
         for name, prop in endpoints_of(cls).items():
-            method = prop._method.__get__(actor, cls)
+            function: Any = prop._method
+            method: Callable[..., Any] = function.__get__(actor, cls)
             self.handlers[name] = Handler(
                 name,
                 method,

@@ -64,8 +64,8 @@ class ActorMesh(MeshTrait):
             raise AttributeError(name)
         prop = endpoints_of(self._class).get(name)
         if prop is not None:
-            endpoint = ActorEndpoint(self, name, prop, self._proc)
-            self.__dict__[name] = endpoint  # resolved once; later look-ups do not come here
+            endpoint: ActorEndpoint[Any, Any] = ActorEndpoint(self, name, prop, self._proc)
+            vars(self)[name] = endpoint  # resolved once; later look-ups do not come here
             return endpoint
         if not name.startswith("_") and hasattr(self._class, name):
             return NotAnEndpoint(self, name)
@@ -184,6 +184,13 @@ class _Acks(Future[Any]):
     """Resolves when every rank acknowledged, or its process is gone."""
 
     __slots__ = ("_acked", "_links", "_mesh", "_missing", "_port", "_tolerant")
+
+    _acked: list[bool]
+    _links: list[Any]
+    _mesh: ActorMesh
+    _missing: int
+    _port: int
+    _tolerant: bool
 
     def deliver(self, rank: int, flags: int, body: Any) -> None:
         if flags & FAILURE and not self._tolerant:

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,7 +22,7 @@ from monarch._engine.base.errors import format_remote
 from monarch._engine.base.failure import FAILED, STOPPED, Failure, MeshFailure
 from monarch._engine.base.identity import ActorAddr, Uid, normalize_label
 from monarch._engine.runtime.client import client_proc, when_forked
-from monarch._engine.runtime.dispatch import Died, end_by
+from monarch._engine.runtime.dispatch import Died, End, end_by
 from monarch._engine.shapes import Extent, Point
 from monarch._engine.shapes.extent import extent_of
 from monarch._engine.shapes.point import point_of
@@ -186,8 +186,10 @@ class Instance:
         return self._display
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("cannot pickle 'Instance' object; send context().actor_instance.creator "
-                        "or a mesh instead")
+        raise TypeError(
+            "cannot pickle 'Instance' object; send context().actor_instance.creator "
+            "or a mesh instead"
+        )
 
     # -- ownership -------------------------------------------------------------------------------
 
@@ -249,10 +251,10 @@ class Instance:
                     return
             except BaseException as error:  # a supervisor that raises fails its actor
                 end = self._fallen(failure, error)
-        grave, error = end or self._fallen(failure, None)
-        cell.abort(error or RuntimeError(grave.report()), grave)
+        grave, told = end or self._fallen(failure, None)
+        cell.abort(told or RuntimeError(grave.report()), grave)
 
-    def _fallen(self, child: Failure, raised: BaseException | None) -> Any:
+    def _fallen(self, child: Failure, raised: BaseException | None) -> End:
         assert self._cell is not None
         if raised is None:
             grave = Failure(str(self), FAILED, "", child=child)
@@ -329,7 +331,7 @@ def process_context() -> Context:
 
 
 @contextlib.contextmanager
-def as_process() -> Iterator[None]:
+def as_process() -> Generator[None, None, None]:
     """Act for the process, not for the actor whose code is running."""
     token = _context.set(process_context())
     try:
@@ -398,5 +400,3 @@ def _unhandled(failure: Failure) -> None:
             return
         # A real signal: it also ends a sleep or a join in the main thread.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-

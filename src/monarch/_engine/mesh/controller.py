@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from monarch._engine.mesh.actor import Actor
 from monarch._engine.mesh.actor_mesh import ActorMesh, spawn_actors
@@ -16,7 +17,8 @@ from monarch._engine.shapes import Shape
 
 __all__ = ["get_or_spawn_controller", "start_controllers"]
 
-T = TypeVar("T")
+P = ParamSpec("P")
+TActor = TypeVar("TActor", bound=Actor)
 _NAME = "controller_controller"
 
 
@@ -81,13 +83,20 @@ def _get_controller_controller() -> Any:
     )
 
 
-def get_or_spawn_controller(name: str, Class: type[T], *args: Any, **kwargs: Any) -> Future[T]:  # noqa: N803
+def get_or_spawn_controller(
+    name: str,
+    Class: Callable[P, TActor],  # noqa: N803 - the interface's name
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> Future[TActor]:
     """The controller called `name`, constructed as ``Class(*args, **kwargs)`` on first use.
 
     It runs in the client's process and outlives whoever asked for it; use `call_one` on it. Later
     calls return the same actor and ignore class and arguments. Once a controller has failed, its
     name raises `ActorError`.
     """
-    check_constructor(Class, args, kwargs)
-    result: Future[T] = _get_controller_controller().get_or_spawn.call_one(name, Class, args, kwargs)
-    return result
+    cls = check_constructor(Class, args, kwargs)
+    found: Future[TActor] = _get_controller_controller().get_or_spawn.call_one(
+        name, cls, args, kwargs
+    )
+    return found

@@ -14,17 +14,18 @@ from __future__ import annotations
 import inspect
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import (
     TYPE_CHECKING,
     Any,
+    Concatenate,
     Generic,
     Literal,
     NoReturn,
     ParamSpec,
     Protocol,
     TypeVar,
-    cast,
+    overload,
 )
 
 from monarch._engine.base.errors import SupervisionError
@@ -34,12 +35,11 @@ from monarch._engine.mesh.value_mesh import ValueMesh
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.dispatch import call_meta, rebuild_error
 from monarch._engine.runtime.proc import Proc, Verdict
-from monarch._engine.wire.frame import CALL, ERROR, FAILURE, pack
+from monarch._engine.wire.frame import CALL, FAILURE, pack
 
 if TYPE_CHECKING:
     from monarch._engine.mesh.actor_mesh import ActorMesh
     from monarch._engine.mesh.port import Port, PortRef
-    from monarch._engine.shapes import Shape
 
 __all__ = [
     "ActorEndpoint",
@@ -73,7 +73,7 @@ class Endpoint(Protocol[P, R_co]):
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...
 
 
-class EndpointProperty(Generic[P, R]):
+class EndpointProperty(Generic[P, R_co]):
     """A method marked as an endpoint. Not callable: actors are called through their mesh."""
 
     def __init__(
@@ -95,7 +95,13 @@ class EndpointProperty(Generic[P, R]):
             self._explicit_response_port = True
         self.__doc__ = method.__doc__
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    # A mesh is annotated with the actor's class: to a type checker, an instance's attribute is the
+    # endpoint of the mesh. At run time meshes are no instances, and this is all there is to see.
+    @overload
+    def __get__(self, instance: None, owner: type) -> EndpointProperty[P, R_co]: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Endpoint[P, R_co]: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -110,8 +116,73 @@ class EndpointProperty(Generic[P, R]):
         return f"<endpoint {self._method.__qualname__}>"
 
 
+class _Decorator(Protocol):
+    """``@endpoint(...)``"""
+
+    @overload
+    def __call__(
+        self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+    ) -> EndpointProperty[P, R]: ...
+    @overload
+    def __call__(self, method: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P, R]: ...
+
+
+class _PortDecorator(Protocol):
+    """``@endpoint(explicit_response_port=True)``"""
+
+    def __call__(
+        self, method: Callable[Concatenate[Any, Port[R], P], Coroutine[Any, Any, None] | None], /
+    ) -> EndpointProperty[P, R]: ...
+
+
+class _ConcurrentDecorator(Protocol):
+    """``@concurrent_endpoint(...)``"""
+
+    def __call__(
+        self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+    ) -> EndpointProperty[P, R]: ...
+
+
+@overload
 def endpoint(
-    method: Any = None,
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+    *,
+    propagate: Propagator = None,
+    explicit_response_port: Literal[False] = False,
+    instrument: bool = True,
+) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(
+    method: Callable[Concatenate[Any, P], R],
+    *,
+    propagate: Propagator = None,
+    explicit_response_port: Literal[False] = False,
+    instrument: bool = True,
+) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(
+    method: Callable[Concatenate[Any, Port[R], P], Coroutine[Any, Any, None] | None],
+    *,
+    propagate: Propagator = None,
+    explicit_response_port: Literal[True],
+    instrument: bool = True,
+) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(
+    *,
+    propagate: Propagator = None,
+    explicit_response_port: Literal[False] = False,
+    instrument: bool = True,
+) -> _Decorator: ...
+@overload
+def endpoint(
+    *,
+    propagate: Propagator = None,
+    explicit_response_port: Literal[True],
+    instrument: bool = True,
+) -> _PortDecorator: ...
+def endpoint(
+    method: Callable[..., Any] | None = None,
     *,
     propagate: Propagator = None,
     explicit_response_port: bool = False,
@@ -132,15 +203,37 @@ def endpoint(
     <endpoint Adder.add>
     """
 
-    def decorate(method: Any) -> Any:
+    def decorate(method: Callable[..., Any]) -> EndpointProperty[..., Any]:
         _check_propagate(propagate)
         return EndpointProperty(method, propagate, explicit_response_port, instrument)
 
     return decorate if method is None else decorate(method)
 
 
+@overload
 def concurrent_endpoint(
-    method: Any = None,
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+    *,
+    propagate: Propagator = None,
+    explicit_response_port: Literal[False] = False,
+    instrument: bool = True,
+) -> EndpointProperty[P, R]: ...
+@overload
+def concurrent_endpoint(
+    *,
+    propagate: Propagator = None,
+    explicit_response_port: Literal[False] = False,
+    instrument: bool = True,
+) -> _ConcurrentDecorator: ...
+@overload
+def concurrent_endpoint(
+    *,
+    propagate: Propagator = None,
+    explicit_response_port: Literal[True],
+    instrument: bool = True,
+) -> _PortDecorator: ...
+def concurrent_endpoint(
+    method: Callable[..., Any] | None = None,
     *,
     propagate: Propagator = None,
     explicit_response_port: bool = False,
@@ -152,9 +245,9 @@ def concurrent_endpoint(
     ValueError for a plain method and for one that is an `endpoint` already.
     """
 
-    def decorate(method: Any) -> Any:
+    def decorate(method: Any) -> EndpointProperty[..., Any]:
         if isinstance(method, EndpointProperty):
-            raise ValueError(
+            raise ValueError(  # noqa: TRY004 - the interface's choice
                 "concurrent_endpoint does not wrap @endpoint; pass endpoint options to "
                 "@concurrent_endpoint"
             )
@@ -241,10 +334,15 @@ def lost_error(endpoint: ActorEndpoint[Any, Any], rank: int, verdict: Verdict) -
     return SupervisionError(failure.report(), endpoint.name)
 
 
-class _Reply(Future[R]):
+class _Reply(Future[R_co]):
     """The answer of one actor."""
 
     __slots__ = ("_endpoint", "_link", "_port", "_rank")
+
+    _endpoint: ActorEndpoint[Any, Any]
+    _link: Any
+    _port: int
+    _rank: int
 
     def deliver(self, rank: int, flags: int, body: Any) -> None:
         self._endpoint.proc.ports.pop(self._port, None)
@@ -266,6 +364,12 @@ class _Replies(Future[Any]):
     """The answers of all actors of a mesh; the first error settles it."""
 
     __slots__ = ("_bodies", "_endpoint", "_links", "_missing", "_port")
+
+    _bodies: list[Any]
+    _endpoint: ActorEndpoint[Any, Any]
+    _links: list[Any]
+    _missing: int
+    _port: int
 
     def deliver(self, rank: int, flags: int, body: Any) -> None:
         if flags:
@@ -292,18 +396,18 @@ class _Replies(Future[Any]):
         return ValueMesh._lazy(self._endpoint.mesh._shape, self._bodies)
 
 
-class ValueStream(Generic[R]):
+class ValueStream(Generic[R_co]):
     """An iterator of exactly one Future per actor, which resolve in the order answers arrive."""
 
-    def __init__(self, endpoint: ActorEndpoint[Any, R], count: int) -> None:
+    def __init__(self, endpoint: ActorEndpoint[Any, R_co], count: int) -> None:
         self._endpoint = endpoint
-        self._futures: list[_Reply[R]] = []
-        self._unsettled: deque[_Reply[R]] = deque()
+        self._futures: list[_Reply[R_co]] = []
+        self._unsettled: deque[_Reply[R_co]] = deque()
         self._answered: set[int] = set()
         self._port = 0
         self._links: list[Any] = []
         for _ in range(count):
-            future: _Reply[R] = _Reply._new()
+            future: _Reply[R_co] = _Reply._new()
             future._endpoint = endpoint
             future._link = None
             future._port = 0
@@ -312,10 +416,10 @@ class ValueStream(Generic[R]):
         self._unsettled.extend(self._futures)
         self._iterator = iter(self._futures)
 
-    def __iter__(self) -> Iterator[Future[R]]:
+    def __iter__(self) -> Iterator[Future[R_co]]:
         return self
 
-    def __next__(self) -> Future[R]:
+    def __next__(self) -> Future[R_co]:
         return next(self._iterator)
 
     def __len__(self) -> int:
@@ -342,7 +446,7 @@ class ValueStream(Generic[R]):
 # -- calling -------------------------------------------------------------------------------------
 
 
-class ActorEndpoint(Generic[P, R]):
+class ActorEndpoint(Generic[P, R_co]):
     """One endpoint of one mesh. The adverbs send at once; results come through futures.
 
     Args:
@@ -355,7 +459,7 @@ class ActorEndpoint(Generic[P, R]):
     __slots__ = ("_check", "_links", "_meta", "mesh", "method", "proc", "prop")
 
     def __init__(
-        self, mesh: ActorMesh, method: str, prop: EndpointProperty[P, R], proc: Proc
+        self, mesh: ActorMesh, method: str, prop: EndpointProperty[P, R_co], proc: Proc
     ) -> None:
         self.mesh = mesh
         self.method = method
@@ -370,7 +474,7 @@ class ActorEndpoint(Generic[P, R]):
         """How errors call this call: ``mesh.method()``."""
         return f"{self.mesh._mesh_name}.{self.method}()"
 
-    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """Call the only actor of the mesh; its result.
 
         Raises ValueError at once unless the mesh has exactly one element.
@@ -380,14 +484,14 @@ class ActorEndpoint(Generic[P, R]):
             raise ValueError(f"call_one requires exactly 1 actor, but mesh has {len(links)}")
         return self._one(links, 0, args, kwargs)
 
-    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """Call one actor, picked uniformly at random; its result."""
         links = self._links or self._resolve()
         if not links:
             raise ValueError("choose requires at least 1 actor, but the mesh is empty")
         return self._one(links, _pick(len(links)), args, kwargs)
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]:
         """Call every actor; all results, in the mesh's shape. The first error settles the call."""
         links = self._links or self._resolve()
         self._check(args, kwargs)
@@ -404,11 +508,11 @@ class ActorEndpoint(Generic[P, R]):
         self._cast(links, args, kwargs, future._port, future)
         return future
 
-    def stream(self, *args: P.args, **kwargs: P.kwargs) -> ValueStream[R]:
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> ValueStream[R_co]:
         """Call every actor; an iterator of one Future each, resolving as answers arrive."""
         links = self._links or self._resolve()
         self._check(args, kwargs)
-        stream: ValueStream[R] = ValueStream(self, len(links))
+        stream: ValueStream[R_co] = ValueStream(self, len(links))
         stream._links = links
         if links:
             stream._port = self.proc.open_port(stream)
@@ -460,9 +564,9 @@ class ActorEndpoint(Generic[P, R]):
 
     def _one(
         self, links: list[Any], rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Future[R]:
+    ) -> Future[R_co]:
         self._check(args, kwargs)
-        future: _Reply[R] = _Reply._new()
+        future: _Reply[R_co] = _Reply._new()
         future._endpoint = self
         future._link = links[rank]
         future._rank = rank
@@ -493,7 +597,8 @@ class ActorEndpoint(Generic[P, R]):
             proc.wait_for_gate(link, uid, self.name)
         stream = payload.stream
         if stream is not None and link is not proc.local and link.queued <= link.queue_limit:
-            return cast(bool, link.send(pack(CALL, uid, port, rank, self._meta, stream, flags)))
+            sent: bool = link.send(pack(CALL, uid, port, rank, self._meta, stream, flags))
+            return sent
         ok = proc.send(link, CALL, uid, port, rank, self._meta, payload, flags)
         proc.sent(payload)
         return ok
@@ -557,7 +662,9 @@ def as_endpoint(
     Raises ValueError for anything but an undecorated method of a spawned mesh.
     """
     if not isinstance(not_an_endpoint, NotAnEndpoint):
-        raise ValueError("expected an method of a spawned actor")
+        raise ValueError(  # noqa: TRY004 - the interface's choice
+            "expected an method of a spawned actor"
+        )
     mesh = not_an_endpoint._mesh
     method = getattr(mesh._class, not_an_endpoint._name)
     prop: EndpointProperty[Any, Any] = EndpointProperty(method, propagate, explicit_response_port)
@@ -566,14 +673,15 @@ def as_endpoint(
 
 
 def send(
-    endpoint: ActorEndpoint[Any, Any],
+    endpoint: Endpoint[..., R],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    port: Port[Any] | None = None,
-    selection: str = "all",
+    port: Port[R] | None = None,
+    selection: Literal["all", "choose"] = "all",
 ) -> None:
     """Send to the selected actors; their results, or errors, go to `port` if there is one."""
-    endpoint._send(args, kwargs, None if port is None else port._port_ref, selection)
+    target: Any = endpoint  # an ActorEndpoint: the protocol is for annotations
+    target._send(args, kwargs, None if port is None else port._port_ref, selection)
 
 
 ActorEndpoint.__module__ = "monarch._rust_bindings.monarch_hyperactor.endpoint"

@@ -13,6 +13,7 @@ error. Observing never cancels: a timed-out `get` can be repeated.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -20,16 +21,20 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar
 
 from monarch._engine.runtime.client import client_proc
 
 if TYPE_CHECKING:
     import asyncio
+    import contextvars
+
+    from typing_extensions import Self
 
 __all__ = ["Future", "returns_future"]
 
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 P = ParamSpec("P")
 
 _PENDING = 0
@@ -41,7 +46,7 @@ _ERROR = 3
 _decoding = [threading.RLock() for _ in range(64)]
 
 
-class Future(Generic[R]):
+class Future(Generic[R_co]):
     """The result of an operation: block with `get`, or `await` it on any asyncio loop.
 
     Not constructible by programs; endpoint calls and mesh operations return it.
@@ -49,14 +54,18 @@ class Future(Generic[R]):
 
     __slots__ = ("__weakref__", "_content", "_state", "_waiters")
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+    _content: Any
+    _state: int
+    _waiters: list[Callable[[], object]]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         raise TypeError(
             "Future objects are returned by Monarch operations and cannot be constructed directly."
         )
 
     # -- for users -------------------------------------------------------------------------------
 
-    def get(self, timeout: float | None = None) -> R:
+    def get(self, timeout: float | None = None) -> R_co:
         """The result; blocks the calling thread until it is there, at most `timeout` seconds.
 
         Raises what the operation raised, or TimeoutError: the operation goes on, and a later
@@ -71,7 +80,7 @@ class Future(Generic[R]):
             self._block(timeout)
         return self._observe()
 
-    def result(self, timeout: float | None = None) -> R:
+    def result(self, timeout: float | None = None) -> R_co:
         """The same as `get`."""
         return self.get(timeout)
 
@@ -83,7 +92,7 @@ class Future(Generic[R]):
             return error
         return None
 
-    def as_asyncio(self) -> asyncio.Future[R]:
+    def as_asyncio(self) -> asyncio.Future[R_co]:
         """A real `asyncio.Future` with this one's outcome, bound to the running loop.
 
         Raises RuntimeError outside a running loop.
@@ -96,7 +105,7 @@ class Future(Generic[R]):
             raise RuntimeError("as_asyncio() requires a running asyncio event loop.") from None
         return self._attach(loop)
 
-    def __await__(self) -> Generator[Any, None, R]:
+    def __await__(self) -> Generator[Any, None, R_co]:
         import asyncio
 
         try:
@@ -107,13 +116,17 @@ class Future(Generic[R]):
             ) from None
         return self._await(loop)
 
-    def _await(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, R]:
+    def _await(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, R_co]:
         if self._state == _PENDING:
             self._drive_async(loop)
         if self._state == _PENDING:
             arrived = loop.create_future()
             self._notify(_gate(loop, arrived, None))
-            yield from arrived
+            try:
+                yield from arrived
+            except BaseException:
+                self._undrive()
+                raise
         return self._observe()
 
     def __reduce__(self) -> NoReturn:
@@ -126,21 +139,21 @@ class Future(Generic[R]):
     # -- for the runtime -------------------------------------------------------------------------
 
     @classmethod
-    def _new(cls) -> Any:
+    def _new(cls) -> Any:  # Any, since nothing here says of what type the result will be
         self = object.__new__(cls)
         self._state = _PENDING
         self._content = None
-        self._waiters: list[Callable[[], None]] = []
+        self._waiters = []
         return self
 
-    @classmethod
-    def _of(cls, value: R) -> Future[R]:
+    @staticmethod
+    def _of(value: R) -> Future[R]:
         self: Future[R] = Future._new()
         self._resolve(_VALUE, value)
         return self
 
-    @classmethod
-    def _failed(cls, error: BaseException) -> Future[Any]:
+    @staticmethod
+    def _failed(error: BaseException) -> Future[Any]:
         self: Future[Any] = Future._new()
         self._resolve(_ERROR, error)
         return self
@@ -148,7 +161,7 @@ class Future(Generic[R]):
     @staticmethod
     def _from_coro(coroutine: Coroutine[Any, Any, R]) -> Future[R]:
         """A future that runs `coroutine` when first observed."""
-        return _CoroutineFuture.of(coroutine)
+        return _CoroutineFuture.starting(lambda: coroutine, None)
 
     def _resolve(self, state: int, content: Any) -> bool:
         """Settle from any thread; False if it was settled before."""
@@ -176,9 +189,9 @@ class Future(Generic[R]):
         self._drive(None)
 
     def _undrive(self) -> None:
-        """Called when a blocking observation gave up."""
+        """Called when an observation gave up."""
 
-    def _notify(self, waiter: Callable[[], None]) -> None:
+    def _notify(self, waiter: Callable[[], object]) -> None:
         """Call `waiter` once when settled; at once if it is."""
         self._waiters.append(waiter)
         if self._state != _PENDING:
@@ -198,20 +211,25 @@ class Future(Generic[R]):
         if self._state != _PENDING:
             return
         try:
-            if timeout is None:
-                lock.acquire()
-            elif not lock.acquire(timeout=timeout) and self._state == _PENDING:
-                raise TimeoutError
+            if lock.acquire(timeout=-1 if timeout is None else timeout):
+                return
         except BaseException:
-            if lock.release in self._waiters:
-                self._waiters.remove(lock.release)
-            self._undrive()
+            self._give_up(lock.release)
             raise
+        self._give_up(lock.release)
+        if self._state == _PENDING:  # else the result came while we gave up: it is ours
+            raise TimeoutError
 
-    def _observe(self) -> R:
+    def _give_up(self, waiter: Callable[[], object]) -> None:
+        with contextlib.suppress(ValueError):  # the resolving thread has it already
+            self._waiters.remove(waiter)
+        self._undrive()
+
+    def _observe(self) -> R_co:
         state = self._state
         if state == _VALUE:
-            return cast(R, self._content)
+            content: R_co = self._content
+            return content
         if state == _ERROR:
             raise self._content.with_traceback(None)
         with _decoding[id(self) >> 4 & 63]:
@@ -227,8 +245,8 @@ class Future(Generic[R]):
                 self._state = _VALUE
         return self._observe()
 
-    def _attach(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[R]:
-        mirror: asyncio.Future[R] = loop.create_future()
+    def _attach(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[R_co]:
+        mirror: asyncio.Future[R_co] = loop.create_future()
 
         def copy() -> None:
             if mirror.done():
@@ -274,7 +292,7 @@ def _arrive(arrived: asyncio.Future[None]) -> None:
         arrived.set_result(None)
 
 
-def _check_timeout(timeout: float) -> None:
+def _check_timeout(timeout: Any) -> None:
     if not (isinstance(timeout, (int, float)) and math.isfinite(timeout) and timeout >= 0):
         raise ValueError(
             f"invalid timeout {timeout}: expected a non-negative, finite number of seconds"
@@ -298,19 +316,21 @@ def _warn_blocking() -> None:
     logging.getLogger(__name__).warning("Future.get() called from within an active event loop")
 
 
-class _CoroutineFuture(Future[R]):
+class _CoroutineFuture(Future[R_co]):
     """Runs a coroutine when first observed: on the observer's loop, or to its end in `get`."""
 
-    __slots__ = ("_context", "_coroutine", "_lock", "_start")
+    __slots__ = ("_context", "_lock", "_start")
 
-    @classmethod
-    def of(cls, coroutine: Coroutine[Any, Any, R]) -> Future[R]:
-        return cls.starting(lambda: coroutine, None)
+    _context: contextvars.Context | None
+    _lock: threading.Lock
+    _start: Callable[[], Coroutine[Any, Any, R_co]] | None
 
-    @classmethod
-    def starting(cls, start: Callable[[], Coroutine[Any, Any, R]], context: Any) -> Future[R]:
-        self: _CoroutineFuture[R] = cls._new()
-        self._start: Any = start
+    @staticmethod
+    def starting(
+        start: Callable[[], Coroutine[Any, Any, R]], context: contextvars.Context | None
+    ) -> Future[R]:
+        self: _CoroutineFuture[R] = _CoroutineFuture._new()
+        self._start = start
         self._context = context
         self._lock = threading.Lock()
         return self
@@ -356,7 +376,7 @@ class _CoroutineFuture(Future[R]):
         finally:
             loop.close()
 
-    def _settle(self, task: asyncio.Future[R]) -> None:
+    def _settle(self, task: asyncio.Future[Any]) -> None:
         if task.cancelled():
             import asyncio
 
@@ -405,5 +425,3 @@ def returns_future(
         return _CoroutineFuture.starting(lambda: function(*args, **kwargs), captured)
 
     return start
-
-

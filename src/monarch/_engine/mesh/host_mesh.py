@@ -156,14 +156,14 @@ class HostMesh(MeshTrait):
         if per_host is None:
             per_host = {}
         if not isinstance(per_host, dict):
-            raise AttributeError(
-                f"per_host must be a dict of dimension sizes such as {{'gpus': 8}}, not {per_host!r}"
+            raise AttributeError(  # noqa: TRY004 - the interface's choice
+                f"per_host must be a dict of sizes such as {{'gpus': 8}}, not {per_host!r}"
             )
         overlap = [label for label in per_host if label in self._labels]
         if overlap:
             raise ValueError(f"per_host labels {overlap} overlap with host labels {self._labels}")
         for label, size in per_host.items():
-            if not isinstance(size, int) or isinstance(size, bool):
+            if isinstance(size, bool) or not isinstance(size, int):
                 raise TypeError(f"per_host[{label!r}] must be an int, not {size!r}")
             if size < 1:
                 raise ValueError(f"per_host[{label!r}] must be at least 1, not {size}")

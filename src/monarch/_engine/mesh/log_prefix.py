@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any
-
 from monarch._engine.mesh.context import context
 from monarch._engine.runtime.client import when_ready
+from monarch._engine.runtime.proc import Proc
 
 __all__ = ["prefix_python_logs_with_actor"]
 
@@ -23,17 +22,14 @@ prefix_python_logs_with_actor = True
 class _ActorPrefix(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         # Empty messages are left alone: torch logs them and looks at the result.
-        if (
-            prefix_python_logs_with_actor
-            and record.msg
-            and not hasattr(record, "actor_prefix")
-        ):
-            record.actor_prefix = f"[actor={context().actor_instance}] "
-            record.msg = f"{record.actor_prefix}{record.msg}"
+        fields = vars(record)
+        if prefix_python_logs_with_actor and record.msg and "actor_prefix" not in fields:
+            prefix = fields["actor_prefix"] = f"[actor={context().actor_instance}] "
+            record.msg = f"{prefix}{record.msg}"
         return True
 
 
-def _install(proc: Any) -> None:
+def _install(_proc: Proc) -> None:
     prefix = _ActorPrefix()
     for handler in logging.getLogger().handlers:
         handler.addFilter(prefix)
@@ -46,7 +42,7 @@ def _install(proc: Any) -> None:
         handler.addFilter(prefix)
         add(self, handler)
 
-    logging.Logger.addHandler = add_handler  # type: ignore[method-assign]
+    setattr(logging.Logger, "addHandler", add_handler)  # noqa: B010 - it is a patch
 
 
 when_ready(_install)

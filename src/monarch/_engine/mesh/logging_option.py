@@ -288,7 +288,11 @@ def _shell() -> Any:
 def _flush_after_cells(shell: Any) -> None:
     if shell not in _shells:
         _shells.append(shell)
-        shell.events.register("post_run_cell", lambda *_: flush_all_proc_mesh_logs())
+        shell.events.register("post_run_cell", _after_cell)
+
+
+def _after_cell(_result: object) -> None:
+    flush_all_proc_mesh_logs()
 
 
 when_ready(_listen)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Channel", "Port", "PortReceiver", "RankedPortReceiver"]
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 NO_RANK = 0xFFFFFFFF
 
 
@@ -163,6 +164,9 @@ class _Receive(Future[Any]):
 
     __slots__ = ("_queue", "_ranked")
 
+    _queue: _Queue
+    _ranked: bool
+
     def _drive(self, timeout: float | None) -> None:
         queue = self._queue
         with queue.lock:
@@ -198,7 +202,7 @@ class _Receive(Future[Any]):
         return rank, value
 
 
-class PortReceiver(Generic[T]):
+class PortReceiver(Generic[T_co]):
     """The receiving end of a channel. Belongs to the process that opened it; not picklable."""
 
     _is_ranked = False
@@ -207,7 +211,7 @@ class PortReceiver(Generic[T]):
         self._queue = queue
         self._keep = keep  # the port is open as long as a receiver exists
 
-    def recv(self) -> Future[T]:
+    def recv(self) -> Future[T_co]:
         """The next message; futures are served in the order they are first observed."""
         queue = self._queue
         if queue.once:
@@ -219,7 +223,7 @@ class PortReceiver(Generic[T]):
         receive._ranked = self._is_ranked
         return receive
 
-    def ranked(self) -> RankedPortReceiver[T]:
+    def ranked(self) -> RankedPortReceiver[T_co]:
         """The same messages, each with the rank of the actor that answered."""
         return RankedPortReceiver(self._queue, self._keep)
 
@@ -227,7 +231,7 @@ class PortReceiver(Generic[T]):
         raise TypeError("cannot pickle 'PortReceiver' object; send the port, keep the receiver")
 
 
-class RankedPortReceiver(PortReceiver[T]):
+class RankedPortReceiver(PortReceiver[tuple[int, T_co]], Generic[T_co]):
     """Receives ``(rank, value)``: the row-major rank in the mesh that was addressed."""
 
     _is_ranked = True
@@ -254,33 +258,27 @@ class Channel(Generic[T]):
     """
 
     @staticmethod
-    def open(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
+    def open(once: bool = False) -> tuple[Port[T], PortReceiver[T]]:
         """A port and its receiver, owned by the current actor or the client."""
         instance = context().actor_instance
         proc = client_proc()
         queue = _Queue(once)
         number = proc.open_port(queue)
-        port: Port[Any] = Port(PortRef(proc.uid, number), instance)
-        if once:
-            port._once = True
-            return _OncePort.of(port), PortReceiver(queue, _OpenPort(proc, number))
+        ref = PortRef(proc.uid, number)
+        port: Port[T] = _OncePort(ref, instance) if once else Port(ref, instance)
         return port, PortReceiver(queue, _OpenPort(proc, number))
 
     @staticmethod
-    def open_ranked(once: bool = False) -> tuple[Port[Any], RankedPortReceiver[Any]]:
-        """The same, with a receiver that yields ``(rank, value)``."""
-        port, receiver = Channel.open()
+    def open_ranked(once: bool = False) -> tuple[Port[T], RankedPortReceiver[T]]:
+        """The same, with a receiver that yields ``(rank, value)``; `once` makes no difference."""
+        port, receiver = Channel[T].open()
         return port, receiver.ranked()
 
 
 class _OncePort(Port[T]):
     """A channel port that takes one message."""
 
-    @classmethod
-    def of(cls, port: Port[Any]) -> Port[Any]:
-        self: _OncePort[Any] = cls(port._port_ref, port._instance)
-        self._used = False
-        return self
+    _used = False
 
     def _post(self, obj: Any, flags: int) -> None:
         if self._used:
@@ -289,5 +287,6 @@ class _OncePort(Port[T]):
         super()._post(obj, flags)
 
 
+_public: type
 for _public in (Port, PortReceiver, RankedPortReceiver, Channel):
     _public.__module__ = "monarch._src.actor.actor_mesh"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from monarch._engine.base.errors import SupervisionError
 from monarch._engine.base.failure import Failure
@@ -20,7 +20,7 @@ from monarch._engine.mesh.context import Instance, context
 from monarch._engine.mesh.future import _ERROR, _VALUE, Future
 from monarch._engine.mesh.logging_option import LoggingManager, set_logging, when_printed
 from monarch._engine.runtime.client import client_proc
-from monarch._engine.runtime.proc import Verdict
+from monarch._engine.runtime.proc import Proc, Verdict
 from monarch._engine.shapes import MeshTrait, Shape, Slice
 from monarch._engine.shapes.point import point_of
 from monarch._engine.shapes.shape import shape_of
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from monarch._engine.mesh.host_mesh import HostMesh
+    from monarch._engine.runtime.reactor import Timer
 
 __all__ = [
     "ProcMesh",
@@ -43,7 +44,8 @@ __all__ = [
     "unregister_proc_mesh_spawn_callback",
 ]
 
-T = TypeVar("T")
+P = ParamSpec("P")
+TActor = TypeVar("TActor", bound=Actor)
 
 
 class ProcMesh(MeshTrait):
@@ -109,7 +111,13 @@ class ProcMesh(MeshTrait):
 
     # -- actors ----------------------------------------------------------------------------------
 
-    def spawn(self, name: str, Class: type[T], *args: Any, **kwargs: Any) -> T:  # noqa: N803
+    def spawn(
+        self,
+        name: str,
+        Class: Callable[P, TActor],  # noqa: N803 - the interface's name
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> TActor:
         """Run ``Class(*args, **kwargs)`` on every proc; the mesh of actors, at once.
 
         Constructors run in parallel, each on its actor's own thread; the first call waits for
@@ -117,10 +125,14 @@ class ProcMesh(MeshTrait):
         an endpoint named like a mesh member; TypeError for arguments that do not fit the
         constructor; what pickling the arguments raises.
         """
-        check_constructor(Class, args, kwargs)
+        cls = check_constructor(Class, args, kwargs)
+        mesh: Any  # to a type checker a mesh of actors is what its class says
         if self._stopping is not None:
-            return _StoppedMesh(Class, name, self)  # type: ignore[return-value]
-        return spawn_actors(self, name, Class, args, kwargs)  # type: ignore[return-value]
+            mesh = _StoppedMesh(cls, name, self)
+        else:
+            mesh = spawn_actors(self, name, cls, args, kwargs)
+        actors: TActor = mesh
+        return actors
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -249,9 +261,10 @@ def _already_stopped() -> RuntimeError:
     return RuntimeError("`ProcMesh` has already been stopped")
 
 
-def check_constructor(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_constructor(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type[Actor]:
+    """`cls`, if it is an actor class that takes these arguments; else ValueError or TypeError."""
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
-        raise ValueError(
+        raise ValueError(  # noqa: TRY004 - the interface's choice
             f"{cls} must subclass monarch.service.Actor to spawn it."
             " (The class is monarch.actor.Actor today.)"
         )
@@ -259,6 +272,7 @@ def check_constructor(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         import inspect
 
         inspect.signature(cls.__init__).bind(None, *args, **kwargs)
+    return cls
 
 
 class _StoppedMesh(ActorMesh):
@@ -276,12 +290,16 @@ class _StoppedMesh(ActorMesh):
         return Future._failed(_already_stopped())
 
 
-
-
 class _Ready(Future[Any]):
     """Asks every proc whether it is there."""
 
     __slots__ = ("_answered", "_links", "_missing", "_port", "_proc")
+
+    _answered: list[bool]
+    _links: list[Any]
+    _missing: int
+    _port: int
+    _proc: Proc
 
     @classmethod
     def of(cls, mesh: ProcMesh) -> Future[Any]:
@@ -341,7 +359,9 @@ def _proc_lost(rank: int, verdict: Verdict) -> BaseException:
 class _Stopped(Future[None]):
     """Resolves when every process of a mesh has ended."""
 
-    __slots__ = ("_missing", "_timer")
+    __slots__ = ("_timer",)
+
+    _timer: Timer | None
 
     @classmethod
     def of(cls, mesh: ProcMesh, reason: str) -> Future[None]:
@@ -407,5 +427,3 @@ def announce(mesh: ProcMesh) -> None:
     _active[mesh._base] = mesh
     for callback in list(_callbacks):
         callback(mesh)
-
-

@@ -6,7 +6,7 @@ import pprint
 import textwrap
 import threading
 from collections.abc import Generator, Iterable, Iterator
-from typing import Any, Generic, NoReturn, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar
 
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.shapes import MeshTrait, Point, Shape, Slice
@@ -16,6 +16,7 @@ from monarch._engine.shapes.shape import shape_of
 __all__ = ["ValueMesh"]
 
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
 _decoding = threading.RLock()
@@ -30,7 +31,7 @@ class _Undecoded:
         self.body = body
 
 
-class ValueMesh(MeshTrait, Generic[R]):
+class ValueMesh(MeshTrait, Generic[R_co]):
     """Values in the shape of a mesh.
 
     Args:
@@ -50,11 +51,10 @@ class ValueMesh(MeshTrait, Generic[R]):
     _shape: Shape
     _cells: list[Any]
 
-    def __init__(self, shape: Shape, values: list[R]) -> None:
+    def __init__(self, shape: Shape, values: list[R_co]) -> None:
         if len(values) != len(shape):
             raise ValueError(
-                f"invalid value mesh: expected {len(shape)} ranks, "
-                f"but contains {len(values)} ranks"
+                f"invalid value mesh: expected {len(shape)} ranks, but contains {len(values)} ranks"
             )
         _set(self, "_shape", shape)
         _set(self, "_cells", list(values))
@@ -72,21 +72,20 @@ class ValueMesh(MeshTrait, Generic[R]):
         pairs = dict(values)
         if sorted(pairs) != list(range(len(shape))):
             raise ValueError(
-                f"invalid value mesh: expected {len(shape)} ranks, "
-                f"but contains {len(pairs)} ranks"
+                f"invalid value mesh: expected {len(shape)} ranks, but contains {len(pairs)} ranks"
             )
         return ValueMesh(shape, [pairs[rank] for rank in range(len(shape))])
 
     def __class_getitem__(cls, item: Any) -> Any:
         return cls
 
-    def get(self, rank: int) -> R:
+    def get(self, rank: int) -> R_co:
         """The value of the local rank, 0 .. len - 1. Raises ValueError outside."""
         if not 0 <= rank < len(self._cells):
             raise ValueError(f"index {rank} out of range (len={len(self._cells)})")
         return self._at(rank)
 
-    def item(self, **coordinates: int) -> R:
+    def item(self, **coordinates: int) -> R_co:
         """The value at the coordinates; all dimensions are required.
 
         Raises KeyError for missing or unknown dimensions, IndexError outside the shape.
@@ -109,17 +108,17 @@ class ValueMesh(MeshTrait, Generic[R]):
             raise KeyError(f"item has extra dimensions: {list(rest)}")
         return self._at(rank)
 
-    def items(self) -> Generator[tuple[Point, R], None, None]:
+    def items(self) -> Generator[tuple[Point, R_co], None, None]:
         """Pairs of (point, value), row-major; points are relative to this mesh."""
         extent = self._shape.extent
         for rank in range(len(self._cells)):
             yield point_of(rank, extent), self._at(rank)
 
-    def values(self) -> list[R]:
+    def values(self) -> list[R_co]:
         """The values, row-major."""
         return [self._at(rank) for rank in range(len(self._cells))]
 
-    def __iter__(self) -> Iterator[tuple[Point, R]]:
+    def __iter__(self) -> Iterator[tuple[Point, R_co]]:
         return iter(self.items())
 
     def __len__(self) -> int:
@@ -133,7 +132,7 @@ class ValueMesh(MeshTrait, Generic[R]):
     def _labels(self) -> tuple[str, ...]:
         return tuple(self._shape.labels)
 
-    def _new_with_shape(self, shape: Shape) -> ValueMesh[R]:
+    def _new_with_shape(self, shape: Shape) -> ValueMesh[R_co]:
         ranks = self._shape.ranks()
         if ranks == list(range(len(ranks))):
             picked = [self._at(rank) for rank in shape.ranks()]
@@ -142,14 +141,15 @@ class ValueMesh(MeshTrait, Generic[R]):
             picked = [self._at(place[rank]) for rank in shape.ranks()]
         return ValueMesh(_dense(shape), picked)
 
-    def _at(self, rank: int) -> R:
-        value = self._cells[rank]
+    def _at(self, rank: int) -> R_co:
+        value: Any = self._cells[rank]
         if type(value) is _Undecoded:
             with _decoding:
                 value = self._cells[rank]
                 if type(value) is _Undecoded:
                     value = self._cells[rank] = decode_body(value.body)
-        return cast(R, value)
+        found: R_co = value
+        return found
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"ValueMesh is read-only: cannot set {name!r}")

@@ -167,7 +167,7 @@ class Agent:
         parent = self._members[message["parent"]]
         passed: list[int] = []
         ours: list[int] = []
-        procs = []
+        procs: list[dict[str, Any]] = []
         for index, uid in enumerate(message["uids"]):
             mine, theirs = socket.socketpair()
             control = self._connect(mine, f"proc {uid:x}")
@@ -445,5 +445,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-

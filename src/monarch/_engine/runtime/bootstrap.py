@@ -190,8 +190,8 @@ def _finalise() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         ctypes.CDLL(None).fflush(None)  # what C libraries printed: the exit below does not
-    except BaseException:  # the last line of a process: say what happened, then end
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:  # the last line of a process: say what happened, then end
+        sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     finally:
         os._exit(code)

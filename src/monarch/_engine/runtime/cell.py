@@ -319,4 +319,3 @@ class Cell:
         text = f"actor explicitly aborted due to: {format_remote(error)}"
         where = f"host {self.proc.hostname}, pid {os.getpid()}"
         return Failure(self.identity.display, FAILED, text, where=where)
-

@@ -63,17 +63,16 @@ def when_forked(callback: Callable[[], None]) -> None:
 
 def client_proc() -> Proc:
     """The proc of this process, made on first use: then it is the client of a new runtime."""
-    global _current
     if _current is not None:
         return _current
     with _lock:
-        if _current is not None:
-            return _current
-        raise_descriptor_limit()
-        proc = Proc(new_uid(), "local", spawn_cell, _refuse_stop, client=True)
-        proc.agent_lost = _agent_died
-        proc.start()
-        become(proc)
+        proc = current_proc()  # another thread may have come first
+        if proc is None:
+            raise_descriptor_limit()
+            proc = Proc(new_uid(), "local", spawn_cell, _refuse_stop, client=True)
+            proc.agent_lost = _agent_died
+            proc.start()
+            become(proc)
     return proc
 
 
@@ -91,13 +90,13 @@ def start_agent() -> None:
     global _agent_process
     proc = _current
     assert proc is not None
-    if not proc.client or _agent_process is not None:
+    if not proc.client:
         return
-    import subprocess  # a worker never needs it
-
     with _lock:
         if _agent_process is not None:
             return
+        import subprocess  # a worker never needs it
+
         ours, theirs = socket.socketpair()
         proc.adopt_agent(ours)
         root = os.path.dirname(__file__.rsplit("_engine", 1)[0].rstrip("/"))
@@ -132,7 +131,7 @@ def start_agent() -> None:
         proc.tell_agent(message)
 
 
-def _agent_died(reason: str) -> None:
+def _agent_died(_reason: str) -> None:
     proc = _current
     if proc is not None:
         proc.bury_everyone("the host agent of this machine ended unexpectedly")
@@ -140,7 +139,6 @@ def _agent_died(reason: str) -> None:
 
 def close_client(grace: float) -> None:
     """End the host agent and with it every process of this host. Blocks at most `grace` seconds."""
-    global _agent_process
     proc, process = _current, _agent_process
     if proc is None or process is None:
         return
@@ -179,7 +177,7 @@ def _paths() -> list[str]:
 
 
 def launch_spec() -> dict[str, Any]:
-    """What a new process inherits from this one: environment, cwd, path, configuration, as of now."""
+    """What a new process inherits from this one, as of now: environment, cwd, path, settings."""
     environ = dict(os.environ)
     return {
         "env": environ,
@@ -210,5 +208,3 @@ def _after_fork() -> None:
         proc.close_in_child()
     for callback in _forked:
         callback()
-
-

@@ -251,9 +251,7 @@ def send_error(
     cell.proc.post(link, frame.port, frame.rank, body, ERROR)
 
 
-def error_body(
-    message: str, error: BaseException, where: str = ""
-) -> tuple[str, str, Any, str]:
+def error_body(message: str, error: BaseException, where: str = "") -> tuple[str, str, Any, str]:
     """What an ERROR carries: message, traceback text, the pickled exception, its summary.
 
     The exception is pickled apart, so that one that cannot be pickled, or not be rebuilt by the
@@ -281,7 +279,7 @@ def rebuild_error(body: Any) -> ActorError:
     """The ActorError of an ERROR body; a stand-in takes the place of what cannot be rebuilt."""
     message, formatted, pickled, summary = decode_body(body)
     if pickled is None:
-        error: BaseException = RemoteException(summary)
+        error: Any = RemoteException(summary)
     else:
         try:
             error = decode_body(pickled)

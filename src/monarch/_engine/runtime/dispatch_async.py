@@ -146,15 +146,15 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
         if handled >= _YIELD_EVERY or tasks:
             handled = 0
             await asyncio.sleep(0)
-    await _finish_async(cell, tasks, *end)
+    await _finish_async(cell, tasks, *end)  # type: ignore[possibly-undefined]  # breaks set it
 
 
 def _absorb_cancel() -> None:
     """A cancellation hit the actor's own task: it ends one operation, not the actor."""
     task = asyncio.current_task()
-    if task is not None and hasattr(task, "uncancel"):
-        while task.uncancel():
-            pass
+    uncancel = getattr(task, "uncancel", None)  # Python 3.11 counts cancellations
+    while uncancel is not None and uncancel():
+        pass
 
 
 def _call_hidden(handler: Handler, args: Any, kwargs: Any) -> Any:

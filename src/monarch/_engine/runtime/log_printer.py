@@ -26,6 +26,7 @@ __all__ = ["LogPrinter"]
 
 _NAMES = {1: "stdout", 2: "stderr"}
 _LONGEST_WAIT = 3600.0
+_Item = dict[str, Any] | Callable[[], object] | None  # a message, a call, the end
 
 
 class LogPrinter:
@@ -37,7 +38,7 @@ class LogPrinter:
 
     def __init__(self, acknowledge: Callable[[int], None]) -> None:
         self._acknowledge = acknowledge
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._groups: dict[int, Aggregator] = {}
         self._mute: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="monarch-logs", daemon=True)
@@ -73,10 +74,10 @@ class LogPrinter:
             for item in self._next_items():
                 if item is None:
                     open_ = False
-                elif isinstance(item, dict):
-                    printed += self._handle(item)
-                else:
+                elif callable(item):
                     item()
+                else:
+                    printed += self._handle(item)
             now = time.monotonic()
             for group, lines in list(self._groups.items()):
                 if not open_ or (lines.deadline is not None and lines.deadline <= now):
@@ -84,7 +85,7 @@ class LogPrinter:
             if printed:
                 self._acknowledge(printed)
 
-    def _next_items(self) -> list[Any]:
+    def _next_items(self) -> list[_Item]:
         """Wait for the next item or the end of a window; all items that are there."""
         deadlines = [
             group.deadline for group in self._groups.values() if group.deadline is not None
@@ -92,7 +93,7 @@ class LogPrinter:
         wait = None
         if deadlines:
             wait = min(_LONGEST_WAIT, max(0.0, min(deadlines) - time.monotonic()))
-        items = []
+        items: list[_Item] = []
         try:
             items.append(self._queue.get(timeout=wait))
             while True:

@@ -377,7 +377,9 @@ class Proc:
             body = json.dumps(message, separators=(",", ":")).encode()
             agent.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=len(fds or ())), fds)
 
-    def _read(self, link: Link) -> None:
+    def _read(self, link: Link) -> bool:
+        """Handle what has arrived; False when nothing had, or the link is lost."""
+        frames: list[Frame] = []
         try:
             frames = link.receive(self.reactor.scratch)
             on = self._on
@@ -387,6 +389,8 @@ class Proc:
             link.lose(str(error))
         if link.lost is not None:
             self._on_lost(link)
+            return False
+        return bool(frames)
 
     def _body(self, link: Any, frame: Frame) -> Any:
         if not frame.flags & SEGMENT:
@@ -402,7 +406,7 @@ class Proc:
         self.reactor.call_soon(self._send_released, link)
 
     def _send_released(self, link: Link) -> None:
-        idents = []
+        idents: list[bytes] = []
         while link.released:
             idents.append(link.released.popleft().to_bytes(8, "little"))
         if idents:
@@ -485,9 +489,10 @@ class Proc:
     # -- the host agent's notices ----------------------------------------------------------------
 
     def _on_control(self, link: Any, frame: Frame) -> None:
-        if link is not self.agent:
+        agent = self.agent
+        if agent is None or link is not agent:
             raise ProtocolError(f"protocol error from {link.peer}: only the host agent controls")
-        fds = link.take_fds(frame.nfd)
+        fds = agent.take_fds(frame.nfd)
         message = json.loads(frame.body)
         op = message["op"]
         if op == "peer":
@@ -508,7 +513,7 @@ class Proc:
         link = self.links.get(uid)
         if isinstance(link, Link):
             # What it said before it ended still counts; a forked child may hold its sockets open.
-            while link.lost is None and self._drain(link):
+            while link.lost is None and self._read(link):
                 pass
             if link.lost is None:
                 link.lose(verdict.error)
@@ -517,17 +522,6 @@ class Proc:
                 self._bury(link, verdict)
         for callback in self._exit_sinks.pop(uid, ()):
             callback(verdict)
-
-    def _drain(self, link: Link) -> bool:
-        try:
-            frames = link.receive(self.reactor.scratch)
-            for frame in frames:
-                self._on[frame.kind](link, frame)
-        except ProtocolError as error:
-            link.lose(str(error))
-        if link.lost is not None:
-            self._on_lost(link)
-        return bool(frames) if link.lost is None else False
 
     def when_gone(self, uid: int, callback: Callable[[Verdict], None]) -> None:
         """Call `callback(verdict)` on the reactor thread once proc `uid` has ended."""
@@ -631,7 +625,7 @@ class Proc:
         `spec` is what all have in common, `procs` what each has of its own, with its ``uid`` (see
         launch.launcher). Failures come back as the end of the processes concerned.
         """
-        links = []
+        links: list[Link] = []
         for start in range(0, len(procs), _SPAWN_BATCH):
             batch = procs[start : start + _SPAWN_BATCH]
             pairs = [socket.socketpair() for _ in batch]
@@ -665,5 +659,3 @@ class Proc:
             if isinstance(link, Link) and link.sock.fileno() >= 0:
                 link.sock.close()
         self.reactor.close()
-
-

@@ -160,7 +160,7 @@ class Link:
                 self.want_write(self, False)
 
     def _gather(self) -> list[memoryview]:
-        buffers = []
+        buffers: list[memoryview] = []
         for data, fds in self._queue:
             if fds or len(buffers) == _MAX_IOV:
                 break

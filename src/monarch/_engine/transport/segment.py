@@ -195,7 +195,9 @@ def _copy(view: memoryview, offset: int, source: memoryview) -> int:
     Two, because one core does not saturate the memory of current machines, and more gain nothing.
     """
     nbytes = source.nbytes
-    if nbytes < _UNLOCKED or source.readonly:  # (the address of a read-only buffer is not to be had)
+    if (
+        nbytes < _UNLOCKED or source.readonly
+    ):  # (the address of a read-only buffer is not to be had)
         for at in range(0, nbytes, _COPY_STEP):
             step = min(_COPY_STEP, nbytes - at)
             view[offset + at : offset + at + step] = source[at : at + step]
@@ -248,9 +250,7 @@ def open_parts(
         shared = _warm_map(fd) if any(bulk for *_, bulk in parts) else None
         if used > os.fstat(fd).st_size or any(off + n > used for off, n, _ in parts):
             raise ValueError("segment table points outside its segment")
-        mapping = mmap.mmap(
-            fd, used, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
-        )
+        mapping = mmap.mmap(fd, used, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except struct.error as error:
         raise ValueError(f"segment table: {error}") from None
     finally:

@@ -34,7 +34,8 @@ class Bulk:
     def __reduce__(self) -> tuple[Any, ...]:
         # A buffer that says it is read-only arrives wrapped so that its address cannot be found:
         # this one looks writable, though nobody writes to it.
-        memory = (ctypes.c_char * len(self._content)).from_address(id(self._content) + _HEADER)
+        kind: Any = ctypes.c_char * len(self._content)
+        memory = kind.from_address(id(self._content) + _HEADER)
         memory.bulk = self._content  # keeps the bytes alive, and tells `is_bulk`
         return _build, (pickle.PickleBuffer(memory),)
 

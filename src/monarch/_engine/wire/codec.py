@@ -22,7 +22,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from monarch._engine.wire.bulk import BULK, Bulk
 from monarch._engine.wire.tensor import tensor_reducer
@@ -73,7 +73,7 @@ def _travels_by_name(obj: Any) -> bool:
 
 
 class _Pickler(pickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, _function_types):
             if _travels_by_name(obj):
                 return NotImplemented
@@ -92,7 +92,7 @@ def _reducer_of(kind: type) -> Reducer | None:
 class _Chunks(list[Any]):
     """The file a pickler writes to: keeps what it is given, copies nothing."""
 
-    write = list.append
+    write = list[Any].append
 
 
 class Payload:
@@ -126,7 +126,7 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], threshold: int) -
     """Encode the arguments of a call; plain scalars skip the pickler's set-up."""
     scalars = not kwargs
     for value in args:
-        kind = type(value)
+        kind: type = type(value)  # pyright: ignore[reportUnknownVariableType] - it is any
         if kind in _ATOMS:
             continue
         if kind is bytes and len(value) >= BULK:
@@ -145,7 +145,7 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], threshold: int) -
 
 def encode_result(value: Any, threshold: int) -> Payload:
     """Encode an endpoint's result; plain scalars skip the pickler's set-up."""
-    kind = type(value)
+    kind: type = type(value)  # pyright: ignore[reportUnknownVariableType] - it is any
     if kind in _ATOMS or (kind is str and len(value) < _SHORT):
         return Payload([_dumps(value, 5)], _NO_BUFFERS, threshold)
     return encode(_bulk(value), threshold)
@@ -201,7 +201,7 @@ def _by_value_pickler() -> Any:
             def __init__(self, file: io.IOBase, protocol: int, buffer_callback: Any) -> None:
                 super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
 
-            def reducer_override(self, obj: Any) -> Any:
+            def reducer_override(self, obj: object) -> Any:
                 reducer = _reducer_of(type(obj))
                 if reducer is not None:
                     return reducer(obj)
@@ -210,4 +210,4 @@ def _by_value_pickler() -> Any:
                 return super().reducer_override(obj)
 
         _by_value_class = ByValuePickler
-    return cast(Any, _by_value_class)
+    return _by_value_class

@@ -24,7 +24,7 @@ endpoint object, the receiver looks the bytes up in a table.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from monarch._engine.base.errors import ProtocolError
 
@@ -156,7 +156,8 @@ class FrameReader:
         at = 0
         end = len(data)
         unpack = HEADER.unpack_from
-        new = tuple.__new__  # a NamedTuple's own constructor costs three times as much
+        # A NamedTuple's own constructor costs three times as much. (This one's type is partial.)
+        new: Any = tuple.__new__  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         while end - at >= HEADER_SIZE:
             head = unpack(data, at)
             size, kind, flags, meta_len, dest, port, rank, nfd, check = head
