@@ -10,6 +10,7 @@ short fragments that programs match on.
 
 from __future__ import annotations
 
+import json
 import textwrap
 from typing import Any
 
@@ -70,6 +71,32 @@ class Failure:
             self.raised,
             self.where,
         )
+
+    def to_bytes(self) -> bytes:
+        """The wire form: JSON, so that nothing is unpickled by whoever reads it."""
+        return json.dumps(self._fields()).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes | bytearray) -> Failure:
+        """The inverse of `to_bytes`. Raises ValueError for anything else."""
+        try:
+            return Failure._of(json.loads(data))
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"not a failure: {error}") from None
+
+    def _fields(self) -> list[Any]:
+        child = None if self.child is None else self.child._fields()
+        own = (self.actor, self.kind, self.error, self.mesh_name, self.ranks)
+        return [*own, child, self.raised, self.where]
+
+    @staticmethod
+    def _of(fields: Any) -> Failure:
+        actor, kind, error, mesh_name, ranks, child, raised, where = fields
+        known = None if child is None else Failure._of(child)
+        if kind not in (FAILED, STOPPED) or not isinstance(error, str):
+            raise ValueError("not a failure")
+        ranks = tuple(int(rank) for rank in ranks)
+        return Failure(str(actor), kind, error, str(mesh_name), ranks, known, bool(raised), where)
 
     def event_text(self) -> str:
         """This event, with its child's below it."""

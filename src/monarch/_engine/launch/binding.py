@@ -7,15 +7,12 @@ in the child before any user code runs, and inherited by its threads. Outside Li
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 import sys
-from pathlib import Path
 
-__all__ = ["apply_binding", "parse_cpu_list"]
+__all__ = ["apply_binding", "parse_cpu_list", "resolve_binding"]
 
-_NODES = Path("/sys/devices/system/node")
+_NODES = "/sys/devices/system/node"
 _MPOL_BIND = 2
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261, "s390x": 270}
 
@@ -42,43 +39,57 @@ def parse_cpu_list(text: str) -> set[int]:
 
 def apply_binding(binding: dict[str, str]) -> None:
     """Apply `binding` to this process. Raises ValueError for impossible CPUs or nodes."""
-    if sys.platform != "linux" or not binding:
-        return
+    cpus, nodes = resolve_binding(binding)
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+    if nodes:
+        _bind_memory(nodes)
+
+
+def resolve_binding(binding: dict[str, str]) -> tuple[set[int], set[int]]:
+    """The CPUs and memory nodes that `binding` means here; empty where it says nothing.
+
+    Raises ValueError for CPUs this process may not use and for nodes the host does not have.
+    """
     cpus: set[int] = set()
+    nodes: set[int] = set()
+    if sys.platform != "linux":
+        return cpus, nodes
     for key in ("cpus", "physcpubind"):
         if key in binding:
             cpus |= parse_cpu_list(binding[key])
-    for node in parse_cpu_list(binding["cpunodebind"]) if "cpunodebind" in binding else ():
-        cpus |= _cpus_of_node(node)
-    if cpus:
-        try:
-            os.sched_setaffinity(0, cpus)
-        except OSError as error:
-            allowed = sorted(os.sched_getaffinity(0))
-            raise ValueError(
-                f"proc_bind: cannot bind to CPUs {sorted(cpus)}: {error.strerror}; "
-                f"this process may use {allowed}"
-            ) from None
+    if "cpunodebind" in binding:
+        for node in parse_cpu_list(binding["cpunodebind"]):
+            cpus |= _cpus_of_node(node)
+    allowed = os.sched_getaffinity(0)
+    if not cpus <= allowed:
+        raise ValueError(
+            f"proc_bind: cannot bind to CPUs {sorted(cpus)}: this process may use {sorted(allowed)}"
+        )
     if "membind" in binding:
-        _bind_memory(parse_cpu_list(binding["membind"]))
+        nodes = parse_cpu_list(binding["membind"])
+        for node in nodes:
+            _cpus_of_node(node)
+    return cpus, nodes
 
 
 def _cpus_of_node(node: int) -> set[int]:
-    path = _NODES / f"node{node}" / "cpulist"
     try:
-        return parse_cpu_list(path.read_text().strip())
+        with open(f"{_NODES}/node{node}/cpulist") as file:
+            return parse_cpu_list(file.read().strip())
     except OSError:
-        if node == 0 and not _NODES.exists():  # a kernel without NUMA has one node: everything
+        if node == 0 and not os.path.exists(_NODES):
+            # A kernel without NUMA has one node: everything.
             return set(os.sched_getaffinity(0))
         raise ValueError(f"proc_bind: this host has no NUMA node {node}") from None
 
 
 def _bind_memory(nodes: set[int]) -> None:
-    for node in nodes:
-        if not (_NODES / f"node{node}").exists() and (node or _NODES.exists()):
-            raise ValueError(f"proc_bind: this host has no NUMA node {node}")
+    import ctypes
+    import platform
+
     number = _SET_MEMPOLICY.get(platform.machine())
-    if number is None or not _NODES.exists():
+    if number is None or not os.path.exists(_NODES):
         return  # one node: every policy is the same
     mask = ctypes.c_ulong(sum(1 << node for node in nodes))
     libc = ctypes.CDLL(None, use_errno=True)

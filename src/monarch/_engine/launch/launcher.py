@@ -31,7 +31,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from monarch._engine.launch.binding import apply_binding
+from monarch._engine.launch.binding import apply_binding, resolve_binding
 from monarch._engine.wire.frame import CONTROL, FrameReader, pack
 
 __all__ = ["BOOT_VARIABLE", "ChildMain", "Launcher", "die_with_parent", "launch_key"]
@@ -171,6 +171,7 @@ class Launcher:
     def _start(self, spec: dict[str, Any], fds: list[int]) -> None:
         uid = spec["uid"]
         try:
+            resolve_binding(spec.get("bind") or {})  # an impossible one is reported, not inherited
             pid = self._execute(spec, fds) if spec.get("command") else self._fork(spec, fds)
         except (OSError, ValueError) as error:
             self._tell({"op": "exited", "uid": uid, "error": str(error)})

@@ -17,13 +17,11 @@ from monarch._engine.mesh.context import Instance, context
 from monarch._engine.mesh.endpoint import ActorEndpoint, NotAnEndpoint
 from monarch._engine.mesh.future import _ERROR, _RAW, _VALUE, Future
 from monarch._engine.mesh.mock import mock_of
-from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.spawn import ASYNC
 from monarch._engine.runtime.proc import OwnedMesh, Proc, Verdict, new_uid
 from monarch._engine.shapes import MeshTrait, Shape, Slice
 from monarch._engine.shapes.point import point_of
-from monarch._engine.wire.codec import Payload
 from monarch._engine.wire.frame import FAILURE, QUERY, SPAWN, STOP
 
 if TYPE_CHECKING:
@@ -140,9 +138,8 @@ class ActorMesh(MeshTrait):
             return future
         proc = self._proc
         future._port = proc.open_port(future)
-        payload = Payload([body], [], proc.threshold)
         for rank, link in enumerate(links):
-            if not proc.send(link, kind, self._uid, future._port, rank, b"", payload):
+            if not proc.say(link, kind, self._uid, future._port, rank, body):
                 verdict = proc.verdicts.get(link.uid)
                 if verdict is not None:
                     future.peer_lost(link, verdict)
@@ -192,7 +189,7 @@ class _Acks(Future[Any]):
     _port: int
     _tolerant: bool
 
-    def deliver(self, rank: int, flags: int, body: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         if flags & FAILURE and not self._tolerant:
             self._mesh._proc.close_port(self._port)
             self._resolve(_RAW, body)
@@ -207,7 +204,7 @@ class _Acks(Future[Any]):
         for rank, other in enumerate(self._links):
             if other is link and not self._acked[rank]:
                 if self._tolerant:
-                    self.deliver(rank, 0, None)
+                    self.deliver(rank, 0, None, link)
                 else:
                     self._mesh._proc.close_port(self._port)
                     self._resolve(_ERROR, self._lost(rank, verdict))
@@ -219,7 +216,7 @@ class _Acks(Future[Any]):
         return SupervisionError(failure.report())
 
     def _decode(self, content: Any) -> NoReturn:
-        failure: Failure = decode_body(content)
+        failure = Failure.from_bytes(content)
         raise SupervisionError(failure.report())
 
 

@@ -318,7 +318,7 @@ def check_of(prop: EndpointProperty[Any, Any]) -> _Check:
 
 def _settle_error(flags: int, body: Any, endpoint_name: str) -> BaseException:
     if flags & FAILURE:
-        failure: Failure = decode_body(body)
+        failure = Failure.from_bytes(body)
         return SupervisionError(failure.report(), endpoint_name)
     if flags & RAISE:
         error: BaseException = decode_body(body)
@@ -344,7 +344,7 @@ class _Reply(Future[R_co]):
     _port: int
     _rank: int
 
-    def deliver(self, rank: int, flags: int, body: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         self._endpoint.proc.ports.pop(self._port, None)
         self._resolve(_RAW, (flags, body))
 
@@ -371,7 +371,7 @@ class _Replies(Future[Any]):
     _missing: int
     _port: int
 
-    def deliver(self, rank: int, flags: int, body: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         if flags:
             self._endpoint.proc.ports.pop(self._port, None)
             self._resolve(_RAW, (flags, body))
@@ -425,7 +425,7 @@ class ValueStream(Generic[R_co]):
     def __len__(self) -> int:
         return len(self._futures)
 
-    def deliver(self, rank: int, flags: int, body: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         if self._unsettled:
             self._answered.add(rank)
             self._next(_RAW, (flags, body))
@@ -620,14 +620,16 @@ class ActorEndpoint(Generic[P, R_co]):
             for link in links:
                 if link.paused and uid in link.paused:
                     proc.wait_for_gate(link, uid, self.name)
+            try:
+                for rank, link in enumerate(links):
+                    if not proc.send(link, CALL, uid, port, rank, meta, payload, flags) and sink:
+                        self._unreachable(link, sink)
+            finally:
+                proc.sent(payload)
         except BaseException:
             if sink is not None:
                 proc.close_port(port)
             raise
-        for rank, link in enumerate(links):
-            if not proc.send(link, CALL, uid, port, rank, meta, payload, flags) and sink:
-                self._unreachable(link, sink)
-        proc.sent(payload)
 
     def _unreachable(self, link: Any, sink: Any) -> None:
         """The link is lost: tell the sink now if the reason is known; else `_bury` will."""

@@ -130,7 +130,7 @@ class _Settled(Future[bool]):
             set_level(proc, {**own, "captured": False})
         return self
 
-    def deliver(self, rank: int, flags: int, body: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         self._captured = self._captured and decode_body(body)
         self._done(rank)
 

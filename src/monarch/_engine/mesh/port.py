@@ -12,12 +12,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from monarch._engine.base.errors import SupervisionError
+from monarch._engine.base.failure import Failure
 from monarch._engine.mesh.context import context
 from monarch._engine.mesh.endpoint import RAISE
 from monarch._engine.mesh.future import _PENDING, _RAW, Future
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.dispatch import rebuild_error
+from monarch._engine.runtime.gauge import Gauge
 from monarch._engine.runtime.proc import Verdict
 from monarch._engine.wire.frame import FAILURE, POST
 
@@ -43,7 +45,14 @@ class PortRef(NamedTuple):
         proc = client_proc()
         if self.uid == proc.uid:
             return self.port
-        return proc.open_port(_Forward(proc, proc.link_to(self.uid), self.port))
+        port = _forwards.get(self)
+        if port is None:
+            link = proc.link_to(self.uid)
+            port = _forwards[self] = proc.open_port(_Forward(proc, link, self.port))
+        return port
+
+
+_forwards: dict[PortRef, int] = {}  # ports of other processes that answers were asked to go to
 
 
 class Port(Generic[T]):
@@ -104,6 +113,8 @@ class Port(Generic[T]):
         link = self._link
         if link is None:
             link = self._link = proc.link_to(uid)
+        if link.paused and port in link.paused:
+            proc.wait_for_gate(link, port, "Port.send")
         payload = proc.encode(obj)
         proc.send(link, POST, port, 0, self._rank, b"", payload, flags)
         proc.sent(payload)
@@ -119,16 +130,19 @@ def _rebuild_port(port_ref: PortRef, rank: int) -> Port[Any]:
 
 
 class _Forward:
-    """A port here that passes what arrives on to a port elsewhere."""
+    """A port here that passes what arrives on to a port elsewhere, undecoded."""
 
     def __init__(self, proc: Proc, link: Any, port: int) -> None:
         self._proc = proc
         self._link = link
         self._port = port
 
-    def deliver(self, rank: int, flags: int, body: Any) -> None:
-        # Re-encoded, since a segment belongs to the link it came on. Off the hot path.
-        payload = self._proc.encode(decode_body(body))
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+        if isinstance(body, (bytes, bytearray)):
+            self._proc.say(self._link, POST, self._port, 0, rank, bytes(body), flags)
+            return
+        # A segment belongs to the link it came on: copied once more, off the hot path.
+        payload = body.copy(self._proc.threshold)
         self._proc.send(self._link, POST, self._port, 0, rank, b"", payload, flags)
         self._proc.sent(payload)
 
@@ -139,14 +153,16 @@ class _Forward:
 class _Queue:
     """What a receiver shares with its ranked view: messages, and receives in line."""
 
-    def __init__(self, once: bool) -> None:
-        self.lock = threading.Lock()
+    def __init__(self, proc: Proc, once: bool) -> None:
+        self.lock = threading.RLock()  # a finaliser may send to a port here at any time
         self.messages: deque[Any] = deque()
         self.line: deque[_Receive] = deque()
         self.once = once
         self.used = False
+        self.port = proc.open_port(self)
+        self.gauge = Gauge(proc, self.port, self.messages.__len__)
 
-    def deliver(self, rank: int, flags: int, body: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         with self.lock:
             message = (rank, flags, body)
             while self.line:
@@ -154,13 +170,24 @@ class _Queue:
                 if receive._resolve(_RAW, message):
                     return
             self.messages.append(message)
+        self.gauge.put(link, _size(body), len(self.messages))
+
+    def take(self) -> Any:
+        """The next message; call it under the lock, and only if there is one."""
+        message = self.messages.popleft()
+        self.gauge.take(_size(message[2]))
+        return message
 
     def peer_lost(self, link: Any, verdict: Verdict) -> None:
         """A channel has no fixed senders: one that is gone takes nothing away."""
 
 
+def _size(body: Any) -> int:
+    return 0 if body is None else len(body)
+
+
 class _Receive(Future[Any]):
-    """A receive: takes its place in line when first observed, gives it up on a timeout."""
+    """A receive: takes its place in line when first observed, gives it up with the observation."""
 
     __slots__ = ("_queue", "_ranked")
 
@@ -173,7 +200,7 @@ class _Receive(Future[Any]):
             if self._state != _PENDING or self in queue.line:
                 return
             if queue.messages:
-                self._resolve(_RAW, queue.messages.popleft())
+                self._resolve(_RAW, queue.take())
             else:
                 queue.line.append(self)
 
@@ -188,7 +215,7 @@ class _Receive(Future[Any]):
         if flags & RAISE:
             raise decode_body(body)
         if flags & FAILURE:
-            raise SupervisionError(decode_body(body).report())
+            raise SupervisionError(Failure.from_bytes(body).report())
         if flags:
             raise rebuild_error(body)
         value = decode_body(body)
@@ -262,8 +289,8 @@ class Channel(Generic[T]):
         """A port and its receiver, owned by the current actor or the client."""
         instance = context().actor_instance
         proc = client_proc()
-        queue = _Queue(once)
-        number = proc.open_port(queue)
+        queue = _Queue(proc, once)
+        number = queue.port
         ref = PortRef(proc.uid, number)
         port: Port[T] = _OncePort(ref, instance) if once else Port(ref, instance)
         return port, PortReceiver(queue, _OpenPort(proc, number))

@@ -311,7 +311,7 @@ class _Ready(Future[Any]):
         self._port = proc.open_port(self)
         for rank, link in enumerate(self._links):
             if link is proc.local:
-                self.deliver(rank, 0, None)
+                self.deliver(rank, 0, None, link)
             elif not link.send(pack(QUERY, 0, self._port, rank, b"", b"")):
                 verdict = proc.verdicts.get(link.uid)
                 if verdict is not None:
@@ -332,7 +332,7 @@ class _Ready(Future[Any]):
         else:
             self._one_less()
 
-    def deliver(self, rank: int, flags: int, body: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         if not self._answered[rank]:
             self._answered[rank] = True
             self._one_less()

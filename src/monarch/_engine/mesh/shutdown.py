@@ -67,12 +67,8 @@ def _shut_down(proc: Proc, grace: float) -> None:
     root = contexts._process_context
     if root is not None:
         root.actor_instance._stop_meshes(grace)
-    close_client(_EXIT_GRACE)
+    close_client(_EXIT_GRACE, Verdict(STOPPED, "stop host"))
     close_printer(_EXIT_GRACE)
-    # Nobody answers any more: whoever still waits, or calls, is told so.
-    for uid, link in list(proc.links.items()):
-        if link is not proc.local:
-            proc.verdicts.setdefault(uid, Verdict(STOPPED, "stop host"))
 
 
 def _at_exit(proc: Proc) -> None:

@@ -23,12 +23,23 @@ _decoding = threading.RLock()
 
 
 class _Undecoded:
-    """A value still as bytes; decoded once, by whoever looks first."""
+    """A value still as bytes; decoded once, by whoever looks first. Keeps the error if it cannot."""
 
-    __slots__ = ("body",)
+    __slots__ = ("_body", "error")
 
     def __init__(self, body: Any) -> None:
-        self.body = body
+        self._body = body
+        self.error: Any = None
+
+    def decode(self) -> Any:
+        """The value, or this with its `error` set."""
+        if self.error is None:
+            try:
+                return decode_body(self._body)
+            except BaseException as error:  # raised at every look, as the same error
+                self.error = error
+                self._body = None
+        return self
 
 
 class ValueMesh(MeshTrait, Generic[R_co]):
@@ -147,7 +158,9 @@ class ValueMesh(MeshTrait, Generic[R_co]):
             with _decoding:
                 value = self._cells[rank]
                 if type(value) is _Undecoded:
-                    value = self._cells[rank] = decode_body(value.body)
+                    value = self._cells[rank] = value.decode()
+        if type(value) is _Undecoded:
+            raise value.error.with_traceback(None)
         found: R_co = value
         return found
 

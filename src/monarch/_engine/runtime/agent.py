@@ -31,6 +31,7 @@ import subprocess
 import sys
 from typing import Any
 
+from monarch._engine.base.errors import ProtocolError
 from monarch._engine.base.failure import FAILED, STOPPED
 from monarch._engine.launch.launcher import Launcher, die_with_parent, launch_key
 from monarch._engine.runtime.log_relay import LogRelay
@@ -44,6 +45,21 @@ _FRAME_LIMIT = 64 << 20
 _QUEUE_LIMIT = 1 << 40  # control messages are small and few; the agent never waits
 _OUTPUT_WAIT = 5.0  # seconds that the news of an end waits for a stuck terminal to take the output
 _LAST_OUTPUT_WAIT = 0.5  # seconds that the agent's own end does
+
+
+# What procs and the client may ask, and what launchers report.
+_REQUESTS = {op: f"_on_{op}" for op in (
+    "autopsy",
+    "introduce",
+    "kill",
+    "log_flush",
+    "log_printed",
+    "logging",
+    "preload",
+    "ready",
+    "spawn",
+)}
+_REPORTS = {op: f"_on_{op}" for op in ("started", "exited")}
 
 
 class _Member:
@@ -60,6 +76,7 @@ class _Member:
         "parent",
         "pid",
         "pidfd",
+        "ready",
         "uid",
     )
 
@@ -72,6 +89,7 @@ class _Member:
         self.pidfd = -1
         self.captured = False  # its output comes by the relay
         self.exited = False
+        self.ready = True
         self.gone: tuple[str, str] | None = None
         self.askers: set[int] = set()
         self.children: set[int] = set()
@@ -131,8 +149,17 @@ class Agent:
         return link
 
     def _read(self, link: Link) -> None:
-        for frame in link.receive(self.reactor.scratch):
-            self._handle(link, frame)
+        try:
+            for frame in link.receive(self.reactor.scratch):
+                self._handle(link, frame)
+            if link.reader.refused is not None:
+                raise link.reader.refused
+        except (ProtocolError, ValueError, TypeError, LookupError) as error:
+            print(f"monarch: {link.peer} sent what it must not: {error}", file=sys.stderr)
+            link.lose(str(error))
+            member = self._members.get(link.uid)
+            if member is not None and member.uid != self._client_uid:
+                self._kill(member)  # it cannot be spoken to any more
         if link.lost is not None and link.fileno >= 0:
             self.reactor.unregister(link.fileno)
             self._links.pop(link.fileno, None)
@@ -154,7 +181,8 @@ class Agent:
     def _handle(self, link: Link, frame: Frame) -> None:
         fds = link.take_fds(frame.nfd)
         message = json.loads(frame.body)
-        kept = getattr(self, f"_on_{message['op']}")(link, message, fds)
+        table = _REPORTS if isinstance(link.owner, _LauncherLink) else _REQUESTS
+        kept = getattr(self, table[message["op"]])(link, message, fds)
         for fd in fds:
             if fd not in (kept or ()):
                 os.close(fd)
@@ -173,6 +201,8 @@ class Agent:
             control = self._connect(mine, f"proc {uid:x}")
             control.uid = uid
             self._members[uid] = _Member(uid, control, parent.uid, launcher)
+            member = self._members[uid]
+            member.ready = "command" not in message["procs"][index]  # a fork of ours is sure to come
             parent.children.add(uid)
             launcher.members.add(uid)
             handed = [theirs.detach()]
@@ -195,6 +225,25 @@ class Agent:
         )
         for fd in ours:
             os.close(fd)
+        uids = [uid for uid in message["uids"] if not self._members[uid].ready]
+        if uids:
+            patience = spec["ready_timeout"]
+            self.reactor.call_later(patience, lambda: self._check_ready(uids, patience))
+
+    def _on_ready(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        self._members[link.uid].ready = True
+
+    def _check_ready(self, uids: list[int], patience: float) -> None:
+        """Give up on executed commands that did not become procs."""
+        for uid in uids:
+            member = self._members.get(uid)
+            if member is not None and not member.ready and member.gone is None:
+                self._kill(member)
+                error = (
+                    f"error creating proc: its command did not become a proc within {patience:g} s "
+                    "(configuration key host_spawn_ready_timeout)"
+                )
+                self._gone(uid, FAILED, error)
 
     def _capture(self, uid: int, proc: dict[str, Any], options: dict[str, Any]) -> list[int]:
         """Pipes for the output of a new proc; what it is to have as stdout and stderr."""
@@ -233,6 +282,8 @@ class Agent:
         if member is not None and member.gone is None and asker.uid in member.askers:
             member.askers.discard(asker.uid)
             error = "the process this actor was running on closed its connection"
+            if asker.uid == member.parent:
+                self._kill(member)  # its owner can no longer reach it, not even to stop it
             self._tell(asker, {"op": "gone", "procs": [[uid, FAILED, error]]})
 
     def _on_kill(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:

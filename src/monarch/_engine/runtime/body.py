@@ -27,9 +27,17 @@ class MappedBody:
         self._released = released
 
     def load(self) -> Any:
-        fd, self._fd = self._fd, -1
-        stream, buffers = open_parts(self._table, fd, self._released)
+        stream, buffers = self._open()
         return decode(stream, buffers)
+
+    def copy(self, threshold: int) -> Payload:
+        """The same payload for another link, not decoded."""
+        stream, buffers = self._open()
+        return Payload([bytes(stream)], buffers, threshold)
+
+    def _open(self) -> tuple[memoryview, list[memoryview]]:
+        fd, self._fd = self._fd, -1
+        return open_parts(self._table, fd, self._released)
 
     def __len__(self) -> int:
         return int.from_bytes(self._table[8:16], "little")
@@ -52,6 +60,10 @@ class LocalBody:
 
     def load(self) -> Any:
         return decode(self._stream, self._buffers)
+
+    def copy(self, threshold: int) -> Payload:
+        """The same payload for another link, not decoded."""
+        return Payload([self._stream], [memoryview(b) for b in self._buffers], threshold)
 
     def __len__(self) -> int:
         return self._nbytes

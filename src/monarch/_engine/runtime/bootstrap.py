@@ -106,7 +106,7 @@ def main() -> None:
         sys.path.insert(0, os.getcwd())
     _warm_up()
     raise_descriptor_limit()
-    _serve(spec, *spec["fds"])
+    _serve(spec, *spec["fds"], executed=True)
 
 
 def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -133,7 +133,7 @@ def _announce(spec: dict[str, Any]) -> None:
     os.environ["MONARCH_CLIENT_TRACE_ID"] = spec["execution_id"]
 
 
-def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int) -> None:
+def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int, *, executed: bool = False) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.breakpointhook = _breakpoint
     # A proc has threads and sockets: plain forks of it by multiprocessing would be unsafe.
@@ -152,6 +152,8 @@ def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int) -> None:
     proc.adopt_agent(socket.socket(fileno=agent_fd))
     proc.adopt(socket.socket(fileno=link_fd), spec["parent"])
     become(proc)
+    if executed:
+        proc.tell_agent({"op": "ready"})
     # The reactor runs here, on the main thread, which has nothing else to do: a thread less per
     # process. For the end, which runs user code on this thread, it moves to another.
     proc.reactor.run()

@@ -11,8 +11,7 @@ owns were stopped and the user's `__cleanup__` ran, `finish` acknowledges stops 
 Nobody who called the actor waits for an answer that cannot come: a message is answered by the
 handler, by `settle`, or by the link's loss.
 
-Mailboxes are bounded in messages and bytes. Above the limit the senders' processes are told to
-wait (FLOW), below half of it to go on; what is under way meanwhile is bounded by socket buffers.
+Mailboxes are bounded in messages and bytes (see `gauge`).
 
 A stop is a message like any other: what was sent before it is handled first. An actor that does
 not come to it within `stop_actor_timeout` (stuck in an endpoint) is given up: its thread is left
@@ -31,7 +30,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from monarch._engine.base.errors import format_remote
 from monarch._engine.base.failure import FAILED, STOPPED, Failure
 from monarch._engine.base.settings import settings
-from monarch._engine.wire.frame import CALL, FAILURE, Frame
+from monarch._engine.runtime.gauge import Gauge
+from monarch._engine.wire.frame import CALL, Frame
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.proc import Proc
@@ -43,7 +43,6 @@ RUNNING = "running"
 DEAD = "dead"
 
 _GRAVES = 10_000  # the ends of actors remembered beyond the configured number
-_COUNTED = 1024  # bodies below are bounded by the number of messages
 
 
 class Handler:
@@ -139,12 +138,8 @@ class Cell:
         self.current: tuple[Any, Frame] | None = None
         self.thread_id = 0
         self.grave: Failure | None = None
-        self._limit: int = settings.mailbox_limit
-        self._bytes_limit: int = settings.mailbox_bytes_limit
-        self._bytes = 0
-        self._bytes_lock = threading.Lock()
-        self._full: set[Any] = set()  # links we told to wait
-        self._end_lock = threading.Lock()
+        self.gauge = Gauge(proc, uid, self.depth)
+        self._end_lock = threading.RLock()
         self._stop_acks: list[tuple[Any, Frame]] = []
         self._stop_timer: Any = None
         self.finished = threading.Event()
@@ -164,25 +159,16 @@ class Cell:
 
     def put(self, link: Any, frame: Frame) -> None:
         """Queue a message; on the reactor thread, or a local sender's."""
-        size = len(frame.body)
-        if size >= _COUNTED:
-            with self._bytes_lock:
-                self._bytes += size
         if self.is_async:
             self.mailbox.append((link, frame))
             if self.idle:
                 self.wake()
-            depth = len(self.mailbox)
         else:
             self.mailbox.put((link, frame))
-            depth = self.mailbox.qsize()
         if self.state is DEAD:  # it died between the look-up and the put
             self.refuse_queued()
-        elif (depth > self._limit or self._bytes > self._bytes_limit) and link not in self._full:
-            self._full.add(link)
-            self.proc.flow(link, self.uid, full=True)
-            if not self.depth():  # emptied meanwhile: nobody else would say so
-                self.resume()
+        else:
+            self.gauge.put(link, len(frame.body), self.depth())
 
     def depth(self) -> int:
         """Messages waiting."""
@@ -190,24 +176,7 @@ class Cell:
 
     def taken(self, frame: Frame) -> None:
         """The actor took `frame` from its mailbox."""
-        size = len(frame.body)
-        if size >= _COUNTED:
-            with self._bytes_lock:
-                self._bytes -= size
-        if (
-            self._full
-            and self.depth() <= self._limit // 2
-            and self._bytes <= self._bytes_limit // 2
-        ):
-            self.resume()
-
-    def resume(self) -> None:
-        while self._full:
-            try:
-                link = self._full.pop()
-            except KeyError:
-                return
-            self.proc.flow(link, self.uid, full=False)
+        self.gauge.take(len(frame.body))
 
     def _wake_sync(self) -> None:
         self.mailbox.put(None)
@@ -277,8 +246,8 @@ class Cell:
         self.refuse_queued()
         while self.open_ports:
             (link, port), rank = self.open_ports.popitem()
-            proc.post(link, port, rank, grave, FAILURE)
-        self.resume()
+            proc.post_failure(link, port, rank, grave)
+        self.gauge.release()
         return True
 
     def finish(self) -> None:

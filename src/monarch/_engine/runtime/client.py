@@ -15,8 +15,9 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from monarch._engine.base.failure import FAILED
 from monarch._engine.base.settings import settings
-from monarch._engine.runtime.proc import Proc, new_uid
+from monarch._engine.runtime.proc import Proc, Verdict, new_uid
 from monarch._engine.runtime.spawn import spawn_cell
 
 if TYPE_CHECKING:
@@ -134,17 +135,21 @@ def start_agent() -> None:
 def _agent_died(_reason: str) -> None:
     proc = _current
     if proc is not None:
-        proc.bury_everyone("the host agent of this machine ended unexpectedly")
+        proc.bury_everyone(Verdict(FAILED, "the host agent of this machine ended unexpectedly"))
 
 
-def close_client(grace: float) -> None:
-    """End the host agent and with it every process of this host. Blocks at most `grace` seconds."""
+def close_client(grace: float, verdict: Verdict) -> None:
+    """End the host agent and with it every process of this host. Blocks at most `grace` seconds.
+
+    Whoever still waits for one of them, or calls it later, is told `verdict`.
+    """
     proc, process = _current, _agent_process
     if proc is None or process is None:
         return
     import subprocess
 
-    proc.agent_lost = lambda reason: None
+    proc.ended = verdict
+    proc.agent_lost = lambda reason: proc.bury_everyone(verdict)
     if proc.agent is not None:
         link = proc.agent
         link.sock.shutdown(socket.SHUT_RDWR)
@@ -185,6 +190,7 @@ def launch_spec() -> dict[str, Any]:
         "path": _paths(),
         "preload": _preloads(),
         "config": settings.snapshot(),
+        "ready_timeout": settings.host_spawn_ready_timeout,
         "pdeathsig": settings.mesh_bootstrap_enable_pdeathsig,
     }
 

@@ -60,6 +60,9 @@ _VERDICTS = 10_000  # ends of processes remembered
 _SPAWN_BATCH = 60  # descriptors per message are limited by the kernel, two or four a proc
 
 
+_CARRY = frozenset((CALL, POST, SPAWN, CONTROL))  # the kinds that come with descriptors
+
+
 def new_uid() -> int:
     """A random id for a spawn of procs or a mesh: 44 random bits, 20 low bits for ranks."""
     return int.from_bytes(os.urandom(8), "little") >> 21 << 20 | 1 << 63
@@ -75,10 +78,13 @@ class Verdict:
         self.error = error
 
 
+_NO_AGENT = Verdict(FAILED, "there is no host agent that knows this process")
+
+
 class Sink(Protocol):
     """What waits at a port. Called on the reactor thread, or a local sender's; must not block."""
 
-    def deliver(self, rank: int, flags: int, body: Any) -> None: ...
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None: ...
 
     def peer_lost(self, link: Any, verdict: Verdict) -> None: ...
 
@@ -169,7 +175,7 @@ class Proc:
     Args:
         uid: this process in the cluster.
         label: its name for people.
-        spawn: called with (proc, link, frame) for a SPAWN frame; makes the actor's mailbox.
+        spawn: called with (proc, link, frame) for a SPAWN frame; adds the actor to `cells`.
         stop: called with (proc, frame) when the owner asks this process to end.
         client: whether this is the process of the user's script.
     """
@@ -178,7 +184,7 @@ class Proc:
         self,
         uid: int,
         label: str,
-        spawn: Callable[[Proc, Any, Frame], Any],
+        spawn: Callable[[Proc, Any, Frame], None],
         stop: Callable[[Proc, Frame], None],
         client: bool,
     ) -> None:
@@ -189,6 +195,7 @@ class Proc:
         self.reactor = Reactor()
         self.local = LocalLink(uid)
         self.agent: Link | None = None
+        self.ended: Verdict | None = None  # why there is no agent any more
         self.agent_lost: Callable[[str], None] = lambda reason: os._exit(1)
         self.links: dict[int, Any] = {uid: self.local}
         self.ports: dict[int, Sink] = {}
@@ -314,6 +321,26 @@ class Proc:
     def close_port(self, port: int) -> None:
         self.ports.pop(port, None)
 
+    def say(
+        self,
+        link: Any,
+        kind: int,
+        dest: int,
+        port: int,
+        rank: int,
+        body: bytes = b"",
+        flags: int = 0,
+    ) -> bool:
+        """Send a short message that is no pickle."""
+        if link is self.local:
+            self._on[kind](link, Frame(kind, flags, dest, port, rank, 0, b"", body))
+            return True
+        return bool(link.send(pack(kind, dest, port, rank, b"", body, flags)))
+
+    def post_failure(self, link: Any, port: int, rank: int, failure: Failure) -> None:
+        """Tell a port of the process behind `link` why there will be no answer."""
+        self.say(link, POST, port, 0, rank, failure.to_bytes(), FAILURE)
+
     def post(self, link: Any, port: int, rank: int, obj: Any, flags: int = 0) -> bool:
         """Send `obj` to a port of the process behind `link`."""
         payload = self.encode(obj)
@@ -328,12 +355,14 @@ class Proc:
         link = self.links.get(uid)
         if link is not None:
             return link
-        if uid in self.verdicts:
-            return LostLink(uid, self.verdicts[uid].error)
         with self._links_lock:
             link = self.links.get(uid)
             if link is not None:
                 return link
+            if self.agent is None:
+                self.verdicts.setdefault(uid, self.ended or _NO_AGENT)
+            if uid in self.verdicts:
+                return LostLink(uid, self.verdicts[uid].error)
             ours, theirs = socket.socketpair()
             link = self._adopt(ours, uid)
         self.tell_agent({"op": "introduce", "to": uid, "from": self.uid}, [theirs.fileno()])
@@ -384,9 +413,15 @@ class Proc:
             frames = link.receive(self.reactor.scratch)
             on = self._on
             for frame in frames:
+                if frame.nfd and frame.kind not in _CARRY:
+                    raise ProtocolError(f"protocol error from {link.peer}: stray descriptors")
                 on[frame.kind](link, frame)
+            if link.reader.refused is not None:
+                raise link.reader.refused
         except ProtocolError as error:
             link.lose(str(error))
+        except (ValueError, TypeError, LookupError) as error:  # a body that is not what it should be
+            link.lose(f"protocol error from {link.peer}: {type(error).__name__}: {error}")
         if link.lost is not None:
             self._on_lost(link)
             return False
@@ -432,18 +467,18 @@ class Proc:
             failure = self.graves.get(frame.dest)
             if failure is None:
                 failure = Failure("<unknown>", STOPPED, "the actor no longer exists")
-            self.post(link, frame.port, frame.rank, failure, FAILURE)
+            self.post_failure(link, frame.port, frame.rank, failure)
 
     def _on_post(self, link: Any, frame: Frame) -> None:
         body = self._body(link, frame) if frame.flags & SEGMENT else frame.body
         sink = self.ports.get(frame.dest)
         if sink is not None:
-            sink.deliver(frame.rank, frame.flags & ~SEGMENT, body)
+            sink.deliver(frame.rank, frame.flags & ~SEGMENT, body, link)
 
     def _on_spawn(self, link: Any, frame: Frame) -> None:
         if frame.flags & SEGMENT:
             frame = frame._replace(body=self._body(link, frame), flags=frame.flags & ~SEGMENT)
-        self.cells[frame.dest] = self._spawn(self, link, frame)
+        self._spawn(self, link, frame)
 
     def _on_stop(self, link: Any, frame: Frame) -> None:
         if not frame.dest:
@@ -463,8 +498,7 @@ class Proc:
             self.post(link, frame.port, frame.rank, None)
 
     def _on_event(self, link: Any, frame: Frame) -> None:
-        body = self._body(link, frame)
-        self.mesh_failed(frame.dest, frame.rank, decode_body(body))
+        self.mesh_failed(frame.dest, frame.rank, Failure.from_bytes(bytes(frame.body)))
 
     def _on_flow(self, link: Any, frame: Frame) -> None:
         if frame.flags:
@@ -481,10 +515,7 @@ class Proc:
 
     def flow(self, link: Any, dest: int, full: bool) -> None:
         """Tell the process behind `link` that the mailbox `dest` is full, or has room again."""
-        if link is self.local:
-            self._on_flow(link, Frame(FLOW, int(full), dest, 0, 0, 0, b"", b""))
-        else:
-            link.send(pack(FLOW, dest, 0, 0, b"", b"", int(full)))
+        self.say(link, FLOW, dest, 0, 0, flags=int(full))
 
     # -- the host agent's notices ----------------------------------------------------------------
 
@@ -528,6 +559,8 @@ class Proc:
 
         def watch() -> None:
             verdict = self.verdicts.get(uid)
+            if verdict is None and self.agent is None:
+                verdict = self.ended or _NO_AGENT
             if verdict is not None:
                 callback(verdict)
             else:
@@ -552,6 +585,8 @@ class Proc:
             self.agent_lost(link.lost or "")
             return
         verdict = self.verdicts.get(link.uid)
+        if verdict is None and self.agent is None:
+            verdict = self.verdicts[link.uid] = self.ended or _NO_AGENT
         if verdict is not None:
             self._bury(link, verdict)
         else:
@@ -585,19 +620,21 @@ class Proc:
 
         self.when_gone(link.uid, book)
 
-    def bury_everyone(self, error: str) -> None:
+    def bury_everyone(self, verdict: Verdict) -> None:
         """The host agent is gone: nothing on this host can be reached any more."""
+        self.ended = verdict
         for uid, link in list(self.links.items()):
             if isinstance(link, Link):
-                verdict = self.verdicts.setdefault(uid, Verdict(FAILED, error))
+                known = self.verdicts.setdefault(uid, verdict)
                 if link.lost is None:
-                    link.lose(error)
+                    link.lose(known.error)
                     self._on_lost(link)
                 elif uid in self._asked:
-                    self._bury(link, verdict)
+                    self._bury(link, known)
         for uid in list(self._exit_sinks):
+            known = self.verdicts.setdefault(uid, verdict)
             for callback in self._exit_sinks.pop(uid):
-                callback(self.verdicts.get(uid) or Verdict(FAILED, error))
+                callback(known)
 
     def mesh_failed(self, mesh_uid: int, rank: int, failure: Failure) -> None:
         """Book the end of one rank of an owned mesh and tell the owner, once per rank."""
@@ -613,19 +650,21 @@ class Proc:
 
     def report_end(self, owner_uid: int, mesh_uid: int, rank: int, failure: Failure) -> None:
         """Tell the owner of `mesh_uid`, in whatever process, that one rank ended."""
-        payload = self.encode(failure)
-        self.send(self.link_to(owner_uid), EVENT, mesh_uid, 0, rank, b"", payload)
-        self.sent(payload)
+        self.say(self.link_to(owner_uid), EVENT, mesh_uid, 0, rank, failure.to_bytes())
 
     # -- spawning processes ----------------------------------------------------------------------
 
-    def spawn_procs(self, spec: dict[str, Any], procs: list[dict[str, Any]]) -> list[Link]:
+    def spawn_procs(self, spec: dict[str, Any], procs: list[dict[str, Any]]) -> list[Any]:
         """Ask the host agent for processes; links that can be written to at once.
 
         `spec` is what all have in common, `procs` what each has of its own, with its ``uid`` (see
         launch.launcher). Failures come back as the end of the processes concerned.
         """
-        links: list[Link] = []
+        links: list[Any] = []
+        if self.ended is not None:
+            for proc in procs:
+                self.verdicts[proc["uid"]] = self.ended
+            return [LostLink(proc["uid"], self.ended.error) for proc in procs]
         for start in range(0, len(procs), _SPAWN_BATCH):
             batch = procs[start : start + _SPAWN_BATCH]
             pairs = [socket.socketpair() for _ in batch]
@@ -644,10 +683,12 @@ class Proc:
 
     def stop_proc(self, uid: int, reason: str) -> None:
         """Ask proc `uid`, which this process spawned, to end in good order."""
+        if uid in self.verdicts:
+            return
         self.expected[uid] = reason
         link = self.links.get(uid)
-        if isinstance(link, Link):
-            link.send(pack(STOP, 0, 0, 0, b"", reason.encode()))
+        if not isinstance(link, Link) or not link.send(pack(STOP, 0, 0, 0, b"", reason.encode())):
+            self.kill_procs([uid])  # it cannot be asked any more
 
     def kill_procs(self, uids: list[int]) -> None:
         """End procs at once, without clean-up."""

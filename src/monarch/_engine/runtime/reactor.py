@@ -113,6 +113,7 @@ class Reactor:
         """Release descriptors; only after `run` has returned, or in a forked child."""
         if hasattr(self._poll, "close"):
             self._poll.close()
+        self._woken = True  # later `call_soon`s, of finalisers, must not write to a reused number
         os.close(self._wake_in)
         if self._wake_out != self._wake_in:
             os.close(self._wake_out)

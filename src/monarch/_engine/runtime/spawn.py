@@ -51,7 +51,7 @@ class SetupGate:
         self._done.wait()
 
 
-def spawn_cell(proc: Proc, link: Any, frame: Frame) -> Cell:
+def spawn_cell(proc: Proc, link: Any, frame: Frame) -> None:
     """The actor of a SPAWN frame: started on its own thread, constructed there."""
     name, label, display = json.loads(frame.meta)
 
@@ -63,6 +63,7 @@ def spawn_cell(proc: Proc, link: Any, frame: Frame) -> Cell:
     identity = Identity(name, label, display, build)
     is_async = bool(frame.flags & ASYNC)
     cell = Cell(proc, frame.dest, frame.rank, frame.port, identity, is_async=is_async)
+    proc.cells[frame.dest] = cell  # before it runs: it may end at once
     if is_async:
         # Loaded with asyncio, by the first async actor: in workers the launcher did.
         from monarch._engine.runtime.dispatch_async import run_async
@@ -70,4 +71,3 @@ def spawn_cell(proc: Proc, link: Any, frame: Frame) -> Cell:
         cell.start(run_async)
     else:
         cell.start(run_sync)
-    return cell

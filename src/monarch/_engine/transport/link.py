@@ -22,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from monarch._engine.base.errors import ProtocolError
@@ -50,6 +51,8 @@ class Link:
         "__weakref__",
         "_fds",
         "_lock",
+        "_nested",
+        "_owner",
         "_queue",
         "_waiters",
         "fileno",
@@ -88,6 +91,8 @@ class Link:
         self.paused: dict[int, Any] = {}  # receivers behind this link that asked us to wait
         self.released: deque[int] = deque()  # segments of the peer we no longer use
         self._lock = threading.Lock()
+        self._owner = 0  # the thread that holds the lock
+        self._nested: list[tuple[memoryview, list[int]]] = []
         self._queue: deque[tuple[memoryview, list[int]]] = deque()
         self._fds: deque[int] = deque()
         self._waiters: list[Any] = []
@@ -100,24 +105,50 @@ class Link:
         `fds` are duplicated by the kernel at the write; the caller keeps its own, and the link
         keeps duplicates while the frame is queued.
         """
+        thread = get_ident()
+        if self._owner == thread:
+            # The collector ran a finaliser that sends while this very thread is sending.
+            self._nested.append((memoryview(data), [os.dup(fd) for fd in fds or ()]))
+            return self.lost is None
         with self._lock:
-            if self.lost is not None:
-                return False
-            if self._queue:
-                self._enqueue(memoryview(data), fds)
-                return True
+            self._owner = thread
             try:
-                sent = self._write(data, fds)
-            except (BlockingIOError, InterruptedError):
-                sent = 0
-            except OSError as error:
-                self._lose(f"the connection to {self.peer} broke: {error.strerror}")
-                return False
-            if sent == len(data):
-                return True
-            self._enqueue(memoryview(data)[sent:], fds if not sent else None)
-            self.want_write(self, True)
+                return self._send(data, fds)
+            finally:
+                if self._nested:
+                    self._queue_nested()
+                self._owner = 0
+
+    def _send(self, data: bytes, fds: list[int] | None) -> bool:
+        if self.lost is not None:
+            return False
+        if self._queue:
+            self._enqueue(memoryview(data), fds)
+            return True
+        try:
+            sent = self._write(data, fds)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self._lose(f"the connection to {self.peer} broke: {error.strerror}")
+            return False
+        if sent == len(data):
+            return True
+        self._enqueue(memoryview(data)[sent:], fds if not sent else None)
+        self.want_write(self, True)
         return True
+
+    def _queue_nested(self) -> None:
+        nested, self._nested = self._nested, []
+        if self.lost is not None:
+            for _, fds in nested:
+                for fd in fds:
+                    os.close(fd)
+            return
+        if not self._queue:
+            self.want_write(self, True)
+        self._queue.extend(nested)
+        self.queued += sum(len(data) for data, _ in nested)
 
     def wait_room(self, timeout: float) -> bool:
         """Wait until the queue is below its limit or the link lost; False on timeout (seconds).
@@ -138,6 +169,7 @@ class Link:
     def flush(self) -> None:
         """Write queued bytes. For the reactor, when there is room."""
         with self._lock:
+            self._owner = get_ident()
             while self._queue and self.lost is None:
                 try:
                     data, fds = self._queue[0]
@@ -156,8 +188,11 @@ class Link:
             if self.queued <= self.queue_limit // 2 or self.lost is not None:
                 while self._waiters:
                     self._waiters.pop().release()
+            if self._nested:
+                self._queue_nested()
             if not self._queue and self.lost is None:
                 self.want_write(self, False)
+            self._owner = 0
 
     def _gather(self) -> list[memoryview]:
         buffers: list[memoryview] = []

@@ -90,7 +90,7 @@ class SegmentPool:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may send while its thread is in here
         self._ids = itertools.count(1)
         self._free: dict[int, list[_Segment]] = {}
         self._free_bytes = 0
@@ -147,7 +147,7 @@ class SegmentPool:
     def drop_holder(self, holder: Hashable) -> None:
         """Release everything `holder` held: its process or link is gone."""
         with self._lock:
-            for segment in [s for s in self._used.values() if holder in s.holders]:
+            for segment in [s for s in list(self._used.values()) if holder in s.holders]:
                 del segment.holders[holder]
                 if not segment.holders:
                     self._retire(segment)
@@ -229,7 +229,21 @@ _watches: set[_Watch] = set()
 
 def _mapping_gone(watch: Any) -> None:
     _watches.discard(watch)
-    watch.released(watch.ident)
+    if watch.ident:
+        watch.released(watch.ident)
+
+
+def _keep_for_children() -> None:
+    """Before a fork by user code: the child sees the same memory, for longer than we know.
+
+    So what is mapped now is not released for reuse; it goes with the link to its sender.
+    """
+    for watch in list(_watches):
+        watch.ident = 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_keep_for_children)
 
 
 def open_parts(

@@ -14,7 +14,9 @@ A frame is a 32-byte header, `meta_len` bytes of meta, and a body::
 The header is parsed with `struct`, never with pickle, and nothing in it is trusted beyond its
 bounds: sizes are checked against the limit before a byte is allocated. `FrameReader` takes bytes
 as they come, whole, in pieces or many frames at once, and returns the complete frames. Big bodies
-are received straight into their final memory: the reader offers a buffer to fill (`target`).
+are received straight into their final memory: the reader offers a buffer to fill (`target`), which
+grows as bytes arrive, so that a header alone costs nothing. What came before a bad header counts:
+the frames are returned, and `refused` holds the error.
 
 Meta of a CALL is the endpoint's name and the extent of the caller's mesh. It is the same for all
 ranks and all calls of one endpoint, so both ends keep it ready: the sender packs it once per
@@ -50,6 +52,7 @@ __all__ = [
 HEADER = struct.Struct("<IBBHQQIHH")
 HEADER_SIZE = HEADER.size
 CHECK = 0x6D6F
+_FIRST_STEP = 1 << 20
 
 # Kinds.
 CALL = 1  # invoke an endpoint of the actor `dest`
@@ -117,7 +120,7 @@ class FrameReader:
     b'ok'
     """
 
-    __slots__ = ("_big", "_filled", "_head", "_tail", "limit", "peer")
+    __slots__ = ("_big", "_filled", "_head", "_tail", "limit", "peer", "refused")
 
     def __init__(self, limit: int, peer: str) -> None:
         self.limit = limit
@@ -126,19 +129,23 @@ class FrameReader:
         self._big: bytearray | None = None  # meta and body of a big frame being filled
         self._filled = 0
         self._head: tuple[int, ...] = ()
+        self.refused: ProtocolError | None = None
 
     def target(self) -> memoryview | None:
         """Where the next bytes belong when a big frame is under way, else None (use `feed`)."""
-        if self._big is None:
+        big = self._big
+        if big is None:
             return None
-        return memoryview(self._big)[self._filled :]
+        if self._filled == len(big):
+            big.extend(bytes(min(len(big), self._head[0] - len(big))))
+        return memoryview(big)[self._filled :]
 
     def filled(self, count: int) -> list[Frame]:
         """Report `count` bytes written into `target`; returns the frame once it is complete."""
         big = self._big
         assert big is not None, "filled() without a target"
         self._filled += count
-        if self._filled < len(big):
+        if self._filled < self._head[0]:
             return []
         self._big = None
         _, kind, flags, meta_len, dest, port, rank, nfd, _ = self._head
@@ -162,7 +169,11 @@ class FrameReader:
             head = unpack(data, at)
             size, kind, flags, meta_len, dest, port, rank, nfd, check = head
             if check != CHECK or not 0 < kind <= _LAST_KIND or meta_len > size or size > self.limit:
-                self._refuse(head)
+                error = self._error(head)
+                if not frames:
+                    raise error
+                self.refused = error
+                return frames
             body_at = at + HEADER_SIZE + meta_len
             frame_end = at + HEADER_SIZE + size
             if frame_end > end:
@@ -185,11 +196,11 @@ class FrameReader:
 
     def _start_big(self, head: tuple[int, ...], got: memoryview) -> None:
         self._head = head
-        self._big = bytearray(head[0])
+        self._big = bytearray(min(head[0], max(len(got), _FIRST_STEP)))
         self._big[: len(got)] = got
         self._filled = len(got)
 
-    def _refuse(self, head: tuple[int, ...]) -> None:
+    def _error(self, head: tuple[int, ...]) -> ProtocolError:
         size, kind, _, meta_len, *_, check = head
         if check != CHECK:
             what = "the stream does not contain frames of this protocol"
@@ -202,4 +213,4 @@ class FrameReader:
                 f"a frame of {size} bytes, more than the limit of {self.limit} "
                 "(configuration key codec_max_frame_length)"
             )
-        raise ProtocolError(f"protocol error from {self.peer}: {what}")
+        return ProtocolError(f"protocol error from {self.peer}: {what}")
