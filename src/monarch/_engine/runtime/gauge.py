@@ -32,7 +32,7 @@ class Gauge:
         depth: how many messages wait.
     """
 
-    __slots__ = ("_bytes", "_bytes_limit", "_depth", "_dest", "_held", "_limit", "_lock", "_proc")
+    __slots__ = ("_bytes_limit", "_depth", "_dest", "_held", "_limit", "_lock", "_proc", "bytes")
 
     def __init__(self, proc: Proc, dest: int, depth: Callable[[], int]) -> None:
         self._proc = proc
@@ -40,7 +40,7 @@ class Gauge:
         self._depth = depth
         self._limit: int = settings.mailbox_limit
         self._bytes_limit: int = settings.mailbox_bytes_limit
-        self._bytes = 0
+        self.bytes = 0
         self._held: set[Any] = set()  # links whose senders wait
         self._lock = threading.RLock()
 
@@ -48,25 +48,24 @@ class Gauge:
         """A message of `size` bytes came over `link`; `depth` wait now."""
         if size >= _COUNTED:
             with self._lock:
-                self._bytes += size
-        if (depth > self._limit or self._bytes > self._bytes_limit) and link not in self._held:
+                self.bytes += size
+        if (depth > self._limit or self.bytes > self._bytes_limit) and link not in self._held:
             with self._lock:
-                self._held.add(link)
                 self._proc.flow(link, self._dest, full=True)
-            if not self._depth():  # emptied meanwhile: nobody else would say so
+                self._held.add(link)
+            if self._has_room():  # emptied meanwhile: nobody else would say so
                 self.release()
 
     def take(self, size: int) -> None:
         """A message of `size` bytes was taken."""
         if size >= _COUNTED:
             with self._lock:
-                self._bytes -= size
-        if (
-            self._held
-            and self._depth() <= self._limit // 2
-            and self._bytes <= self._bytes_limit // 2
-        ):
+                self.bytes -= size
+        if self._held and self._has_room():
             self.release()
+
+    def _has_room(self) -> bool:
+        return self._depth() <= self._limit // 2 and self.bytes <= self._bytes_limit // 2
 
     def release(self) -> None:
         """Tell everyone who waits to go on."""
