@@ -18,11 +18,11 @@ def at_call_end(callback: Callable[[BaseException | None], None]) -> bool:
     """Call `callback(error)` when the endpoint call that is running here has ended.
 
     `error` is what the endpoint raised, or None. False, and nothing is registered, when the
-    current code does not run in an endpoint call.
+    current code does not run in an endpoint call: a constructor, for one, is none.
     """
     here = context()
     cell = here.actor_instance._cell
-    if cell is None:
+    if cell is None or cell.behaviour is None:
         return False
     cell.watchers.setdefault(id(here), []).append(callback)
     return True

@@ -42,7 +42,7 @@ def examples() -> Iterator[Any]:
                 yield pytest.param(test, id=test.name)
 
 
-@pytest.mark.parametrize("example", examples())
+@pytest.mark.parametrize("example", list(examples()))
 def test_example_prints_what_it_shows(example: doctest.DocTest) -> None:
     told: list[str] = []
     runner = doctest.DocTestRunner(

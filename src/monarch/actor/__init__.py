@@ -123,7 +123,7 @@ _FEATURES = {
 }
 
 
-def unhandled_fault_hook(failure: MeshFailure) -> None:
+def unhandled_fault_hook(failure: MeshFailure) -> None:  # noqa: ARG001 - for who replaces it
     """Called when a failure reaches the root unhandled; assign another function to replace it.
 
     Returning drops the failure. This default ends the program with exit code 1.

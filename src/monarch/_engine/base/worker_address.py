@@ -46,7 +46,7 @@ def parse_worker_address(text: str, *, resolve: Resolver | None = None) -> Worke
         proc = ProcId.from_string(head) if names_proc else None
         url = tail if names_proc else text
         if "://" not in url:
-            raise ValueError("there is no `://` in it")  # noqa: TRY301 - same words around it
+            raise ValueError("there is no `://` in it")
         return WorkerAddress(proc, ChannelAddr.parse(url, resolve=resolve))
     except ValueError as error:
         raise ValueError(

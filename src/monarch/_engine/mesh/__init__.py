@@ -1,1 +1,1 @@
-"""What users program with: actors, endpoints, futures, meshes of hosts, procs, actors and values."""
+"""What users program with: actors, endpoints, futures; meshes of hosts, procs, actors, values."""

@@ -7,7 +7,6 @@ object and returns the `_Behaviour` that the runtime's loop drives.
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.context import CreatorInstance, Instance, context, enter
-from monarch._engine.mesh.endpoint import ONCE, EndpointProperty
+from monarch._engine.mesh.endpoint import ONCE, EndpointProperty, is_async
 from monarch._engine.runtime.cell import Cell, Handler
 from monarch._engine.shapes import Extent, MeshTrait, Point, Shape, Slice
 
@@ -114,16 +113,15 @@ def endpoints_of(cls: type) -> dict[str, EndpointProperty[Any, Any]]:
 def check_actor_class(cls: type) -> bool:
     """Whether actors of `cls` are async. Raises ValueError for a class that mixes both kinds."""
     endpoints = endpoints_of(cls)
-    is_async = {name: inspect.iscoroutinefunction(prop._method) for name, prop in endpoints.items()}
-    asyncs = [name for name, flag in is_async.items() if flag]
-    syncs = [name for name, flag in is_async.items() if not flag]
+    asyncs = [name for name, prop in endpoints.items() if is_async(prop._method)]
+    syncs = [name for name in endpoints if name not in asyncs]
     if asyncs and syncs:
         raise ValueError(
             f"{cls} mixes both async and sync endpoints. Make them all async or all sync.\n"
             f"sync: {syncs}\nasync: {asyncs}"
         )
     cleanup = hook(cls, "__cleanup__")
-    if cleanup is not None and inspect.iscoroutinefunction(cleanup) != (not syncs):
+    if cleanup is not None and is_async(cleanup) != (not syncs):
         if syncs:
             raise ValueError(
                 f"{cls} has sync endpoints, but an async __cleanup__. "
@@ -136,7 +134,7 @@ def check_actor_class(cls: type) -> bool:
             )
     for name in ("__supervise__", "_handle_undeliverable_message"):
         function = hook(cls, name)
-        if syncs and function is not None and inspect.iscoroutinefunction(function):
+        if syncs and function is not None and is_async(function):
             raise ValueError(f"{cls} has sync endpoints, but an async {name}. Make it a plain def.")
     return not syncs
 
@@ -204,7 +202,7 @@ class _Behaviour:
                 method,
                 explicit=prop._user_port,
                 concurrent=prop._concurrent,
-                is_async=inspect.iscoroutinefunction(prop._method),
+                is_async=is_async(prop._method),
             )
         self._cleanup = actor.__cleanup__ if hook(cls, "__cleanup__") is not None else None
         if hook(cls, "__supervise__") is not None:
@@ -228,8 +226,7 @@ class _Behaviour:
         function = getattr(self.actor, method, None)
         if function is None:
             return None
-        is_async = inspect.iscoroutinefunction(function)
-        handler = Handler(method, function, explicit=kind == "port", is_async=is_async)
+        handler = Handler(method, function, explicit=kind == "port", is_async=is_async(function))
         self.handlers[name] = handler
         return handler
 

@@ -11,7 +11,6 @@ below -> the thread in `Future.get`.
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
@@ -38,6 +37,8 @@ from monarch._engine.runtime.proc import Proc, Verdict
 from monarch._engine.wire.frame import CALL, FAILURE, pack
 
 if TYPE_CHECKING:
+    import inspect
+
     from monarch._engine.mesh.actor_mesh import ActorMesh
     from monarch._engine.mesh.port import Port, PortRef
 
@@ -117,7 +118,7 @@ class EndpointProperty(Generic[P, R_co]):
 
 
 class _Decorator(Protocol):
-    """``@endpoint(...)``"""
+    """What ``@endpoint(...)`` is."""
 
     @overload
     def __call__(
@@ -128,7 +129,7 @@ class _Decorator(Protocol):
 
 
 class _PortDecorator(Protocol):
-    """``@endpoint(explicit_response_port=True)``"""
+    """What ``@endpoint(explicit_response_port=True)`` is."""
 
     def __call__(
         self, method: Callable[Concatenate[Any, Port[R], P], Coroutine[Any, Any, None] | None], /
@@ -136,7 +137,7 @@ class _PortDecorator(Protocol):
 
 
 class _ConcurrentDecorator(Protocol):
-    """``@concurrent_endpoint(...)``"""
+    """What ``@concurrent_endpoint(...)`` is."""
 
     def __call__(
         self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
@@ -251,7 +252,7 @@ def concurrent_endpoint(
                 "concurrent_endpoint does not wrap @endpoint; pass endpoint options to "
                 "@concurrent_endpoint"
             )
-        if not inspect.iscoroutinefunction(method):
+        if not is_async(method):
             raise ValueError("concurrent_endpoint can only wrap async endpoints")
         _check_propagate(propagate)
         return EndpointProperty(
@@ -266,8 +267,17 @@ def _check_propagate(propagate: Propagator) -> None:
         raise NotImplementedError("propagate='mocked' is not implemented")
 
 
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling `function` gives a coroutine."""
+    import inspect  # costs more to import than the rest of this module: the first actor pays
+
+    return inspect.iscoroutinefunction(function)
+
+
 def signature_of(prop: EndpointProperty[Any, Any]) -> inspect.Signature:
     """What callers may pass: the method's signature without `self` and an explicit port."""
+    import inspect
+
     signature = inspect.signature(prop._method)
     skip = 2 if prop._user_port else 1
     return signature.replace(parameters=list(signature.parameters.values())[skip:])
@@ -275,7 +285,8 @@ def signature_of(prop: EndpointProperty[Any, Any]) -> inspect.Signature:
 
 def _pick(count: int) -> int:
     """A number below `count`, uniformly at random."""
-    return int.from_bytes(os.urandom(8), "little") % count
+    chance = os.urandom(8)  # noqa: TID251 - a forked process must not repeat its parent's picks
+    return int.from_bytes(chance, "little") % count
 
 
 class _Check:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import math
 import sys
 import threading
@@ -413,6 +412,8 @@ def returns_future(
     at most once, and never if nobody looks. A ``get(timeout)`` that started the body cancels it on
     timeout. Raises TypeError for a function that is not async.
     """
+    import inspect
+
     if not inspect.iscoroutinefunction(function):
         raise TypeError("returns_future requires an async function")
 

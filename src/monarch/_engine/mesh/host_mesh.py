@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import time
@@ -12,16 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from monarch._engine.base.bootstrap_command import BootstrapCommand
 from monarch._engine.base.identity import normalize_label
 from monarch._engine.launch.binding import parse_cpu_list
+from monarch._engine.mesh import context as contexts
 from monarch._engine.mesh.actor import Actor
 from monarch._engine.mesh.actor_mesh import spawn_actors
-from monarch._engine.mesh import context as contexts
 from monarch._engine.mesh.context import context
 from monarch._engine.mesh.endpoint import endpoint
 from monarch._engine.mesh.future import Future
 from monarch._engine.mesh.logging_option import capture_options
 from monarch._engine.mesh.mock import inherited as mocks
 from monarch._engine.mesh.proc_mesh import ProcMesh, announce
-from monarch._engine.runtime.spawn import SETUP
 from monarch._engine.runtime.client import (
     client_proc,
     launch_spec,
@@ -29,6 +27,7 @@ from monarch._engine.runtime.client import (
     start_agent,
 )
 from monarch._engine.runtime.proc import new_uid
+from monarch._engine.runtime.spawn import SETUP
 from monarch._engine.shapes import Extent, MeshTrait, Point, Shape, Slice
 from monarch._engine.shapes.shape import shape_of
 
@@ -146,6 +145,8 @@ class HostMesh(MeshTrait):
         mesh = ProcMesh(base, label, shape, self, owner)
         owner._own(base, mesh)
         if bootstrap is not None:
+            import inspect
+
             kind = _AsyncSetup if inspect.iscoroutinefunction(bootstrap) else _Setup
             setup = spawn_actors(mesh, "setup", kind, (bootstrap,), {}, SETUP)
             mesh._setup = setup.setup.call()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+
 from monarch._engine.mesh.context import context
 from monarch._engine.runtime.client import when_ready
 from monarch._engine.runtime.proc import Proc

@@ -11,7 +11,6 @@ Lines go to the process of the script, whoever called `logging_option`: that is 
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import operator
 import sys
@@ -262,6 +261,8 @@ class LoggingManager:
 
     async def flush_async(self) -> None:
         """The same without blocking the loop."""
+        import asyncio
+
         await asyncio.wait([_Flushed.of().as_asyncio()], timeout=_FLUSH_WAIT)
 
     def register_flusher_if_in_ipython(self) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import functools
-import inspect
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch._engine.runtime.client import spec_of_this_proc, when_ready
 from monarch._engine.wire.codec import decode, encode
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from monarch._engine.runtime.proc import Proc
 
 __all__ = ["mock_of", "patch_actor", "patch_tensor_engine"]
 
@@ -30,13 +33,17 @@ def inherited() -> dict[str, str]:
     """What a spawn request says about active replacements."""
     if not _mocks:
         return {}
+    import base64
+
     payload = encode(_mocks, 1 << 62)
     return {"mocks": base64.b64encode(b"".join(payload.chunks)).decode()}
 
 
-def _inherit(proc: Any) -> None:
+def _inherit(_proc: Proc) -> None:
     mocks = spec_of_this_proc.get("mocks")
     if mocks:
+        import base64
+
         install(decode(base64.b64decode(mocks)))
 
 
@@ -67,7 +74,7 @@ class patch_actor:  # noqa: N801 - the interface's name
         self._mock = mock
         self._previous: list[type | None] = []
 
-    def __enter__(self) -> patch_actor:
+    def __enter__(self) -> Self:
         self._previous.append(_mocks.get(self._original))
         _mocks[self._original] = self._mock
         return self
@@ -79,13 +86,15 @@ class patch_actor:  # noqa: N801 - the interface's name
         else:
             _mocks[self._original] = previous
 
-    async def __aenter__(self) -> patch_actor:
+    async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(self, *exc_info: object) -> None:
         self.__exit__(*exc_info)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        import inspect
+
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)

@@ -425,5 +425,5 @@ def get_active_proc_meshes() -> list[ProcMesh]:
 def announce(mesh: ProcMesh) -> None:
     """A mesh was spawned: book it and tell the observers."""
     _active[mesh._base] = mesh
-    for callback in list(_callbacks):
+    for callback in list(_callbacks):  # noqa: PERF101 - one may unregister itself
         callback(mesh)

@@ -53,7 +53,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
 
     def run() -> None:
         try:
-            _shut_down(proc, grace)
+            _shut_down(grace)
         except BaseException as error:
             future._resolve(_ERROR, error)
         else:
@@ -63,7 +63,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
     return future
 
 
-def _shut_down(proc: Proc, grace: float) -> None:
+def _shut_down(grace: float) -> None:
     root = contexts._process_context
     if root is not None:
         root.actor_instance._stop_meshes(grace)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pprint
-import textwrap
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Generic, NoReturn, TypeVar
@@ -23,7 +21,7 @@ _decoding = threading.RLock()
 
 
 class _Undecoded:
-    """A value still as bytes; decoded once, by whoever looks first. Keeps the error if it cannot."""
+    """A value still as bytes, decoded by whoever looks first; or the error of doing so."""
 
     __slots__ = ("_body", "error")
 
@@ -171,6 +169,9 @@ class ValueMesh(MeshTrait, Generic[R_co]):
         return ValueMesh, (self._shape, self.values())
 
     def __repr__(self) -> str:
+        import pprint
+        import textwrap
+
         pairs = pprint.pformat(tuple(self.items()), width=78)
         return f"ValueMesh({self._shape.extent}):\n{textwrap.indent(pairs, '  ')}"
 

@@ -1,1 +1,4 @@
-"""The proc: reactor, links, mailboxes, actor threads; the host agent. The only place that joins time, I/O and protocol."""
+"""The proc: reactor, links, mailboxes, actor threads; and the host agent.
+
+The only place that joins time, I/O and protocol.
+"""

@@ -145,7 +145,7 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
         handled += 1
         if handled >= _YIELD_EVERY or tasks:
             handled = 0
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # noqa: TID251 - no waiting: a turn for the other tasks
     await _finish_async(cell, tasks, *end)  # type: ignore[possibly-undefined]  # breaks set it
 
 

@@ -51,7 +51,7 @@ class SetupGate:
         self._done.wait()
 
 
-def spawn_cell(proc: Proc, link: Any, frame: Frame) -> None:
+def spawn_cell(proc: Proc, _link: Any, frame: Frame) -> None:
     """The actor of a SPAWN frame: started on its own thread, constructed there."""
     name, label, display = json.loads(frame.meta)
 

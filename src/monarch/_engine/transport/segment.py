@@ -18,12 +18,10 @@ one ring buffer per link (a receiver that keeps one array would pin the whole ri
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import mmap
 import os
 import struct
-import tempfile
 import threading
 import weakref
 from collections import Counter
@@ -68,6 +66,8 @@ def _memory_file(size: int) -> int:
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("monarch", os.MFD_CLOEXEC)
     else:  # not Linux: an unlinked temporary file, kept in the page cache
+        import tempfile
+
         fd, path = tempfile.mkstemp(prefix="monarch-")
         os.unlink(path)
     os.ftruncate(fd, size)
@@ -195,13 +195,13 @@ def _copy(view: memoryview, offset: int, source: memoryview) -> int:
     Two, because one core does not saturate the memory of current machines, and more gain nothing.
     """
     nbytes = source.nbytes
-    if (
-        nbytes < _UNLOCKED or source.readonly
-    ):  # (the address of a read-only buffer is not to be had)
+    if nbytes < _UNLOCKED or source.readonly:  # (a read-only buffer does not give its address)
         for at in range(0, nbytes, _COPY_STEP):
             step = min(_COPY_STEP, nbytes - at)
             view[offset + at : offset + at + step] = source[at : at + step]
         return nbytes
+    import ctypes
+
     to = ctypes.addressof(ctypes.c_char.from_buffer(view, offset))
     start = ctypes.addressof(ctypes.c_char.from_buffer(source))
     if nbytes < _TWO_THREADS:

@@ -11,7 +11,6 @@ Measured by the rows ``bytes_64mb_*`` of the benchmarks: 8 ms instead of 33 ms f
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import pickle
 from typing import Any
@@ -32,6 +31,8 @@ class Bulk:
         self._content = content
 
     def __reduce__(self) -> tuple[Any, ...]:
+        import ctypes
+
         # A buffer that says it is read-only arrives wrapped so that its address cannot be found:
         # this one looks writable, though nobody writes to it.
         kind: Any = ctypes.c_char * len(self._content)
@@ -49,6 +50,8 @@ def _build(buffer: Any) -> bytes:
     view = memoryview(buffer)
     if view.nbytes < _HUGE or view.readonly or not hasattr(mmap, "MADV_HUGEPAGE"):
         return bytes(view)
+    import ctypes
+
     new = ctypes.pythonapi.PyBytes_FromStringAndSize
     new.restype = ctypes.py_object
     new.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)

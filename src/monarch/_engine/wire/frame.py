@@ -2,7 +2,8 @@
 
 A frame is a 32-byte header, `meta_len` bytes of meta, and a body::
 
-    size u32 | kind u8 | flags u8 | meta_len u16 | dest u64 | port u64 | rank u32 | nfd u16 | check u16
+    size u32 | kind u8 | flags u8 | meta_len u16 | dest u64 | port u64 | rank u32 | nfd u16
+    | check u16
 
     size    bytes after the header (meta and body)
     dest    the mesh (CALL, SPAWN, STOP...) or the port (POST) it is for, in the receiving process

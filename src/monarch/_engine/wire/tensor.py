@@ -8,7 +8,6 @@ torch's own way through pickle. Torch is never imported to send; receiving a ten
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import pickle
 import sys
@@ -35,7 +34,9 @@ def _reduce(tensor: Any) -> Any:
     if not nbytes:
         buffer: Any = b""
     else:
-        memory = (ctypes.c_char * nbytes).from_address(plain.data_ptr())
+        import ctypes  # loaded, since torch is
+
+        memory: Any = (ctypes.c_char * nbytes).from_address(plain.data_ptr())
         memory.owner = plain  # the buffer keeps the tensor, the tensor its memory
         buffer = pickle.PickleBuffer(memory)
     return _rebuild, (buffer, plain.dtype, tuple(plain.shape), tensor.requires_grad)
