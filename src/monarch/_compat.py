@@ -43,7 +43,7 @@ PATHS: dict[str, dict[str, str]] = {
             enable_transport send shutdown_context
         """,
         "monarch._engine.mesh.actor_mesh": "ActorMesh",
-        "monarch._engine.mesh.context": "CreatorInstance Instance _client_context _context",
+        "monarch._engine.mesh.context": "CreatorInstance Instance _context",
         "monarch._engine.mesh.endpoint": "NotAnEndpoint",
         "monarch._engine.mesh.port": "RankedPortReceiver",
         "monarch._compat": "IN_PAR",
@@ -77,7 +77,7 @@ PATHS: dict[str, dict[str, str]] = {
     },
     "monarch._src.actor.future": {"monarch.actor": "Future returns_future"},
     "monarch._src.actor.host_mesh": {
-        "monarch.actor": "HostMesh default_bootstrap_cmd hosts_from_config this_host this_proc",
+        "monarch.actor": "HostMesh default_bootstrap_cmd this_host this_proc",
     },
     "monarch._src.actor.logging": {
         "monarch._engine.mesh.logging_option": "LoggingManager flush_all_proc_mesh_logs",
@@ -189,9 +189,13 @@ _NATIVE = "it tests native code, and there is none here"
 
 #: Internals of the reference without a counterpart, and what to do instead.
 INTERNAL: dict[str, dict[str, str]] = {
+    "monarch._src.actor.actor_mesh": {
+        "_client_context": "outside actors, monarch.actor.context() is the client's",
+    },
     "monarch._src.actor.host_mesh": {
         "_spawn_admin": "the admin server is not part of this release",
         "create_local_host_mesh fake_in_process_host": "use monarch.actor.this_host()",
+        "hosts_from_config": "jobs are not part of this release; use monarch.actor.this_host()",
     },
     "monarch._src.actor.logging": {"_pending_flush_tasks": _LOGS},
     "monarch._src.actor.proc_mesh": {"HyProcMesh": _MESHES},

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+import monarch.actor
 from monarch import _telemetry
 from monarch._engine.base import instrument
 from monarch._telemetry import get_meter, metrics, span, spans, traced
@@ -186,7 +187,9 @@ class TestMeter:
         ]
 
 
-def test_log_records_become_events(sink):
+def test_log_records_become_events(sink, monkeypatch):
+    # An earlier test may have made this process a client, which names the actor in its logs.
+    monkeypatch.setattr(monarch.actor.config, "prefix_python_logs_with_actor", False)
     logger = logging.getLogger("test_telemetry.forward")
     logger.propagate = False
     handler = _telemetry.TracingForwarder(level=logging.INFO)

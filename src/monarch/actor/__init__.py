@@ -117,7 +117,6 @@ __all__ = [
 _FEATURES = {
     "debug_controller": "monarch._debug",
     "get_meter": "monarch._telemetry",
-    "hosts_from_config": "monarch.job",
     "span": "monarch._telemetry",
     "traced": "monarch._telemetry",
 }

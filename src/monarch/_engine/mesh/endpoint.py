@@ -700,4 +700,4 @@ def send(
 ActorEndpoint.__module__ = "monarch._rust_bindings.monarch_hyperactor.endpoint"
 EndpointProperty.__module__ = "monarch._src.actor.endpoint"
 NotAnEndpoint.__module__ = "monarch._src.actor.endpoint"
-ValueStream.__module__ = "monarch._src.actor.actor_mesh"
+ValueStream.__module__ = "monarch._rust_bindings.monarch_hyperactor.endpoint"
