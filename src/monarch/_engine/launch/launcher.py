@@ -64,11 +64,17 @@ def launch_key(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((k, v) for k, v in environ.items() if k.startswith(_READ_AT_IMPORT)))
 
 
+_prctl: Any = None  # looked up once: a child that looks it up writes to a hundred pages
+
+
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends (Linux; elsewhere nothing)."""
+    global _prctl
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if _prctl is None:
+            _prctl = ctypes.CDLL(None).prctl
+        _prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 class Launcher:
@@ -77,11 +83,11 @@ class Launcher:
     Args:
         sock: the connection to the host agent.
         child_main: called in a forked child with (spec, link fd, agent fd); must not return.
-        prepare: called whenever what children inherit has changed.
+        prepare: called with a request's spec before its forks; what it sets, children inherit.
     """
 
     def __init__(
-        self, sock: socket.socket, child_main: ChildMain, prepare: Callable[[], None]
+        self, sock: socket.socket, child_main: ChildMain, prepare: Callable[[dict[str, Any]], None]
     ) -> None:
         self._sock = sock
         self._prepare = prepare
@@ -116,7 +122,6 @@ class Launcher:
 
     def _settle(self) -> None:
         """Make what exists now cheap to share: the collector will not touch it in children."""
-        self._prepare()
         gc.collect()
         gc.freeze()
 
@@ -146,12 +151,29 @@ class Launcher:
             self._preload(message)
             return
         self._preload(message)
+        try:
+            self._prepare(message["spec"])
+        except OSError as error:
+            failed = [{"uid": proc["uid"], "error": str(error)} for proc in message["procs"]]
+            self._tell({"op": "exited", "procs": failed})
+            for fd in fds:
+                os.close(fd)
+            return
+        started: list[tuple[int, int]] = []
+        pidfds: list[int] = []
         per_proc = len(fds) // len(message["procs"])
         for index, proc in enumerate(message["procs"]):
             mine = fds[index * per_proc : (index + 1) * per_proc]
-            self._start({**message["spec"], **proc}, mine)
+            pid = self._start({**message["spec"], **proc}, mine)
             for fd in mine:
                 os.close(fd)
+            if pid:
+                started.append((proc["uid"], pid))
+                if hasattr(os, "pidfd_open"):
+                    pidfds.append(os.pidfd_open(pid))
+        self._tell({"op": "started", "procs": started}, pidfds)
+        for fd in pidfds:
+            os.close(fd)
 
     def _preload(self, message: dict[str, Any]) -> None:
         missing = [name for name in message["preload"] if name not in sys.modules]
@@ -168,19 +190,17 @@ class Launcher:
             sys.path[:] = path
         self._settle()
 
-    def _start(self, spec: dict[str, Any], fds: list[int]) -> None:
+    def _start(self, spec: dict[str, Any], fds: list[int]) -> int:
+        """The pid of a new process; 0, and the agent is told, when it cannot be started."""
         uid = spec["uid"]
         try:
             resolve_binding(spec.get("bind") or {})  # an impossible one is reported, not inherited
             pid = self._execute(spec, fds) if spec.get("command") else self._fork(spec, fds)
         except (OSError, ValueError) as error:
-            self._tell({"op": "exited", "uid": uid, "error": str(error)})
-            return
+            self._tell({"op": "exited", "procs": [{"uid": uid, "error": str(error)}]})
+            return 0
         self._pids[pid] = uid
-        pidfd = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
-        self._tell({"op": "started", "uid": uid, "pid": pid}, [pidfd] if pidfd >= 0 else [])
-        if pidfd >= 0:
-            os.close(pidfd)
+        return pid
 
     def _fork(self, spec: dict[str, Any], fds: list[int]) -> int:
         pid = os.fork()
@@ -248,19 +268,22 @@ class Launcher:
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._child_in, 4096)
+        exited: list[dict[str, int]] = []
         while self._pids:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                break
             if not pid:
-                return
+                break
             uid = self._pids.pop(pid, None)
             process = self._commands.pop(pid, None)
             if process is not None:
                 process.returncode = os.waitstatus_to_exitcode(status)
             if uid is not None:
-                self._tell({"op": "exited", "uid": uid, "status": status})
+                exited.append({"uid": uid, "status": status})
+        if exited:
+            self._tell({"op": "exited", "procs": exited})
 
     def _tell(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         data = pack(CONTROL, 0, 0, 0, b"", json.dumps(message).encode(), nfd=len(fds or ()))

@@ -48,17 +48,20 @@ _LAST_OUTPUT_WAIT = 0.5  # seconds that the agent's own end does
 
 
 # What procs and the client may ask, and what launchers report.
-_REQUESTS = {op: f"_on_{op}" for op in (
-    "autopsy",
-    "introduce",
-    "kill",
-    "log_flush",
-    "log_printed",
-    "logging",
-    "preload",
-    "ready",
-    "spawn",
-)}
+_REQUESTS = {
+    op: f"_on_{op}"
+    for op in (
+        "autopsy",
+        "introduce",
+        "kill",
+        "log_flush",
+        "log_printed",
+        "logging",
+        "preload",
+        "ready",
+        "spawn",
+    )
+}
 _REPORTS = {op: f"_on_{op}" for op in ("started", "exited")}
 
 
@@ -119,6 +122,7 @@ class Agent:
         self._client_uid = client_uid
         self._links: dict[int, Link] = {}
         self._relay: LogRelay | None = None
+        self._notices: dict[int, list[list[Any]]] = {}  # asker -> ends it is to hear of
         self._launchers[(self._own_key, sys.executable)] = self._fork_launcher(first)
         link = self._connect(first, "the client")
         link.uid = client_uid
@@ -202,7 +206,8 @@ class Agent:
             control.uid = uid
             self._members[uid] = _Member(uid, control, parent.uid, launcher)
             member = self._members[uid]
-            member.ready = "command" not in message["procs"][index]  # a fork of ours is sure to come
+            # A fork of ours is sure to come.
+            member.ready = "command" not in message["procs"][index]
             parent.children.add(uid)
             launcher.members.add(uid)
             handed = [theirs.detach()]
@@ -385,30 +390,39 @@ class Agent:
             self._gone(uid, FAILED, "the process was killed: its launcher ended unexpectedly")
 
     def _on_started(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
-        member = self._members.get(message["uid"])
-        if member is None or member.gone is not None:
-            return []
-        member.pid = message["pid"]
-        if fds:
-            member.pidfd = fds[0]
-        return fds
+        kept: list[int] = []
+        for index, (uid, pid) in enumerate(message["procs"]):
+            member = self._members.get(uid)
+            if member is not None and member.gone is None:
+                member.pid = pid
+                if fds:
+                    member.pidfd = fds[index]
+                    kept.append(fds[index])
+        return kept
 
     def _on_exited(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        kind, text = _cause(message)
-        uid = message["uid"]
-        member = self._members.get(uid)
-        if self._relay is None or member is None or not member.captured:
-            self._gone(uid, kind, text)
-            return
+        for exited in message["procs"]:
+            kind, text = _cause(exited)
+            member = self._members.get(exited["uid"])
+            if self._relay is None or member is None or not member.captured:
+                self._gone(exited["uid"], kind, text)
+            else:
+                self._after_output(member, kind, text)
+
+    def _after_output(self, member: _Member, kind: str, text: str) -> None:
+        """Announce an end once what the process printed is out."""
+        assert self._relay is not None
         self._exited(member)
 
         def known(tail: list[str]) -> None:
             last = f"\nlast output lines:\n{_indented(tail)}" if tail and kind == FAILED else ""
-            self._gone(uid, kind, text + last)
+            self._gone(member.uid, kind, text + last)
 
-        # What it printed comes out before its end is known, unless the terminal takes nothing.
-        self._relay.finish(uid, lambda tail: self.reactor.call_soon(known, tail))
-        self.reactor.call_later(_OUTPUT_WAIT, lambda: self._gone(uid, kind, text))
+        def late() -> None:  # the terminal takes nothing
+            self._gone(member.uid, kind, text)
+
+        self._relay.finish(member.uid, lambda tail: self.reactor.call_soon(known, tail))
+        self.reactor.call_later(_OUTPUT_WAIT, late)
 
     # -- ends ------------------------------------------------------------------------------------
 
@@ -425,17 +439,23 @@ class Agent:
             self._links.pop(member.link.fileno, None)
             member.link.close("the process ended")
             member.link.fileno = -1
-        notice = {"op": "gone", "procs": [[uid, kind, error]]}
+        if not self._notices:
+            self.reactor.call_soon(self._send_notices)  # ends often come in crowds
         for asker in {member.parent, *member.askers}:
-            other = self._members.get(asker)
-            if other is not None and other.gone is None:
-                self._tell(other.link, notice)
+            self._notices.setdefault(asker, []).append([uid, kind, error])
         parent = self._members.get(member.parent)
         if parent is not None:
             parent.children.discard(uid)
         for child in list(member.children):
             self._kill(self._members[child])
         self._forget_old()
+
+    def _send_notices(self) -> None:
+        notices, self._notices = self._notices, {}
+        for asker, procs in notices.items():
+            other = self._members.get(asker)
+            if other is not None and other.gone is None:
+                self._tell(other.link, {"op": "gone", "procs": procs})
 
     def _exited(self, member: _Member) -> None:
         """There is no process to signal any more."""

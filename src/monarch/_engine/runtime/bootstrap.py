@@ -1,8 +1,8 @@
-"""How processes become part of the runtime: the client, the agent, launchers, and procs.
+r"""How processes become part of the runtime: the client, the agent, launchers, and procs.
 
     client --exec--> agent --fork--> launcher --fork--> proc, proc, ...
-                                  \\--exec--> launcher of another launch environment
-                                                       \\--exec--> proc with a command of its own
+                                  \--exec--> launcher of another launch environment
+                                                       \--exec--> proc with a command of its own
 
 `agent_main` and `launcher_main` are what the executed helpers run, `proc_main` what a forked proc
 runs, and `main` is behind ``python -m monarch._src.actor.bootstrap_main``: a proc started by an
@@ -19,15 +19,15 @@ import atexit
 import ctypes
 import gc
 import importlib
+import io
+import itertools
 import json
 import multiprocessing
 import os
 import signal
 import socket
 import sys
-import time
 import types
-from collections.abc import Mapping
 from typing import Any
 
 from monarch._engine.base.settings import settings
@@ -46,8 +46,7 @@ from monarch._engine.wire.frame import STOP, Frame
 __all__ = ["agent_main", "launcher_main", "main", "proc_main"]
 
 _RUN_ASYNC = "monarch._engine.runtime.dispatch_async"
-_inherited: set[str] = set()  # modules that came from the launcher
-_launcher_variables: dict[str, str] = {}
+_SETTINGS_VARIABLES = ("MONARCH_", "HYPERACTOR_", "OTEL_", "ENABLE_", "SCUBA_", "PYSPY_")
 
 
 def agent_main(fd: int, client_uid: int) -> None:
@@ -55,7 +54,7 @@ def agent_main(fd: int, client_uid: int) -> None:
     _warm_up()
     restore_tunables()
     raise_descriptor_limit()
-    Agent(socket.socket(fileno=fd), client_uid, proc_main, _prepare_launcher).run()
+    Agent(socket.socket(fileno=fd), client_uid, proc_main, prepare).run()
 
 
 def launcher_main(fd: int) -> None:
@@ -63,30 +62,63 @@ def launcher_main(fd: int) -> None:
     _warm_up()
     die_with_parent()
     raise_descriptor_limit()
-    Launcher(socket.socket(fileno=fd), proc_main, _prepare_launcher).run()
+    Launcher(socket.socket(fileno=fd), proc_main, prepare).run()
     os._exit(0)
 
 
 def _warm_up() -> None:
-    """Load what children need anyway: they inherit it. By name, since it is all above this layer."""
+    """Load and set up what children need anyway: they inherit it. By name, since it is above."""
     for name in ("asyncio", "cloudpickle", "monarch.actor", _RUN_ASYNC):
         importlib.import_module(name)
+    sys.breakpointhook = _breakpoint
+    # A proc has threads and sockets: plain forks of it by multiprocessing would be unsafe.
+    multiprocessing.set_start_method("forkserver" if sys.platform == "linux" else "spawn", True)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
+class _Prepared:
+    """What the launcher has taken over from the requests it got."""
+
+    config: dict[str, str] | None = None
+    variables: dict[str, str] | None = None
+    modules: frozenset[str] = frozenset()
+    callbacks = 0  # `atexit` handlers
+
+
+def prepare(spec: dict[str, Any]) -> None:
+    """In a launcher: take over what all processes of a request have in common, before the forks.
+
+    A page that no child writes stays shared, so nothing is left to the child that could be done
+    here. Raises OSError if the working directory is gone.
+    """
+    environ = spec["env"]
+    for name in [name for name in os.environ if name not in environ]:
+        del os.environ[name]
+    for name, value in environ.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+    _announce(spec)
+    os.chdir(spec["cwd"])
+    sys.path[:] = [spec["cwd"], *(entry for entry in spec["path"] if entry != spec["cwd"])]
+    sys.argv = [_bootstrap_file()]
+    variables = {k: v for k, v in environ.items() if k.startswith(_SETTINGS_VARIABLES)}
+    if (variables, spec["config"]) != (_Prepared.variables, _Prepared.config):
+        settings.reset_to_defaults()
+        settings.reload_from_env()
+        settings.install_client_values(spec["config"])
+        _Prepared.variables, _Prepared.config = variables, spec["config"]
+    _Prepared.modules = frozenset(sys.modules)
+    _Prepared.callbacks = atexit._ncallbacks()
 
 
 def proc_main(spec: dict[str, Any], link_fd: int, agent_fd: int) -> None:
     """A forked proc: become what an executed one would be, then serve. Does not return."""
-    os.environ.clear()
-    os.environ.update(spec["env"])
-    _announce(spec)
-    os.chdir(spec["cwd"])
-    path = [entry for entry in spec["path"] if entry != spec["cwd"]]
-    sys.path[:] = [spec["cwd"], *path]
-    sys.argv = [_bootstrap_file()]
+    os.environ["HYPERACTOR_PROCESS_NAME"] = _process_name(spec)
     module = types.ModuleType("__main__")
     module.__file__ = _bootstrap_file()
     sys.modules["__main__"] = module
-    if _own_variables(spec["env"]) != _launcher_variables:
-        settings.reload_from_env()
     if "numpy.random" in sys.modules:  # its global generator was seeded in the launcher
         sys.modules["numpy.random"].seed()
     _serve(spec, link_fd, agent_fd)
@@ -102,22 +134,13 @@ def main() -> None:
         )
     spec = json.loads(boot)
     _announce(spec)
+    os.environ["HYPERACTOR_PROCESS_NAME"] = _process_name(spec)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     _warm_up()
+    settings.install_client_values(spec["config"])
     raise_descriptor_limit()
     _serve(spec, *spec["fds"], executed=True)
-
-
-def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    prefixes = ("MONARCH_", "HYPERACTOR_", "OTEL_", "ENABLE_", "SCUBA_", "PYSPY_")
-    return {k: v for k, v in environ.items() if k.startswith(prefixes)}
-
-
-def _prepare_launcher() -> None:
-    """What every child would compute for itself, once: a page not written stays shared."""
-    _launcher_variables.update(_own_variables(os.environ))
-    _inherited.update(sys.modules)
 
 
 def _bootstrap_file() -> str:
@@ -127,18 +150,15 @@ def _bootstrap_file() -> str:
 def _announce(spec: dict[str, Any]) -> None:
     """The variables that programs and log collectors look at."""
     os.environ["HYPERACTOR_MESH_BOOTSTRAP_MODE"] = "proc"
-    name = f"{spec['label']} @ {socket.gethostname()}"
-    os.environ["HYPERACTOR_PROCESS_NAME"] = name
     os.environ["HYPERACTOR_EXECUTION_ID"] = spec["execution_id"]
     os.environ["MONARCH_CLIENT_TRACE_ID"] = spec["execution_id"]
 
 
+def _process_name(spec: dict[str, Any]) -> str:
+    return f"{spec['label']} @ {socket.gethostname()}"
+
+
 def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int, *, executed: bool = False) -> None:
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    sys.breakpointhook = _breakpoint
-    # A proc has threads and sockets: plain forks of it by multiprocessing would be unsafe.
-    multiprocessing.set_start_method("forkserver" if sys.platform == "linux" else "spawn", True)
-    settings.install_client_values(spec["config"])
     spec_of_this_proc.update(spec)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no KeyboardInterrupt inside the reactor
     reasons: list[str] = []
@@ -146,7 +166,7 @@ def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int, *, executed: bool 
     def on_stop(proc: Proc, frame: Frame) -> None:
         if not reasons:
             reasons.append(bytes(frame.body).decode(errors="replace"))
-            proc.reactor.stop()
+            _stop_actors(proc, reasons[0])
 
     proc = Proc(spec["uid"], spec["label"], spawn_cell, on_stop, client=False)
     proc.adopt_agent(socket.socket(fileno=agent_fd))
@@ -154,36 +174,38 @@ def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int, *, executed: bool 
     become(proc)
     if executed:
         proc.tell_agent({"op": "ready"})
-    # The reactor runs here, on the main thread, which has nothing else to do: a thread less per
-    # process. For the end, which runs user code on this thread, it moves to another.
+    # The reactor runs here, on the main thread, which has nothing else to do until the end.
     proc.reactor.run()
-    proc.start()
-    _stop_actors(proc, reasons[0])
-    _finalise()
+    _finalise(proc)
 
 
-def _breakpoint(*args: Any, **kwargs: Any) -> None:
+def _breakpoint(*_args: Any, **_kwargs: Any) -> None:
     """`breakpoint()` in a worker: the debugger is loaded when somebody needs it."""
     importlib.import_module("monarch._debug").stop_at(sys._getframe(1))
 
 
 def _stop_actors(proc: Proc, reason: str) -> None:
-    """Stop every actor here, side by side, within the configured time."""
+    """Stop every actor here, side by side; the reactor ends with the last, or when time is up."""
     cells = [*proc.cells.values(), *proc.ending]
+    proc.when_idle = proc.reactor.stop
+    if not cells:
+        proc.reactor.stop()
+        return
+    proc.reactor.call_later(settings.stop_actor_timeout, proc.reactor.stop)
     frame = Frame(STOP, 0, 0, 0, 0, 0, b"", reason.encode())
     for cell in cells:
         cell.request_stop(None, frame)
-    deadline = time.monotonic() + settings.stop_actor_timeout
-    for cell in cells:
-        cell.finished.wait(max(0.0, deadline - time.monotonic()))
 
 
-def _finalise() -> None:
+def _finalise(proc: Proc) -> None:
     """What a normal exit owes the user, and no more."""
     code = 0
     try:
+        if atexit._ncallbacks() > _Prepared.callbacks:
+            proc.start()  # the program's handlers may want to call somebody
         atexit._run_exitfuncs()
-        theirs = [name for name in sys.modules if name not in _inherited]
+        count = len(sys.modules) - len(_Prepared.modules)
+        theirs = list(itertools.islice(reversed(sys.modules), max(0, count)))
         for name in ["__main__", *theirs]:
             module = sys.modules.pop(name, None)
             if module is not None and not name.startswith("monarch."):

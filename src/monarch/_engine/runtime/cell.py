@@ -258,13 +258,13 @@ class Cell:
             self.finished.set()
             acks, self._stop_acks = self._stop_acks, []
             timer = self._stop_timer
-        self.proc.ending.discard(self)
         if timer is not None:
             timer.cancel()
         if self.grave is not None and self.grave.kind == FAILED:
             self.proc.report_end(self.owner, self.uid, self.rank, self.grave)
         for link, frame in acks:
             self._acknowledge(link, frame)
+        self.proc.cell_finished(self)
 
     def _acknowledge(self, link: Any, frame: Frame) -> None:
         if frame.port:

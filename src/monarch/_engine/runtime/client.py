@@ -81,7 +81,6 @@ def become(proc: Proc) -> None:
     """Make `proc` this process's part of the runtime."""
     global _current
     _current = proc
-    os.register_at_fork(after_in_child=_after_fork)
     for callback in _ready:
         callback(proc)
 
@@ -214,3 +213,7 @@ def _after_fork() -> None:
         proc.close_in_child()
     for callback in _forked:
         callback()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 from monarch._engine.base.errors import BackpressureError, PayloadTooLarge, ProtocolError
 from monarch._engine.base.failure import FAILED, STOPPED, Failure
 from monarch._engine.base.settings import settings
-from monarch._engine.runtime.body import LocalBody, MappedBody, decode_body
+from monarch._engine.runtime.body import LocalBody, MappedBody
 from monarch._engine.runtime.reactor import WRITE, Reactor
 from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool
@@ -65,7 +65,8 @@ _CARRY = frozenset((CALL, POST, SPAWN, CONTROL))  # the kinds that come with des
 
 def new_uid() -> int:
     """A random id for a spawn of procs or a mesh: 44 random bits, 20 low bits for ranks."""
-    return int.from_bytes(os.urandom(8), "little") >> 21 << 20 | 1 << 63
+    chance = os.urandom(8)  # noqa: TID251 - no two runtimes may ever share an id
+    return int.from_bytes(chance, "little") >> 21 << 20 | 1 << 63
 
 
 class Verdict:
@@ -201,6 +202,7 @@ class Proc:
         self.ports: dict[int, Sink] = {}
         self.cells: dict[int, Any] = {}
         self.ending: set[Any] = set()  # cells that settled but did not finish
+        self.when_idle: Callable[[], None] | None = None  # called when the last actor has ended
         self.graves: dict[int, Failure] = {}
         self.owned: dict[int, OwnedMesh] = {}
         self.verdicts: dict[int, Verdict] = {}
@@ -420,7 +422,7 @@ class Proc:
                 raise link.reader.refused
         except ProtocolError as error:
             link.lose(str(error))
-        except (ValueError, TypeError, LookupError) as error:  # a body that is not what it should be
+        except (ValueError, TypeError, LookupError) as error:  # a body that cannot be
             link.lose(f"protocol error from {link.peer}: {type(error).__name__}: {error}")
         if link.lost is not None:
             self._on_lost(link)
@@ -647,6 +649,12 @@ class Proc:
             mesh.owner._disown(mesh_uid)
         if failure.kind == FAILED:
             mesh.owner.child_failed(failure)
+
+    def cell_finished(self, cell: Any) -> None:
+        """An actor here is over, with all it had to do."""
+        self.ending.discard(cell)
+        if self.when_idle is not None and not self.ending and not self.cells:
+            self.when_idle()
 
     def report_end(self, owner_uid: int, mesh_uid: int, rank: int, failure: Failure) -> None:
         """Tell the owner of `mesh_uid`, in whatever process, that one rank ended."""
