@@ -173,4 +173,5 @@ def test_a_send_that_gives_up_leaves_nothing_behind(fresh: Fresh, proc: Any) -> 
         proc._patience, link.queue_limit = patience, limit
         os.kill(pid, signal.SIGCONT)
     assert mesh.pid.call_one().get(timeout=WAIT) == pid
-    until(lambda: tables(proc) == before)
+    # Not more than before: what earlier meshes left may go meanwhile.
+    until(lambda: all(size <= before[name] for name, size in tables(proc).items()))

@@ -222,6 +222,7 @@ class Instance:
             thread = threading.Thread(
                 target=_unhandled, args=(failure,), name="monarch-fault", daemon=True
             )
+            _faults.append(thread)
             thread.start()
         elif cell.is_async:
             cell.interrupt(lambda: self._supervise_async(failure))
@@ -291,6 +292,7 @@ for _public in (Context, CreatorInstance, Instance):
 
 _context: ContextVar[Context | None] = ContextVar("monarch_context", default=None)
 _process_context: Context | None = None
+_faults: list[threading.Thread] = []  # asking the hook
 _closing: list[Any] = []  # not empty once the client shuts down; faults since then follow
 _lock = threading.Lock()
 _own_proc_mesh: Callable[[], ProcMesh]
@@ -375,8 +377,10 @@ def close() -> None:
     _closing.append(None)
 
 
-def faults_at_exit() -> int:
-    """How many faults nobody handled arrived after `close`."""
+def faults_at_exit(patience: float) -> int:
+    """How many faults nobody handled arrived after `close`; waits `patience` s for the hook."""
+    while _faults:
+        _faults.pop().join(patience)
     return len(_closing) - 1
 
 
@@ -387,6 +391,8 @@ def _unhandled(failure: Failure) -> None:
     facade = sys.modules["monarch.actor"]
     try:
         facade.unhandled_fault_hook(MeshFailure(failure))
+        with contextlib.suppress(ValueError):  # `faults_at_exit` may wait for this thread
+            _faults.remove(threading.current_thread())
     except BaseException:  # any exception says: not handled
         when = time.strftime("%Y-%m-%d %H:%M:%S")
         print(

@@ -81,7 +81,7 @@ def _exit() -> None:
     # A little more than it can take; what is not done by then ends with this process anyway.
     with contextlib.suppress(TimeoutError):
         shutdown_context(_EXIT_GRACE).get(timeout=3 * _EXIT_GRACE)
-    if contexts.faults_at_exit() > 0:  # they came too late to interrupt the program
+    if contexts.faults_at_exit(_EXIT_GRACE) > 0:  # they came too late to interrupt the program
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

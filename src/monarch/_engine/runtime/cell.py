@@ -236,8 +236,8 @@ class Cell:
         grave.ranks = (self.rank,)
         proc = self.proc
         proc.graves[self.uid] = grave
+        proc.ending.add(self)  # first: it is always in one of the two
         proc.cells.pop(self.uid, None)
-        proc.ending.add(self)
         if len(proc.graves) > settings.terminated_snapshot_retention + _GRAVES:
             proc.graves.pop(next(iter(proc.graves)))
         current, self.current = self.current, None

@@ -487,6 +487,8 @@ class Proc:
             self._stop(self, frame)
             return
         cell = self.cells.get(frame.dest)
+        if cell is None:  # over already, but its last act may not be: the answer comes after it
+            cell = next((cell for cell in list(self.ending) if cell.uid == frame.dest), None)
         if cell is None:
             self.post(link, frame.port, frame.rank, None)
         else:
