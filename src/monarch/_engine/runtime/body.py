@@ -27,17 +27,21 @@ class MappedBody:
         self._released = released
 
     def load(self) -> Any:
-        stream, buffers = self._open()
+        stream, buffers = self._open(decoding=True)
         return decode(stream, buffers)
 
     def copy(self, threshold: int) -> Payload:
         """The same payload for another link, not decoded."""
-        stream, buffers = self._open()
+        stream, buffers = self._open(decoding=False)
         return Payload([bytes(stream)], buffers, threshold)
 
-    def _open(self) -> tuple[memoryview, list[memoryview]]:
+    def _open(self, *, decoding: bool) -> tuple[memoryview, list[memoryview]]:
         fd, self._fd = self._fd, -1
-        return open_parts(self._table, fd, self._released)
+        try:
+            return open_parts(self._table, fd, self._released, decoding=decoding)
+        except BaseException:  # its sender is not to keep it for ever
+            self._released(int.from_bytes(self._table[:8], "little"))
+            raise
 
     def __len__(self) -> int:
         return int.from_bytes(self._table[8:16], "little")

@@ -224,11 +224,11 @@ class _Watch(weakref.ref[Any]):
     released: Callable[[int], None]
 
 
-_watches: set[_Watch] = set()
+_watches: dict[int, _Watch] = {}  # by id: what is watched need not be hashable
 
 
 def _mapping_gone(watch: Any) -> None:
-    _watches.discard(watch)
+    _watches.pop(id(watch), None)
     if watch.ident:
         watch.released(watch.ident)
 
@@ -238,7 +238,7 @@ def _keep_for_children() -> None:
 
     So what is mapped now is not released for reuse; it goes with the link to its sender.
     """
-    for watch in list(_watches):
+    for watch in list(_watches.values()):
         watch.ident = 0
 
 
@@ -247,12 +247,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def open_parts(
-    table: bytes | bytearray, fd: int, released: Callable[[int], None]
+    table: bytes | bytearray, fd: int, released: Callable[[int], None], *, decoding: bool = True
 ) -> tuple[memoryview, list[memoryview]]:
     """Map the payload that `table` describes: (pickle stream, out-of-band buffers).
 
     Takes over `fd`. `released(segment id)` is called once, from any thread, when nothing looks
-    into the mapping any more; it must not block or take locks.
+    into the mapping any more; it must not block or take locks. `decoding` says that the stream is
+    kept exactly as long as the payload is decoded, and large `bytes` are copied meanwhile.
 
     Raises ValueError for a table that does not fit the segment.
     """
@@ -261,10 +262,18 @@ def open_parts(
         if len(table) != _TABLE_HEAD.size + count * _PART.size or count < 1:
             raise ValueError(f"segment table of {len(table)} bytes for {count} parts")
         parts = list(_PART.iter_unpack(memoryview(table)[_TABLE_HEAD.size :]))
-        shared = _warm_map(fd) if any(bulk for *_, bulk in parts) else None
         if used > os.fstat(fd).st_size or any(off + n > used for off, n, _ in parts):
             raise ValueError("segment table points outside its segment")
-        mapping = mmap.mmap(fd, used, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        warm = decoding and len(_watches) < _MAX_MAPPINGS and any(bulk for *_, bulk in parts)
+        shared = _warm_map(fd) if warm else None
+        if shared is not None and all(bulk for *_, bulk in parts[1:]):
+            # Everything is copied while it is decoded: nothing of its own to map. The stream, which
+            # lives as long as the decoding, says when that is over.
+            offset, length, _ = parts[0]
+            mapping: Any = _Stream(shared[offset : offset + length])
+        else:
+            protection = mmap.PROT_READ | mmap.PROT_WRITE
+            mapping = mmap.mmap(fd, used, flags=mmap.MAP_PRIVATE, prot=protection)
     except struct.error as error:
         raise ValueError(f"segment table: {error}") from None
     finally:
@@ -277,13 +286,20 @@ def open_parts(
         watch = _Watch(mapping, _mapping_gone)
         watch.ident = ident
         watch.released = released
-        _watches.add(watch)
+        _watches[id(watch)] = watch
         whole = memoryview(mapping)
+    if isinstance(mapping, _Stream):
+        assert shared is not None
+        return whole, [shared[offset : offset + length] for offset, length, _ in parts[1:]]
     stream, *buffers = [
         (shared if bulk and shared is not None else whole)[offset : offset + length]
         for offset, length, bulk in parts
     ]
     return stream, buffers
+
+
+class _Stream(bytearray):
+    """A copied pickle stream that can be watched."""
 
 
 def _warm_map(fd: int) -> memoryview | None:
@@ -306,7 +322,7 @@ def _warm_map(fd: int) -> memoryview | None:
     return mapping
 
 
-_WARM_LEAST = 4 << 20
+_WARM_LEAST = 1 << 20
 _WARM_LIMIT = 128 << 20
 _warm: dict[tuple[int, int], memoryview] = {}
 _warm_lock = threading.Lock()
