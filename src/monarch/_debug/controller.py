@@ -59,7 +59,7 @@ class DebugController(Actor):
     async def list(self, print_output: bool = True) -> builtins.list[DebugSessionInfo]:
         """Say where ranks have stopped, by actor and rank; print it in the client as well."""
         if print_output:
-            print(self._sessions.table(), flush=True)  # noqa: T201
+            print(self._sessions.table(), flush=True)  # noqa: T201 - asked for
         return self._sessions.infos()
 
     @concurrent_endpoint

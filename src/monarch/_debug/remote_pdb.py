@@ -74,7 +74,7 @@ class _Terminal(io.TextIOBase):
         self._size = 0
         return output
 
-    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
+    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]  # a terminal has lines, not sizes
         line = self._debugger.next_line(self.take())
         return line + "\n"
 
@@ -97,8 +97,8 @@ class RemotePdb(pdb.Pdb):
         self._mine: list[bdb.Breakpoint] = []
         self._terminal = _Terminal(self, link)
         super().__init__(
-            stdin=self._terminal,  # type: ignore[arg-type]
-            stdout=self._terminal,  # type: ignore[arg-type]
+            stdin=self._terminal,  # type: ignore[arg-type]  # pdb uses three methods of it
+            stdout=self._terminal,  # type: ignore[arg-type]  # the same
             skip=["monarch._*"],
             nosigint=True,
         )

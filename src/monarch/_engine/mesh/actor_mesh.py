@@ -15,7 +15,7 @@ from monarch._engine.base.identity import Uid, normalize_label
 from monarch._engine.mesh.actor import ActorSpec, check_actor_class, endpoints_of
 from monarch._engine.mesh.context import Instance, context
 from monarch._engine.mesh.endpoint import ActorEndpoint, NotAnEndpoint
-from monarch._engine.mesh.future import _ERROR, _RAW, _VALUE, Future
+from monarch._engine.mesh.future import RAISED, RAW, VALUE, Future
 from monarch._engine.mesh.mock import mock_of
 from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.proc import OwnedMesh, Proc, Verdict, new_uid
@@ -134,7 +134,7 @@ class ActorMesh(MeshTrait):
         future._missing = len(links)
         future._tolerant = kind == STOP
         if not links:
-            future._resolve(_VALUE, None)
+            future._resolve(VALUE, None)
             return future
         proc = self._proc
         future._port = proc.open_port(future)
@@ -192,13 +192,13 @@ class _Acks(Future[Any]):
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         if flags & FAILURE and not self._tolerant:
             self._mesh._proc.close_port(self._port)
-            self._resolve(_RAW, body)
+            self._resolve(RAW, body)
         elif not self._acked[rank]:
             self._acked[rank] = True
             self._missing -= 1
             if not self._missing:
                 self._mesh._proc.close_port(self._port)
-                self._resolve(_VALUE, None)
+                self._resolve(VALUE, None)
 
     def peer_lost(self, link: Any, verdict: Verdict) -> None:
         for rank, other in enumerate(self._links):
@@ -207,7 +207,7 @@ class _Acks(Future[Any]):
                     self.deliver(rank, 0, None, link)
                 else:
                     self._mesh._proc.close_port(self._port)
-                    self._resolve(_ERROR, self._lost(rank, verdict))
+                    self._resolve(RAISED, self._lost(rank, verdict))
 
     def _lost(self, rank: int, verdict: Verdict) -> BaseException:
         if verdict.error.startswith("error creating proc"):

@@ -29,7 +29,7 @@ from typing import (
 
 from monarch._engine.base.errors import SupervisionError
 from monarch._engine.base.failure import Failure
-from monarch._engine.mesh.future import _ERROR, _RAW, Future
+from monarch._engine.mesh.future import RAISED, RAW, Future
 from monarch._engine.mesh.value_mesh import ValueMesh
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.dispatch import call_meta, rebuild_error
@@ -357,12 +357,12 @@ class _Reply(Future[R_co]):
 
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         self._endpoint.proc.ports.pop(self._port, None)
-        self._resolve(_RAW, (flags, body))
+        self._resolve(RAW, (flags, body))
 
     def peer_lost(self, link: Any, verdict: Verdict) -> None:
         if link is self._link:
             self._endpoint.proc.ports.pop(self._port, None)
-            self._resolve(_ERROR, lost_error(self._endpoint, self._rank, verdict))
+            self._resolve(RAISED, lost_error(self._endpoint, self._rank, verdict))
 
     def _decode(self, content: Any) -> Any:
         flags, body = content
@@ -385,19 +385,19 @@ class _Replies(Future[Any]):
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         if flags:
             self._endpoint.proc.ports.pop(self._port, None)
-            self._resolve(_RAW, (flags, body))
+            self._resolve(RAW, (flags, body))
             return
         self._bodies[rank] = body
         self._missing -= 1
         if not self._missing:
             self._endpoint.proc.ports.pop(self._port, None)
-            self._resolve(_RAW, (0, None))
+            self._resolve(RAW, (0, None))
 
     def peer_lost(self, link: Any, verdict: Verdict) -> None:
         for rank, other in enumerate(self._links):
             if other is link and self._bodies[rank] is None:
                 self._endpoint.proc.ports.pop(self._port, None)
-                self._resolve(_ERROR, lost_error(self._endpoint, rank, verdict))
+                self._resolve(RAISED, lost_error(self._endpoint, rank, verdict))
                 return
 
     def _decode(self, content: Any) -> Any:
@@ -439,13 +439,13 @@ class ValueStream(Generic[R_co]):
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         if self._unsettled:
             self._answered.add(rank)
-            self._next(_RAW, (flags, body))
+            self._next(RAW, (flags, body))
 
     def peer_lost(self, link: Any, verdict: Verdict) -> None:
         for rank, other in enumerate(self._links):
             if other is link and rank not in self._answered and self._unsettled:
                 self._answered.add(rank)
-                self._next(_ERROR, lost_error(self._endpoint, rank, verdict))
+                self._next(RAISED, lost_error(self._endpoint, rank, verdict))
 
     def _next(self, state: int, content: Any) -> None:
         future = self._unsettled.popleft()
@@ -513,7 +513,7 @@ class ActorEndpoint(Generic[P, R_co]):
         future._missing = len(links)
         if not links:
             future._port = 0
-            future._resolve(_RAW, (0, None))
+            future._resolve(RAW, (0, None))
             return future
         future._port = self.proc.open_port(future)
         self._cast(links, args, kwargs, future._port, future)

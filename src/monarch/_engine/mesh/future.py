@@ -36,10 +36,10 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 P = ParamSpec("P")
 
-_PENDING = 0
-_RAW = 1  # arrived, not decoded
-_VALUE = 2
-_ERROR = 3
+PENDING = 0
+RAW = 1  # arrived, not decoded
+VALUE = 2
+RAISED = 3
 
 # Decoding happens once per future; striped locks spare each future one of its own.
 _decoding = [threading.RLock() for _ in range(64)]
@@ -75,7 +75,7 @@ class Future(Generic[R_co]):
             _check_timeout(timeout)
         if _on_running_loop():
             _warn_blocking()
-        if self._state == _PENDING:
+        if self._state == PENDING:
             self._block(timeout)
         return self._observe()
 
@@ -116,9 +116,9 @@ class Future(Generic[R_co]):
         return self._await(loop)
 
     def _await(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, R_co]:
-        if self._state == _PENDING:
+        if self._state == PENDING:
             self._drive_async(loop)
-        if self._state == _PENDING:
+        if self._state == PENDING:
             arrived = loop.create_future()
             self._notify(_gate(loop, arrived, None))
             try:
@@ -140,7 +140,7 @@ class Future(Generic[R_co]):
     @classmethod
     def _new(cls) -> Any:  # Any, since nothing here says of what type the result will be
         self = object.__new__(cls)
-        self._state = _PENDING
+        self._state = PENDING
         self._content = None
         self._waiters = []
         return self
@@ -148,13 +148,13 @@ class Future(Generic[R_co]):
     @staticmethod
     def _of(value: R) -> Future[R]:
         self: Future[R] = Future._new()
-        self._resolve(_VALUE, value)
+        self._resolve(VALUE, value)
         return self
 
     @staticmethod
     def _failed(error: BaseException) -> Future[Any]:
         self: Future[Any] = Future._new()
-        self._resolve(_ERROR, error)
+        self._resolve(RAISED, error)
         return self
 
     @staticmethod
@@ -164,7 +164,7 @@ class Future(Generic[R_co]):
 
     def _resolve(self, state: int, content: Any) -> bool:
         """Settle from any thread; False if it was settled before."""
-        if self._state != _PENDING:
+        if self._state != PENDING:
             return False
         self._content = content
         self._state = state
@@ -177,7 +177,7 @@ class Future(Generic[R_co]):
         return True
 
     def _decode(self, content: Any) -> Any:
-        """The value of what arrived; raises for errors. Overridden by what sets _RAW."""
+        """The value of what arrived; raises for errors. Overridden by what sets RAW."""
         raise NotImplementedError
 
     def _drive(self, timeout: float | None) -> None:
@@ -193,7 +193,7 @@ class Future(Generic[R_co]):
     def _notify(self, waiter: Callable[[], object]) -> None:
         """Call `waiter` once when settled; at once if it is."""
         self._waiters.append(waiter)
-        if self._state != _PENDING:
+        if self._state != PENDING:
             try:
                 self._waiters.remove(waiter)
             except ValueError:
@@ -202,12 +202,12 @@ class Future(Generic[R_co]):
 
     def _block(self, timeout: float | None) -> None:
         self._drive(timeout)
-        if self._state != _PENDING:
+        if self._state != PENDING:
             return
         lock = threading.Lock()
         lock.acquire()
         self._waiters.append(lock.release)
-        if self._state != _PENDING:
+        if self._state != PENDING:
             return
         try:
             if lock.acquire(timeout=-1 if timeout is None else timeout):
@@ -216,7 +216,7 @@ class Future(Generic[R_co]):
             self._give_up(lock.release)
             raise
         self._give_up(lock.release)
-        if self._state == _PENDING:  # else the result came while we gave up: it is ours
+        if self._state == PENDING:  # else the result came while we gave up: it is ours
             raise TimeoutError
 
     def _give_up(self, waiter: Callable[[], object]) -> None:
@@ -226,22 +226,22 @@ class Future(Generic[R_co]):
 
     def _observe(self) -> R_co:
         state = self._state
-        if state == _VALUE:
+        if state == VALUE:
             content: R_co = self._content
             return content
-        if state == _ERROR:
+        if state == RAISED:
             raise self._content.with_traceback(None)
         with _decoding[id(self) >> 4 & 63]:
-            if self._state == _RAW:
+            if self._state == RAW:
                 content = self._content
                 try:
                     value = self._decode(content)
                 except BaseException as error:
                     self._content = error
-                    self._state = _ERROR
+                    self._state = RAISED
                     raise
                 self._content = value
-                self._state = _VALUE
+                self._state = VALUE
         return self._observe()
 
     def _attach(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[R_co]:
@@ -258,7 +258,7 @@ class Future(Generic[R_co]):
                 mirror.set_exception(error)
 
         self._drive_async(loop)
-        if self._state != _PENDING:
+        if self._state != PENDING:
             copy()
         else:
             self._notify(_gate(loop, None, copy))
@@ -359,7 +359,7 @@ class _CoroutineFuture(Future[R_co]):
             if not done:
                 task.cancel()
                 await asyncio.wait([task], timeout=1.0)
-                self._resolve(_ERROR, TimeoutError())
+                self._resolve(RAISED, TimeoutError())
             else:
                 self._settle(task)
 
@@ -370,7 +370,7 @@ class _CoroutineFuture(Future[R_co]):
             else:
                 self._context.run(loop.run_until_complete, body())
         except BaseException as error:
-            self._resolve(_ERROR, error)
+            self._resolve(RAISED, error)
             raise
         finally:
             loop.close()
@@ -379,13 +379,13 @@ class _CoroutineFuture(Future[R_co]):
         if task.cancelled():
             import asyncio
 
-            self._resolve(_ERROR, asyncio.CancelledError())
+            self._resolve(RAISED, asyncio.CancelledError())
             return
         error = task.exception()
         if error is not None:
-            self._resolve(_ERROR, error)
+            self._resolve(RAISED, error)
         else:
-            self._resolve(_VALUE, task.result())
+            self._resolve(VALUE, task.result())
 
     def _drive_async(self, loop: asyncio.AbstractEventLoop) -> None:
         start = self._claim()

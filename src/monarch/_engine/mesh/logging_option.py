@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.settings import settings
-from monarch._engine.mesh.future import _VALUE, Future
+from monarch._engine.mesh.future import VALUE, Future
 from monarch._engine.mesh.log_level import set_level
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.client import client_proc, current_proc, when_forked, when_ready
@@ -148,7 +148,7 @@ class _Settled(Future[bool]):
             self._waiting.discard(rank)
             if not self._waiting:
                 self._proc.close_port(self._port)
-                self._resolve(_VALUE, self._captured)
+                self._resolve(VALUE, self._captured)
 
 
 # -- printing ------------------------------------------------------------------------------------
@@ -214,10 +214,10 @@ class _Flushed(Future[None]):
         self: _Flushed = cls._new()
         proc = current_proc()
         if proc is None or proc.agent is None:
-            self._resolve(_VALUE, None)
+            self._resolve(VALUE, None)
             return self
         ident = next(_flush_ids)
-        _flushes[ident] = lambda: self._resolve(_VALUE, None)
+        _flushes[ident] = lambda: self._resolve(VALUE, None)
         proc.tell_agent({"op": "log_flush", "id": ident})
         return self
 

@@ -15,7 +15,7 @@ from monarch._engine.base.errors import SupervisionError
 from monarch._engine.base.failure import Failure
 from monarch._engine.mesh.context import context
 from monarch._engine.mesh.endpoint import RAISE
-from monarch._engine.mesh.future import _PENDING, _RAW, Future
+from monarch._engine.mesh.future import PENDING, RAW, Future
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.dispatch import rebuild_error
@@ -167,7 +167,7 @@ class _Queue:
             message = (rank, flags, body)
             while self.line:
                 receive = self.line.popleft()
-                if receive._resolve(_RAW, message):
+                if receive._resolve(RAW, message):
                     return
             self.messages.append(message)
         self.gauge.put(link, _size(body), len(self.messages))
@@ -197,10 +197,10 @@ class _Receive(Future[Any]):
     def _drive(self, timeout: float | None) -> None:
         queue = self._queue
         with queue.lock:
-            if self._state != _PENDING or self in queue.line:
+            if self._state != PENDING or self in queue.line:
                 return
             if queue.messages:
-                self._resolve(_RAW, queue.take())
+                self._resolve(RAW, queue.take())
             else:
                 queue.line.append(self)
 

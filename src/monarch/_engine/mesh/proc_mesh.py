@@ -17,7 +17,7 @@ from monarch._engine.base.settings import settings
 from monarch._engine.mesh.actor import Actor
 from monarch._engine.mesh.actor_mesh import ActorMesh, spawn_actors
 from monarch._engine.mesh.context import Instance, context
-from monarch._engine.mesh.future import _ERROR, _VALUE, Future
+from monarch._engine.mesh.future import RAISED, VALUE, Future
 from monarch._engine.mesh.logging_option import LoggingManager, set_logging, when_printed
 from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.proc import Proc, Verdict
@@ -328,7 +328,7 @@ class _Ready(Future[Any]):
             setup.get()
         except Exception as error:
             self._proc.close_port(self._port)
-            self._resolve(_ERROR, error)
+            self._resolve(RAISED, error)
         else:
             self._one_less()
 
@@ -341,13 +341,13 @@ class _Ready(Future[Any]):
         self._missing -= 1
         if not self._missing:
             self._proc.close_port(self._port)
-            self._resolve(_VALUE, True)
+            self._resolve(VALUE, True)
 
     def peer_lost(self, link: Any, verdict: Verdict) -> None:
         for rank, other in enumerate(self._links):
             if other is link and not self._answered[rank]:
                 self._proc.close_port(self._port)
-                self._resolve(_ERROR, _proc_lost(rank, verdict))
+                self._resolve(RAISED, _proc_lost(rank, verdict))
 
 
 def _proc_lost(rank: int, verdict: Verdict) -> BaseException:
@@ -370,7 +370,7 @@ class _Stopped(Future[None]):
         uids = mesh._uids()
         missing = set(uids)
         if not missing:
-            self._resolve(_VALUE, None)
+            self._resolve(VALUE, None)
             return self
 
         def gone(uid: int) -> None:
@@ -379,7 +379,7 @@ class _Stopped(Future[None]):
                 if self._timer is not None:
                     self._timer.cancel()
                 # What the processes printed has arrived: it also appears before the end does.
-                when_printed(lambda: self._resolve(_VALUE, None))
+                when_printed(lambda: self._resolve(VALUE, None))
 
         self._timer = None
         for uid in uids:

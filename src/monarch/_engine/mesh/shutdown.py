@@ -14,7 +14,7 @@ import threading
 
 from monarch._engine.base.failure import STOPPED
 from monarch._engine.mesh import context as contexts
-from monarch._engine.mesh.future import _ERROR, _VALUE, Future
+from monarch._engine.mesh.future import RAISED, VALUE, Future
 from monarch._engine.mesh.logging_option import close_printer
 from monarch._engine.runtime.client import close_client, current_proc, when_ready
 from monarch._engine.runtime.proc import Proc, Verdict
@@ -55,9 +55,9 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
         try:
             _shut_down(grace)
         except BaseException as error:
-            future._resolve(_ERROR, error)
+            future._resolve(RAISED, error)
         else:
-            future._resolve(_VALUE, None)
+            future._resolve(VALUE, None)
 
     threading.Thread(target=run, name="monarch-shutdown", daemon=True).start()
     return future

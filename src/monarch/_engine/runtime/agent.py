@@ -379,8 +379,8 @@ class Agent:
 
     def _launcher_link(self, sock: socket.socket) -> _LauncherLink:
         link = self._connect(sock, "a launcher")
-        link.owner = _LauncherLink(link, "launcher")
-        return link.owner  # type: ignore[no-any-return]
+        launcher = link.owner = _LauncherLink(link, "launcher")
+        return launcher
 
     def _launcher_lost(self, launcher: _LauncherLink) -> None:
         for key, known in list(self._launchers.items()):

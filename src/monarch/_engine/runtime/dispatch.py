@@ -106,13 +106,13 @@ def _serve_sync(cell: Cell) -> End:
                 )
         except BaseException as error:  # the supervision boundary: nothing escapes an actor
             if cell.watchers:
-                cell.behaviour.call_ended(error)  # type: ignore[union-attr]
+                cell.behaviour.call_ended(error)  # type: ignore[union-attr]  # constructed
             end = failed(cell, link, frame, handler, error)
             if end is not None:
                 return end
         else:
             if cell.watchers:
-                cell.behaviour.call_ended(None)  # type: ignore[union-attr]
+                cell.behaviour.call_ended(None)  # type: ignore[union-attr]  # constructed
             if frame.port and not handler.explicit:
                 reply(cell, link, frame, handler, result)
             result = args = kwargs = None  # an idle actor keeps no payload alive

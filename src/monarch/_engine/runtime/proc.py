@@ -273,7 +273,9 @@ class Proc:
         stream = payload.stream
         if link is self.local:
             body = LocalBody(payload) if stream is None else stream
-            self._on[kind](link, Frame(kind, flags, dest, port, rank, 0, meta, body))  # type: ignore[arg-type]
+            # A LocalBody is a body as good as bytes to all that looks at it.
+            frame = Frame(kind, flags, dest, port, rank, 0, meta, body)  # type: ignore[arg-type]
+            self._on[kind](link, frame)
             return True
         if stream is not None:
             ok = link.send(pack(kind, dest, port, rank, meta, stream, flags))

@@ -21,7 +21,7 @@ def labels_of(values: Iterable[str]) -> tuple[str, ...]:
         raise TypeError(f"labels must be a sequence of strings, not the string {values!r}")
     labels = tuple(values)
     for label in labels:
-        if not isinstance(label, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(label, str):
             raise TypeError(f"a dimension label must be a string, not {label!r}")
     return labels
 

@@ -29,7 +29,7 @@ class BasePoint:
 
     def __new__(cls, rank: SupportsIndex, extent: Extent) -> Point:
         checked = natural(rank)
-        if not isinstance(extent, Extent):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(extent, Extent):
             raise TypeError(f"the extent of a point must be an Extent, not {extent!r}")
         if checked >= extent._nelements:
             raise ValueError(

@@ -54,7 +54,7 @@ class Shape:
 
     def __new__(cls, labels: Iterable[str], slice: Slice) -> Shape:
         checked = labels_of(labels)
-        if not isinstance(slice, Slice):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(slice, Slice):
             raise TypeError(f"the slice of a shape must be a Slice, not {slice!r}")
         if len(checked) != slice.ndim:
             raise ValueError(f"label slice dimension mismatch: {len(checked)} != {slice.ndim}")
@@ -146,7 +146,7 @@ class Shape:
         >>> Shape(["h", "g"], Slice.new_row_major([2, 3])).select("g", slice(0, 3, 2)).ranks()
         [0, 2, 3, 5]
         """
-        if not isinstance(slice, builtins.slice):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(slice, builtins.slice):
             raise TypeError(f"select takes a slice such as slice(0, 2), not {slice!r}")
         return self._cut({label: slice})
 

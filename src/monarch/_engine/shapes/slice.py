@@ -246,7 +246,7 @@ class Slice:
 
     def __reduce__(self) -> tuple[object, tuple[type[Slice], tuple[()], dict[str, object]]]:
         state = {"offset": self._offset, "sizes": self._sizes, "strides": self._strides}
-        return copyreg.__newobj_ex__, (Slice, (), state)  # type: ignore[attr-defined]
+        return copyreg.__newobj_ex__, (Slice, (), state)  # type: ignore[attr-defined]  # pickle names it
 
     def _loops(self) -> list[tuple[int, int]]:
         """Return (size, stride) of the fewest nested loops that visit the ranks in order."""

@@ -40,6 +40,7 @@ _COPY_STEP = 8 << 20  # one memory copy holds the interpreter lock: not longer t
 _UNLOCKED = 1 << 20
 _TWO_THREADS = 16 << 20
 _MAX_MAPPINGS = 4096
+_MAX_FREE = 64  # unused segments kept: each holds two descriptors
 
 
 class _Segment:
@@ -182,7 +183,8 @@ class SegmentPool:
 
     def _retire(self, segment: _Segment) -> None:
         del self._used[segment.id]
-        if self._free_bytes + segment.size > self._limit:
+        count = sum(map(len, self._free.values()))
+        if self._free_bytes + segment.size > self._limit or count >= _MAX_FREE:
             segment.close()
             return
         self._free.setdefault(segment.size, []).append(segment)
