@@ -325,7 +325,7 @@ class _OldPaths:
             return
         served, internal = homes(name), advice(name)
 
-        def __getattr__(attribute: str) -> Any:  # noqa: N807
+        def __getattr__(attribute: str) -> Any:  # noqa: N807 - of the module
             if home := served.get(attribute):
                 return resolve(home)
             if instead := internal.get(attribute):

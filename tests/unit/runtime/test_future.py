@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from monarch._engine.mesh.future import _ERROR, _VALUE, Future
+from monarch._engine.mesh.future import RAISED, VALUE, Future
 from monarch.actor import Channel
 
 WAIT = 30.0
@@ -32,12 +32,12 @@ def test_a_time_out_while_the_result_arrives() -> None:
     future._waiters = Racy()
     with contextlib.suppress(TimeoutError):
         future.get(timeout=0)
-    future._resolve(_VALUE, 1)
+    future._resolve(VALUE, 1)
     assert future.get(timeout=WAIT) == 1
 
 
 def test_many_threads_and_loops_see_the_same_result() -> None:
-    for outcome in ((_VALUE, object()), (_ERROR, ValueError("no"))):
+    for outcome in ((VALUE, object()), (RAISED, ValueError("no"))):
         future: Future[Any] = Future._new()
         seen: list[Any] = []
         ready = threading.Barrier(13)
@@ -78,8 +78,8 @@ def test_many_threads_and_loops_see_the_same_result() -> None:
 
 def test_resolving_twice_changes_nothing() -> None:
     future: Future[int] = Future._new()
-    assert future._resolve(_VALUE, 1)
-    assert not future._resolve(_ERROR, ValueError())
+    assert future._resolve(VALUE, 1)
+    assert not future._resolve(RAISED, ValueError())
     assert future.get() == 1
 
 
@@ -158,8 +158,8 @@ def test_a_result_for_a_loop_that_is_gone(tmp_path: Any) -> None:
     gc.collect()
     files = [os.open(tmp_path / str(n), os.O_RDWR | os.O_CREAT) for n in range(16)]
     try:
-        future._resolve(_VALUE, 1)
-        blocked._resolve(_VALUE, 2)
+        future._resolve(VALUE, 1)
+        blocked._resolve(VALUE, 2)
         assert [os.fstat(fd).st_size for fd in files] == [0] * len(files)
     finally:
         for fd in files:

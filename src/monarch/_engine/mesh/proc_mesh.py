@@ -7,6 +7,7 @@ looked up when first needed.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
@@ -373,7 +374,7 @@ class _Stopped(Future[None]):
             self._resolve(VALUE, None)
             return self
 
-        def gone(uid: int) -> None:
+        def gone(uid: int, _verdict: Verdict) -> None:
             missing.discard(uid)
             if not missing:
                 if self._timer is not None:
@@ -385,7 +386,7 @@ class _Stopped(Future[None]):
         for uid in uids:
             proc.stop_proc(uid, reason)
         for uid in uids:
-            proc.when_gone(uid, lambda _, uid=uid: gone(uid))  # type: ignore[misc]
+            proc.when_gone(uid, functools.partial(gone, uid))
         grace = settings.stop_actor_timeout + settings.stop_grace_period
         self._timer = proc.reactor.call_later(grace, lambda: proc.kill_procs(list(missing)))
         if not missing:  # the last one ended meanwhile
