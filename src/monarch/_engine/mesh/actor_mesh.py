@@ -18,7 +18,8 @@ from monarch._engine.mesh.endpoint import ActorEndpoint, NotAnEndpoint
 from monarch._engine.mesh.future import RAISED, RAW, VALUE, Future
 from monarch._engine.mesh.mock import mock_of
 from monarch._engine.runtime.client import client_proc
-from monarch._engine.runtime.proc import OwnedMesh, Proc, Verdict, new_uid
+from monarch._engine.runtime.ends import OwnedMesh, Verdict
+from monarch._engine.runtime.proc import Proc, new_uid
 from monarch._engine.runtime.spawn import ASYNC
 from monarch._engine.shapes import MeshTrait, Shape, Slice
 from monarch._engine.shapes.point import point_of

@@ -2,18 +2,18 @@
 
 `@endpoint` makes an `EndpointProperty` of a method; on a mesh, the property's name gives an
 `ActorEndpoint`, made once per mesh and kept. It resolves everything that does not change from call
-to call (links, frame meta, the signature check), so that a call is: check, encode, pack, send.
+to call (links, frame meta, the signature check), so that a call is: check, encode, pack, send. What
+waits for the answers is in `reply`.
 
 Path of a call (see docs/design.md): `call_one` here -> `Proc.send` -> `Link.send` -> the peer's
 reactor -> `Cell.put` -> `dispatch` -> reply -> this process's reactor -> `deliver` of the sink
-below -> the thread in `Future.get`.
+-> the thread in `Future.get`.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -27,14 +27,12 @@ from typing import (
     overload,
 )
 
-from monarch._engine.base.errors import SupervisionError
-from monarch._engine.base.failure import Failure
-from monarch._engine.mesh.future import RAISED, RAW, Future
+from monarch._engine.mesh.future import RAW, Future
+from monarch._engine.mesh.reply import Replies, Reply, ValueStream
 from monarch._engine.mesh.value_mesh import ValueMesh
-from monarch._engine.runtime.body import decode_body
-from monarch._engine.runtime.dispatch import call_meta, rebuild_error
-from monarch._engine.runtime.proc import Proc, Verdict
-from monarch._engine.wire.frame import CALL, FAILURE, pack
+from monarch._engine.runtime.dispatch import call_meta
+from monarch._engine.runtime.proc import Proc
+from monarch._engine.wire.frame import CALL, pack
 
 if TYPE_CHECKING:
     import inspect
@@ -60,7 +58,6 @@ R_co = TypeVar("R_co", covariant=True)
 Propagator = Literal["cached", "inspect", "mocked"] | Callable[..., Any] | None
 
 ONCE = 1  # flag of a CALL: its port takes one answer
-RAISE = 4  # flag of a POST: the body is an exception to raise as it is
 
 
 class Endpoint(Protocol[P, R_co]):
@@ -324,136 +321,6 @@ def check_of(prop: EndpointProperty[Any, Any]) -> _Check:
     return check
 
 
-# -- what waits for answers ----------------------------------------------------------------------
-
-
-def _settle_error(flags: int, body: Any, endpoint_name: str) -> BaseException:
-    if flags & FAILURE:
-        failure = Failure.from_bytes(body)
-        return SupervisionError(failure.report(), endpoint_name)
-    if flags & RAISE:
-        error: BaseException = decode_body(body)
-        return error
-    return rebuild_error(body)
-
-
-def lost_error(endpoint: ActorEndpoint[Any, Any], rank: int, verdict: Verdict) -> BaseException:
-    """What a caller is told when the process of one rank is gone."""
-    if verdict.error.startswith("error creating proc"):
-        return ValueError(verdict.error)
-    failure = Failure(endpoint.mesh.display_of_rank(rank), verdict.kind, verdict.error)
-    return SupervisionError(failure.report(), endpoint.name)
-
-
-class _Reply(Future[R_co]):
-    """The answer of one actor."""
-
-    __slots__ = ("_endpoint", "_link", "_port", "_rank")
-
-    _endpoint: ActorEndpoint[Any, Any]
-    _link: Any
-    _port: int
-    _rank: int
-
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
-        self._endpoint.proc.ports.pop(self._port, None)
-        self._resolve(RAW, (flags, body))
-
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
-        if link is self._link:
-            self._endpoint.proc.ports.pop(self._port, None)
-            self._resolve(RAISED, lost_error(self._endpoint, self._rank, verdict))
-
-    def _decode(self, content: Any) -> Any:
-        flags, body = content
-        if flags:
-            raise _settle_error(flags, body, self._endpoint.name)
-        return decode_body(body)
-
-
-class _Replies(Future[Any]):
-    """The answers of all actors of a mesh; the first error settles it."""
-
-    __slots__ = ("_bodies", "_endpoint", "_links", "_missing", "_port")
-
-    _bodies: list[Any]
-    _endpoint: ActorEndpoint[Any, Any]
-    _links: list[Any]
-    _missing: int
-    _port: int
-
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
-        if flags:
-            self._endpoint.proc.ports.pop(self._port, None)
-            self._resolve(RAW, (flags, body))
-            return
-        self._bodies[rank] = body
-        self._missing -= 1
-        if not self._missing:
-            self._endpoint.proc.ports.pop(self._port, None)
-            self._resolve(RAW, (0, None))
-
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
-        for rank, other in enumerate(self._links):
-            if other is link and self._bodies[rank] is None:
-                self._endpoint.proc.ports.pop(self._port, None)
-                self._resolve(RAISED, lost_error(self._endpoint, rank, verdict))
-                return
-
-    def _decode(self, content: Any) -> Any:
-        flags, body = content
-        if flags:
-            raise _settle_error(flags, body, self._endpoint.name)
-        return ValueMesh._lazy(self._endpoint.mesh._shape, self._bodies)
-
-
-class ValueStream(Generic[R_co]):
-    """An iterator of exactly one Future per actor, which resolve in the order answers arrive."""
-
-    def __init__(self, endpoint: ActorEndpoint[Any, R_co], count: int) -> None:
-        self._endpoint = endpoint
-        self._futures: list[_Reply[R_co]] = []
-        self._unsettled: deque[_Reply[R_co]] = deque()
-        self._answered: set[int] = set()
-        self._port = 0
-        self._links: list[Any] = []
-        for _ in range(count):
-            future: _Reply[R_co] = _Reply._new()
-            future._endpoint = endpoint
-            future._link = None
-            future._port = 0
-            future._rank = 0
-            self._futures.append(future)
-        self._unsettled.extend(self._futures)
-        self._iterator = iter(self._futures)
-
-    def __iter__(self) -> Iterator[Future[R_co]]:
-        return self
-
-    def __next__(self) -> Future[R_co]:
-        return next(self._iterator)
-
-    def __len__(self) -> int:
-        return len(self._futures)
-
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
-        if self._unsettled:
-            self._answered.add(rank)
-            self._next(RAW, (flags, body))
-
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
-        for rank, other in enumerate(self._links):
-            if other is link and rank not in self._answered and self._unsettled:
-                self._answered.add(rank)
-                self._next(RAISED, lost_error(self._endpoint, rank, verdict))
-
-    def _next(self, state: int, content: Any) -> None:
-        future = self._unsettled.popleft()
-        if not self._unsettled:
-            self._endpoint.proc.ports.pop(self._port, None)
-        future._resolve(state, content)
-
-
 # -- calling -------------------------------------------------------------------------------------
 
 
@@ -506,7 +373,7 @@ class ActorEndpoint(Generic[P, R_co]):
         """Call every actor; all results, in the mesh's shape. The first error settles the call."""
         links = self._links or self._resolve()
         self._check(args, kwargs)
-        future: _Replies = _Replies._new()
+        future: Replies = Replies._new()
         future._endpoint = self
         future._links = links
         future._bodies = [None] * len(links)
@@ -577,7 +444,7 @@ class ActorEndpoint(Generic[P, R_co]):
         self, links: list[Any], rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Future[R_co]:
         self._check(args, kwargs)
-        future: _Reply[R_co] = _Reply._new()
+        future: Reply[R_co] = Reply._new()
         future._endpoint = self
         future._link = links[rank]
         future._rank = rank
@@ -625,7 +492,7 @@ class ActorEndpoint(Generic[P, R_co]):
         proc = self.proc
         uid = self.mesh._uid
         meta = self._meta
-        flags = ONCE if isinstance(sink, _Replies) else 0
+        flags = ONCE if isinstance(sink, Replies) else 0
         try:
             payload = proc.encode_call(args, kwargs)
             for link in links:

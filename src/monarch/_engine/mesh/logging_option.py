@@ -24,7 +24,9 @@ from monarch._engine.mesh.future import VALUE, Future
 from monarch._engine.mesh.log_level import set_level
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.client import client_proc, current_proc, when_forked, when_ready
-from monarch._engine.runtime.proc import LostLink, Proc, Verdict, new_uid
+from monarch._engine.runtime.ends import Verdict
+from monarch._engine.runtime.links import LostLink
+from monarch._engine.runtime.proc import Proc, new_uid
 
 if TYPE_CHECKING:
     from monarch._engine.mesh.proc_mesh import ProcMesh

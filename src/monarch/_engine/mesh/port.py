@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 from monarch._engine.base.errors import SupervisionError
 from monarch._engine.base.failure import Failure
 from monarch._engine.mesh.context import context
-from monarch._engine.mesh.endpoint import RAISE
 from monarch._engine.mesh.future import PENDING, RAW, Future
+from monarch._engine.mesh.reply import RAISE
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.dispatch import rebuild_error
+from monarch._engine.runtime.ends import Verdict
 from monarch._engine.runtime.gauge import Gauge
-from monarch._engine.runtime.proc import Verdict
 from monarch._engine.wire.frame import FAILURE, POST
 
 if TYPE_CHECKING:

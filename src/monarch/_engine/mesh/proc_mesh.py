@@ -21,7 +21,8 @@ from monarch._engine.mesh.context import Instance, context
 from monarch._engine.mesh.future import RAISED, VALUE, Future
 from monarch._engine.mesh.logging_option import LoggingManager, set_logging, when_printed
 from monarch._engine.runtime.client import client_proc
-from monarch._engine.runtime.proc import Proc, Verdict
+from monarch._engine.runtime.ends import Verdict
+from monarch._engine.runtime.proc import Proc
 from monarch._engine.shapes import MeshTrait, Shape, Slice
 from monarch._engine.shapes.point import point_of
 from monarch._engine.shapes.shape import shape_of

@@ -17,7 +17,8 @@ from monarch._engine.mesh import context as contexts
 from monarch._engine.mesh.future import RAISED, VALUE, Future
 from monarch._engine.mesh.logging_option import close_printer
 from monarch._engine.runtime.client import close_client, current_proc, when_ready
-from monarch._engine.runtime.proc import Proc, Verdict
+from monarch._engine.runtime.ends import Verdict
+from monarch._engine.runtime.proc import Proc
 
 __all__ = ["shutdown_context"]
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.failure import FAILED
 from monarch._engine.base.settings import settings
-from monarch._engine.runtime.proc import Proc, Verdict, new_uid
+from monarch._engine.runtime.ends import Verdict
+from monarch._engine.runtime.proc import Proc, new_uid
 from monarch._engine.runtime.spawn import spawn_cell
 
 if TYPE_CHECKING:

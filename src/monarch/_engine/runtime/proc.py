@@ -26,12 +26,14 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from monarch._engine.base.errors import BackpressureError, PayloadTooLarge, ProtocolError
 from monarch._engine.base.failure import FAILED, STOPPED, Failure
 from monarch._engine.base.settings import settings
 from monarch._engine.runtime.body import LocalBody, MappedBody
+from monarch._engine.runtime.ends import OwnedMesh, Sink, Verdict
+from monarch._engine.runtime.links import Gate, LocalLink, LostLink
 from monarch._engine.runtime.reactor import WRITE, Reactor
 from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool
@@ -53,7 +55,7 @@ from monarch._engine.wire.frame import (
     pack,
 )
 
-__all__ = ["LocalLink", "Owner", "Proc", "Sink", "Verdict", "new_uid"]
+__all__ = ["Proc", "new_uid"]
 
 
 _VERDICTS = 10_000  # ends of processes remembered
@@ -69,105 +71,7 @@ def new_uid() -> int:
     return int.from_bytes(chance, "little") >> 21 << 20 | 1 << 63
 
 
-class Verdict:
-    """Why a process is gone: FAILED or STOPPED, and in words."""
-
-    __slots__ = ("error", "kind")
-
-    def __init__(self, kind: str, error: str) -> None:
-        self.kind = kind
-        self.error = error
-
-
 _NO_AGENT = Verdict(FAILED, "there is no host agent that knows this process")
-
-
-class Sink(Protocol):
-    """What waits at a port. Called on the reactor thread, or a local sender's; must not block."""
-
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None: ...
-
-    def peer_lost(self, link: Any, verdict: Verdict) -> None: ...
-
-
-class Owner(Protocol):
-    """What owns meshes: an actor here, or the root client."""
-
-    def child_failed(self, failure: Failure) -> None: ...
-
-    def _disown(self, uid: int) -> None: ...
-
-
-class OwnedMesh:
-    """The books about one actor mesh: who owns it, where its ranks are, which are gone."""
-
-    __slots__ = ("display", "gone", "links", "name", "owner", "rank_text")
-
-    def __init__(
-        self,
-        owner: Owner,
-        name: str,
-        display: str,
-        links: list[Any],
-        rank_text: Callable[[int], str],
-    ) -> None:
-        self.owner = owner
-        self.name = name
-        self.display = display
-        self.links = links
-        self.rank_text = rank_text
-        self.gone: dict[int, Failure] = {}
-
-
-class LocalLink:
-    """The link of a process to itself: frames go straight to the mailbox or port."""
-
-    lost = None
-    queued = 0
-
-    def __init__(self, uid: int) -> None:
-        self.uid = uid
-        self.paused: dict[int, Gate] = {}
-
-
-class LostLink:
-    """The link to a process that is known to be gone: takes nothing."""
-
-    queued = 0
-    queue_limit = 0
-
-    def __init__(self, uid: int, reason: str) -> None:
-        self.uid = uid
-        self.lost = reason
-        self.paused: dict[int, Gate] = {}
-
-    def send(self, data: bytes, fds: list[int] | None = None) -> bool:
-        return False
-
-
-class Gate:
-    """Where senders wait while a receiver's mailbox is full."""
-
-    __slots__ = ("_event",)
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def wait(self, timeout: float) -> bool:
-        return self._event.wait(timeout)
-
-    def open(self) -> None:
-        self._event.set()
-
-
-class Mailbox(Protocol):
-    """An actor as the proc sees it."""
-
-    def put(self, link: Any, frame: Frame) -> None: ...
-
-    def request_stop(self, link: Any, frame: Frame) -> None: ...
-
-    def resumed(self) -> None: ...
 
 
 class Proc:

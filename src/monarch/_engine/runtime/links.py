@@ -1,0 +1,51 @@
+"""Links that are no socket, with the face of one: to this very process, and to one that is gone.
+
+And the gate, where senders wait while a receiver behind a link is full.
+"""
+
+from __future__ import annotations
+
+import threading
+
+__all__ = ["Gate", "LocalLink", "LostLink"]
+
+
+class Gate:
+    """Where senders wait while a receiver's mailbox is full."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def wait(self, timeout: float) -> bool:
+        return self._event.wait(timeout)
+
+    def open(self) -> None:
+        self._event.set()
+
+
+class LocalLink:
+    """The link of a process to itself: frames go straight to the mailbox or port."""
+
+    lost = None
+    queued = 0
+
+    def __init__(self, uid: int) -> None:
+        self.uid = uid
+        self.paused: dict[int, Gate] = {}
+
+
+class LostLink:
+    """The link to a process that is known to be gone: takes nothing."""
+
+    queued = 0
+    queue_limit = 0
+
+    def __init__(self, uid: int, reason: str) -> None:
+        self.uid = uid
+        self.lost = reason
+        self.paused: dict[int, Gate] = {}
+
+    def send(self, data: bytes, fds: list[int] | None = None) -> bool:
+        return False
