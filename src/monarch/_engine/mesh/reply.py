@@ -1,6 +1,6 @@
 """What waits for answers: futures that are sinks of a port.
 
-`Reply` waits for one actor, `Replies` for all of a mesh; `ValueStream` hands the answers out as they
+`Reply` waits for one actor, `Replies` for all of a mesh; `ValueStream` hands answers out as they
 arrive. `deliver` runs on the reactor and keeps the bytes, which the thread that looks decodes;
 `peer_lost` settles what can no longer come.
 """
