@@ -100,12 +100,9 @@ def faults() -> Iterator[Faults]:
     import monarch.actor
 
     collector = Faults()
-    before = monarch.actor.unhandled_fault_hook
     monarch.actor.unhandled_fault_hook = collector
     yield collector
-    monarch.actor.unhandled_fault_hook = before if callable(before) else collector
-    if ON_REFERENCE:  # there a failure may still be under way; the default hook would end the run
-        monarch.actor.unhandled_fault_hook = collector
+    # It stays: a failure may still be under way, and the default hook would end the run.
 
 
 def _stop(procs: Any) -> None:
