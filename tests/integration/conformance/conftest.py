@@ -91,7 +91,7 @@ class Faults:
 
 
 @pytest.fixture(autouse=True)
-def faults() -> Iterator[Faults]:
+def faults() -> Faults:
     """Collects what reaches ``monarch.actor.unhandled_fault_hook``.
 
     A late failure of an earlier test goes to the collector that is installed when it arrives;
@@ -100,9 +100,10 @@ def faults() -> Iterator[Faults]:
     import monarch.actor
 
     collector = Faults()
+    # It stays when the test is over: a failure may still be under way, and the default hook would
+    # end the run.
     monarch.actor.unhandled_fault_hook = collector
-    yield collector
-    # It stays: a failure may still be under way, and the default hook would end the run.
+    return collector
 
 
 def _stop(procs: Any) -> None:

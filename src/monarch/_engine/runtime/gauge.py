@@ -32,7 +32,17 @@ class Gauge:
         depth: how many messages wait.
     """
 
-    __slots__ = ("_bytes_limit", "_closed", "_depth", "_dest", "_held", "_limit", "_lock", "_proc", "bytes")
+    __slots__ = (
+        "_bytes_limit",
+        "_closed",
+        "_depth",
+        "_dest",
+        "_held",
+        "_limit",
+        "_lock",
+        "_proc",
+        "bytes",
+    )
 
     def __init__(self, proc: Proc, dest: int, depth: Callable[[], int]) -> None:
         self._proc = proc
@@ -66,7 +76,9 @@ class Gauge:
             self.release()
 
     def _has_room(self) -> bool:
-        return self._closed or self._depth() <= self._limit // 2 and self.bytes <= self._bytes_limit // 2
+        return self._closed or (
+            self._depth() <= self._limit // 2 and self.bytes <= self._bytes_limit // 2
+        )
 
     def close(self) -> None:
         """The queue is over: nobody waits for it any more."""
