@@ -91,7 +91,7 @@ class Faults:
 
 
 @pytest.fixture(autouse=True)
-def faults() -> Iterator[Faults]:
+def faults() -> Faults:
     """Collects what reaches ``monarch.actor.unhandled_fault_hook``.
 
     A late failure of an earlier test goes to the collector that is installed when it arrives;
@@ -100,12 +100,10 @@ def faults() -> Iterator[Faults]:
     import monarch.actor
 
     collector = Faults()
-    before = monarch.actor.unhandled_fault_hook
+    # It stays when the test is over: a failure may still be under way, and the default hook would
+    # end the run.
     monarch.actor.unhandled_fault_hook = collector
-    yield collector
-    monarch.actor.unhandled_fault_hook = before if callable(before) else collector
-    if ON_REFERENCE:  # there a failure may still be under way; the default hook would end the run
-        monarch.actor.unhandled_fault_hook = collector
+    return collector
 
 
 def _stop(procs: Any) -> None:

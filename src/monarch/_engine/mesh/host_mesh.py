@@ -110,6 +110,8 @@ class HostMesh(MeshTrait):
         count = extent.nelements
         if proc_bind is not None:
             _check_binding(proc_bind, count // max(1, len(self)))
+        if bootstrap is not None and not callable(bootstrap):
+            raise TypeError(f"bootstrap must be a callable without arguments, not {bootstrap!r}")
         owner = context().actor_instance
         proc = client_proc()
         start_agent()
@@ -148,7 +150,11 @@ class HostMesh(MeshTrait):
             import inspect
 
             kind = _AsyncSetup if inspect.iscoroutinefunction(bootstrap) else _Setup
-            setup = spawn_actors(mesh, "setup", kind, (bootstrap,), {}, SETUP)
+            try:
+                setup = spawn_actors(mesh, "setup", kind, (bootstrap,), {}, SETUP)
+            except BaseException:  # it cannot be pickled: nobody gets the mesh
+                mesh.stop()
+                raise
             mesh._setup = setup.setup.call()
         announce(mesh)
         return mesh

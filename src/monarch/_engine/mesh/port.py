@@ -80,7 +80,7 @@ class Port(Generic[T]):
 
     @property
     def return_undeliverable(self) -> bool:
-        """Whether an unreachable receiver is reported to the sender; False drops silently."""
+        """Accepted for programs that set it. This release drops what cannot be delivered."""
         return self._return_undeliverable
 
     @return_undeliverable.setter
@@ -120,11 +120,12 @@ class Port(Generic[T]):
         proc.sent(payload)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_port, (self._port_ref, self._rank)
+        return _rebuild_port, (self._port_ref, self._rank, self._once)
 
 
-def _rebuild_port(port_ref: PortRef, rank: int) -> Port[Any]:
-    port: Port[Any] = Port(port_ref, context().actor_instance)
+def _rebuild_port(port_ref: PortRef, rank: int, once: bool) -> Port[Any]:
+    kind = _OncePort if once else Port
+    port: Port[Any] = kind(port_ref, context().actor_instance)
     port._rank = rank
     return port
 
@@ -312,6 +313,9 @@ class _OncePort(Port[T]):
             raise RuntimeError("OncePortRef already used: this port delivers one message")
         self._used = True
         super()._post(obj, flags)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_port, (self._port_ref, self._rank, True)
 
 
 _public: type

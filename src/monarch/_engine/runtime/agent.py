@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -44,6 +45,7 @@ __all__ = ["Agent"]
 _FRAME_LIMIT = 64 << 20
 _QUEUE_LIMIT = 1 << 40  # control messages are small and few; the agent never waits
 _OUTPUT_WAIT = 5.0  # seconds that the news of an end waits for a stuck terminal to take the output
+_SPARE = 64  # descriptors for everything else
 _LAST_OUTPUT_WAIT = 0.5  # seconds that the agent's own end does
 
 
@@ -195,8 +197,21 @@ class Agent:
 
     def _on_spawn(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         spec = message["spec"]
-        launcher = self._launcher_for(spec)
         parent = self._members[message["parent"]]
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        # Each takes two that stay (its control link and a pidfd), or four with its output, and as
+        # many again on their way to the launcher.
+        coming = sum(member.gone is None and member.pidfd < 0 for member in self._members.values())
+        taken = len(os.listdir("/dev/fd")) + coming
+        if taken + 8 * len(message["uids"]) + _SPARE > limit:
+            error = (
+                f"error creating proc: the host agent may open no more than {limit} descriptors "
+                "(ulimit -n); start fewer processes, or raise the limit"
+            )
+            gone = [[uid, FAILED, error] for uid in message["uids"]]
+            self._tell(link, {"op": "gone", "procs": gone})
+            return
+        launcher = self._launcher_for(spec)
         passed: list[int] = []
         ours: list[int] = []
         procs: list[dict[str, Any]] = []
@@ -404,6 +419,12 @@ class Agent:
         for exited in message["procs"]:
             kind, text = _cause(exited)
             member = self._members.get(exited["uid"])
+            if member is not None and not member.ready and "status" in exited:
+                kind = FAILED
+                text = (
+                    "error creating proc: its command ended before it became a proc "
+                    f"({_status(exited['status'])}); does its interpreter have monarch?"
+                )
             if self._relay is None or member is None or not member.captured:
                 self._gone(exited["uid"], kind, text)
             else:
@@ -505,6 +526,11 @@ def _cause(message: dict[str, Any]) -> tuple[str, str]:
         return FAILED, f"the process this actor was running on exited with non-zero code {code}"
     text = f"the process this actor was running on failed: Killed(sig={-code})"
     return FAILED, f"{text}, {_signal_name(-code)}"
+
+
+def _status(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"exit code {code}" if code >= 0 else _signal_name(-code)
 
 
 def _indented(lines: list[str]) -> str:

@@ -140,6 +140,8 @@ def main() -> None:
     _warm_up()
     settings.install_client_values(spec["config"])
     raise_descriptor_limit()
+    _Prepared.modules = frozenset(sys.modules)
+    _Prepared.callbacks = atexit._ncallbacks()
     _serve(spec, *spec["fds"], executed=True)
 
 
@@ -208,7 +210,8 @@ def _finalise(proc: Proc) -> None:
         theirs = list(itertools.islice(reversed(sys.modules), max(0, count)))
         for name in ["__main__", *theirs]:
             module = sys.modules.pop(name, None)
-            if module is not None and not name.startswith("monarch."):
+            # (Some programs put classes there.)
+            if isinstance(module, types.ModuleType) and not name.startswith("monarch."):
                 vars(module).clear()
         gc.collect()
         sys.stdout.flush()

@@ -40,6 +40,7 @@ class LoopGate:
 
     def close(self) -> None:
         if self._read_fd >= 0:
+            self._signalled = True  # later posts must not write to a number that is reused
             os.close(self._read_fd)
             if self._write_fd != self._read_fd:
                 os.close(self._write_fd)
@@ -51,7 +52,12 @@ class LoopGate:
         ready = self._ready
         while ready:
             callback, argument = ready.popleft()
-            callback(argument)
+            try:
+                callback(argument)
+            except Exception as error:  # what waits behind it may be all that wakes somebody
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "a callback of the runtime raised", "exception": error}
+                )
 
 
 _gates: weakref.WeakKeyDictionary[Any, LoopGate] = weakref.WeakKeyDictionary()

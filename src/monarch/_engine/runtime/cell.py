@@ -247,7 +247,7 @@ class Cell:
         while self.open_ports:
             (link, port), rank = self.open_ports.popitem()
             proc.post_failure(link, port, rank, grave)
-        self.gauge.release()
+        self.gauge.close()
         return True
 
     def finish(self) -> None:

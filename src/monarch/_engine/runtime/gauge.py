@@ -32,7 +32,17 @@ class Gauge:
         depth: how many messages wait.
     """
 
-    __slots__ = ("_bytes_limit", "_depth", "_dest", "_held", "_limit", "_lock", "_proc", "bytes")
+    __slots__ = (
+        "_bytes_limit",
+        "_closed",
+        "_depth",
+        "_dest",
+        "_held",
+        "_limit",
+        "_lock",
+        "_proc",
+        "bytes",
+    )
 
     def __init__(self, proc: Proc, dest: int, depth: Callable[[], int]) -> None:
         self._proc = proc
@@ -41,6 +51,7 @@ class Gauge:
         self._limit: int = settings.mailbox_limit
         self._bytes_limit: int = settings.mailbox_bytes_limit
         self.bytes = 0
+        self._closed = False
         self._held: set[Any] = set()  # links whose senders wait
         self._lock = threading.RLock()
 
@@ -65,7 +76,14 @@ class Gauge:
             self.release()
 
     def _has_room(self) -> bool:
-        return self._depth() <= self._limit // 2 and self.bytes <= self._bytes_limit // 2
+        return self._closed or (
+            self._depth() <= self._limit // 2 and self.bytes <= self._bytes_limit // 2
+        )
+
+    def close(self) -> None:
+        """The queue is over: nobody waits for it any more."""
+        self._closed = True
+        self.release()
 
     def release(self) -> None:
         """Tell everyone who waits to go on."""

@@ -581,21 +581,35 @@ class Proc:
             for proc in procs:
                 self.verdicts[proc["uid"]] = self.ended
             return [LostLink(proc["uid"], self.ended.error) for proc in procs]
-        for start in range(0, len(procs), _SPAWN_BATCH):
-            batch = procs[start : start + _SPAWN_BATCH]
-            pairs = [socket.socketpair() for _ in batch]
-            message = {
-                "op": "spawn",
-                "spec": spec,
-                "parent": self.uid,
-                "procs": batch,
-                "uids": [proc["uid"] for proc in batch],
-            }
-            self.tell_agent(message, [theirs.fileno() for _, theirs in pairs])
-            for proc, (ours, theirs) in zip(batch, pairs, strict=True):
-                theirs.close()
-                links.append(self.adopt(ours, proc["uid"]))
+        try:
+            for start in range(0, len(procs), _SPAWN_BATCH):
+                links += self._spawn_batch(spec, procs[start : start + _SPAWN_BATCH])
+        except OSError:  # out of descriptors: nobody will own those that have been started
+            self.kill_procs([link.uid for link in links])
+            raise
         return links
+
+    def _spawn_batch(self, spec: dict[str, Any], batch: list[dict[str, Any]]) -> list[Link]:
+        pairs: list[tuple[socket.socket, socket.socket]] = []
+        try:
+            while len(pairs) < len(batch):
+                pairs.append(socket.socketpair())
+        except OSError:
+            for ours, theirs in pairs:
+                ours.close()
+                theirs.close()
+            raise
+        message = {
+            "op": "spawn",
+            "spec": spec,
+            "parent": self.uid,
+            "procs": batch,
+            "uids": [proc["uid"] for proc in batch],
+        }
+        self.tell_agent(message, [theirs.fileno() for _, theirs in pairs])
+        for _, theirs in pairs:
+            theirs.close()
+        return [self.adopt(pair[0], proc["uid"]) for pair, proc in zip(pairs, batch, strict=True)]
 
     def stop_proc(self, uid: int, reason: str) -> None:
         """Ask proc `uid`, which this process spawned, to end in good order."""

@@ -49,6 +49,7 @@ class Reactor:
     def __init__(self) -> None:
         self._poll: Any = select.epoll() if hasattr(select, "epoll") else select.poll()
         self._scale = 1 if hasattr(select, "epoll") else 1000
+        self._sees_changes = hasattr(select, "epoll")  # while it waits; `poll` does not
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._soon: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
@@ -90,6 +91,7 @@ class Reactor:
         """Call `callback(event mask)` on the reactor thread whenever `fd` is readable."""
         self._callbacks[fd] = callback
         self._poll.register(fd, READ)
+        self._show_change()
 
     def watch_writes(self, fd: int, on: bool) -> None:
         """Also call back when `fd` takes bytes. Ignored when `fd` is no longer registered."""
@@ -98,6 +100,11 @@ class Reactor:
         except OSError:
             if fd in self._callbacks:
                 raise
+        self._show_change()
+
+    def _show_change(self) -> None:
+        if not self._sees_changes and threading.get_ident() != self.ident:
+            self.call_soon(lambda: None)
 
     def unregister(self, fd: int) -> None:
         """Forget `fd`; call it before closing the descriptor."""

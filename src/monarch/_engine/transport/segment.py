@@ -266,7 +266,8 @@ def open_parts(
         parts = list(_PART.iter_unpack(memoryview(table)[_TABLE_HEAD.size :]))
         if used > os.fstat(fd).st_size or any(off + n > used for off, n, _ in parts):
             raise ValueError("segment table points outside its segment")
-        warm = decoding and len(_watches) < _MAX_MAPPINGS and any(bulk for *_, bulk in parts)
+        crowded = len(_watches) >= _MAX_MAPPINGS
+        warm = decoding and not crowded and any(bulk for *_, bulk in parts)
         shared = _warm_map(fd) if warm else None
         if shared is not None and all(bulk for *_, bulk in parts[1:]):
             # Everything is copied while it is decoded: nothing of its own to map. The stream, which
@@ -280,7 +281,7 @@ def open_parts(
         raise ValueError(f"segment table: {error}") from None
     finally:
         os.close(fd)
-    if len(_watches) >= _MAX_MAPPINGS:
+    if crowded:
         whole = memoryview(bytearray(mapping))
         mapping.close()
         released(ident)

@@ -27,6 +27,8 @@ def _reduce(tensor: Any) -> Any:
     torch: Any = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         return NotImplemented
+    if tensor.__dict__:  # attributes of the user's: torch brings them along
+        return NotImplemented
     if tensor.is_nested or type(tensor.data) is not torch.Tensor:
         return NotImplemented
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
