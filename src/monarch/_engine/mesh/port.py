@@ -124,8 +124,8 @@ class Port(Generic[T]):
 
 
 def _rebuild_port(port_ref: PortRef, rank: int, once: bool) -> Port[Any]:
-    kind = _OncePort if once else Port
-    port: Port[Any] = kind(port_ref, context().actor_instance)
+    instance = context().actor_instance
+    port: Port[Any] = _OncePort(port_ref, instance) if once else Port(port_ref, instance)
     port._rank = rank
     return port
 
