@@ -1,0 +1,83 @@
+"""What a client and its runtime hold: the figures that come back to base line after work is done.
+
+Seen from outside, through /proc, of the client, its host agent and the launchers: descriptors,
+threads and resident memory; of the client also the sizes of its tables. A base line is taken after
+a warm-up, since pools are filled on first use and kept. Memory gets a tolerance, as allocators keep
+what they had; the rest must be back exactly, or below.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from pathlib import Path
+
+from monarch._engine.runtime.client import client_proc
+
+__all__ = ["MEMORY", "Footprint", "excess", "footprint"]
+
+MEMORY = 16 << 10
+"""KiB of memory that a process may keep."""
+
+PATIENCE = 10.0
+"""Seconds after which what is still there is a leak: what was told to end takes a moment."""
+
+REMEMBERED = ("graves", "verdicts")
+"""Tables that keep the last ends, a bounded number, for those who ask late."""
+
+Footprint = dict[str, int]
+
+
+def footprint() -> Footprint:
+    """The figures as of now, by name."""
+    gc.collect()
+    figures = {"files in /dev/shm": sum("monarch" in name for name in os.listdir("/dev/shm"))}
+    for name, pid in _processes().items():
+        proc = Path(f"/proc/{pid}")
+        figures[f"descriptors of {name}"] = len(os.listdir(proc / "fd"))
+        figures[f"threads of {name}"] = len(os.listdir(proc / "task"))
+        figures[f"KiB of {name}"] = _resident(proc)
+    for name, table in vars(client_proc()).items():
+        if isinstance(table, dict | list | set) and name not in REMEMBERED:
+            figures[f"client_proc().{name}"] = len(table)
+    return figures
+
+
+def excess(before: Footprint) -> list[str]:
+    """What stays above `before`, one sentence each; waits for what is on its way out."""
+    deadline = time.monotonic() + PATIENCE
+    while (found := _above(before, footprint())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def _above(before: Footprint, now: Footprint) -> list[str]:
+    return [
+        f"{name}: {before.get(name, 0)} before, {now[name]} now"
+        for name in now
+        if now[name] > before.get(name, 0) + (MEMORY if name.startswith("KiB") else 0)
+    ]
+
+
+def _processes() -> dict[str, int]:
+    """The client and what the runtime keeps for it: its agent, and below that the launchers."""
+    found = {"the client": os.getpid()}
+    for agent in _children(os.getpid()):
+        if b"monarch._engine" in Path(f"/proc/{agent}/cmdline").read_bytes():
+            found["the agent"] = agent
+            launchers = enumerate(_children(agent))
+            found |= {f"launcher {number}": launcher for number, launcher in launchers}
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for thread in threads for child in thread.read_text().split()]
+
+
+def _resident(proc: Path) -> int:
+    for line in (proc / "status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    raise LookupError(f"{proc}/status does not say VmRSS")

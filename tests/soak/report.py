@@ -1,0 +1,20 @@
+"""The last line of a soak command, and its exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+__all__ = ["count", "end"]
+
+
+def count(default: int) -> int:
+    """How many: the command's only argument."""
+    return int(sys.argv[1]) if len(sys.argv) > 1 else default
+
+
+def end(what: str, seconds: float, faults: list[str]) -> NoReturn:
+    """Print what was done, how long it took and what was wrong; exit 1 if anything was."""
+    verdict = "FAILED: " + "; ".join(faults) if faults else "ok"
+    print(f"{what}: {seconds:.1f} s, {verdict}")
+    sys.exit(bool(faults))
