@@ -693,6 +693,9 @@ def test_deaths_are_noticed_under_a_flood(program: Run) -> None:
         """
         class Floods(Actor):
             @endpoint
+            def begin(self):
+                sys.stdout.write("a line of a flood\\n" * 1000)
+            @endpoint
             def flood(self):
                 while True:
                     sys.stdout.write("a line of a flood\\n" * 1000)
@@ -701,7 +704,11 @@ def test_deaths_are_noticed_under_a_flood(program: Run) -> None:
         procs = this_host().spawn_procs({"gpus": 2})
         talks = procs.spawn("talks", Talks)
         option(procs, stream_to_client=True)
-        procs.slice(gpus=0).spawn("floods", Floods).flood.broadcast()
+        floods = procs.slice(gpus=0).spawn("floods", Floods)
+        floods.begin.call_one().get()
+        from monarch._src.actor.logging import flush_all_proc_mesh_logs
+        flush_all_proc_mesh_logs()
+        floods.flood.broadcast()
         print(talks.slice(gpus=1).kill.call_one().exception(timeout=60), file=sys.stderr)
         os._exit(0)
         """
