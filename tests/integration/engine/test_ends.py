@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -132,7 +133,8 @@ def test_a_proc_whose_link_broke_does_not_survive_its_mesh(fresh: Fresh, proc: A
         procs.stop().get(timeout=WAIT)
         assert select.select([watch], [], [], 5)[0], "stop() is done, the process is not"
     finally:
-        signal.pidfd_send_signal(watch, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # reaped already
+            signal.pidfd_send_signal(watch, signal.SIGKILL)
         os.close(watch)
 
 

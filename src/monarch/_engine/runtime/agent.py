@@ -101,11 +101,11 @@ class _Member:
 
 
 class _LauncherLink:
-    __slots__ = ("link", "members", "name")
+    __slots__ = ("link", "members", "pid")
 
-    def __init__(self, link: Link, name: str) -> None:
+    def __init__(self, link: Link, pid: int) -> None:
         self.link = link
-        self.name = name
+        self.pid = pid
         self.members: set[int] = set()
 
 
@@ -376,7 +376,7 @@ class Agent:
             Launcher(theirs, self._child_main, self._prepare).run()
             os._exit(0)
         theirs.close()
-        return self._launcher_link(mine)
+        return self._launcher_link(mine, pid)
 
     def _exec_launcher(self, environ: dict[str, str], python: str) -> _LauncherLink:
         mine, theirs = socket.socketpair()
@@ -386,21 +386,24 @@ class Agent:
             f"import sys; sys.path.insert(0, {root!r}); "
             f"from monarch._engine.runtime.bootstrap import launcher_main; launcher_main({fd})"
         )
-        subprocess.Popen(
+        process = subprocess.Popen(
             [python, "-c", code], env=environ, pass_fds=[fd], stdin=subprocess.DEVNULL
-        ).returncode = 0  # not waited for: it ends with this process
+        )
+        process.returncode = 0  # `_launcher_lost` waits for it, the object need not
         theirs.close()
-        return self._launcher_link(mine)
+        return self._launcher_link(mine, process.pid)
 
-    def _launcher_link(self, sock: socket.socket) -> _LauncherLink:
+    def _launcher_link(self, sock: socket.socket, pid: int) -> _LauncherLink:
         link = self._connect(sock, "a launcher")
-        launcher = link.owner = _LauncherLink(link, "launcher")
+        launcher = link.owner = _LauncherLink(link, pid)
         return launcher
 
     def _launcher_lost(self, launcher: _LauncherLink) -> None:
         for key, known in list(self._launchers.items()):
             if known is launcher:
                 del self._launchers[key]
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(launcher.pid, 0)  # its socket closed: it is ending
         for uid in list(launcher.members):
             self._gone(uid, FAILED, "the process was killed: its launcher ended unexpectedly")
 
