@@ -521,7 +521,9 @@ class Proc:
 
     def rank_unreachable(self, mesh_uid: int, rank: int, link: Any) -> None:
         """An actor could not be created: its process is gone. Books it once the reason is known."""
-        mesh = self.owned[mesh_uid]
+        mesh = self.owned.get(mesh_uid)
+        if mesh is None:  # the link's loss booked it meanwhile
+            return
 
         def book(verdict: Verdict) -> None:
             actor = mesh.display + mesh.rank_text(rank) + ">"
