@@ -211,7 +211,7 @@ class _Acks(Future[Any]):
                     self._resolve(RAISED, self._lost(rank, verdict))
 
     def _lost(self, rank: int, verdict: Verdict) -> BaseException:
-        if verdict.error.startswith("error creating proc"):
+        if verdict.never_began:
             return ValueError(verdict.error)
         failure = Failure(self._mesh.display_of_rank(rank), verdict.kind, verdict.error)
         return SupervisionError(failure.report())

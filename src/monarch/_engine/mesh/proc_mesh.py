@@ -353,7 +353,7 @@ class _Ready(Future[Any]):
 
 
 def _proc_lost(rank: int, verdict: Verdict) -> BaseException:
-    if verdict.error.startswith("error creating proc"):
+    if verdict.never_began:
         return ValueError(verdict.error)
     return SupervisionError(Failure(f"proc {rank}", verdict.kind, verdict.error).report())
 

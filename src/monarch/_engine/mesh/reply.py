@@ -42,7 +42,7 @@ def _error_of(flags: int, body: Any, endpoint_name: str) -> BaseException:
 
 def lost_error(endpoint: ActorEndpoint[Any, Any], rank: int, verdict: Verdict) -> BaseException:
     """What a caller is told when the process of one rank is gone."""
-    if verdict.error.startswith("error creating proc"):
+    if verdict.never_began:
         return ValueError(verdict.error)
     failure = Failure(endpoint.mesh.display_of_rank(rank), verdict.kind, verdict.error)
     return SupervisionError(failure.report(), endpoint.name)

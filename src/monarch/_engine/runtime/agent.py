@@ -122,7 +122,6 @@ class Agent:
         self._launchers: dict[Any, _LauncherLink] = {}
         self._own_key = launch_key(os.environ)
         self._client_uid = client_uid
-        self._links: dict[int, Link] = {}
         self._relay: LogRelay | None = None
         self._notices: dict[int, list[list[Any]]] = {}  # asker -> ends it is to hear of
         self._launchers[(self._own_key, sys.executable)] = self._fork_launcher(first)
@@ -150,7 +149,6 @@ class Agent:
             if mask & ~WRITE:
                 self._read(link)
 
-        self._links[link.fileno] = link
         self.reactor.register(link.fileno, ready)
         return link
 
@@ -168,7 +166,6 @@ class Agent:
                 self._kill(member)  # it cannot be spoken to any more
         if link.lost is not None and link.fileno >= 0:
             self.reactor.unregister(link.fileno)
-            self._links.pop(link.fileno, None)
             link.close(link.lost)
             link.fileno = -1
             self._link_lost(link)
@@ -460,7 +457,6 @@ class Agent:
             member.launcher.members.discard(uid)
         if member.link.fileno >= 0:
             self.reactor.unregister(member.link.fileno)
-            self._links.pop(member.link.fileno, None)
             member.link.close("the process ended")
             member.link.fileno = -1
         if not self._notices:

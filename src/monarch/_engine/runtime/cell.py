@@ -133,7 +133,6 @@ class Cell:
         self.control: deque[Callable[[], Any]] = deque()  # to run between messages
         self.wake: Callable[[], None] = self._wake_sync
         self.idle = False
-        self.children: dict[int, Any] = {}  # meshes this actor owns, by uid; see mesh layer
         self.open_ports: dict[tuple[Any, int], int] = {}  # (link, port) to rank: answers still owed
         self.current: tuple[Any, Frame] | None = None
         self.thread_id = 0

@@ -19,6 +19,11 @@ class Verdict:
         self.kind = kind
         self.error = error
 
+    @property
+    def never_began(self) -> bool:
+        """Whether the process could not be created: the caller's mistake, not a failure."""
+        return self.error.startswith("error creating proc")
+
 
 class Sink(Protocol):
     """What waits at a port. Called on the reactor thread, or a local sender's; must not block."""
