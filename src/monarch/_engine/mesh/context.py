@@ -9,6 +9,7 @@ meshes come to `child_failed`, and its end stops them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import sys
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from monarch._engine.base.errors import format_remote
 from monarch._engine.base.failure import FAILED, STOPPED, Failure, MeshFailure
 from monarch._engine.base.identity import ActorAddr, Uid, normalize_label
+from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.client import client_proc, when_forked
 from monarch._engine.runtime.dispatch import Died, End, end_by
 from monarch._engine.shapes import Extent, Point
@@ -30,6 +32,7 @@ from monarch._engine.shapes.point import point_of
 if TYPE_CHECKING:
     from monarch._engine.mesh.proc_mesh import ProcMesh
     from monarch._engine.runtime.cell import Cell
+    from monarch._engine.runtime.driver import Thread
 
 
 __all__ = [
@@ -204,12 +207,13 @@ class Instance:
 
     def _stop_meshes(self, timeout: float) -> None:
         """Stop what this instance owns, newest first, and wait at most `timeout` seconds."""
-        deadline = time.monotonic() + timeout
+        clock = drivers.current
+        deadline = clock.now() + timeout
         while self._meshes:
             _, mesh = self._meshes.popitem()
             try:
                 future = mesh.stop(f"its owner {self} ended")
-                future.get(timeout=max(0.0, deadline - time.monotonic()))
+                future.get(timeout=max(0.0, deadline - clock.now()))
             except TimeoutError:
                 continue
             except Exception as error:  # one mesh that cannot be stopped must not keep the others
@@ -219,11 +223,9 @@ class Instance:
         """A mesh that this instance owns failed (on the reactor thread)."""
         cell = self._cell
         if cell is None:
-            thread = threading.Thread(
-                target=_unhandled, args=(failure,), name="monarch-fault", daemon=True
-            )
-            _faults.append(thread)
-            thread.start()
+            ask = functools.partial(_unhandled, failure)
+            _faults[:] = [fault for fault in _faults if fault.is_alive()]
+            _faults.append(drivers.current.start_thread("monarch-fault", ask))
         elif cell.is_async:
             cell.interrupt(lambda: self._supervise_async(failure))
         else:
@@ -291,8 +293,7 @@ for _public in (Context, CreatorInstance, Instance):
     _public.__module__ = "monarch._src.actor.actor_mesh"
 
 _context: ContextVar[Context | None] = ContextVar("monarch_context", default=None)
-_process_context: Context | None = None
-_faults: list[threading.Thread] = []  # asking the hook
+_faults: list[Thread] = []  # asking the hook
 _closing: list[Any] = []  # not empty once the client shuts down; faults since then follow
 _lock = threading.Lock()
 _own_proc_mesh: Callable[[], ProcMesh]
@@ -321,15 +322,15 @@ def enter(instance: Instance, rank: int, extent: Extent) -> None:
 
 def process_context() -> Context:
     """The context of the process itself: the root client, or a worker's stand-in for it."""
-    global _process_context
-    if _process_context is None:
-        client_proc()
+    proc = client_proc()
+    if proc.context is None:
         with _lock:
-            if _process_context is None:
+            if proc.context is None:
                 mesh = _own_proc_mesh()
                 root = Instance(NO_POINT, mesh, "root", None, None, None)
-                _process_context = Context(root, 0, NO_EXTENT)
-    return _process_context
+                proc.context = Context(root, 0, NO_EXTENT)
+    known: Context = proc.context
+    return known
 
 
 @contextlib.contextmanager
@@ -344,8 +345,6 @@ def as_process() -> Generator[None, None, None]:
 
 def _forget() -> None:
     """In a forked child: what was the parent's is not ours."""
-    global _process_context
-    _process_context = None
     _context.set(None)
 
 
@@ -386,13 +385,9 @@ def faults_at_exit(patience: float) -> int:
 
 def _unhandled(failure: Failure) -> None:
     """A failure reached the root: ask the hook, and end the program if it does not handle it."""
-    import signal
-
     facade = sys.modules["monarch.actor"]
     try:
         facade.unhandled_fault_hook(MeshFailure(failure))
-        with contextlib.suppress(ValueError):  # `faults_at_exit` may wait for this thread
-            _faults.remove(threading.current_thread())
     except BaseException:  # any exception says: not handled
         when = time.strftime("%Y-%m-%d %H:%M:%S")
         print(
@@ -404,5 +399,4 @@ def _unhandled(failure: Failure) -> None:
         if _closing:  # the program is over: `shutdown` ends it with the exit code of a fault
             _closing.append(failure)
             return
-        # A real signal: it also ends a sleep or a join in the main thread.
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        drivers.current.interrupt_main()

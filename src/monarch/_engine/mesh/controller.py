@@ -12,7 +12,7 @@ from monarch._engine.mesh.endpoint import endpoint
 from monarch._engine.mesh.future import Future
 from monarch._engine.mesh.host_mesh import before_spawn, own_proc_mesh
 from monarch._engine.mesh.proc_mesh import ProcMesh, check_constructor, this_proc
-from monarch._engine.runtime.client import client_proc, spec_of_this_proc
+from monarch._engine.runtime.client import client_proc
 from monarch._engine.shapes import Shape
 
 __all__ = ["get_or_spawn_controller", "start_controllers"]
@@ -65,7 +65,7 @@ before_spawn.append(start_controllers)
 
 def _get_controller_controller() -> Any:
     """The owner of controllers, from anywhere in the tree."""
-    client = spec_of_this_proc.get("client")
+    client = client_proc().spec.get("client")
     if client is None:
         start_controllers()
         client = client_proc().uid

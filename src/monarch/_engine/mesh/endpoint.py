@@ -12,7 +12,6 @@ reactor -> `Cell.put` -> `dispatch` -> reply -> this process's reactor -> `deliv
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Coroutine
 from typing import (
     TYPE_CHECKING,
@@ -30,6 +29,7 @@ from typing import (
 from monarch._engine.mesh.future import RAW, Future
 from monarch._engine.mesh.reply import Replies, Reply, ValueStream
 from monarch._engine.mesh.value_mesh import ValueMesh
+from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.dispatch import call_meta
 from monarch._engine.runtime.proc import Proc
 from monarch._engine.wire.frame import CALL, pack
@@ -282,8 +282,7 @@ def signature_of(prop: EndpointProperty[Any, Any]) -> inspect.Signature:
 
 def _pick(count: int) -> int:
     """A number below `count`, uniformly at random."""
-    chance = os.urandom(8)  # noqa: TID251 - a forked process must not repeat its parent's picks
-    return int.from_bytes(chance, "little") % count
+    return drivers.current.chance(count)
 
 
 class _Check:

@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar
 
+from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.client import client_proc
 
 if TYPE_CHECKING:
@@ -204,8 +205,7 @@ class Future(Generic[R_co]):
         self._drive(timeout)
         if self._state != PENDING:
             return
-        lock = threading.Lock()
-        lock.acquire()
+        lock = drivers.current.parker()
         self._waiters.append(lock.release)
         if self._state != PENDING:
             return
@@ -344,9 +344,8 @@ class _CoroutineFuture(Future[R_co]):
         if start is None:
             return
         if _on_running_loop():
-            thread = threading.Thread(target=self._run_here, args=(start, timeout))
-            thread.start()
-            thread.join()
+            run = functools.partial(self._run_here, start, timeout)
+            drivers.current.start_thread("monarch-coroutine", run).join()
         else:
             self._run_here(start, timeout)
 

@@ -23,7 +23,6 @@ from monarch._engine.mesh.proc_mesh import ProcMesh, announce
 from monarch._engine.runtime.client import (
     client_proc,
     launch_spec,
-    spec_of_this_proc,
     start_agent,
 )
 from monarch._engine.runtime.proc import new_uid
@@ -269,8 +268,9 @@ def _check_binding(proc_bind: list[dict[str, str]], per_host: int) -> None:
 
 def _inherited_fields() -> dict[str, Any]:
     """What every process of one runtime has in common: its client, and a name for the run."""
-    if spec_of_this_proc:
-        return {key: spec_of_this_proc[key] for key in ("client", "execution_id")}
+    spec = client_proc().spec
+    if spec:
+        return {key: spec[key] for key in ("client", "execution_id")}
     user = os.environ.get("USER", "user")
     started = time.strftime("%b-%d_%H:%M")
     return {"client": client_proc().uid, "execution_id": f"{user}_{started}_{os.getpid()}"}
@@ -278,7 +278,7 @@ def _inherited_fields() -> dict[str, Any]:
 
 def local_host() -> HostMesh:
     """The host of this process, with the interpreter it was told to use."""
-    return HostMesh(Shape.unity(), spec_of_this_proc.get("python_override"))
+    return HostMesh(Shape.unity(), client_proc().spec.get("python_override"))
 
 
 def own_proc_mesh() -> ProcMesh:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from monarch._engine.runtime.client import spec_of_this_proc, when_ready
+from monarch._engine.runtime.client import when_ready
 from monarch._engine.wire.codec import decode, encode
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def inherited() -> dict[str, str]:
     return {"mocks": base64.b64encode(b"".join(payload.chunks)).decode()}
 
 
-def _inherit(_proc: Proc) -> None:
-    mocks = spec_of_this_proc.get("mocks")
+def _inherit(proc: Proc) -> None:
+    mocks = proc.spec.get("mocks")
     if mocks:
         import base64
 

@@ -45,14 +45,11 @@ class PortRef(NamedTuple):
         proc = client_proc()
         if self.uid == proc.uid:
             return self.port
-        port = _forwards.get(self)
+        port = proc.forwards.get(self)
         if port is None:
             link = proc.link_to(self.uid)
-            port = _forwards[self] = proc.open_port(_Forward(proc, link, self.port))
+            port = proc.forwards[self] = proc.open_port(_Forward(proc, link, self.port))
         return port
-
-
-_forwards: dict[PortRef, int] = {}  # ports of other processes that answers were asked to go to
 
 
 class Port(Generic[T]):

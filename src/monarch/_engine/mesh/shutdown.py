@@ -65,9 +65,9 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
 
 
 def _shut_down(grace: float) -> None:
-    root = contexts._process_context
-    if root is not None:
-        root.actor_instance._stop_meshes(grace)
+    proc = current_proc()
+    if proc is not None and proc.context is not None:
+        proc.context.actor_instance._stop_meshes(grace)
     close_client(_EXIT_GRACE, Verdict(STOPPED, "stop host"))
     close_printer(_EXIT_GRACE)
 

@@ -37,7 +37,6 @@ from monarch._engine.runtime.client import (
     become,
     raise_descriptor_limit,
     restore_tunables,
-    spec_of_this_proc,
 )
 from monarch._engine.runtime.proc import Proc
 from monarch._engine.runtime.spawn import spawn_cell
@@ -161,7 +160,6 @@ def _process_name(spec: dict[str, Any]) -> str:
 
 
 def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int, *, executed: bool = False) -> None:
-    spec_of_this_proc.update(spec)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no KeyboardInterrupt inside the reactor
     reasons: list[str] = []
 
@@ -171,6 +169,7 @@ def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int, *, executed: bool 
             _stop_actors(proc, reasons[0])
 
     proc = Proc(spec["uid"], spec["label"], spawn_cell, on_stop, client=False)
+    proc.spec = spec
     proc.adopt_agent(socket.socket(fileno=agent_fd))
     proc.adopt(socket.socket(fileno=link_fd), spec["parent"])
     become(proc)

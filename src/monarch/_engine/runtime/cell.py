@@ -21,7 +21,6 @@ behind, its callers are answered.
 from __future__ import annotations
 
 import _queue
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from monarch._engine.base.errors import format_remote
 from monarch._engine.base.failure import FAILED, STOPPED, Failure
 from monarch._engine.base.settings import settings
+from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.gauge import Gauge
 from monarch._engine.wire.frame import CALL, Frame
 
@@ -129,7 +129,7 @@ class Cell:
         self.is_async = is_async
         self.state = STARTING
         self.behaviour: Behaviour | None = None
-        self.mailbox: Any = deque() if is_async else _queue.SimpleQueue()
+        self.mailbox: Any = deque() if is_async else drivers.current.mailbox()
         self.control: deque[Callable[[], Any]] = deque()  # to run between messages
         self.wake: Callable[[], None] = self._wake_sync
         self.idle = False
@@ -146,13 +146,8 @@ class Cell:
         self.watchers: dict[int, list[Callable[[BaseException | None], None]]] = {}
 
     def start(self, run: Callable[[Cell], None]) -> None:
-        name = "monarch-actor-event-loop" if self.is_async else "monarch-actor-driver"
-        thread = threading.Thread(target=self._run, args=(run,), name=name, daemon=True)
-        thread.start()
-
-    def _run(self, run: Callable[[Cell], None]) -> None:
-        self.thread_id = threading.get_ident()
-        run(self)
+        """Serve: construct the actor and handle its messages, on a thread of its own."""
+        drivers.current.start_actor(self, run)
 
     # -- mailbox ---------------------------------------------------------------------------------
 
@@ -285,5 +280,5 @@ class Cell:
     def failure_of(self, error: BaseException) -> Failure:
         """The failure of this actor by an exception."""
         text = f"actor explicitly aborted due to: {format_remote(error)}"
-        where = f"host {self.proc.hostname}, pid {os.getpid()}"
+        where = f"host {self.proc.hostname}, pid {self.proc.pid}"
         return Failure(self.identity.display, FAILED, text, where=where)

@@ -35,7 +35,6 @@ __all__ = [
     "launch_spec",
     "raise_descriptor_limit",
     "restore_tunables",
-    "spec_of_this_proc",
     "start_agent",
     "when_ready",
 ]
@@ -45,7 +44,6 @@ _lock = threading.Lock()
 _agent_process: subprocess.Popen[bytes] | None = None
 _ready: list[Callable[[Proc], None]] = []
 _forked: list[Callable[[], None]] = []
-spec_of_this_proc: dict[str, Any] = {}  # what a worker was started with; empty in a client
 
 
 def current_proc() -> Proc | None:

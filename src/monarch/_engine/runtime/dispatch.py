@@ -14,7 +14,6 @@ escapes an endpoint goes to the caller, too: it says that one operation was aban
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -246,7 +245,7 @@ def stopped(cell: Cell, frame: Frame) -> End:
 def send_error(
     cell: Cell, link: Any, frame: Frame, name: str, error: BaseException, suffix: str
 ) -> None:
-    where = f"raised by {cell.identity.display} on host {cell.proc.hostname}, pid {os.getpid()}"
+    where = f"raised by {cell.identity.display} on host {cell.proc.hostname}, pid {cell.proc.pid}"
     body = error_body(f"Actor call {cell.identity.name}.{name} {suffix}", error, where)
     cell.proc.post(link, frame.port, frame.rank, body, ERROR)
 

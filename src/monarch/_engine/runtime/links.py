@@ -5,7 +5,7 @@ And the gate, where senders wait while a receiver behind a link is full.
 
 from __future__ import annotations
 
-import threading
+from monarch._engine.runtime import driver as drivers
 
 __all__ = ["Gate", "LocalLink", "LostLink"]
 
@@ -16,7 +16,7 @@ class Gate:
     __slots__ = ("_event",)
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._event = drivers.current.event()
 
     def wait(self, timeout: float) -> bool:
         return self._event.wait(timeout)

@@ -31,10 +31,11 @@ from typing import Any
 from monarch._engine.base.errors import BackpressureError, PayloadTooLarge, ProtocolError
 from monarch._engine.base.failure import FAILED, STOPPED, Failure
 from monarch._engine.base.settings import settings
+from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.body import LocalBody, MappedBody
 from monarch._engine.runtime.ends import OwnedMesh, Sink, Verdict
 from monarch._engine.runtime.links import Gate, LocalLink, LostLink
-from monarch._engine.runtime.reactor import WRITE, Reactor
+from monarch._engine.runtime.reactor import WRITE
 from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool
 from monarch._engine.wire.codec import Payload, encode, encode_call, encode_result
@@ -67,8 +68,7 @@ _CARRY = frozenset((CALL, POST, SPAWN, CONTROL))  # the kinds that come with des
 
 def new_uid() -> int:
     """A random id for a spawn of procs or a mesh: 44 random bits, 20 low bits for ranks."""
-    chance = os.urandom(8)  # noqa: TID251 - no two runtimes may ever share an id
-    return int.from_bytes(chance, "little") >> 21 << 20 | 1 << 63
+    return drivers.current.chance(1 << 43) << 20 | 1 << 63
 
 
 _NO_AGENT = Verdict(FAILED, "there is no host agent that knows this process")
@@ -97,7 +97,11 @@ class Proc:
         self.label = label
         self.client = client
         self.hostname = socket.gethostname()
-        self.reactor = Reactor()
+        self.pid = os.getpid()
+        self.spec: dict[str, Any] = {}  # what this process was started with; empty in a client
+        self.context: Any = None  # the process's own, made by the mesh layer when asked for
+        self.forwards: dict[Any, int] = {}  # ports of other procs that answers here go on to
+        self.reactor = drivers.current.reactor()
         self.local = LocalLink(uid)
         self.agent: Link | None = None
         self.ended: Verdict | None = None  # why there is no agent any more
@@ -271,29 +275,35 @@ class Proc:
                 self.verdicts.setdefault(uid, self.ended or _NO_AGENT)
             if uid in self.verdicts:
                 return LostLink(uid, self.verdicts[uid].error)
-            ours, theirs = socket.socketpair()
-            link = self._adopt(ours, uid)
-        self.tell_agent({"op": "introduce", "to": uid, "from": self.uid}, [theirs.fileno()])
-        theirs.close()
+            link, introduce = self._connect(uid)
+            self.links[uid] = link
+        introduce()
         return link
+
+    def _connect(self, uid: int) -> tuple[Link, Callable[[], None]]:
+        """A new link to proc `uid`, and what hands its other end over."""
+        ours, theirs = socket.socketpair()
+
+        def introduce() -> None:
+            self.tell_agent({"op": "introduce", "to": uid, "from": self.uid}, [theirs.fileno()])
+            theirs.close()
+
+        return self._make_link(ours, f"proc {uid:x}", uid), introduce
 
     def adopt(self, sock: socket.socket, uid: int) -> Link:
         """Use `sock` as the link to proc `uid`, unless there is one; read from it either way."""
         with self._links_lock:
-            return self._adopt(sock, uid)
+            link = self._make_link(sock, f"proc {uid:x}", uid)
+            self.links.setdefault(uid, link)
+        return link
 
     def adopt_agent(self, sock: socket.socket) -> Link:
         self.agent = self._make_link(sock, "the host agent")
         return self.agent
 
-    def _adopt(self, sock: socket.socket, uid: int) -> Link:
-        link = self._make_link(sock, f"proc {uid:x}")
-        link.uid = uid
-        self.links.setdefault(uid, link)
-        return link
-
-    def _make_link(self, sock: socket.socket, peer: str) -> Link:
+    def _make_link(self, sock: socket.socket, peer: str, uid: int = 0) -> Link:
         link = Link(sock, peer, self._want_write, self.frame_limit, self._queue_limit)
+        link.uid = uid
 
         def ready(mask: int) -> None:
             if mask & WRITE:
@@ -452,7 +462,7 @@ class Proc:
             kind, error = STOPPED, reason
         verdict = self.verdicts.setdefault(uid, Verdict(kind, error))
         link = self.links.get(uid)
-        if isinstance(link, Link):
+        if link is not None:
             # What it said before it ended still counts; a forked child may hold its sockets open.
             while link.lost is None and self._read(link):
                 pass
@@ -536,7 +546,7 @@ class Proc:
         """The host agent is gone: nothing on this host can be reached any more."""
         self.ended = verdict
         for uid, link in list(self.links.items()):
-            if isinstance(link, Link):
+            if link is not self.local:
                 known = self.verdicts.setdefault(uid, verdict)
                 if link.lost is None:
                     link.lose(known.error)
@@ -619,7 +629,7 @@ class Proc:
             return
         self.expected[uid] = reason
         link = self.links.get(uid)
-        if not isinstance(link, Link) or not link.send(pack(STOP, 0, 0, 0, b"", reason.encode())):
+        if link is None or not link.send(pack(STOP, 0, 0, 0, b"", reason.encode())):
             self.kill_procs([uid])  # it cannot be asked any more
 
     def kill_procs(self, uids: list[int]) -> None:
@@ -629,6 +639,6 @@ class Proc:
     def close_in_child(self) -> None:
         """In a forked child: drop the parent's sockets, so that the child keeps nothing alive."""
         for link in [*self.links.values(), self.agent]:
-            if isinstance(link, Link) and link.sock.fileno() >= 0:
+            if link not in (None, self.local) and link.sock.fileno() >= 0:
                 link.sock.close()
         self.reactor.close()

@@ -7,9 +7,9 @@ thread decodes. The bootstrap callable of `spawn_procs` is an actor, too, and ho
 from __future__ import annotations
 
 import json
-import threading
 from typing import Any
 
+from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.cell import Cell, Identity
 from monarch._engine.runtime.dispatch import error_body, run_sync
@@ -32,7 +32,7 @@ class SetupGate:
 
     def __init__(self, uid: int) -> None:
         self._uid = uid
-        self._done = threading.Event()
+        self._done = drivers.current.event()
         self.answer: Any = None  # what callers get when the callable failed
 
     def __enter__(self) -> None:
