@@ -53,8 +53,8 @@ class Driver:
 
     def mailbox(self) -> Any:
         """A queue whose `get` parks the one thread that empties it."""
-        mailbox: Any = _queue.SimpleQueue()
-        return mailbox
+        queue: type[Any] = _queue.SimpleQueue
+        return queue()
 
     def parker(self) -> Parker:
         """A fresh `Parker`."""
