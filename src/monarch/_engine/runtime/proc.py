@@ -595,13 +595,18 @@ class Proc:
             return [LostLink(proc["uid"], self.ended.error) for proc in procs]
         try:
             for start in range(0, len(procs), _SPAWN_BATCH):
-                links += self._spawn_batch(spec, procs[start : start + _SPAWN_BATCH])
+                batch, launch = self._launching(spec, procs[start : start + _SPAWN_BATCH])
+                links += batch
+                launch()
         except OSError:  # out of descriptors: nobody will own those that have been started
             self.kill_procs([link.uid for link in links])
             raise
         return links
 
-    def _spawn_batch(self, spec: dict[str, Any], batch: list[dict[str, Any]]) -> list[Link]:
+    def _launching(
+        self, spec: dict[str, Any], batch: list[dict[str, Any]]
+    ) -> tuple[list[Link], Callable[[], None]]:
+        """Links to new procs, which may be written to already, and what launches the procs."""
         pairs: list[tuple[socket.socket, socket.socket]] = []
         try:
             while len(pairs) < len(batch):
@@ -618,10 +623,14 @@ class Proc:
             "procs": batch,
             "uids": [proc["uid"] for proc in batch],
         }
-        self.tell_agent(message, [theirs.fileno() for _, theirs in pairs])
-        for _, theirs in pairs:
-            theirs.close()
-        return [self.adopt(pair[0], proc["uid"]) for pair, proc in zip(pairs, batch, strict=True)]
+
+        def launch() -> None:
+            self.tell_agent(message, [theirs.fileno() for _, theirs in pairs])
+            for _, theirs in pairs:
+                theirs.close()
+
+        links = [self.adopt(pair[0], proc["uid"]) for pair, proc in zip(pairs, batch, strict=True)]
+        return links, launch
 
     def stop_proc(self, uid: int, reason: str) -> None:
         """Ask proc `uid`, which this process spawned, to end in good order."""
