@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._engine.base.failure import STOPPED, Failure
+from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
+from monarch._engine.base.verdict import STOPPED, Verdict
 from monarch._engine.runtime.cell import Cell, Identity
 from monarch._engine.runtime.gauge import Gauge
 from monarch._engine.wire.frame import CALL, Frame
@@ -169,7 +170,7 @@ def test_nobody_waits_for_an_actor_that_ends_while_a_message_comes_in(is_async: 
     def ends_now() -> int:
         found = depth()
         cell.depth = depth  # type: ignore[method-assign]
-        cell.settle(Failure("<display>", STOPPED, "stopped"))
+        cell.settle(Failure("<display>", Verdict(STOPPED, "stopped")))
         return found
 
     cell.depth = ends_now  # type: ignore[method-assign]

@@ -14,10 +14,9 @@ import json
 import textwrap
 from typing import Any
 
-__all__ = ["FAILED", "STOPPED", "Failure", "MeshFailure", "UndeliverableMessageEnvelope"]
+from monarch._engine.base.verdict import STOPPED, Verdict
 
-FAILED = "failed"
-STOPPED = "stopped"
+__all__ = ["Failure", "MeshFailure", "UndeliverableMessageEnvelope"]
 
 
 def _indent(text: str) -> str:
@@ -29,74 +28,72 @@ class Failure:
 
     Args:
         actor: display chain, e.g. ``<root>.<__main__.Worker w{'gpus': 1/2}>``.
-        kind: FAILED, or STOPPED (deliberate or clean; not a failure for its owner).
-        error: what happened, in words; for exceptions with the traceback.
+        verdict: what happened, where and when; for exceptions with the traceback.
         mesh_name: the mesh's label and uid, ``<none>`` when it is not about a mesh.
         ranks: ranks of that mesh, as spawned.
         child: the failure of an owned mesh that was not handled.
         raised: with `child`: `__supervise__` raised `error` while handling it.
-        where: host and pid, for people.
     """
 
-    __slots__ = ("actor", "child", "error", "kind", "mesh_name", "raised", "ranks", "where")
+    __slots__ = ("actor", "child", "mesh_name", "raised", "ranks", "verdict")
 
     def __init__(
         self,
         actor: str,
-        kind: str,
-        error: str,
+        verdict: Verdict,
         mesh_name: str = "<none>",
         ranks: tuple[int, ...] = (),
         child: Failure | None = None,
         raised: bool = False,
-        where: str = "",
     ) -> None:
         self.actor = actor
-        self.kind = kind
-        self.error = error
+        self.verdict = verdict
         self.mesh_name = mesh_name
         self.ranks = ranks
         self.child = child
         self.raised = raised
-        self.where = where
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Failure, (
-            self.actor,
-            self.kind,
-            self.error,
-            self.mesh_name,
-            self.ranks,
-            self.child,
-            self.raised,
-            self.where,
-        )
+    @property
+    def kind(self) -> str:
+        """FAILED, or STOPPED: deliberate or clean, and not a failure for its owner."""
+        return self.verdict.kind
+
+    @property
+    def error(self) -> str:
+        """What happened, in words."""
+        return self.verdict.error
 
     def to_bytes(self) -> bytes:
         """The wire form: JSON, so that nothing is unpickled by whoever reads it."""
-        return json.dumps(self._fields()).encode()
+        return json.dumps(self._fields(), separators=(",", ":")).encode()
 
     @staticmethod
     def from_bytes(data: bytes | bytearray) -> Failure:
         """The inverse of `to_bytes`. Raises ValueError for anything else."""
         try:
             return Failure._of(json.loads(data))
-        except (TypeError, KeyError) as error:
+        except (TypeError, RecursionError) as error:
             raise ValueError(f"not a failure: {error}") from None
 
     def _fields(self) -> list[Any]:
         child = None if self.child is None else self.child._fields()
-        own = (self.actor, self.kind, self.error, self.mesh_name, self.ranks)
-        return [*own, child, self.raised, self.where]
+        who = [self.actor, self.mesh_name, self.ranks]
+        return [*who, self.verdict.to_fields(), child, self.raised]
 
     @staticmethod
     def _of(fields: Any) -> Failure:
-        actor, kind, error, mesh_name, ranks, child, raised, where = fields
-        known = None if child is None else Failure._of(child)
-        if kind not in (FAILED, STOPPED) or not isinstance(error, str):
-            raise ValueError("not a failure")
-        ranks = tuple(int(rank) for rank in ranks)
-        return Failure(str(actor), kind, error, str(mesh_name), ranks, known, bool(raised), where)
+        actor, mesh_name, ranks, verdict, child, raised = fields
+        return Failure(
+            str(actor),
+            Verdict.from_fields(verdict),
+            str(mesh_name),
+            tuple(int(rank) for rank in ranks),
+            None if child is None else Failure._of(child),
+            bool(raised),
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Failure.from_bytes, (self.to_bytes(),)
 
     def event_text(self) -> str:
         """This event, with its child's below it."""
@@ -141,7 +138,13 @@ class Failure:
         return self.child.report()
 
     def _error_text(self) -> str:
-        return f"{self.error}\n(on {self.where})" if self.where else self.error
+        found = self.verdict
+        text = found.error
+        if found.tail:
+            text += "\nlast output lines:\n" + _indent("\n".join(found.tail))
+        if found.pid:
+            text += f"\n(on host {found.host}, pid {found.pid})"
+        return text
 
 
 class MeshFailure:

@@ -149,10 +149,11 @@ class ActorMesh(MeshTrait):
     def _resolve_links(self) -> list[Any]:
         return self._proc_mesh._links_of(self._shape)
 
-    def display_of_rank(self, rank: int) -> str:
-        """The display chain of the actor at `rank` of this mesh."""
+    def failure_of_rank(self, rank: int, verdict: Verdict) -> Failure:
+        """The end of the actor at `rank` of this mesh, whose process is gone."""
         base = self._shape.ndslice[rank]
-        return self._display + self._proc_mesh._rank_text(base) + ">"
+        display = self._display + self._proc_mesh._rank_text(base) + ">"
+        return Failure(display, verdict, _label(self._mesh_name, self._uid), (base,))
 
     def __repr__(self) -> str:
         return f"ActorMesh(class={self._class}, shape={self._shape})"
@@ -213,8 +214,7 @@ class _Acks(Future[Any]):
     def _lost(self, rank: int, verdict: Verdict) -> BaseException:
         if verdict.never_began:
             return ValueError(verdict.error)
-        failure = Failure(self._mesh.display_of_rank(rank), verdict.kind, verdict.error)
-        return SupervisionError(failure.report())
+        return SupervisionError(self._mesh.failure_of_rank(rank, verdict).report())
 
     def _decode(self, content: Any) -> NoReturn:
         failure = Failure.from_bytes(content)

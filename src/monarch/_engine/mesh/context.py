@@ -19,9 +19,9 @@ from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from monarch._engine.base.errors import format_remote
-from monarch._engine.base.failure import FAILED, STOPPED, Failure, MeshFailure
+from monarch._engine.base.failure import Failure, MeshFailure
 from monarch._engine.base.identity import ActorAddr, Uid, normalize_label
+from monarch._engine.base.verdict import STOPPED
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.client import client_proc, when_forked
 from monarch._engine.runtime.dispatch import Died, End, end_by
@@ -157,8 +157,7 @@ class Instance:
         """Fail this actor: its owner is told, callers get `SupervisionError`. Returns at once."""
         cell = self._require_cell("abort")
         text = f"actor explicitly aborted due to: {reason or 'no reason provided'}"
-        failure = Failure(str(self), FAILED, text)
-        cell.abort(RuntimeError(text), failure)
+        cell.abort(RuntimeError(text), cell.own_failure(text))
 
     def kill(self, reason: str | None = None) -> None:
         """The same as `abort`."""
@@ -167,7 +166,7 @@ class Instance:
     def stop(self, reason: str | None = None) -> None:
         """End this actor in good order, after the current message; not a failure."""
         cell = self._require_cell("stop")
-        grave = Failure(str(self), STOPPED, reason or "no reason provided")
+        grave = cell.own_failure(reason or "no reason provided", STOPPED)
 
         def end() -> NoReturn:
             raise Died((grave, None))
@@ -258,13 +257,14 @@ class Instance:
         cell.abort(told or RuntimeError(grave.report()), grave)
 
     def _fallen(self, child: Failure, raised: BaseException | None) -> End:
-        assert self._cell is not None
+        cell = self._require_cell("supervise")
         if raised is None:
-            grave = Failure(str(self), FAILED, "", child=child)
-            return end_by(self._cell, RuntimeError(grave.report()), grave)
-        text = f"actor explicitly aborted due to: {format_remote(raised)}"
-        grave = Failure(str(self), FAILED, text, child=child, raised=True)
-        return end_by(self._cell, raised, grave)
+            grave = cell.own_failure("")
+            grave.child = child
+            return end_by(cell, RuntimeError(grave.report()), grave)
+        grave = cell.failure_of(raised)
+        grave.child, grave.raised = child, True
+        return end_by(cell, raised, grave)
 
 
 class Context:

@@ -355,7 +355,7 @@ class _Ready(Future[Any]):
 def _proc_lost(rank: int, verdict: Verdict) -> BaseException:
     if verdict.never_began:
         return ValueError(verdict.error)
-    return SupervisionError(Failure(f"proc {rank}", verdict.kind, verdict.error).report())
+    return SupervisionError(Failure(f"proc {rank}", verdict, ranks=(rank,)).report())
 
 
 class _Stopped(Future[None]):

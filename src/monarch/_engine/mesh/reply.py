@@ -44,7 +44,7 @@ def lost_error(endpoint: ActorEndpoint[Any, Any], rank: int, verdict: Verdict) -
     """What a caller is told when the process of one rank is gone."""
     if verdict.never_began:
         return ValueError(verdict.error)
-    failure = Failure(endpoint.mesh.display_of_rank(rank), verdict.kind, verdict.error)
+    failure = endpoint.mesh.failure_of_rank(rank, verdict)
     return SupervisionError(failure.report(), endpoint.name)
 
 

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 
-from monarch._engine.base.failure import STOPPED
+from monarch._engine.base.verdict import STOPPED
 from monarch._engine.mesh import context as contexts
 from monarch._engine.mesh.future import RAISED, VALUE, Future
 from monarch._engine.mesh.logging_option import close_printer

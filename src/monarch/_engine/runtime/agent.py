@@ -33,8 +33,9 @@ import sys
 from typing import Any
 
 from monarch._engine.base.errors import ProtocolError
-from monarch._engine.base.failure import FAILED, STOPPED
+from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED, SYSTEM, Verdict
 from monarch._engine.launch.launcher import Launcher, die_with_parent, launch_key
+from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.log_relay import LogRelay
 from monarch._engine.runtime.reactor import WRITE, Reactor
 from monarch._engine.transport.link import Link
@@ -95,7 +96,7 @@ class _Member:
         self.captured = False  # its output comes by the relay
         self.exited = False
         self.ready = True
-        self.gone: tuple[str, str] | None = None
+        self.gone: list[Any] | None = None  # the fields of a Verdict
         self.askers: set[int] = set()
         self.children: set[int] = set()
 
@@ -122,6 +123,7 @@ class Agent:
         self._launchers: dict[Any, _LauncherLink] = {}
         self._own_key = launch_key(os.environ)
         self._client_uid = client_uid
+        self._host = socket.gethostname()
         self._relay: LogRelay | None = None
         self._notices: dict[int, list[list[Any]]] = {}  # asker -> ends it is to hear of
         self._launchers[(self._own_key, sys.executable)] = self._fork_launcher(first)
@@ -417,7 +419,7 @@ class Agent:
 
     def _on_exited(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         for exited in message["procs"]:
-            kind, text = _cause(exited)
+            kind, text, cause = _cause(exited)
             member = self._members.get(exited["uid"])
             if member is not None and not member.ready and "status" in exited:
                 kind = FAILED
@@ -426,32 +428,40 @@ class Agent:
                     f"({_status(exited['status'])}); does its interpreter have monarch?"
                 )
             if self._relay is None or member is None or not member.captured:
-                self._gone(exited["uid"], kind, text)
+                self._gone(exited["uid"], kind, text, cause)
             else:
-                self._after_output(member, kind, text)
+                self._after_output(member, kind, text, cause)
 
-    def _after_output(self, member: _Member, kind: str, text: str) -> None:
+    def _after_output(self, member: _Member, kind: str, text: str, cause: str) -> None:
         """Announce an end once what the process printed is out."""
         assert self._relay is not None
         self._exited(member)
 
         def known(tail: list[str]) -> None:
-            last = f"\nlast output lines:\n{_indented(tail)}" if tail and kind == FAILED else ""
-            self._gone(member.uid, kind, text + last)
+            self._gone(member.uid, kind, text, cause, tail if kind == FAILED else [])
 
         def late() -> None:  # the terminal takes nothing
-            self._gone(member.uid, kind, text)
+            self._gone(member.uid, kind, text, cause)
 
         self._relay.finish(member.uid, lambda tail: self.reactor.call_soon(known, tail))
         self.reactor.call_later(_OUTPUT_WAIT, late)
 
     # -- ends ------------------------------------------------------------------------------------
 
-    def _gone(self, uid: int, kind: str, error: str) -> None:
+    def _gone(
+        self,
+        uid: int,
+        kind: str,
+        error: str,
+        cause: str = INFRASTRUCTURE,
+        tail: list[str] | None = None,
+    ) -> None:
         member = self._members.get(uid)
         if member is None or member.gone is not None:
             return
-        member.gone = (kind, error)
+        now = drivers.current.wall_time()
+        verdict = Verdict(kind, error, cause, self._host, member.pid, now, tuple(tail or ()))
+        member.gone = verdict.to_fields()
         self._exited(member)
         if member.launcher is not None:
             member.launcher.members.discard(uid)
@@ -462,7 +472,7 @@ class Agent:
         if not self._notices:
             self.reactor.call_soon(self._send_notices)  # ends often come in crowds
         for asker in {member.parent, *member.askers}:
-            self._notices.setdefault(asker, []).append([uid, kind, error])
+            self._notices.setdefault(asker, []).append([uid, *member.gone])
         parent = self._members.get(member.parent)
         if parent is not None:
             parent.children.discard(uid)
@@ -513,27 +523,24 @@ class Agent:
         os._exit(0)
 
 
-def _cause(message: dict[str, Any]) -> tuple[str, str]:
-    """Kind and text of an end that a launcher reports."""
+def _cause(message: dict[str, Any]) -> tuple[str, str, str]:
+    """Kind, text and cause of an end that a launcher reports."""
     error = message.get("error")
     if error is not None:
-        return FAILED, f"error creating proc: {error}"
+        return FAILED, f"error creating proc: {error}", INFRASTRUCTURE
     code = os.waitstatus_to_exitcode(message["status"])
     if code == 0:
-        return STOPPED, "process exited cleanly"
-    if code > 0:
-        return FAILED, f"the process this actor was running on exited with non-zero code {code}"
-    text = f"the process this actor was running on failed: Killed(sig={-code})"
-    return FAILED, f"{text}, {_signal_name(-code)}"
+        return STOPPED, "process exited cleanly", SYSTEM
+    text = f"the process this actor was running on exited with non-zero code {code}"
+    if code < 0:
+        text = f"the process this actor was running on failed: Killed(sig={-code})"
+        text += f", {_signal_name(-code)}"
+    return FAILED, text, SYSTEM
 
 
 def _status(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     return f"exit code {code}" if code >= 0 else _signal_name(-code)
-
-
-def _indented(lines: list[str]) -> str:
-    return "\n".join("  " + line for line in lines)
 
 
 def _signal_name(number: int) -> str:

@@ -27,8 +27,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._engine.base.errors import format_remote
-from monarch._engine.base.failure import FAILED, STOPPED, Failure
+from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
+from monarch._engine.base.verdict import FAILED, STOPPED, USER, Verdict
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.gauge import Gauge
 from monarch._engine.wire.frame import CALL, Frame
@@ -216,7 +217,7 @@ class Cell:
 
     def _give_up(self) -> None:
         reason = bytes(self._stop_acks[0][1].body).decode(errors="replace")
-        self.settle(Failure(self.identity.display, STOPPED, reason))
+        self.settle(self.own_failure(reason, STOPPED))
         self.finish()
 
     def settle(self, grave: Failure) -> bool:
@@ -226,8 +227,6 @@ class Cell:
                 return False
             self.state = DEAD
             self.grave = grave
-        grave.mesh_name = self.identity.label
-        grave.ranks = (self.rank,)
         proc = self.proc
         proc.graves[self.uid] = grave
         proc.ending.add(self)  # first: it is always in one of the two
@@ -277,8 +276,13 @@ class Cell:
         if frame.kind == CALL:
             self.proc.refuse(link, frame)
 
+    def own_failure(self, error: str, kind: str = FAILED, cause: str = USER) -> Failure:
+        """The end of this actor, here and now."""
+        proc = self.proc
+        verdict = Verdict(kind, error, cause, proc.hostname, proc.pid, drivers.current.wall_time())
+        return Failure(self.identity.display, verdict, self.identity.label, (self.rank,))
+
     def failure_of(self, error: BaseException) -> Failure:
         """The failure of this actor by an exception."""
         text = f"actor explicitly aborted due to: {format_remote(error)}"
-        where = f"host {self.proc.hostname}, pid {self.proc.pid}"
-        return Failure(self.identity.display, FAILED, text, where=where)
+        return self.own_failure(text)

@@ -15,8 +15,9 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from monarch._engine.base.failure import FAILED
 from monarch._engine.base.settings import settings
+from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE
+from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.ends import Verdict
 from monarch._engine.runtime.proc import Proc, new_uid
 from monarch._engine.runtime.spawn import spawn_cell
@@ -133,7 +134,10 @@ def start_agent() -> None:
 def _agent_died(_reason: str) -> None:
     proc = _current
     if proc is not None:
-        proc.bury_everyone(Verdict(FAILED, "the host agent of this machine ended unexpectedly"))
+        error = "the host agent of this machine ended unexpectedly"
+        when = drivers.current.wall_time()
+        pid = 0 if _agent_process is None else _agent_process.pid
+        proc.bury_everyone(Verdict(FAILED, error, INFRASTRUCTURE, proc.hostname, pid, when))
 
 
 def close_client(grace: float, verdict: Verdict) -> None:

@@ -18,8 +18,9 @@ import sys
 from typing import Any
 
 from monarch._engine.base.errors import ActorError, RemoteException, format_remote
-from monarch._engine.base.failure import STOPPED, Failure
+from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
+from monarch._engine.base.verdict import STOPPED
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.cell import DEAD, RUNNING, Cell, Handler
 from monarch._engine.wire.codec import encode
@@ -145,7 +146,7 @@ def construct(cell: Cell) -> bool:
         if setup is not None and setup.blocks(cell):
             setup.wait()
             if setup.answer is not None:  # `Proc.refuse` gives callers the bootstrap's error
-                cell.settle(Failure(cell.identity.display, STOPPED, "bootstrap failed"))
+                cell.settle(cell.own_failure("bootstrap failed", STOPPED))
                 cell.finish()
                 return False
         cell.behaviour = cell.identity.build(cell)
@@ -239,7 +240,7 @@ def end_of_dead(cell: Cell) -> End:
 
 def stopped(cell: Cell, frame: Frame) -> End:
     reason = bytes(frame.body).decode(errors="replace")
-    return Failure(cell.identity.display, STOPPED, reason), None
+    return cell.own_failure(reason, STOPPED), None
 
 
 def send_error(

@@ -6,23 +6,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from monarch._engine.base.failure import Failure
+from monarch._engine.base.verdict import Verdict
 
 __all__ = ["OwnedMesh", "Owner", "Sink", "Verdict"]
-
-
-class Verdict:
-    """Why a process is gone: FAILED or STOPPED, and in words."""
-
-    __slots__ = ("error", "kind")
-
-    def __init__(self, kind: str, error: str) -> None:
-        self.kind = kind
-        self.error = error
-
-    @property
-    def never_began(self) -> bool:
-        """Whether the process could not be created: the caller's mistake, not a failure."""
-        return self.error.startswith("error creating proc")
 
 
 class Sink(Protocol):

@@ -29,8 +29,9 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch._engine.base.errors import BackpressureError, PayloadTooLarge, ProtocolError
-from monarch._engine.base.failure import FAILED, STOPPED, Failure
+from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
+from monarch._engine.base.verdict import FAILED, STOPPED
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.body import LocalBody, MappedBody
 from monarch._engine.runtime.ends import OwnedMesh, Sink, Verdict
@@ -72,6 +73,7 @@ def new_uid() -> int:
 
 
 _NO_AGENT = Verdict(FAILED, "there is no host agent that knows this process")
+_FORGOTTEN = Verdict(STOPPED, "the actor no longer exists")
 
 
 class Proc:
@@ -384,7 +386,7 @@ class Proc:
                 return
             failure = self.graves.get(frame.dest)
             if failure is None:
-                failure = Failure("<unknown>", STOPPED, "the actor no longer exists")
+                failure = Failure("<unknown>", _FORGOTTEN)
             self.post_failure(link, frame.port, frame.rank, failure)
 
     def _on_post(self, link: Any, frame: Frame) -> None:
@@ -449,18 +451,18 @@ class Proc:
         if op == "peer":
             self.adopt(socket.socket(fileno=fds.pop()), message["uid"])
         elif op == "gone":
-            for uid, kind, error in message["procs"]:
-                self._on_gone(uid, kind, error)
+            for uid, *fields in message["procs"]:
+                self._on_gone(uid, Verdict.from_fields(fields))
         else:
             self.notices[op](message)
         for fd in fds:
             os.close(fd)
 
-    def _on_gone(self, uid: int, kind: str, error: str) -> None:
+    def _on_gone(self, uid: int, verdict: Verdict) -> None:
         reason = self.expected.pop(uid, None)
         if reason is not None:
-            kind, error = STOPPED, reason
-        verdict = self.verdicts.setdefault(uid, Verdict(kind, error))
+            verdict = verdict._replace(kind=STOPPED, error=reason)
+        verdict = self.verdicts.setdefault(uid, verdict)
         link = self.links.get(uid)
         if link is not None:
             # What it said before it ended still counts; a forked child may hold its sockets open.
@@ -526,8 +528,7 @@ class Proc:
             for rank, mesh_link in enumerate(mesh.links):
                 if mesh_link is link and rank not in mesh.gone:
                     actor = mesh.display + mesh.rank_text(rank) + ">"
-                    failure = Failure(actor, verdict.kind, verdict.error, mesh.name, (rank,))
-                    self.mesh_failed(uid, rank, failure)
+                    self.mesh_failed(uid, rank, Failure(actor, verdict, mesh.name, (rank,)))
 
     def rank_unreachable(self, mesh_uid: int, rank: int, link: Any) -> None:
         """An actor could not be created: its process is gone. Books it once the reason is known."""
@@ -537,8 +538,7 @@ class Proc:
 
         def book(verdict: Verdict) -> None:
             actor = mesh.display + mesh.rank_text(rank) + ">"
-            failure = Failure(actor, verdict.kind, verdict.error, mesh.name, (rank,))
-            self.mesh_failed(mesh_uid, rank, failure)
+            self.mesh_failed(mesh_uid, rank, Failure(actor, verdict, mesh.name, (rank,)))
 
         self.when_gone(link.uid, book)
 

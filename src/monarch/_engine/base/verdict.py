@@ -1,0 +1,77 @@
+"""Why something ended, as far as the one who saw it knows: the facts, before anybody is named.
+
+A host agent sees processes end and says so in these terms; everybody who lost somebody in that
+process makes a `Failure` of it. On the wire a verdict is a list of plain values (`to_fields`). A
+reader takes a shorter one, since not every witness knows everything, but nothing of another type.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = ["CAUSES", "FAILED", "INFRASTRUCTURE", "INTERNAL", "STOPPED", "SYSTEM", "USER", "Verdict"]
+
+# How an end is to be taken: as a failure, or as deliberate or clean.
+FAILED = "failed"
+STOPPED = "stopped"
+
+# Who has to look at a failure.
+USER = "user code"  # an exception, an abort
+SYSTEM = "system"  # the process ended: exit code, signal, out of memory
+INFRASTRUCTURE = "infrastructure"  # agent, launcher, host, network; or it does not respond
+INTERNAL = "internal"  # a bug in this library
+
+CAUSES = frozenset({USER, SYSTEM, INFRASTRUCTURE, INTERNAL})
+
+_TYPES: tuple[Any, ...] = (str, str, str, str, int, (int, float), (list, tuple))
+
+
+class Verdict(NamedTuple):
+    """An end.
+
+    >>> Verdict.from_fields(["failed", "its launcher ended"]).cause
+    'infrastructure'
+    """
+
+    kind: str
+    """FAILED or STOPPED."""
+    error: str
+    """What happened, in words."""
+    cause: str = INFRASTRUCTURE
+    """One of `CAUSES`; of no meaning for what was STOPPED."""
+    host: str = ""
+    """Where; empty if unknown."""
+    pid: int = 0
+    """Which process; 0 if unknown."""
+    when: float = 0.0
+    """Seconds since the epoch, by the clock of that host; 0 if unknown."""
+    tail: tuple[str, ...] = ()
+    """The last lines that the process printed, if they were kept."""
+
+    @property
+    def never_began(self) -> bool:
+        """Whether the process could not be created: the caller's mistake, not a failure."""
+        return self.error.startswith("error creating proc")
+
+    def to_fields(self) -> list[Any]:
+        """The wire form."""
+        return list(self)
+
+    @staticmethod
+    def from_fields(fields: list[Any]) -> Verdict:
+        """The inverse of `to_fields`; only kind and text must be there.
+
+        Raises ValueError, or TypeError, for anything else.
+        """
+        if not 2 <= len(fields) <= len(_TYPES):
+            raise ValueError(f"not a verdict: {fields!r}")
+        for value, types in zip(fields, _TYPES, strict=False):
+            if not isinstance(value, types) or isinstance(value, bool):
+                raise TypeError(f"not a verdict: {value!r}")
+        verdict = Verdict(*fields)
+        verdict = verdict._replace(tail=tuple(verdict.tail))
+        if verdict.kind not in (FAILED, STOPPED) or verdict.cause not in CAUSES:
+            raise ValueError(f"not a verdict: {verdict.kind!r}, {verdict.cause!r}")
+        if not all(isinstance(line, str) for line in verdict.tail):
+            raise TypeError("not a verdict: a tail is lines")
+        return verdict
