@@ -1,0 +1,280 @@
+"""When to restart a failed child, whom else to restart with it, and when to give up.
+
+This is the decision core of a supervisor in the sense of Erlang/OTP. The theory is in Joe
+Armstrong's thesis (*Making reliable distributed systems in the presence of software errors*, 2003,
+chapters 4 to 6) and in OTP's public documentation of supervisors: a failed process is not
+repaired, it is replaced by a fresh one; what depends on its state is replaced along with it; and a
+fault that comes back faster than a stated *intensity* is not this supervisor's to cure, so it ends
+its children and fails itself, and its own supervisor decides with a wider view.
+
+A **child** is one rank of one mesh that the supervisor owns, ``(mesh, rank)``; its place in the
+order of children is that pair: meshes in the order in which they were spawned, ranks in theirs.
+The strategies, when a child fails:
+
+=============  ==============================================================================
+one_for_one    it alone is replaced
+one_for_all    the others are terminated, then all are started
+rest_for_one   those after it in the order are terminated, then it and they are started
+=============  ==============================================================================
+
+A child is at any time in one of three places, and every input is a line of this table:
+
+=============  ===========================  ==================  =============================
+               alive                        ending (we asked)   down (to be started when due)
+=============  ===========================  ==================  =============================
+failed         the strategy's restart       is down             no news
+stopped        forgotten                    is down             forgotten: nobody wants it now
+started        runs from now on             too late: ignored   no news
+=============  ===========================  ==================  =============================
+
+What always holds:
+
+- A child is started only when its predecessor is confirmed gone. With the strategies that replace
+  several, none is started before all that were terminated are gone: the new ones must not meet
+  the old ones, which is why they are replaced together.
+- Terminations are listed in reverse start order, starts in start order.
+- Failures of a child that is being terminated are no news: when one rank dies in a collective
+  the others fail because of it, and that is one fault. Ranks that fail in one event (their process
+  died) are one fault as well.
+- There are never more than ``max_restarts`` faults answered with a restart within any ``within``
+  seconds. One more, and all children are terminated, in reverse order; when the last is gone comes
+  `GiveUp`, once, and nothing after it. OTP counts the same way: a fault is in the window as long as
+  it is not older than the window, and a child that fails while it starts counts like any other.
+- A child restarts at once after its first failure, then after ``backoff`` seconds, then twice that,
+  up to ``max_backoff``. One that ran for ``within`` seconds starts over. OTP has no back-off; it
+  relies on the intensity alone, which is either too tight for a rank that waits for a
+  resource to come back, or spins. Children replaced for the sake of another do not pay.
+
+Two deliberate differences from OTP. A child that was stopped deliberately is gone for good; OTP
+would revive it with the next group restart. And children of one list may be terminated or started
+side by side, in the order in which they are asked: ranks of a mesh are peers, and a mesh of
+thousands cannot be walked one by one.
+
+The driver reports the end of each incarnation once (a child has no incarnations to tell apart
+here), calls `tick` when `deadline` is reached, and carries out the effects in their order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+__all__ = ["Child", "Effect", "GiveUp", "Restarts", "Start", "Strategy", "Terminate"]
+
+Strategy: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
+
+Child: TypeAlias = tuple[int, int]
+"""Index of the mesh among the supervisor's meshes, and rank in it."""
+
+
+class Terminate(NamedTuple):
+    """End these, asking in this order, and report each one's end."""
+
+    children: tuple[Child, ...]
+
+
+class Start(NamedTuple):
+    """Start a new incarnation of these, asking in this order, and report each one's start."""
+
+    children: tuple[Child, ...]
+
+
+class GiveUp(NamedTuple):
+    """The supervisor fails; no child is left. `cause` is whose failure was one too many."""
+
+    cause: Child
+
+
+Effect: TypeAlias = Terminate | Start | GiveUp
+
+
+class Restarts:
+    """The restart decisions of one supervisor. See the module.
+
+    Args:
+        strategy: whom a failure concerns.
+        max_restarts: faults within `within` seconds that are answered with a restart.
+        within: the window, and how long a child must run to be in good standing again; seconds.
+        backoff: delay of a child's second restart, doubled for each further one; seconds.
+        max_backoff: the longest delay; seconds.
+
+    >>> core = Restarts("one_for_one", max_restarts=1, within=5, backoff=0.1, max_backoff=1)
+    >>> core.add_children(0, range(2))
+    []
+    >>> core.child_failed((0, 1), now=10.0)
+    [Start(children=((0, 1),))]
+    >>> core.child_failed((0, 0), now=11.0)
+    [Terminate(children=((0, 1),))]
+    >>> core.child_stopped((0, 1), now=11.5)
+    [GiveUp(cause=(0, 0))]
+    """
+
+    __slots__ = (
+        "_alive",
+        "_backoff",
+        "_cause",
+        "_delay",
+        "_down",
+        "_ending",
+        "_faults",
+        "_given_up",
+        "_max_backoff",
+        "_max_restarts",
+        "_strategy",
+        "_within",
+    )
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        max_restarts: int,
+        within: float,
+        backoff: float,
+        max_backoff: float,
+    ) -> None:
+        if strategy not in ("one_for_one", "one_for_all", "rest_for_one"):
+            raise ValueError(
+                f"unknown restart strategy {strategy!r}: expected one_for_one, one_for_all or "
+                "rest_for_one"
+            )
+        if max_restarts < 0:
+            raise ValueError(f"max_restarts must not be negative, got {max_restarts}")
+        if not within > 0:
+            raise ValueError(f"within must be a positive number of seconds, got {within}")
+        if not 0 <= backoff <= max_backoff:
+            raise ValueError(
+                f"expected 0 <= backoff <= max_backoff, got backoff={backoff} and "
+                f"max_backoff={max_backoff}"
+            )
+        self._strategy = strategy
+        self._max_restarts = max_restarts
+        self._within = within
+        self._backoff = backoff
+        self._max_backoff = max_backoff
+        # The three places a child can be in. Values: since when it runs (None: it is starting),
+        # and when its restart is due.
+        self._alive: dict[Child, float | None] = {}
+        self._ending: set[Child] = set()
+        self._down: dict[Child, float] = {}
+        self._delay: dict[Child, float] = {}  # of the next restart, for those that have failed
+        self._faults: deque[float] = deque()  # when, within the window
+        self._cause: Child | None = None  # whose failure was one too many
+        self._given_up = False
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` has something to do, or None."""
+        if not self._down or self._ending:
+            return None
+        return (min if self._strategy == "one_for_one" else max)(self._down.values())
+
+    @property
+    def giving_up(self) -> bool:
+        """Whether the intensity was exceeded: nothing is started any more."""
+        return self._cause is not None
+
+    def add_children(self, mesh: int, ranks: Iterable[int]) -> list[Effect]:
+        """Take charge of children that the owner has started, or is starting."""
+        new = [(mesh, rank) for rank in ranks]
+        if self._cause is None:
+            self._alive.update(dict.fromkeys(new))
+            return []
+        self._ending.update(new)
+        return [Terminate(tuple(sorted(new, reverse=True)))]
+
+    def remove(self, mesh: int, now: float) -> list[Effect]:
+        """Forget the children of `mesh`: their owner ends them, and nobody waits for that."""
+        for place in (self._alive, self._down, self._delay):
+            for child in [child for child in place if child[0] == mesh]:
+                del place[child]
+        self._ending = {child for child in self._ending if child[0] != mesh}
+        return self._proceed(now)
+
+    def child_started(self, child: Child, now: float) -> None:
+        """The child's new incarnation is up."""
+        if child in self._alive:
+            self._alive[child] = now
+
+    def child_stopped(self, child: Child, now: float) -> list[Effect]:
+        """The child ended deliberately: because we asked, or because its owner did."""
+        if child in self._ending:
+            self._gone(child, now)
+        else:
+            self._alive.pop(child, None)
+            self._down.pop(child, None)
+            self._delay.pop(child, None)
+        return self._proceed(now)
+
+    def child_failed(self, child: Child, now: float) -> list[Effect]:
+        """The child failed, be it while it started or while it ran."""
+        return self.children_failed((child,), now)
+
+    def children_failed(self, children: Collection[Child], now: float) -> list[Effect]:
+        """These failed in one event, which counts as one fault."""
+        failed = sorted(child for child in children if child in self._alive)
+        for child in self._ending.intersection(children):
+            self._gone(child, now)
+        if not failed:
+            return self._proceed(now)
+        for child in failed:
+            self._leave(child, now)
+            delay = self._delay.get(child, 0.0)
+            self._down[child] = now + delay
+            self._delay[child] = min(2 * delay or self._backoff, self._max_backoff)
+        faults = self._faults
+        faults.append(now)
+        while now - faults[0] > self._within:
+            faults.popleft()
+        if len(faults) > self._max_restarts:
+            self._cause = failed[0]
+            self._down.clear()
+        return [*self._terminate(self._concerned(failed[0]), now), *self._proceed(now)]
+
+    def tick(self, now: float) -> list[Effect]:
+        """Start what is due."""
+        return self._proceed(now)
+
+    def _concerned(self, failed: Child) -> list[Child]:
+        """Those alive that go with the first child that failed, last one first."""
+        if self._cause is not None or self._strategy == "one_for_all":
+            return sorted(self._alive, reverse=True)
+        if self._strategy == "rest_for_one":
+            return sorted((child for child in self._alive if child > failed), reverse=True)
+        return []
+
+    def _terminate(self, children: list[Child], now: float) -> list[Effect]:
+        for child in children:
+            self._leave(child, now)
+        self._ending.update(children)
+        return [Terminate(tuple(children))] if children else []
+
+    def _leave(self, child: Child, now: float) -> None:
+        """The child is no longer alive; if it ran long enough its failures are forgiven."""
+        since = self._alive.pop(child)
+        if since is not None and now - since >= self._within:
+            self._delay.pop(child, None)
+
+    def _gone(self, child: Child, now: float) -> None:
+        """A child that we terminated is confirmed gone."""
+        self._ending.remove(child)
+        if self._cause is None:
+            self._down[child] = now
+
+    def _proceed(self, now: float) -> list[Effect]:
+        if self._cause is not None:
+            if self._ending or self._given_up:
+                return []
+            self._given_up = True
+            return [GiveUp(self._cause)]
+        due = self.deadline
+        if due is None or now < due:
+            return []
+        ready = sorted(child for child, due in self._down.items() if due <= now)
+        for child in ready:
+            del self._down[child]
+            self._alive[child] = None
+        return [Start(tuple(ready))]
