@@ -17,6 +17,7 @@ from monarch._engine.mesh.context import Instance, context
 from monarch._engine.mesh.endpoint import ActorEndpoint, NotAnEndpoint
 from monarch._engine.mesh.future import RAISED, RAW, VALUE, Future
 from monarch._engine.mesh.mock import mock_of
+from monarch._engine.mesh.roll_call import RollCall
 from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.ends import OwnedMesh, Verdict
 from monarch._engine.runtime.proc import Proc, new_uid
@@ -128,19 +129,15 @@ class ActorMesh(MeshTrait):
     def _ask(self, kind: int, body: bytes) -> Future[Any]:
         """Send a frame to every rank; resolves when all acknowledged."""
         links = self._resolve_links()
+        if not links:
+            return Future._of(None)
+        proc = self._proc
         future: _Acks = _Acks._new()
         future._mesh = self
-        future._links = links
-        future._acked = [False] * len(links)
-        future._missing = len(links)
         future._tolerant = kind == STOP
-        if not links:
-            future._resolve(VALUE, None)
-            return future
-        proc = self._proc
-        future._port = proc.open_port(future)
+        port = future._open(proc, links)
         for rank, link in enumerate(links):
-            if not proc.say(link, kind, self._uid, future._port, rank, body):
+            if not proc.say(link, kind, self._uid, port, rank, body):
                 verdict = proc.verdicts.get(link.uid)
                 if verdict is not None:
                     future.peer_lost(link, verdict)
@@ -179,39 +176,27 @@ def _rebuild(
     return ActorMesh(cls, name, uid, shape, proc_mesh, display, client_proc(), None)
 
 
-class _Acks(Future[Any]):
+class _Acks(RollCall[Any]):
     """Resolves when every rank acknowledged, or its process is gone."""
 
-    __slots__ = ("_acked", "_links", "_mesh", "_missing", "_port", "_tolerant")
+    __slots__ = ("_mesh", "_tolerant")
 
-    _acked: list[bool]
-    _links: list[Any]
     _mesh: ActorMesh
-    _missing: int
-    _port: int
     _tolerant: bool
 
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         if flags & FAILURE and not self._tolerant:
-            self._mesh._proc.close_port(self._port)
-            self._resolve(RAW, body)
-        elif not self._acked[rank]:
-            self._acked[rank] = True
-            self._missing -= 1
-            if not self._missing:
-                self._mesh._proc.close_port(self._port)
-                self._resolve(VALUE, None)
+            self._end(RAW, body)
+        elif self._book(rank, True) and not self._missing:
+            self._resolve(VALUE, None)
 
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
-        for rank, other in enumerate(self._links):
-            if other is link and not self._acked[rank]:
-                if self._tolerant:
-                    self.deliver(rank, 0, None, link)
-                else:
-                    self._mesh._proc.close_port(self._port)
-                    self._resolve(RAISED, self._lost(rank, verdict))
+    def _lost(self, rank: int, verdict: Verdict) -> None:
+        if self._tolerant:
+            self.deliver(rank, 0, None, None)
+        else:
+            self._end(RAISED, self._error(rank, verdict))
 
-    def _lost(self, rank: int, verdict: Verdict) -> BaseException:
+    def _error(self, rank: int, verdict: Verdict) -> BaseException:
         if verdict.never_began:
             return ValueError(verdict.error)
         return SupervisionError(self._mesh.failure_of_rank(rank, verdict).report())

@@ -12,6 +12,7 @@ reactor -> `Cell.put` -> `dispatch` -> reply -> this process's reactor -> `deliv
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import (
     TYPE_CHECKING,
@@ -27,7 +28,7 @@ from typing import (
 )
 
 from monarch._engine.mesh.future import RAW, Future
-from monarch._engine.mesh.reply import Replies, Reply, ValueStream
+from monarch._engine.mesh.reply import Arrivals, Replies, Reply, ValueStream
 from monarch._engine.mesh.value_mesh import ValueMesh
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.dispatch import call_meta
@@ -374,27 +375,26 @@ class ActorEndpoint(Generic[P, R_co]):
         self._check(args, kwargs)
         future: Replies = Replies._new()
         future._endpoint = self
-        future._links = links
-        future._bodies = [None] * len(links)
-        future._missing = len(links)
-        if not links:
-            future._port = 0
-            future._resolve(RAW, (0, None))
-            return future
-        future._port = self.proc.open_port(future)
-        self._cast(links, args, kwargs, future._port, future)
+        port = future._open(self.proc, links)
+        if links:
+            self._cast(links, args, kwargs, port, future)
+        else:
+            future._end(RAW, (0, None))
         return future
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> ValueStream[R_co]:
         """Call every actor; an iterator of one Future each, resolving as answers arrive."""
         links = self._links or self._resolve()
         self._check(args, kwargs)
-        stream: ValueStream[R_co] = ValueStream(self, len(links))
-        stream._links = links
+        futures: list[Reply[R_co]] = [Reply._new() for _ in links]
+        for future in futures:
+            future._endpoint = self
         if links:
-            stream._port = self.proc.open_port(stream)
-            self._cast(links, args, kwargs, stream._port, stream)
-        return stream
+            arrivals: Arrivals = Arrivals._new()
+            arrivals._endpoint = self
+            arrivals._line = deque(futures)
+            self._cast(links, args, kwargs, arrivals._open(self.proc, links), arrivals)
+        return ValueStream(futures)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send to every actor and forget: no result, no acknowledgement, no error."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.future import VALUE, Future
 from monarch._engine.mesh.log_level import set_level
+from monarch._engine.mesh.roll_call import RollCall
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.client import client_proc, current_proc, when_forked, when_ready
 from monarch._engine.runtime.ends import Verdict
@@ -95,25 +96,19 @@ def _check(stream_to_client: object, window: Any, level: int) -> None:
         raise RuntimeError("cannot set aggregate window without streaming to client")
 
 
-class _Settled(Future[bool]):
+class _Settled(RollCall[bool]):
     """Resolves when every proc has its level, or is gone: whether the output of all is captured."""
 
-    __slots__ = ("_captured", "_links", "_port", "_proc", "_waiting")
+    __slots__ = ("_captured",)
 
     _captured: bool
-    _links: list[Any]
-    _port: int
-    _proc: Proc
-    _waiting: set[int]  # ranks
 
     @classmethod
     def of(cls, mesh: ProcMesh, streaming: bool, window: int | None, level: int) -> _Settled:
         self: _Settled = cls._new()
-        proc = self._proc = client_proc()
-        self._links = mesh._links_of(mesh._dense_shape())
-        self._waiting = set(range(len(self._links)))
+        proc = client_proc()
         self._captured = True
-        self._port = proc.open_port(self)
+        port = self._open(proc, mesh._links_of(mesh._dense_shape()))
         proc.reactor.call_soon(self._skip_lost)
         request = {
             "op": "logging",
@@ -122,12 +117,12 @@ class _Settled(Future[bool]):
             "group": new_uid(),
             "window": window,
             "level": level,
-            "port": self._port,
+            "port": port,
         }
         if proc.agent is not None:
             proc.tell_agent(request)
         else:  # nothing was spawned: the mesh is this process
-            own = {"level": level, "from": proc.uid, "port": self._port, "rank": 0}
+            own = {"level": level, "from": proc.uid, "port": port, "rank": 0}
             set_level(proc, {**own, "captured": False})
         return self
 
@@ -135,10 +130,8 @@ class _Settled(Future[bool]):
         self._captured = self._captured and decode_body(body)
         self._done(rank)
 
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
-        for rank, other in enumerate(self._links):
-            if other is link:
-                self._done(rank)
+    def _lost(self, rank: int, verdict: Verdict) -> None:
+        self._done(rank)
 
     def _skip_lost(self) -> None:
         for rank, link in enumerate(self._links):
@@ -146,11 +139,8 @@ class _Settled(Future[bool]):
                 self._done(rank)
 
     def _done(self, rank: int) -> None:
-        if rank in self._waiting:
-            self._waiting.discard(rank)
-            if not self._waiting:
-                self._proc.close_port(self._port)
-                self._resolve(VALUE, self._captured)
+        if self._book(rank, True) and not self._missing:
+            self._resolve(VALUE, self._captured)
 
 
 # -- printing ------------------------------------------------------------------------------------

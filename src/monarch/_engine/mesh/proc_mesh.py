@@ -20,9 +20,9 @@ from monarch._engine.mesh.actor_mesh import ActorMesh, spawn_actors
 from monarch._engine.mesh.context import Instance, context
 from monarch._engine.mesh.future import RAISED, VALUE, Future
 from monarch._engine.mesh.logging_option import LoggingManager, set_logging, when_printed
+from monarch._engine.mesh.roll_call import RollCall
 from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.ends import Verdict
-from monarch._engine.runtime.proc import Proc
 from monarch._engine.shapes import MeshTrait, Shape, Slice
 from monarch._engine.shapes.point import point_of
 from monarch._engine.shapes.shape import shape_of
@@ -292,35 +292,27 @@ class _StoppedMesh(ActorMesh):
         return Future._failed(_already_stopped())
 
 
-class _Ready(Future[Any]):
-    """Asks every proc whether it is there."""
+class _Ready(RollCall[Any]):
+    """Asks every proc whether it is there; the bootstrap callable counts as one more."""
 
-    __slots__ = ("_answered", "_links", "_missing", "_port", "_proc")
-
-    _answered: list[bool]
-    _links: list[Any]
-    _missing: int
-    _port: int
-    _proc: Proc
+    __slots__ = ()
 
     @classmethod
     def of(cls, mesh: ProcMesh) -> Future[Any]:
         self: _Ready = cls._new()
-        proc = self._proc = client_proc()
-        self._links = mesh._links_of(mesh._dense_shape())
-        self._answered = [False] * len(self._links)
-        self._missing = len(self._links) + 1
-        self._port = proc.open_port(self)
-        for rank, link in enumerate(self._links):
+        proc = client_proc()
+        links = mesh._links_of(mesh._dense_shape())
+        port = self._open(proc, [*links, None])
+        for rank, link in enumerate(links):
             if link is proc.local:
                 self.deliver(rank, 0, None, link)
-            elif not link.send(pack(QUERY, 0, self._port, rank, b"", b"")):
+            elif not link.send(pack(QUERY, 0, port, rank, b"", b"")):
                 verdict = proc.verdicts.get(link.uid)
                 if verdict is not None:
                     self.peer_lost(link, verdict)
         setup = mesh._setup
         if setup is None:
-            self._one_less()
+            self.deliver(len(links), 0, None, None)
         else:
             setup._notify(lambda: self._set_up(setup))
         return self
@@ -329,27 +321,16 @@ class _Ready(Future[Any]):
         try:
             setup.get()
         except Exception as error:
-            self._proc.close_port(self._port)
-            self._resolve(RAISED, error)
+            self._end(RAISED, error)
         else:
-            self._one_less()
+            self.deliver(len(self._links) - 1, 0, None, None)
 
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
-        if not self._answered[rank]:
-            self._answered[rank] = True
-            self._one_less()
-
-    def _one_less(self) -> None:
-        self._missing -= 1
-        if not self._missing:
-            self._proc.close_port(self._port)
+        if self._book(rank, True) and not self._missing:
             self._resolve(VALUE, True)
 
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
-        for rank, other in enumerate(self._links):
-            if other is link and not self._answered[rank]:
-                self._proc.close_port(self._port)
-                self._resolve(RAISED, _proc_lost(rank, verdict))
+    def _lost(self, rank: int, verdict: Verdict) -> None:
+        self._end(RAISED, _proc_lost(rank, verdict))
 
 
 def _proc_lost(rank: int, verdict: Verdict) -> BaseException:

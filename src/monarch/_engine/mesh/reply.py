@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._engine.base.errors import SupervisionError
 from monarch._engine.base.failure import Failure
-from monarch._engine.mesh.future import RAISED, RAW, Future
+from monarch._engine.mesh.future import RAISED, RAW, VALUE, Future
+from monarch._engine.mesh.roll_call import RollCall
 from monarch._engine.mesh.value_mesh import ValueMesh
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.dispatch import rebuild_error
@@ -74,61 +75,61 @@ class Reply(Future[R_co]):
         return decode_body(body)
 
 
-class Replies(Future[Any]):
+class Replies(RollCall[Any]):
     """The answers of all actors of a mesh; the first error settles it."""
 
-    __slots__ = ("_bodies", "_endpoint", "_links", "_missing", "_port")
+    __slots__ = ("_endpoint",)
 
-    _bodies: list[Any]
     _endpoint: ActorEndpoint[Any, Any]
-    _links: list[Any]
-    _missing: int
-    _port: int
 
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
-        if flags:
-            self._endpoint.proc.ports.pop(self._port, None)
-            self._resolve(RAW, (flags, body))
-            return
-        self._bodies[rank] = body
-        self._missing -= 1
-        if not self._missing:
-            self._endpoint.proc.ports.pop(self._port, None)
-            self._resolve(RAW, (0, None))
+        # `_book`, in line: this runs once per rank of every call.
+        outcomes = self._outcomes
+        if outcomes[rank] is None:
+            outcomes[rank] = body
+            self._missing -= 1
+            if flags:
+                self._end(RAW, (flags, body))
+            elif not self._missing:
+                self._end(RAW, (0, None))
 
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
-        for rank, other in enumerate(self._links):
-            if other is link and self._bodies[rank] is None:
-                self._endpoint.proc.ports.pop(self._port, None)
-                self._resolve(RAISED, lost_error(self._endpoint, rank, verdict))
-                return
+    def _lost(self, rank: int, verdict: Verdict) -> None:
+        self._end(RAISED, lost_error(self._endpoint, rank, verdict))
 
     def _decode(self, content: Any) -> Any:
         flags, body = content
         if flags:
             raise _error_of(flags, body, self._endpoint.name)
-        return ValueMesh._lazy(self._endpoint.mesh._shape, self._bodies)
+        return ValueMesh._lazy(self._endpoint.mesh._shape, self._outcomes)
+
+
+class Arrivals(RollCall[None]):
+    """The answers of all actors of a mesh, each to the next future in line."""
+
+    __slots__ = ("_endpoint", "_line")
+
+    _endpoint: ActorEndpoint[Any, Any]
+    _line: deque[Reply[Any]]
+
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+        self._next(rank, RAW, (flags, body))
+
+    def _lost(self, rank: int, verdict: Verdict) -> None:
+        self._next(rank, RAISED, lost_error(self._endpoint, rank, verdict))
+
+    def _next(self, rank: int, state: int, content: Any) -> None:
+        if self._book(rank, True):
+            self._line.popleft()._resolve(state, content)
+            if not self._missing:
+                self._resolve(VALUE, None)
 
 
 class ValueStream(Generic[R_co]):
     """An iterator of exactly one Future per actor, which resolve in the order answers arrive."""
 
-    def __init__(self, endpoint: ActorEndpoint[Any, R_co], count: int) -> None:
-        self._endpoint = endpoint
-        self._futures: list[Reply[R_co]] = []
-        self._unsettled: deque[Reply[R_co]] = deque()
-        self._answered: set[int] = set()
-        self._port = 0
-        self._links: list[Any] = []
-        for _ in range(count):
-            future: Reply[R_co] = Reply._new()
-            future._endpoint = endpoint
-            future._link = None
-            future._port = 0
-            future._rank = 0
-            self._futures.append(future)
-        self._unsettled.extend(self._futures)
-        self._iterator = iter(self._futures)
+    def __init__(self, futures: list[Reply[R_co]]) -> None:
+        self._futures = futures
+        self._iterator = iter(futures)
 
     def __iter__(self) -> Iterator[Future[R_co]]:
         return self
@@ -138,20 +139,3 @@ class ValueStream(Generic[R_co]):
 
     def __len__(self) -> int:
         return len(self._futures)
-
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
-        if self._unsettled:
-            self._answered.add(rank)
-            self._next(RAW, (flags, body))
-
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
-        for rank, other in enumerate(self._links):
-            if other is link and rank not in self._answered and self._unsettled:
-                self._answered.add(rank)
-                self._next(RAISED, lost_error(self._endpoint, rank, verdict))
-
-    def _next(self, state: int, content: Any) -> None:
-        future = self._unsettled.popleft()
-        if not self._unsettled:
-            self._endpoint.proc.ports.pop(self._port, None)
-        future._resolve(state, content)
