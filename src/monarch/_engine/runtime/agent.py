@@ -15,29 +15,32 @@ and the client hold one control link each (frames of JSON, see `Proc.tell_agent`
 and the agent answers with ``gone`` (procs that ended, and why) and ``peer`` (an introduction).
 Output is captured if the spawn asks for it, and is the `LogRelay`'s business.
 
-The tree of processes is the tree of spawns: when a proc ends, the procs it spawned are killed, and
-when the client's link closes, all are. The agent's own end closes every control link, which ends
-every proc at once.
+Who is whose child, who is to hear what, and who must go is the business of the `Roster`
+(protocol/roster.py); the agent tells it what it was asked and what it saw, and performs what comes
+back. The agent's own end closes every control link, which ends every proc at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED, SYSTEM, Verdict
 from monarch._engine.launch.launcher import Launcher, die_with_parent, launch_key
+from monarch._engine.protocol.roster import Condemn, Effect, Hand, Roster, Tell
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.log_relay import LogRelay
-from monarch._engine.runtime.reactor import WRITE, Reactor
+from monarch._engine.runtime.reactor import WRITE, Reactor, Timer
 from monarch._engine.transport.link import Link
 from monarch._engine.wire.frame import CONTROL, Frame, pack
 
@@ -68,46 +71,25 @@ _REQUESTS = {
 _REPORTS = {op: f"_on_{op}" for op in ("started", "exited")}
 
 
-class _Member:
-    """A proc of this host, or the client."""
+class _Process:
+    """What the agent holds of a member of the roster until it is gone: link, pid, pidfd."""
 
-    __slots__ = (
-        "askers",
-        "captured",
-        "children",
-        "exited",
-        "gone",
-        "launcher",
-        "link",
-        "parent",
-        "pid",
-        "pidfd",
-        "ready",
-        "uid",
-    )
+    __slots__ = ("captured", "link", "pid", "pidfd", "uid")
 
-    def __init__(self, uid: int, link: Link, parent: int, launcher: _LauncherLink | None) -> None:
+    def __init__(self, uid: int, link: Link) -> None:
         self.uid = uid
         self.link = link
-        self.parent = parent
-        self.launcher = launcher
         self.pid = 0
         self.pidfd = -1
         self.captured = False  # its output comes by the relay
-        self.exited = False
-        self.ready = True
-        self.gone: list[Any] | None = None  # the fields of a Verdict
-        self.askers: set[int] = set()
-        self.children: set[int] = set()
 
 
 class _LauncherLink:
-    __slots__ = ("link", "members", "pid")
+    __slots__ = ("link", "pid")
 
     def __init__(self, link: Link, pid: int) -> None:
         self.link = link
         self.pid = pid
-        self.members: set[int] = set()
 
 
 class Agent:
@@ -119,17 +101,20 @@ class Agent:
         self._child_main = child_main
         self._prepare = prepare
         self.reactor = Reactor()
-        self._members: dict[int, _Member] = {}
+        self._roster = Roster(client_uid)
+        self._processes: dict[int, _Process] = {}
         self._launchers: dict[Any, _LauncherLink] = {}
         self._own_key = launch_key(os.environ)
         self._client_uid = client_uid
         self._host = socket.gethostname()
         self._relay: LogRelay | None = None
-        self._notices: dict[int, list[list[Any]]] = {}  # asker -> ends it is to hear of
+        self._ends: list[tuple[int, Verdict]] = []  # to be announced
+        self._alarm: Timer | None = None
+        self._alarm_at = math.inf  # the roster's deadline that it is for
         self._launchers[(self._own_key, sys.executable)] = self._fork_launcher(first)
         link = self._connect(first, "the client")
         link.uid = client_uid
-        self._members[client_uid] = _Member(client_uid, link, 0, None)
+        self._processes[client_uid] = _Process(client_uid, link)
 
     def run(self) -> None:
         self.reactor.run()
@@ -154,23 +139,30 @@ class Agent:
         self.reactor.register(link.fileno, ready)
         return link
 
-    def _read(self, link: Link) -> None:
+    def _read(self, link: Link) -> bool:
+        """Handle what has arrived; False when nothing had, or the link is lost."""
+        frames: list[Frame] = []
         try:
-            for frame in link.receive(self.reactor.scratch):
+            frames = link.receive(self.reactor.scratch)
+            for frame in frames:
                 self._handle(link, frame)
             if link.reader.refused is not None:
                 raise link.reader.refused
         except (ProtocolError, ValueError, TypeError, LookupError) as error:
             print(f"monarch: {link.peer} sent what it must not: {error}", file=sys.stderr)
             link.lose(str(error))
-            member = self._members.get(link.uid)
-            if member is not None and member.uid != self._client_uid:
-                self._kill(member)  # it cannot be spoken to any more
-        if link.lost is not None and link.fileno >= 0:
-            self.reactor.unregister(link.fileno)
-            link.close(link.lost)
-            link.fileno = -1
+            self._perform(self._roster.kill([link.uid]))  # it cannot be spoken to any more
+        if link.lost is None:
+            return bool(frames)
+        if link.fileno >= 0:
+            self._close(link)
             self._link_lost(link)
+        return False
+
+    def _close(self, link: Link) -> None:
+        self.reactor.unregister(link.fileno)
+        link.close(link.lost or "the process ended")
+        link.fileno = -1
 
     def _link_lost(self, link: Link) -> None:
         if isinstance(link.owner, _LauncherLink):
@@ -195,42 +187,39 @@ class Agent:
     # -- requests --------------------------------------------------------------------------------
 
     def _on_spawn(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        spec = message["spec"]
-        parent = self._members[message["parent"]]
+        spec, procs = message["spec"], message["procs"]
+        if len(fds) != len(procs):
+            raise ValueError(f"{len(procs)} procs to spawn, {len(fds)} links for them")
+        launcher = self._launcher_for(spec)
+        patience = spec["ready_timeout"]
+        now = drivers.current.now()
+        self._perform(self._roster.spawn(link.uid, procs, launcher, now, patience))
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         # Each takes two that stay (its control link and a pidfd), or four with its output, and as
         # many again on their way to the launcher.
-        coming = sum(member.gone is None and member.pidfd < 0 for member in self._members.values())
+        coming = sum(process.pidfd < 0 for process in self._processes.values())
         taken = len(os.listdir("/dev/fd")) + coming
-        if taken + 8 * len(message["uids"]) + _SPARE > limit:
+        if taken + 8 * len(procs) + _SPARE > limit:
             error = (
                 f"error creating proc: the host agent may open no more than {limit} descriptors "
                 "(ulimit -n); start fewer processes, or raise the limit"
             )
-            gone = [[uid, FAILED, error] for uid in message["uids"]]
-            self._tell(link, {"op": "gone", "procs": gone})
+            refused = Verdict(FAILED, error)
+            self._perform(self._roster.ended([(proc["uid"], refused) for proc in procs]))
             return
-        launcher = self._launcher_for(spec)
         passed: list[int] = []
         ours: list[int] = []
-        procs: list[dict[str, Any]] = []
-        for index, uid in enumerate(message["uids"]):
+        for index, proc in enumerate(procs):
+            uid = proc["uid"]
             mine, theirs = socket.socketpair()
             control = self._connect(mine, f"proc {uid:x}")
             control.uid = uid
-            self._members[uid] = _Member(uid, control, parent.uid, launcher)
-            member = self._members[uid]
-            # A fork of ours is sure to come.
-            member.ready = "command" not in message["procs"][index]
-            parent.children.add(uid)
-            launcher.members.add(uid)
+            self._processes[uid] = _Process(uid, control)
             handed = [theirs.detach()]
-            proc = message["procs"][index]
             if spec["logs"] is not None:
                 handed += self._capture(uid, proc, spec["logs"])
             ours += handed
             passed += [fds[index], *handed]
-            procs.append({**proc, "parent": parent.uid})
         self._tell(
             launcher.link,
             {
@@ -238,78 +227,37 @@ class Agent:
                 "spec": spec,
                 "preload": spec["preload"],
                 "path": spec["path"],
-                "procs": procs,
+                "procs": [{**proc, "parent": link.uid} for proc in procs],
             },
             passed,
         )
         for fd in ours:
             os.close(fd)
-        uids = [uid for uid in message["uids"] if not self._members[uid].ready]
-        if uids:
-            patience = spec["ready_timeout"]
-            self.reactor.call_later(patience, lambda: self._check_ready(uids, patience))
 
     def _on_ready(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        self._members[link.uid].ready = True
-
-    def _check_ready(self, uids: list[int], patience: float) -> None:
-        """Give up on executed commands that did not become procs."""
-        for uid in uids:
-            member = self._members.get(uid)
-            if member is not None and not member.ready and member.gone is None:
-                self._kill(member)
-                error = (
-                    f"error creating proc: its command did not become a proc within {patience:g} s "
-                    "(configuration key host_spawn_ready_timeout)"
-                )
-                self._gone(uid, FAILED, error)
+        self._roster.ready(link.uid)
 
     def _capture(self, uid: int, proc: dict[str, Any], options: dict[str, Any]) -> list[int]:
         """Pipes for the output of a new proc; what it is to have as stdout and stderr."""
         if self._relay is None:
-            client = self._members[self._client_uid].link
+            client = self._processes[self._client_uid].link
             run = f"{self._client_uid & (1 << 63) - 1:x}"
             self._relay = LogRelay(lambda message: self._tell(client, message), run)
         out, theirs_out = os.pipe()
         err, theirs_err = os.pipe()
         self._relay.add(uid, proc["label"], proc["rank"], options, (out, err))
-        self._members[uid].captured = True
+        self._processes[uid].captured = True
         return [theirs_out, theirs_err]
 
     def _on_introduce(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        member = self._members.get(message["to"])
-        if member is not None and member.gone is None:
-            self._tell(member.link, {"op": "peer", "uid": message["from"]}, fds)
-        # Otherwise the descriptor closes, and the asker asks why.
+        # Without a taker the descriptor closes, and the asker asks why.
+        self._perform(self._roster.introduce(link.uid, message["to"]), fds)
 
     def _on_autopsy(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        uid = message["uid"]
-        member = self._members.get(uid)
-        if member is None:
-            error = "the process does not exist, or ended long ago"
-            self._tell(link, {"op": "gone", "procs": [[uid, FAILED, error]]})
-        elif member.gone is not None:
-            self._tell(link, {"op": "gone", "procs": [[uid, *member.gone]]})
-        else:
-            member.askers.add(link.uid)
-            # A live process that closed a link to a peer misbehaves only towards that peer, but a
-            # caller must not wait for it: say so unless it is seen to end within a second.
-            self.reactor.call_later(1.0, lambda: self._still_alive(uid, link))
-
-    def _still_alive(self, uid: int, asker: Link) -> None:
-        member = self._members.get(uid)
-        if member is not None and member.gone is None and asker.uid in member.askers:
-            member.askers.discard(asker.uid)
-            error = "the process this actor was running on closed its connection"
-            if asker.uid == member.parent:
-                self._kill(member)  # its owner can no longer reach it, not even to stop it
-            self._tell(asker, {"op": "gone", "procs": [[uid, FAILED, error]]})
+        self._perform(self._roster.autopsy(link.uid, message["uid"], drivers.current.now()))
 
     def _on_kill(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        for uid in message["uids"]:
-            member = self._members.get(uid)
-            if member is not None:
-                self._kill(member)
+        self._perform(self._roster.kill(message["uids"]))
 
     def _on_preload(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         spec = {"env": message["env"], "python": None}
@@ -320,8 +268,8 @@ class Agent:
 
         def tell_procs(captured: set[int]) -> None:
             for rank, uid in enumerate(uids):
-                member = self._members.get(uid)
-                if member is not None and member.gone is None:
+                process = self._processes.get(uid)
+                if process is not None:
                     notice = {
                         "op": "log_level",
                         "level": message["level"],
@@ -330,7 +278,7 @@ class Agent:
                         "port": message["port"],
                         "rank": rank,
                     }
-                    self._tell(member.link, notice)
+                    self._tell(process.link, notice)
 
         if self._relay is None:
             tell_procs(set())
@@ -403,124 +351,119 @@ class Agent:
                 del self._launchers[key]
         with contextlib.suppress(ChildProcessError):
             os.waitpid(launcher.pid, 0)  # its socket closed: it is ending
-        for uid in list(launcher.members):
-            self._gone(uid, FAILED, "the process was killed: its launcher ended unexpectedly")
+        self._perform(self._roster.launcher_lost(launcher))
 
     def _on_started(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
         kept: list[int] = []
         for index, (uid, pid) in enumerate(message["procs"]):
-            member = self._members.get(uid)
-            if member is not None and member.gone is None:
-                member.pid = pid
+            process = self._processes.get(uid)
+            if process is not None:
+                process.pid = pid
                 if fds:
-                    member.pidfd = fds[index]
+                    process.pidfd = fds[index]
                     kept.append(fds[index])
         return kept
 
     def _on_exited(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         for exited in message["procs"]:
+            process = self._processes.get(exited["uid"])
+            if process is None:
+                continue  # condemned before
             kind, text, cause = _cause(exited)
-            member = self._members.get(exited["uid"])
-            if member is not None and not member.ready and "status" in exited:
+            if not self._roster.is_ready(process.uid) and "status" in exited:
                 kind = FAILED
                 text = (
                     "error creating proc: its command ended before it became a proc "
                     f"({_status(exited['status'])}); does its interpreter have monarch?"
                 )
-            if self._relay is None or member is None or not member.captured:
-                self._gone(exited["uid"], kind, text, cause)
-            else:
-                self._after_output(member, kind, text, cause)
-
-    def _after_output(self, member: _Member, kind: str, text: str, cause: str) -> None:
-        """Announce an end once what the process printed is out."""
-        assert self._relay is not None
-        self._exited(member)
-
-        def known(tail: list[str]) -> None:
-            self._gone(member.uid, kind, text, cause, tail if kind == FAILED else [])
-
-        def late() -> None:  # the terminal takes nothing
-            self._gone(member.uid, kind, text, cause)
-
-        self._relay.finish(member.uid, lambda tail: self.reactor.call_soon(known, tail))
-        self.reactor.call_later(_OUTPUT_WAIT, late)
+            # What it asked for before it ended still counts. (The link may stay open: a child that
+            # user code forked holds it, too.)
+            while process.link.fileno >= 0 and self._read(process.link):
+                pass
+            self._perform(self._roster.exited([process.uid]))
+            self._left(process, kind, text, cause)
 
     # -- ends ------------------------------------------------------------------------------------
 
-    def _gone(
-        self,
-        uid: int,
-        kind: str,
-        error: str,
-        cause: str = INFRASTRUCTURE,
-        tail: list[str] | None = None,
-    ) -> None:
-        member = self._members.get(uid)
-        if member is None or member.gone is not None:
-            return
+    def _left(self, process: _Process, kind: str, text: str, cause: str) -> None:
+        """There is no process any more: announce it, once what it printed is out."""
+        uid = process.uid
         now = drivers.current.wall_time()
-        verdict = Verdict(kind, error, cause, self._host, member.pid, now, tuple(tail or ()))
-        member.gone = verdict.to_fields()
-        self._exited(member)
-        if member.launcher is not None:
-            member.launcher.members.discard(uid)
-        if member.link.fileno >= 0:
-            self.reactor.unregister(member.link.fileno)
-            member.link.close("the process ended")
-            member.link.fileno = -1
-        if not self._notices:
-            self.reactor.call_soon(self._send_notices)  # ends often come in crowds
-        for asker in {member.parent, *member.askers}:
-            self._notices.setdefault(asker, []).append([uid, *member.gone])
-        parent = self._members.get(member.parent)
-        if parent is not None:
-            parent.children.discard(uid)
-        for child in list(member.children):
-            self._kill(self._members[child])
-        self._forget_old()
-
-    def _send_notices(self) -> None:
-        notices, self._notices = self._notices, {}
-        for asker, procs in notices.items():
-            other = self._members.get(asker)
-            if other is not None and other.gone is None:
-                self._tell(other.link, {"op": "gone", "procs": procs})
-
-    def _exited(self, member: _Member) -> None:
-        """There is no process to signal any more."""
-        member.exited = True
-        if member.pidfd >= 0:
-            os.close(member.pidfd)
-            member.pidfd = -1
-
-    def _forget_old(self) -> None:
-        """Keep the last ends for autopsies, not all of them."""
-        if len(self._members) > 10_000:
-            for uid, member in list(self._members.items())[:5_000]:
-                if member.gone is not None:
-                    del self._members[uid]
-
-    def _kill(self, member: _Member) -> None:
-        if member.exited:
+        verdict = Verdict(kind, text, cause, self._host, process.pid, now)
+        del self._processes[uid]
+        if process.link.fileno >= 0:
+            self._close(process.link)
+        if process.pidfd >= 0:
+            os.close(process.pidfd)
+        if self._relay is None or not process.captured:
+            self._announce(uid, verdict)
             return
-        if member.pidfd >= 0:
+
+        def known(tail: list[str]) -> None:
+            self._announce(uid, verdict._replace(tail=tuple(tail if kind == FAILED else ())))
+
+        def late() -> None:  # the terminal takes nothing
+            self._announce(uid, verdict)
+
+        self._relay.finish(uid, lambda tail: self.reactor.call_soon(known, tail))
+        self.reactor.call_later(_OUTPUT_WAIT, late)
+
+    def _announce(self, uid: int, verdict: Verdict) -> None:
+        if not self._ends:
+            self.reactor.call_soon(self._announce_all)  # ends often come in crowds
+        self._ends.append((uid, verdict))
+
+    def _announce_all(self) -> None:
+        ends, self._ends = self._ends, []
+        self._perform(self._roster.ended(ends))
+
+    def _kill(self, process: _Process) -> None:
+        if process.pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):  # it has ended, the news is under way
-                signal.pidfd_send_signal(member.pidfd, signal.SIGKILL)
-        elif member.pid:
+                signal.pidfd_send_signal(process.pidfd, signal.SIGKILL)
+        elif process.pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(member.pid, signal.SIGKILL)
-        else:  # not started yet: it ends as soon as it looks at its control link
-            member.link.sock.shutdown(socket.SHUT_RDWR)
+                os.kill(process.pid, signal.SIGKILL)
+        elif process.link.fileno >= 0:
+            # Not started yet: it ends as soon as it looks at its control link.
+            process.link.sock.shutdown(socket.SHUT_RDWR)
 
     def _end(self) -> None:
         """The client is gone: so is everything it started."""
-        for member in list(self._members.values()):
-            if member.uid != self._client_uid:
-                self._kill(member)
+        self._perform(self._roster.client_lost())
         if self._relay is not None:
             self._relay.end(_LAST_OUTPUT_WAIT)
         os._exit(0)
+
+    # -- what the roster decides -----------------------------------------------------------------
+
+    def _perform(self, effects: list[Effect], fds: Sequence[int] = ()) -> None:
+        for effect in effects:
+            if isinstance(effect, Tell):
+                self._tell(self._processes[effect.to].link, effect.notice)
+            elif isinstance(effect, Hand):
+                notice = {"op": "peer", "uid": effect.sender}
+                self._tell(self._processes[effect.to].link, notice, list(fds))
+            elif isinstance(effect, Condemn):
+                process = self._processes[effect.uid]
+                self._kill(process)
+                self._left(process, FAILED, effect.error, INFRASTRUCTURE)
+            else:
+                for uid in effect.uids:
+                    self._kill(self._processes[uid])
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        deadline = self._roster.deadline
+        if deadline < self._alarm_at:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm_at = deadline
+            self._alarm = self.reactor.call_later(deadline - drivers.current.now(), self._tick)
+
+    def _tick(self) -> None:
+        self._alarm_at = math.inf
+        self._perform(self._roster.tick(drivers.current.now()))
 
 
 def _cause(message: dict[str, Any]) -> tuple[str, str, str]:

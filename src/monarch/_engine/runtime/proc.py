@@ -287,7 +287,7 @@ class Proc:
         ours, theirs = socket.socketpair()
 
         def introduce() -> None:
-            self.tell_agent({"op": "introduce", "to": uid, "from": self.uid}, [theirs.fileno()])
+            self.tell_agent({"op": "introduce", "to": uid}, [theirs.fileno()])
             theirs.close()
 
         return self._make_link(ours, f"proc {uid:x}", uid), introduce
@@ -619,9 +619,7 @@ class Proc:
         message = {
             "op": "spawn",
             "spec": spec,
-            "parent": self.uid,
             "procs": batch,
-            "uids": [proc["uid"] for proc in batch],
         }
 
         def launch() -> None:

@@ -1,0 +1,378 @@
+"""The roster: who lives on a host, who spawned whom, who waits for whose end, and who is gone.
+
+These are the books of a host agent without its sockets, pids and clocks. The agent feeds in what
+it was asked and what it saw, and performs what comes back; so does the simulator. A *member* is a
+process of the host that can be spoken to: the client, or a proc.
+
+What a roster promises, whatever the order of its inputs:
+
+* A parent hears of the end of each proc it spawned, exactly once.
+* Whoever asks why a proc is gone (`autopsy`) gets exactly one answer, within `ANSWER_WITHIN`
+  seconds unless the proc is known to be ending. Asking again while the question is open is the
+  same question.
+* The tree of processes is the tree of spawns: with a proc go the procs it spawned, and with the
+  client all.
+* Nothing is told to the gone, and nothing is handed to them.
+* A proc that replaces another (a restart) is made known to everybody who had to do with the old
+  one, after the old one's end, and introductions to the old one go to the new one.
+
+A proc leaves in two steps. `exited`: there is no process any more; its children are killed.
+`ended`: why is known, and is announced; what it printed had to be read in between. Where both are
+known at once `ended` will do. When the roster itself finds that a proc must go it says `Condemn`,
+and the driver kills it, finds out what there is to know, and says `ended`.
+
+Effects come back in the order in which they are to be performed. Time is an argument in seconds;
+`deadline` says when the roster next wants `tick`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from monarch._engine.base.verdict import FAILED, Verdict
+
+__all__ = ["ANSWER_WITHIN", "Condemn", "Effect", "Hand", "Kill", "Roster", "Tell"]
+
+ANSWER_WITHIN = 1.0
+"""Seconds that an asker waits at most for a proc that is not seen to end."""
+
+REMEMBERED = 10_000
+"""Members that are kept, gone ones included, before the oldest of the gone are forgotten."""
+
+_FORGOTTEN = Verdict(FAILED, "the process does not exist, or ended long ago")
+_CLOSED = Verdict(FAILED, "the process this actor was running on closed its connection")
+_LAUNCHER_LOST = "the process was killed: its launcher ended unexpectedly"
+
+
+class Tell(NamedTuple):
+    """Send `notice` to a member."""
+
+    to: int
+    notice: dict[str, Any]
+
+
+class Hand(NamedTuple):
+    """Give the link that came with an introduction to `to`, as the link to `sender`."""
+
+    to: int
+    sender: int
+
+
+class Kill(NamedTuple):
+    """End these procs now. Their ends are reported as any other."""
+
+    uids: list[int]
+
+
+class Condemn(NamedTuple):
+    """End this proc now, and report it as `ended` with FAILED and `error`, without waiting."""
+
+    uid: int
+    error: str
+
+
+Effect: TypeAlias = Tell | Hand | Kill | Condemn
+
+
+class _Member:
+    """A proc, or the client. Dicts without values are sets that keep their order."""
+
+    __slots__ = (
+        "askers",
+        "children",
+        "exited",
+        "known",
+        "launcher",
+        "parent",
+        "ready",
+        "successor",
+        "told",
+        "uid",
+        "verdict",
+    )
+
+    def __init__(self, uid: int, parent: int, launcher: Any, *, ready: bool) -> None:
+        self.uid = uid
+        self.parent = parent
+        self.launcher = launcher
+        self.ready = ready
+        self.exited = False
+        self.verdict: Verdict | None = None
+        self.successor = 0
+        self.children: dict[int, None] = {}
+        self.askers: dict[int, None] = {}  # questions that are open
+        self.known: dict[int, None] = {}  # members it was introduced to, either way, or that asked
+        self.told: dict[int, None] = {}  # who was told of its end
+
+
+class Roster:
+    """See the module. `client` is the uid of the client, the first member."""
+
+    def __init__(self, client: int) -> None:
+        self._client = client
+        self._members = {client: _Member(client, 0, None, ready=True)}
+        self._timers: list[tuple[float, int, Callable[..., list[Effect]], tuple[Any, ...]]] = []
+        self._order = itertools.count()
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    @property
+    def deadline(self) -> float:
+        """When `tick` is due; infinity if nothing waits."""
+        return self._timers[0][0] if self._timers else math.inf
+
+    def alive(self, uid: int) -> bool:
+        """Whether there is such a member and its process is not known to be gone."""
+        member = self._members.get(uid)
+        return member is not None and not member.exited
+
+    def is_ready(self, uid: int) -> bool:
+        """Whether the proc speaks to us (a forked one always does)."""
+        member = self._members.get(uid)
+        return member is not None and member.ready
+
+    # -- what members ask ------------------------------------------------------------------------
+
+    def spawn(
+        self,
+        parent: int,
+        procs: Iterable[Mapping[str, Any]],
+        launcher: Any,
+        now: float,
+        ready_timeout: float = math.inf,
+    ) -> list[Effect]:
+        """Member `parent` starts procs, through `launcher` (any hashable).
+
+        Of each of `procs` it matters here: its ``uid``; whether it is a ``command``, which must
+        become `ready` within `ready_timeout` seconds; and which uid it ``replaces``, if any: who
+        is in that one's place now is ended, if need be. Raises ValueError, and changes nothing, if
+        the parent is not alive, a uid is not new, or the parent or the client is to be replaced.
+        """
+        procs = list(procs)
+        replaced = {
+            proc["uid"]: old
+            for proc in procs
+            if "replaces" in proc and (old := self._newest(proc["replaces"])) is not None
+        }
+        if not self.alive(parent):
+            raise ValueError(f"a process that is gone cannot spawn: {parent:x}")
+        uids = {proc["uid"] for proc in procs}
+        if len(uids) < len(procs) or not uids.isdisjoint(self._members):
+            raise ValueError("a proc must have a uid of its own")
+        olds = {old.uid for old in replaced.values()}
+        if len(olds) < len(replaced) or not olds.isdisjoint((parent, self._client)):
+            raise ValueError("a proc can replace one other proc, not the one that asks")
+        news = _News(self)
+        for proc in procs:
+            uid = proc["uid"]
+            member = _Member(uid, parent, launcher, ready="command" not in proc)
+            self._members[uid] = member
+            self._members[parent].children[uid] = None
+            if not member.ready:
+                self._call_at(now + ready_timeout, self._check_ready, member, ready_timeout)
+        for uid, old in replaced.items():
+            old.successor = uid
+            if old.verdict is not None:
+                news.of_move(old)
+        return [*self.kill(olds), *news.tell()]
+
+    def ready(self, uid: int) -> None:
+        """An executed command became a proc."""
+        member = self._members.get(uid)
+        if member is not None:
+            member.ready = True
+
+    def introduce(self, asker: int, to: int) -> list[Effect]:
+        """Member `asker` sends the other end of a link for `to`.
+
+        A link for somebody who was replaced goes to the successor, and the asker is told. For
+        anybody else who is gone there is no `Hand`; the asker finds the link lost and asks why.
+        """
+        old, new = self._members.get(to), self._newest(to)
+        if old is None or new is None or new.exited:
+            return []
+        self._acquaint(asker, new)
+        hand = Hand(new.uid, asker)
+        if new is old or not self.alive(asker):
+            return [hand]
+        return [hand, Tell(asker, {**_moved(to, new.uid), "handed": True})]
+
+    def autopsy(self, asker: int, uid: int, now: float) -> list[Effect]:
+        """Member `asker` lost its link to `uid`, and wants to know why."""
+        member = self._members.get(uid)
+        if not self.alive(asker):
+            return []
+        if member is None:
+            return [Tell(asker, _gone([[uid, *_FORGOTTEN]]))]
+        if member.verdict is not None:
+            news = _News(self)
+            news.of_end(member, [asker])
+            news.of_move(member, [asker])
+            return news.tell()
+        self._acquaint(asker, member)
+        if asker not in member.askers:
+            member.askers[asker] = None
+            self._call_at(now + ANSWER_WITHIN, self._still_alive, member, asker)
+        return []
+
+    def kill(self, uids: Iterable[int]) -> list[Effect]:
+        """Somebody wants these procs ended."""
+        return _kill([uid for uid in uids if uid != self._client and self.alive(uid)])
+
+    # -- what the driver sees --------------------------------------------------------------------
+
+    def exited(self, uids: Iterable[int]) -> list[Effect]:
+        """These processes are gone. What made them end follows, by `ended`."""
+        known = [self._members[uid] for uid in uids if uid in self._members and uid != self._client]
+        return self._exited(known)
+
+    def ended(self, ends: Iterable[tuple[int, Verdict]]) -> list[Effect]:
+        """These procs are gone, and why. Ends that come together are told together."""
+        fresh: list[_Member] = []
+        for uid, verdict in ends:
+            member = self._members.get(uid)
+            if member is not None and member.verdict is None and uid != self._client:
+                member.verdict = verdict
+                fresh.append(member)
+        effects = self._exited(fresh)
+        news = _News(self)
+        for member in fresh:
+            news.of_end(member, [member.parent, *member.askers])
+            member.askers.clear()
+            if member.successor:
+                news.of_move(member)
+            for other in member.known:
+                self._members[other].known.pop(member.uid, None)
+            parent = self._members.get(member.parent)
+            if parent is not None:
+                parent.children.pop(member.uid, None)
+        effects += news.tell()
+        self._forget()
+        return effects
+
+    def launcher_lost(self, launcher: Any) -> list[Effect]:
+        """A launcher is gone, and with it whoever would report the ends of what it started."""
+        lost = [
+            member
+            for member in self._members.values()
+            if member.launcher == launcher and not member.exited and member.uid != self._client
+        ]
+        return [effect for member in lost for effect in self._condemn(member, _LAUNCHER_LOST)]
+
+    def client_lost(self) -> list[Effect]:
+        """The client is gone: everything it started goes."""
+        self._members[self._client].exited = True
+        return self.kill(list(self._members))
+
+    def tick(self, now: float) -> list[Effect]:
+        """What is due by `now`."""
+        effects: list[Effect] = []
+        while self._timers and self._timers[0][0] <= now:
+            _, _, function, args = heapq.heappop(self._timers)
+            effects += function(*args)
+        return effects
+
+    # -- how it works ----------------------------------------------------------------------------
+
+    def _call_at(self, when: float, function: Callable[..., list[Effect]], *args: Any) -> None:
+        """Have `tick` call `function`, which looks for itself whether it still matters."""
+        if when < math.inf:
+            heapq.heappush(self._timers, (when, next(self._order), function, args))
+
+    def _newest(self, uid: int) -> _Member | None:
+        """The proc that is now in the place of `uid`: itself, or its last successor."""
+        member = self._members.get(uid)
+        while member is not None and member.successor in self._members:
+            member = self._members[member.successor]
+        return member
+
+    def _exited(self, members: list[_Member]) -> list[Effect]:
+        leaving = [member for member in members if not member.exited]
+        for member in leaving:
+            member.exited = True
+        return self.kill([child for member in leaving for child in member.children])
+
+    def _acquaint(self, asker: int, member: _Member) -> None:
+        if self.alive(asker) and asker != member.uid:  # (a successor may look for the one before)
+            self._members[asker].known[member.uid] = None
+            member.known[asker] = None
+
+    def _condemn(self, member: _Member, error: str) -> list[Effect]:
+        return [Condemn(member.uid, error), *self._exited([member])]
+
+    def _still_alive(self, member: _Member, asker: int) -> list[Effect]:
+        """A question has been open for long enough."""
+        if member.exited or asker not in member.askers:
+            return []  # answered, or it will be with the end
+        if asker == member.parent:
+            # Its owner can no longer reach it, not even to stop it.
+            return self._condemn(member, _CLOSED.error)
+        # A live proc that closed a link misbehaves only towards that peer, which must not wait.
+        del member.askers[asker]
+        if not self.alive(asker):
+            return []
+        return [Tell(asker, _gone([[member.uid, *_CLOSED]]))]
+
+    def _check_ready(self, member: _Member, patience: float) -> list[Effect]:
+        """Give up on an executed command that did not become a proc."""
+        if member.ready or member.exited:
+            return []
+        error = (
+            f"error creating proc: its command did not become a proc within {patience:g} s "
+            "(configuration key host_spawn_ready_timeout)"
+        )
+        return self._condemn(member, error)
+
+    def _forget(self) -> None:
+        """Keep the last ends for autopsies, not all of them."""
+        if len(self._members) > REMEMBERED:
+            for uid, member in list(self._members.items())[: REMEMBERED // 2]:
+                if member.verdict is not None:
+                    del self._members[uid]
+
+
+class _News:
+    """Collects what members are to be told: ends first, one notice for each member, then moves."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._ends: dict[int, list[list[Any]]] = {}
+        self._moves: list[Tell] = []
+
+    def of_end(self, member: _Member, hearers: Iterable[int]) -> None:
+        assert member.verdict is not None
+        for hearer in dict.fromkeys(hearers):
+            if self._roster.alive(hearer):
+                member.told[hearer] = None
+                self._ends.setdefault(hearer, []).append([member.uid, *member.verdict])
+
+    def of_move(self, old: _Member, hearers: Iterable[int] | None = None) -> None:
+        """If `old` has a successor, `hearers`, or all who had to do with it, are told."""
+        newest = self._roster._newest(old.uid)
+        if newest is None or newest is old:
+            return
+        if hearers is None:
+            self.of_end(old, [hearer for hearer in old.known if hearer not in old.told])
+            hearers = old.told
+        for hearer in hearers:
+            if self._roster.alive(hearer):
+                self._moves.append(Tell(hearer, _moved(old.uid, newest.uid)))
+
+    def tell(self) -> list[Effect]:
+        return [*(Tell(to, _gone(ends)) for to, ends in self._ends.items()), *self._moves]
+
+
+def _kill(uids: list[int]) -> list[Effect]:
+    return [Kill(uids)] if uids else []
+
+
+def _gone(ends: list[list[Any]]) -> dict[str, Any]:
+    return {"op": "gone", "procs": ends}
+
+
+def _moved(old: int, new: int) -> dict[str, Any]:
+    return {"op": "moved", "uid": old, "to": new}

@@ -1,0 +1,471 @@
+"""The roster: everybody hears what they must, once, whatever the order of things."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from monarch._engine.base.verdict import FAILED, STOPPED, SYSTEM, Verdict
+from monarch._engine.protocol import roster as module
+from monarch._engine.protocol.roster import (
+    ANSWER_WITHIN,
+    Condemn,
+    Effect,
+    Hand,
+    Kill,
+    Roster,
+    Tell,
+)
+
+CLIENT = 1
+KILLED = Verdict(FAILED, "killed", SYSTEM, "here", 7, 1.5, ("last words",))
+
+
+@pytest.fixture
+def roster() -> Roster:
+    """The client (1) spawned 10, 11 and 12."""
+    roster = Roster(CLIENT)
+    assert spawn(roster, CLIENT, 10, 11, 12) == []
+    return roster
+
+
+def spawn(roster: Roster, parent: int, *uids: int, **fields: Any) -> list[Effect]:
+    procs = [{"uid": uid, **fields} for uid in uids]
+    return roster.spawn(parent, procs, "launcher", 0.0, ready_timeout=30)
+
+
+def gone(to: int, *ends: tuple[Any, ...]) -> Tell:
+    return Tell(to, {"op": "gone", "procs": [list(end) for end in ends]})
+
+
+def moved(to: int, old: int, new: int, **more: Any) -> Tell:
+    return Tell(to, {"op": "moved", "uid": old, "to": new, **more})
+
+
+def ended(roster: Roster, *uids: int) -> list[Effect]:
+    return roster.ended([(uid, KILLED) for uid in uids])
+
+
+# -- ends ------------------------------------------------------------------------------------------
+
+
+def test_a_parent_hears_of_each_end_once(roster: Roster) -> None:
+    assert ended(roster, 10, 12) == [gone(CLIENT, (10, *KILLED), (12, *KILLED))]
+    assert ended(roster, 10) == []
+    assert roster.ended([(10, Verdict(STOPPED, "again"))]) == []
+    assert not roster.alive(10)
+    assert roster.alive(11)
+
+
+def test_with_a_proc_go_the_procs_it_spawned(roster: Roster) -> None:
+    spawn(roster, 10, 20, 21)
+    spawn(roster, 20, 30)
+    assert roster.exited([10]) == [Kill([20, 21])]
+    assert roster.exited([10, 20]) == [Kill([30])]
+    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))]
+    assert ended(roster, 20, 21, 30) == [], "nothing is told to the gone"
+
+
+def test_an_end_need_not_be_preceded_by_an_exit(roster: Roster) -> None:
+    spawn(roster, 10, 20)
+    assert ended(roster, 10) == [Kill([20]), gone(CLIENT, (10, *KILLED))]
+
+
+def test_with_the_client_goes_everything(roster: Roster) -> None:
+    spawn(roster, 10, 20)
+    ended(roster, 11)
+    assert roster.client_lost() == [Kill([10, 12, 20])]
+    assert ended(roster, 10) == [Kill([20])], "nobody is there to hear it"
+
+
+def test_a_kill_spares_the_dead_and_the_client(roster: Roster) -> None:
+    roster.exited([11])
+    assert roster.kill([CLIENT, 10, 11, 99]) == [Kill([10])]
+    assert roster.kill([11]) == []
+
+
+def test_a_launcher_takes_its_procs_with_it(roster: Roster) -> None:
+    roster.spawn(CLIENT, [{"uid": 20}], "other", 0)
+    spawn(roster, 10, 30)
+    ended(roster, 12)
+    effects = roster.launcher_lost("launcher")
+    assert [e.uid for e in effects if isinstance(e, Condemn)] == [10, 11, 30]
+    assert roster.launcher_lost("launcher") == []
+    assert roster.alive(20)
+    assert ended(roster, 10, 11, 30) == [gone(CLIENT, (10, *KILLED), (11, *KILLED))]
+
+
+# -- questions -------------------------------------------------------------------------------------
+
+
+def test_an_autopsy_is_answered_with_the_end(roster: Roster) -> None:
+    assert roster.autopsy(11, 10, 0) == []
+    assert roster.autopsy(11, 10, 0.1) == [], "the same question"
+    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED)), gone(11, (10, *KILLED))]
+    assert roster.tick(10) == []
+
+
+def test_an_autopsy_of_the_gone_is_answered_at_once(roster: Roster) -> None:
+    ended(roster, 10)
+    assert roster.autopsy(11, 10, 0) == [gone(11, (10, *KILLED))]
+    (answer,) = roster.autopsy(11, 99, 0)
+    assert "does not exist" in answer.notice["procs"][0][2]
+
+
+def test_an_autopsy_of_the_living_is_answered_in_time(roster: Roster) -> None:
+    """It closed one link: only that peer is to give it up."""
+    roster.autopsy(11, 10, 5)
+    assert roster.deadline == 5 + ANSWER_WITHIN
+    assert roster.tick(5) == []
+    (answer,) = roster.tick(roster.deadline)
+    assert answer.to == 11
+    assert answer.notice["procs"][0][:2] == [10, FAILED]
+    assert roster.alive(10)
+    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))], "one answer to one question"
+
+
+def test_an_owner_that_cannot_reach_its_proc_gives_it_up(roster: Roster) -> None:
+    roster.autopsy(CLIENT, 10, 0)
+    (effect,) = roster.tick(ANSWER_WITHIN)
+    assert isinstance(effect, Condemn)
+    assert effect.uid == 10
+    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))]
+
+
+def test_who_is_known_to_be_ending_is_waited_for(roster: Roster) -> None:
+    """Its last output is being read, which may take longer."""
+    roster.autopsy(11, 10, 0)
+    roster.exited([10])
+    assert roster.tick(10) == []
+    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED)), gone(11, (10, *KILLED))]
+
+
+def test_the_dead_get_no_answers(roster: Roster) -> None:
+    roster.autopsy(11, 10, 0)
+    ended(roster, 11)
+    assert roster.tick(10) == []
+    assert roster.autopsy(11, 12, 0) == []
+    assert roster.autopsy(11, 99, 0) == []
+    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))]
+
+
+def test_only_the_last_ends_are_remembered(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 10)
+    for uid in range(100, 120):
+        spawn(roster, CLIENT, uid)
+        roster.introduce(11, uid)
+        ended(roster, uid)
+    assert len(roster._members) <= 10 + 1
+    assert roster._members[11].known == {}
+    assert roster.autopsy(11, 119, 0) == [gone(11, (119, *KILLED))]
+    assert "does not exist" in str(roster.autopsy(11, 100, 0))
+    assert all(roster.alive(uid) for uid in (CLIENT, 10, 11, 12))
+
+
+# -- introductions ---------------------------------------------------------------------------------
+
+
+def test_a_link_goes_to_the_living(roster: Roster) -> None:
+    assert roster.introduce(10, 11) == [Hand(11, 10)]
+    assert roster.introduce(10, CLIENT) == [Hand(CLIENT, 10)]
+    roster.exited([11])
+    assert roster.introduce(10, 11) == []
+    assert roster.introduce(10, 99) == []
+
+
+# -- what begins -----------------------------------------------------------------------------------
+
+
+def test_a_command_must_become_a_proc(roster: Roster) -> None:
+    spawn(roster, CLIENT, 20, 21, 22, command={})
+    assert not roster.is_ready(20)
+    roster.ready(20)
+    roster.exited([21])
+    (effect,) = roster.tick(30)
+    assert isinstance(effect, Condemn)
+    assert effect.uid == 22
+    assert effect.error.startswith("error creating proc")
+    assert "host_spawn_ready_timeout" in effect.error
+    assert roster.deadline == math.inf
+
+
+@pytest.mark.parametrize(
+    ("parent", "procs"),
+    [
+        (99, [{"uid": 20}]),
+        (CLIENT, [{"uid": 20}, {"uid": 10}]),
+        (CLIENT, [{"uid": 20}, {"uid": 20}]),
+        (CLIENT, [{"uid": 20, "replaces": CLIENT}]),
+        (10, [{"uid": 20, "replaces": 10}]),
+        (CLIENT, [{"uid": 20, "replaces": 10}, {"uid": 21, "replaces": 10}]),
+    ],
+)
+def test_a_spawn_that_cannot_be_changes_nothing(
+    roster: Roster, parent: int, procs: list[dict[str, Any]]
+) -> None:
+    with pytest.raises(ValueError, match=r"proc"):
+        roster.spawn(parent, procs, "launcher", 0)
+    assert not roster.alive(20)
+    assert roster.client_lost() == [Kill([10, 11, 12])]
+
+
+def test_the_dead_do_not_spawn(roster: Roster) -> None:
+    roster.exited([10])
+    with pytest.raises(ValueError, match="cannot spawn"):
+        spawn(roster, 10, 20)
+
+
+# -- restarts --------------------------------------------------------------------------------------
+
+
+def test_who_had_to_do_with_the_old_one_hears_of_the_new_one(roster: Roster) -> None:
+    spawn(roster, CLIENT, 13, 14)
+    roster.introduce(11, 10)
+    roster.introduce(10, 12)
+    ended(roster, 10)
+    roster.autopsy(13, 10, 0)
+    roster.autopsy(12, 10, 0)
+    assert spawn(roster, CLIENT, 20, replaces=10) == [
+        gone(11, (10, *KILLED)),  # it has not asked yet
+        moved(CLIENT, 10, 20),
+        moved(13, 10, 20),
+        moved(12, 10, 20),
+        moved(11, 10, 20),
+    ]
+    assert roster.autopsy(14, 10, 0) == [gone(14, (10, *KILLED)), moved(14, 10, 20)]
+
+
+def test_the_old_one_is_ended_first(roster: Roster) -> None:
+    roster.introduce(11, 10)
+    assert spawn(roster, CLIENT, 20, replaces=10) == [Kill([10])]
+    assert ended(roster, 10) == [
+        gone(CLIENT, (10, *KILLED)),
+        gone(11, (10, *KILLED)),
+        moved(CLIENT, 10, 20),
+        moved(11, 10, 20),
+    ]
+
+
+def test_an_introduction_to_the_old_one_goes_to_the_newest(roster: Roster) -> None:
+    ended(roster, 10)
+    spawn(roster, CLIENT, 20, replaces=10)
+    assert roster.introduce(11, 10) == [Hand(20, 11), moved(11, 10, 20, handed=True)]
+    ended(roster, 20)
+    assert roster.introduce(11, 10) == []
+    effects = spawn(roster, CLIENT, 30, replaces=10)
+    assert moved(11, 20, 30) in effects
+    assert roster.introduce(12, 10) == [Hand(30, 12), moved(12, 10, 30, handed=True)]
+    assert roster.introduce(12, 20) == [Hand(30, 12), moved(12, 20, 30, handed=True)]
+
+
+def test_a_successor_that_looks_for_the_one_before_finds_itself(roster: Roster) -> None:
+    ended(roster, 10)
+    spawn(roster, CLIENT, 20, replaces=10)
+    assert roster.introduce(20, 10) == [Hand(20, 20), moved(20, 10, 20, handed=True)]
+    assert ended(roster, 20) == [gone(CLIENT, (20, *KILLED))]
+
+
+# -- any order -------------------------------------------------------------------------------------
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """A driver that does what it is told, and counts what everybody hears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.roster = Roster(CLIENT)
+        self.now = 0.0
+        self.uids = [CLIENT]
+        self.parents = {CLIENT: 0}
+        self.state: dict[int, str] = {CLIENT: "runs"}
+        self.killed: set[int] = set()
+        self.open: dict[tuple[int, int], float] = {}  # (asker, uid) -> asked when
+        self.told: list[tuple[int, int]] = []  # (parent, child): ends that parents heard of
+        self.due: set[tuple[int, int]] = set()  # the same: ends that parents must hear of
+        self.replaced: dict[int, int] = {}
+        self.met: dict[int, set[int]] = {}
+        self.moved: set[tuple[int, int]] = set()
+
+    def runs(self, uid: int) -> bool:
+        return self.state.get(uid) == "runs"
+
+    def perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Tell):
+                assert self.runs(effect.to), "told to the gone"
+                if effect.notice["op"] == "gone":
+                    for uid, *_ in effect.notice["procs"]:
+                        self.hears(effect.to, uid)
+                else:
+                    self.moved.add((effect.to, effect.notice["uid"]))
+            elif isinstance(effect, Hand):
+                assert self.runs(effect.to), "handed to the gone"
+            elif isinstance(effect, Kill):
+                assert all(self.runs(uid) for uid in effect.uids), "a kill of the gone"
+                assert CLIENT not in effect.uids
+                self.killed.update(effect.uids)
+            else:
+                assert self.runs(effect.uid), "condemned, though gone"
+                self.state[effect.uid] = "exited"
+
+    def hears(self, to: int, uid: int) -> None:
+        asked = self.open.pop((to, uid), None)
+        if self.parents.get(uid) == to:
+            self.told.append((to, uid))
+        elif asked is None:
+            assert uid in self.replaced, "an answer to no question"
+            assert to in self.met.get(uid, ()), "news of a stranger"
+
+    def someone(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from([uid for uid in self.uids if self.runs(uid)]))
+
+    @rule(data=st.data(), count=st.integers(1, 3), command=st.booleans(), replace=st.booleans())
+    def spawn(self, data: st.DataObject, count: int, command: bool, replace: bool) -> None:
+        parent = self.someone(data)
+        procs: list[dict[str, Any]] = []
+        for _ in range(count):
+            uid = len(self.uids) + 1
+            self.uids.append(uid)
+            procs.append({"uid": uid, **({"command": {}} if command else {})})
+        if replace and len(self.uids) > count + 1:
+            old = data.draw(st.sampled_from(self.uids[1:-count]))
+            while old in self.replaced:
+                old = self.replaced[old]
+            if old not in (parent, CLIENT):
+                procs[0]["replaces"] = old
+                self.replaced[old] = procs[0]["uid"]
+        for proc in procs:
+            self.parents[proc["uid"]] = parent
+            self.state[proc["uid"]] = "runs"
+        self.perform(self.roster.spawn(parent, procs, parent % 2, self.now, 5.0))
+
+    @rule(data=st.data())
+    def introduce(self, data: st.DataObject) -> None:
+        asker, to = self.someone(data), data.draw(st.sampled_from(self.uids))
+        if asker == to:
+            return
+        effects = self.roster.introduce(asker, to)
+        for effect in effects:
+            if isinstance(effect, Hand):
+                self.met.setdefault(effect.to, set()).add(asker)
+                self.met.setdefault(asker, set()).add(effect.to)
+        self.perform(effects)
+        newest = to
+        while newest in self.replaced:
+            newest = self.replaced[newest]
+        assert self.runs(newest) == any(isinstance(effect, Hand) for effect in effects)
+
+    @rule(data=st.data())
+    def autopsy(self, data: st.DataObject) -> None:
+        asker, uid = self.someone(data), data.draw(st.sampled_from(self.uids))
+        if asker == uid:
+            return
+        if self.parents[uid] == asker and self.state[uid] == "gone":
+            return  # it was told, and does not ask
+        self.open.setdefault((asker, uid), self.now)
+        self.met.setdefault(uid, set()).add(asker)
+        self.met.setdefault(asker, set()).add(uid)
+        self.perform(self.roster.autopsy(asker, uid, self.now))
+
+    @rule(data=st.data())
+    def kill(self, data: st.DataObject) -> None:
+        self.perform(self.roster.kill([data.draw(st.sampled_from(self.uids))]))
+
+    @rule(data=st.data())
+    def ready(self, data: st.DataObject) -> None:
+        self.roster.ready(data.draw(st.sampled_from(self.uids)))
+
+    @precondition(lambda self: len(self.uids) > 1)
+    @rule(data=st.data())
+    def exited(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(self.uids[1:]))
+        if self.runs(uid):
+            self.leave([uid], "exited")
+        self.perform(self.roster.exited([uid]))
+
+    @precondition(lambda self: len(self.uids) > 1)
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def ended(self, data: st.DataObject, count: int) -> None:
+        uids = [data.draw(st.sampled_from(self.uids[1:])) for _ in range(count)]
+        self.end(uids)
+
+    def end(self, uids: list[int]) -> None:
+        self.leave([uid for uid in uids if self.state[uid] != "gone"], "gone")
+        self.perform(self.roster.ended([(uid, KILLED) for uid in uids]))
+
+    def leave(self, uids: list[int], state: str) -> None:
+        for uid in uids:
+            self.state[uid] = state
+        if state == "gone":
+            for uid in uids:
+                if self.runs(self.parents[uid]):
+                    self.due.add((self.parents[uid], uid))
+        self.forget_questions()
+
+    def forget_questions(self) -> None:
+        """Those of the gone need no answer."""
+        for asker, uid in list(self.open):
+            if not self.runs(asker):
+                del self.open[asker, uid]
+
+    @rule(parity=st.integers(0, 1))
+    def launcher_lost(self, parity: int) -> None:
+        effects = self.roster.launcher_lost(parity)
+        lost = [effect.uid for effect in effects if isinstance(effect, Condemn)]
+        assert all(self.runs(uid) for uid in lost)
+        self.leave(lost, "exited")
+        for effect in effects:
+            if isinstance(effect, Kill):
+                self.killed.update(effect.uids)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 3.0]))
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        effects = self.roster.tick(self.now)
+        self.perform(effects)
+        self.forget_questions()
+        assert self.roster.deadline > self.now
+
+    @invariant()
+    def those_below_the_gone_are_going(self) -> None:
+        for uid, parent in self.parents.items():
+            if parent and not self.runs(parent):
+                assert not self.runs(uid) or uid in self.killed
+
+    @invariant()
+    def the_roster_agrees(self) -> None:
+        for uid in self.uids:
+            assert self.roster.alive(uid) == self.runs(uid)
+
+    @invariant()
+    def no_question_waits_too_long(self) -> None:
+        for (_, uid), asked in self.open.items():
+            if self.runs(uid):
+                assert asked + ANSWER_WITHIN > self.now
+
+    @invariant()
+    def parents_heard_what_they_must_once(self) -> None:
+        assert len(self.told) == len(set(self.told))
+        heard = {(parent, uid) for parent, uid in self.told if self.runs(parent)}
+        assert heard >= {(parent, uid) for parent, uid in self.due if self.runs(parent)}
+
+    def teardown(self) -> None:
+        """In the end every question is answered, and who met a replaced one knows it."""
+        self.end([uid for uid in self.uids[1:] if self.state[uid] != "runs"])
+        assert {uid for _, uid in self.open if self.state[uid] == "gone"} == set()
+        for uid in self.replaced:
+            if self.state[uid] == "gone":
+                for other in {self.parents[uid], *self.met.get(uid, ())}:
+                    if self.runs(other):
+                        assert (other, uid) in self.moved
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, report_multiple_bugs=False
+)
