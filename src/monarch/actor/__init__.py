@@ -25,7 +25,7 @@ from monarch._engine.base.failure import MeshFailure
 from monarch._engine.base.identity import ProcId, Uid
 from monarch._engine.mesh import log_prefix as config
 from monarch._engine.mesh.accumulator import Accumulator
-from monarch._engine.mesh.actor import Actor
+from monarch._engine.mesh.actor import Actor, Restart
 from monarch._engine.mesh.context import (
     Context,
     context,
@@ -46,6 +46,7 @@ from monarch._engine.mesh.host_mesh import HostMesh, default_bootstrap_cmd, this
 from monarch._engine.mesh.port import Channel, Port, PortReceiver
 from monarch._engine.mesh.proc_mesh import ProcMesh, this_proc
 from monarch._engine.mesh.shutdown import shutdown_context
+from monarch._engine.mesh.supervisor import Restarted, Supervisor
 from monarch._engine.mesh.transport import (
     attach,
     attach_to_workers,
@@ -80,9 +81,12 @@ __all__ = [
     "ProcId",
     "ProcMesh",
     "Region",
+    "Restart",
+    "Restarted",
     "Shape",
     "Slice",
     "SupervisionError",
+    "Supervisor",
     "Uid",
     "ValueMesh",
     "as_endpoint",

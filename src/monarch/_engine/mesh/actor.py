@@ -10,13 +10,16 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.context import CreatorInstance, Instance, context, enter
-from monarch._engine.mesh.endpoint import ONCE, EndpointProperty, is_async
+from monarch._engine.mesh.endpoint import EndpointProperty, is_async
 from monarch._engine.runtime.cell import Cell, Handler
+from monarch._engine.runtime.dispatch import Died, end_by
+from monarch._engine.runtime.spawn import READY
 from monarch._engine.shapes import Extent, MeshTrait, Point, Shape, Slice
+from monarch._engine.wire.frame import ONCE
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from monarch._engine.mesh.future import Future
     from monarch._engine.mesh.proc_mesh import ProcMesh
 
-__all__ = ["Actor", "ActorSpec", "check_actor_class", "endpoints_of"]
+__all__ = ["Actor", "ActorSpec", "Restart", "check_actor_class", "endpoints_of"]
 
 
 class _NotAMesh:
@@ -63,6 +66,13 @@ class Actor(MeshTrait):
 
     def __cleanup__(self, exc: Exception | None) -> Any:
         """Override to release resources when the actor ends; `exc` is None on a normal stop."""
+
+    def __restart__(self, restart: Restart) -> Any:
+        """Override to restore the state of the rank that this actor replaces (see `Supervisor`).
+
+        Runs after the constructor and before the first message; async actors may make it ``async
+        def``. If it raises, the actor fails.
+        """
 
     def _handle_undeliverable_message(self, message: Any) -> bool:
         return False
@@ -132,7 +142,7 @@ def check_actor_class(cls: type) -> bool:
                 f"{cls} has async endpoints, but a synchronous __cleanup__. "
                 "Make sure __cleanup__ is also async."
             )
-    for name in ("__supervise__", "_handle_undeliverable_message"):
+    for name in ("__supervise__", "__restart__", "_handle_undeliverable_message"):
         function = hook(cls, name)
         if syncs and function is not None and is_async(function):
             raise ValueError(f"{cls} has sync endpoints, but an async {name}. Make it a plain def.")
@@ -143,6 +153,18 @@ def hook(cls: type, name: str) -> Any:
     """An optional method, or None when the class only has the base's stub."""
     function = getattr(cls, name, None)
     return None if function is getattr(Actor, name) else function
+
+
+class Restart(NamedTuple):
+    """What an actor is told of the one it replaces.
+
+    Attributes:
+        incarnation: how often this rank was started again; 1 for the first replacement.
+        reason: the report of the failure of the one before.
+    """
+
+    incarnation: int
+    reason: str
 
 
 class ActorSpec:
@@ -220,6 +242,8 @@ class _Behaviour:
 
     def plain_handler(self, name: str) -> Handler | None:
         """A method wrapped by `as_endpoint`: ``plain:name`` or, with a port, ``port:name``."""
+        if name == READY:
+            return self._ready_handler()
         kind, _, method = name.partition(":")
         if kind not in ("plain", "port") or method.startswith("__"):
             return None
@@ -229,6 +253,31 @@ class _Behaviour:
         handler = Handler(method, function, explicit=kind == "port", is_async=is_async(function))
         self.handlers[name] = handler
         return handler
+
+    def _ready_handler(self) -> Handler:
+        """The first message from a supervisor: restore, if this actor replaces another."""
+        cls = type(self.actor)
+        restore = self.actor.__restart__ if hook(cls, "__restart__") is not None else None
+        rank = self.instance.rank
+
+        def ready(incarnation: int, reason: str) -> None:
+            if incarnation and restore is not None:
+                enter(self.instance, rank.rank, rank.extent)
+                try:
+                    restore(Restart(incarnation, reason))
+                except BaseException as error:  # an actor without its state must not serve
+                    raise Died(end_by(self.cell, error)) from None
+
+        async def ready_async(incarnation: int, reason: str) -> None:
+            if incarnation and restore is not None:
+                enter(self.instance, rank.rank, rank.extent)
+                try:
+                    await restore(Restart(incarnation, reason))
+                except BaseException as error:  # see above
+                    raise Died(end_by(self.cell, error)) from None
+
+        waits = restore is not None and is_async(restore)
+        return Handler(READY, ready_async if waits else ready, is_async=waits)
 
     def explicit_port(self, link: Any, port: int, rank: int, flags: int) -> Any:
         from monarch._engine.mesh.port import Port

@@ -22,14 +22,16 @@ from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.ends import OwnedMesh, Verdict
 from monarch._engine.runtime.proc import Proc, new_uid
 from monarch._engine.runtime.spawn import ASYNC
-from monarch._engine.shapes import MeshTrait, Shape, Slice
+from monarch._engine.shapes import Extent, MeshTrait, Shape, Slice
 from monarch._engine.shapes.point import point_of
 from monarch._engine.wire.frame import FAILURE, QUERY, SPAWN, STOP
 
 if TYPE_CHECKING:
     from monarch._engine.mesh.proc_mesh import ProcMesh
+    from monarch._engine.mesh.supervisor import Supervisor
+    from monarch._engine.wire.codec import Payload
 
-__all__ = ["ActorMesh", "spawn_actors"]
+__all__ = ["ActorMesh", "Blueprint", "spawn_actors"]
 
 
 class ActorMesh(MeshTrait):
@@ -122,7 +124,8 @@ class ActorMesh(MeshTrait):
             )
         if self._stopping is None:
             self._stopping = self._ask(STOP, reason.encode())
-            self._owner._disown(self._uid)
+            owned = self._proc.owned.get(self._uid)
+            (self._owner if owned is None else owned.owner)._disown(self._uid)
             self._stopping._notify(lambda: self._proc.owned.pop(self._uid, None))
         return self._stopping
 
@@ -211,6 +214,43 @@ def _label(name: str, uid: int) -> str:
     return f"{normalize_label(name)}-{text.strip('<>')}"
 
 
+class Blueprint:
+    """What makes one rank of an actor mesh, as often as it is needed."""
+
+    __slots__ = ("_extent", "_flags", "_heads", "_payload", "_proc", "_uid")
+
+    def __init__(
+        self,
+        proc: Proc,
+        uid: int,
+        flags: int,
+        payload: Payload,
+        heads: tuple[str, str, str],
+        extent: Extent,
+    ) -> None:
+        self._proc = proc
+        self._uid = uid
+        self._flags = flags
+        self._payload = payload
+        self._heads = heads  # name, label, display chain up to the rank
+        self._extent = extent
+
+    def rank_text(self, rank: int) -> str:
+        """The rank as the display chain shows it."""
+        return str(point_of(rank, self._extent)) if len(self._extent) else ""
+
+    def make(self, link: Any, rank: int, first: tuple[Any, ...] = ()) -> bool:
+        """Have the actor of `rank` made by the process behind `link`; False if that is lost.
+
+        `first` is its first message, see `spawn_cell`.
+        """
+        name, label, display = self._heads
+        head = [name, label, f"{display}{self.rank_text(rank)}>", *first]
+        meta = json.dumps(head).encode()
+        proc = self._proc
+        return proc.send(link, SPAWN, self._uid, proc.uid, rank, meta, self._payload, self._flags)
+
+
 def spawn_actors(
     proc_mesh: ProcMesh,
     name: str,
@@ -219,8 +259,13 @@ def spawn_actors(
     kwargs: dict[str, Any],
     flags: int = 0,
     uid: int | None = None,
+    owner: Instance | None = None,
+    supervisor: Supervisor | None = None,
 ) -> ActorMesh:
-    """Create `cls` on every proc of the mesh; returns before it is constructed."""
+    """Create `cls` on every proc of the mesh; returns before it is constructed.
+
+    A supervisor takes charge before anything is sent.
+    """
     cls = mock_of(cls)
     is_async = check_actor_class(cls)
     for endpoint_name in endpoints_of(cls):
@@ -229,28 +274,29 @@ def spawn_actors(
                 "ActorMesh has an attribute that collides with an endpoint name: "
                 f"attribute={endpoint_name}, class={cls}; rename the endpoint"
             )
-    owner = context().actor_instance
+    owner = owner or context().actor_instance
     proc = client_proc()
     uid = new_uid() if uid is None else uid
     class_name = f"{cls.__module__}.{cls.__qualname__}"
     display = f"{owner}.<{class_name} {name}"
     shape = proc_mesh._dense_shape()
     spec = ActorSpec(cls, args, kwargs, name, proc_mesh, owner._as_creator())
-    payload = proc.encode(spec)
+    # What is kept for later must not depend on a shared segment.
+    payload = proc.encode(spec) if supervisor is None else proc.encode(spec, inline=True)
     mesh = ActorMesh(cls, name, uid, shape, proc_mesh, display, proc, owner)
     links = mesh._resolve_links()
     label = _label(name, uid)
-    extent = proc_mesh.extent
-
-    def rank_text(rank: int) -> str:
-        return str(point_of(rank, extent)) if len(extent) else ""
-
-    proc.owned[uid] = OwnedMesh(owner, label, display, links, rank_text)
-    owner._own(uid, mesh)
     flags |= ASYNC if is_async else 0
+    heads = (name, label, display)
+    blueprint = Blueprint(proc, uid, flags, payload, heads, proc_mesh.extent)
+    owned = OwnedMesh(uid, owner, label, display, links, blueprint.rank_text)
+    proc.owned[uid] = owned
+    owner._own(uid, mesh)
+    if supervisor is not None:
+        supervisor._take_charge(mesh, blueprint, owned)
+        return mesh
     for rank, link in enumerate(links):
-        meta = json.dumps([name, label, f"{display}{rank_text(rank)}>"]).encode()
-        if not proc.send(link, SPAWN, uid, proc.uid, rank, meta, payload, flags):
+        if not blueprint.make(link, rank):
             proc.rank_unreachable(uid, rank, link)
     proc.sent(payload)
     return mesh

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch._engine.base.failure import Failure, MeshFailure
 from monarch._engine.base.identity import ActorAddr, Uid, normalize_label
-from monarch._engine.base.verdict import STOPPED
+from monarch._engine.base.verdict import FAILED, STOPPED
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.client import client_proc, when_forked
 from monarch._engine.runtime.dispatch import Died, End, end_by
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from monarch._engine.mesh.proc_mesh import ProcMesh
     from monarch._engine.runtime.cell import Cell
     from monarch._engine.runtime.driver import Thread
+    from monarch._engine.runtime.ends import OwnedMesh
 
 
 __all__ = [
@@ -195,6 +196,15 @@ class Instance:
 
     # -- ownership -------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _acting(self) -> Generator[None, None, None]:
+        """Run code on behalf of this instance, between its messages."""
+        token = _context.set(Context(self, self.rank.rank, self.rank.extent))
+        try:
+            yield
+        finally:
+            _context.reset(token)
+
     def _as_creator(self) -> CreatorInstance:
         return CreatorInstance(self.rank, self.proc_mesh, self.name, self.class_name, self.creator)
 
@@ -218,8 +228,13 @@ class Instance:
             except Exception as error:  # one mesh that cannot be stopped must not keep the others
                 print(f"monarch: stopping {mesh!r} failed: {error}", file=sys.stderr)
 
+    def child_ended(self, mesh: OwnedMesh, rank: int, failure: Failure) -> None:
+        """A rank of an owned mesh ended; only failures are news (any thread)."""
+        if failure.kind == FAILED:
+            self.child_failed(failure)
+
     def child_failed(self, failure: Failure) -> None:
-        """A mesh that this instance owns failed (on the reactor thread)."""
+        """A mesh that this instance owns failed (any thread)."""
         cell = self._cell
         if cell is None:
             ask = functools.partial(_unhandled, failure)

@@ -33,7 +33,7 @@ from monarch._engine.mesh.value_mesh import ValueMesh
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.dispatch import call_meta
 from monarch._engine.runtime.proc import Proc
-from monarch._engine.wire.frame import CALL, pack
+from monarch._engine.wire.frame import CALL, ONCE, pack
 
 if TYPE_CHECKING:
     import inspect
@@ -57,8 +57,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 Propagator = Literal["cached", "inspect", "mocked"] | Callable[..., Any] | None
-
-ONCE = 1  # flag of a CALL: its port takes one answer
 
 
 class Endpoint(Protocol[P, R_co]):
@@ -450,11 +448,14 @@ class ActorEndpoint(Generic[P, R_co]):
         future._port = port = self.proc.open_port(future)
         try:
             ok = self._send_one(links, rank, args, kwargs, port, ONCE)
+            while not ok and (successor := self._successor(rank, future._link)) is not None:
+                future._link = successor
+                ok = self._send_one(self._links or links, rank, args, kwargs, port, ONCE)
         except BaseException:
             self.proc.close_port(port)
             raise
         if not ok:
-            self._unreachable(links[rank], future)
+            self._unreachable(future._link, future)
         return future
 
     def _send_one(
@@ -499,7 +500,15 @@ class ActorEndpoint(Generic[P, R_co]):
                     proc.wait_for_gate(link, uid, self.name)
             try:
                 for rank, link in enumerate(links):
-                    if not proc.send(link, CALL, uid, port, rank, meta, payload, flags) and sink:
+                    ok = proc.send(link, CALL, uid, port, rank, meta, payload, flags)
+                    if ok:
+                        continue
+                    while not ok and (successor := self._successor(rank, link)) is not None:
+                        link = successor  # noqa: PLW2901 - the one this rank has today
+                        if sink is not None:
+                            sink._links = [*sink._links[:rank], link, *sink._links[rank + 1 :]]
+                        ok = proc.send(link, CALL, uid, port, rank, meta, payload, flags)
+                    if not ok and sink is not None:
                         self._unreachable(link, sink)
             finally:
                 proc.sent(payload)
@@ -507,6 +516,16 @@ class ActorEndpoint(Generic[P, R_co]):
             if sink is not None:
                 proc.close_port(port)
             raise
+
+    def _successor(self, rank: int, link: Any) -> Any:
+        """After a send that was refused: the link to the process that replaced the one behind it.
+
+        None unless it was replaced. (What was refused was not sent: it may be sent again.)
+        """
+        if self.proc.newest(link.uid) == link.uid:
+            return None
+        fresh = self._resolve()[rank]
+        return None if fresh is link else fresh
 
     def _unreachable(self, link: Any, sink: Any) -> None:
         """The link is lost: tell the sink now if the reason is known; else `_bury` will."""

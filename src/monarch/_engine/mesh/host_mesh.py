@@ -19,7 +19,7 @@ from monarch._engine.mesh.endpoint import endpoint
 from monarch._engine.mesh.future import Future
 from monarch._engine.mesh.logging_option import capture_options
 from monarch._engine.mesh.mock import inherited as mocks
-from monarch._engine.mesh.proc_mesh import ProcMesh, announce
+from monarch._engine.mesh.proc_mesh import ProcMesh, Recipe, announce
 from monarch._engine.runtime.client import (
     client_proc,
     launch_spec,
@@ -144,17 +144,25 @@ class HostMesh(MeshTrait):
         proc.spawn_procs(spec, procs)
         shape = shape_of(extent._labels, Slice.new_row_major(extent.sizes))
         mesh = ProcMesh(base, label, shape, self, owner)
+        mesh._recipe = Recipe(spec, procs)
         owner._own(base, mesh)
         if bootstrap is not None:
             import inspect
 
             kind = _AsyncSetup if inspect.iscoroutinefunction(bootstrap) else _Setup
+
+            def set_up(procs: ProcMesh) -> Future[Any]:
+                args = (bootstrap,)
+                setup = spawn_actors(procs, "setup", kind, args, {}, SETUP, owner=owner)
+                answer: Future[Any] = setup.setup.call()
+                return answer
+
             try:
-                setup = spawn_actors(mesh, "setup", kind, (bootstrap,), {}, SETUP)
+                mesh._setup = set_up(mesh)
             except BaseException:  # it cannot be pickled: nobody gets the mesh
                 mesh.stop()
                 raise
-            mesh._setup = setup.setup.call()
+            mesh._recipe.set_up = set_up
         announce(mesh)
         return mesh
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ProcMesh",
+    "Recipe",
     "announce",
     "check_constructor",
     "get_active_proc_meshes",
@@ -48,6 +49,18 @@ __all__ = [
 
 P = ParamSpec("P")
 TActor = TypeVar("TActor", bound=Actor)
+
+
+class Recipe:
+    """How the processes of one `spawn_procs` are made: whoever spawned them can replace them."""
+
+    __slots__ = ("entries", "set_up", "spec", "stopped")
+
+    def __init__(self, spec: dict[str, Any], entries: list[dict[str, Any]]) -> None:
+        self.spec = spec  # what all have in common
+        self.entries = entries  # what each has of its own
+        self.set_up: Callable[[ProcMesh], Any] | None = None  # runs the bootstrap callable
+        self.stopped = False
 
 
 class ProcMesh(MeshTrait):
@@ -68,6 +81,8 @@ class ProcMesh(MeshTrait):
         self._owner = owner
         self._uid_list: list[int] | None = None
         self._links: list[Any] | None = None
+        self._moves = 0  # of the process when `_links` was made
+        self._recipe: Recipe | None = None  # how its processes are made, if it made them here
         self._setup: Future[Any] | None = None
         self._stopping: Future[None] | None = None
 
@@ -84,6 +99,7 @@ class ProcMesh(MeshTrait):
     def _new_with_shape(self, shape: Shape) -> ProcMesh:
         mesh = ProcMesh(self._base, self._proc_name, shape, self._hosts)
         mesh._setup = self._setup
+        mesh._recipe = self._recipe
         return mesh
 
     def _uids(self) -> list[int]:
@@ -94,10 +110,11 @@ class ProcMesh(MeshTrait):
 
     def _links_of(self, shape: Shape) -> list[Any]:
         """The links to the ranks in `shape`, a shape over this mesh's own ranks 0 .. len - 1."""
-        if self._links is None:
-            link_to = client_proc().link_to
-            self._links = [link_to(uid) for uid in self._uids()]
         links = self._links
+        if links is None or self._moves != client_proc().moves:
+            proc = client_proc()
+            self._moves = proc.moves
+            links = self._links = [proc.link_to(uid) for uid in self._uids()]
         ranks = shape.ndslice
         if len(ranks) == len(links) and ranks.offset == 0 and ranks.is_contiguous:
             return links
@@ -110,6 +127,33 @@ class ProcMesh(MeshTrait):
     def _dense_shape(self) -> Shape:
         extent = self.extent
         return shape_of(extent._labels, Slice.new_row_major(extent.sizes))
+
+    @property
+    def _stopped(self) -> bool:
+        """Whether the whole mesh was stopped here."""
+        return self._recipe is not None and self._recipe.stopped
+
+    def _replace(self, rank: int) -> tuple[Any, Callable[[], None]]:
+        """A new process in the place of `rank`: its link, and what launches it.
+
+        The bootstrap callable is the first that it will run. Raises RuntimeError if the mesh was
+        spawned by another process than this.
+        """
+        recipe = self._recipe
+        if recipe is None:
+            raise RuntimeError(
+                f"{self} was spawned by another process; only its owner can replace a process of it"
+            )
+        proc = client_proc()
+        index = self._shape.ndslice[rank]
+        old = proc.newest(self._base + index)
+        entry = recipe.entries[index]
+        entry["former"] = [*entry.get("former", ()), old]
+        link, launch = proc.replace_proc(old, recipe.spec, entry)
+        if recipe.set_up is not None:
+            alone = shape_of((), Slice(offset=index, sizes=[], strides=[]))
+            recipe.set_up(self._new_with_shape(alone))
+        return link, launch
 
     # -- actors ----------------------------------------------------------------------------------
 
@@ -173,6 +217,8 @@ class ProcMesh(MeshTrait):
                 "ProcMesh is not owned; must be stopped by an owner: whoever spawned it"
             )
         if self._stopping is None:
+            if self._recipe is not None:
+                self._recipe.stopped = True
             self._stopping = _Stopped.of(self, reason)
             self._owner._disown(self._base)
             _active.pop(self._base, None)
@@ -350,7 +396,7 @@ class _Stopped(Future[None]):
     def of(cls, mesh: ProcMesh, reason: str) -> Future[None]:
         self: _Stopped = cls._new()
         proc = client_proc()
-        uids = mesh._uids()
+        uids = [proc.newest(uid) for uid in mesh._uids()]
         missing = set(uids)
         if not missing:
             self._resolve(VALUE, None)

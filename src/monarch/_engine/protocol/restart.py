@@ -177,6 +177,15 @@ class Restarts:
         """Whether the intensity was exceeded: nothing is started any more."""
         return self._cause is not None
 
+    @property
+    def settled(self) -> bool:
+        """Whether every child is up: none is ending, down or starting."""
+        return not self._ending and not self._down and None not in self._alive.values()
+
+    def is_alive(self, child: Child) -> bool:
+        """Whether the child is starting or runs, as far as was reported."""
+        return child in self._alive
+
     def add_children(self, mesh: int, ranks: Iterable[int]) -> list[Effect]:
         """Take charge of children that the owner has started, or is starting."""
         new = [(mesh, rank) for rank in ranks]

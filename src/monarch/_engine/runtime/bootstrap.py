@@ -172,6 +172,8 @@ def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int, *, executed: bool 
     proc.spec = spec
     proc.adopt_agent(socket.socket(fileno=agent_fd))
     proc.adopt(socket.socket(fileno=link_fd), spec["parent"])
+    for uid in spec.get("former", ()):  # whom it replaces: they are known by its address, too
+        proc.links[uid] = proc.local
     become(proc)
     if executed:
         proc.tell_agent({"op": "ready"})

@@ -133,6 +133,7 @@ class Cell:
         self.mailbox: Any = deque() if is_async else drivers.current.mailbox()
         self.control: deque[Callable[[], Any]] = deque()  # to run between messages
         self.wake: Callable[[], None] = self._wake_sync
+        self.put: Callable[[Any, Frame], None] = self._enqueue  # a fence may stand before it
         self.idle = False
         self.open_ports: dict[tuple[Any, int], int] = {}  # (link, port) to rank: answers still owed
         self.current: tuple[Any, Frame] | None = None
@@ -152,7 +153,7 @@ class Cell:
 
     # -- mailbox ---------------------------------------------------------------------------------
 
-    def put(self, link: Any, frame: Frame) -> None:
+    def _enqueue(self, link: Any, frame: Frame) -> None:
         """Queue a message; on the reactor thread, or a local sender's."""
         if self.is_async:
             self.mailbox.append((link, frame))
@@ -253,7 +254,8 @@ class Cell:
             timer = self._stop_timer
         if timer is not None:
             timer.cancel()
-        if self.grave is not None and self.grave.kind == FAILED:
+        # A stop that nobody asked for is news to the owner, too.
+        if self.grave is not None and (self.grave.kind == FAILED or not acks):
             self.proc.report_end(self.owner, self.uid, self.rank, self.grave)
         for link, frame in acks:
             self._acknowledge(link, frame)

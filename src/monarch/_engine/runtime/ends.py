@@ -22,7 +22,7 @@ class Sink(Protocol):
 class Owner(Protocol):
     """What owns meshes: an actor here, or the root client."""
 
-    def child_failed(self, failure: Failure) -> None: ...
+    def child_ended(self, mesh: OwnedMesh, rank: int, failure: Failure) -> None: ...
 
     def _disown(self, uid: int) -> None: ...
 
@@ -30,16 +30,19 @@ class Owner(Protocol):
 class OwnedMesh:
     """The books about one actor mesh: who owns it, where its ranks are, which are gone."""
 
-    __slots__ = ("display", "gone", "links", "name", "owner", "rank_text")
+    __slots__ = ("display", "gone", "links", "name", "owner", "rank_text", "supervised", "uid")
 
     def __init__(
         self,
+        uid: int,
         owner: Owner,
         name: str,
         display: str,
         links: list[Any],
         rank_text: Callable[[int], str],
     ) -> None:
+        self.uid = uid
+        self.supervised = False  # its ranks may come back
         self.owner = owner
         self.name = name
         self.display = display

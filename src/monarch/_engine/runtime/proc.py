@@ -116,6 +116,8 @@ class Proc:
         self.graves: dict[int, Failure] = {}
         self.owned: dict[int, OwnedMesh] = {}
         self.verdicts: dict[int, Verdict] = {}
+        self.successors: dict[int, int] = {}  # procs that were replaced, and by whom
+        self.moves = 0  # how often a proc was replaced: who keeps links looks them up again
         self.expected: dict[int, str] = {}  # procs we asked to stop, and the reason
         self.setup: Any = None  # the bootstrap callable's gate, when there is one
         self.notices: dict[str, Callable[[dict[str, Any]], None]] = {}
@@ -147,9 +149,12 @@ class Proc:
 
     # -- sending ---------------------------------------------------------------------------------
 
-    def encode(self, obj: Any) -> Payload:
-        """Encode for sending. Raises pickling errors, and PayloadTooLarge over the limit."""
-        return self._limited(encode(obj, self.threshold))
+    def encode(self, obj: Any, *, inline: bool = False) -> Payload:
+        """Encode for sending. Raises pickling errors, and PayloadTooLarge over the limit.
+
+        `inline`: without shared memory, so that it can be sent again at any later time.
+        """
+        return self._limited(encode(obj, 1 << 62 if inline else self.threshold))
 
     def encode_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Payload:
         """`encode((args, kwargs))`, faster for plain scalars."""
@@ -270,6 +275,7 @@ class Proc:
         if link is not None:
             return link
         with self._links_lock:
+            uid = self.newest(uid)
             link = self.links.get(uid)
             if link is not None:
                 return link
@@ -281,6 +287,12 @@ class Proc:
             self.links[uid] = link
         introduce()
         return link
+
+    def newest(self, uid: int) -> int:
+        """The proc that is in the place of proc `uid` today: itself, unless it was replaced."""
+        while uid in self.successors:
+            uid = self.successors[uid]
+        return uid
 
     def _connect(self, uid: int) -> tuple[Link, Callable[[], None]]:
         """A new link to proc `uid`, and what hands its other end over."""
@@ -453,6 +465,8 @@ class Proc:
         elif op == "gone":
             for uid, *fields in message["procs"]:
                 self._on_gone(uid, Verdict.from_fields(fields))
+        elif op == "moved":
+            self._on_moved(message["uid"], message["to"], handed=message.get("handed", False))
         else:
             self.notices[op](message)
         for fd in fds:
@@ -475,6 +489,24 @@ class Proc:
                 self._bury(link, verdict)
         for callback in self._exit_sinks.pop(uid, ()):
             callback(verdict)
+
+    def _on_moved(self, uid: int, to: int, *, handed: bool) -> None:
+        """Proc `uid` was replaced by `to`; `handed`: which has our link to the old one."""
+        with self._links_lock:
+            self._succeed(uid, to)
+            if handed and (link := self.links.pop(uid, None)) is not None:
+                link.uid = to
+                self.links.setdefault(to, link)
+
+    def _succeed(self, uid: int, to: int) -> None:
+        while uid in self.successors:
+            uid = self.successors[uid]
+            if uid == to:  # known, or already succeeded itself
+                return
+        self.successors[uid] = to
+        self.moves += 1
+        while len(self.successors) > _VERDICTS:
+            del self.successors[next(iter(self.successors))]
 
     def when_gone(self, uid: int, callback: Callable[[Verdict], None]) -> None:
         """Call `callback(verdict)` on the reactor thread once proc `uid` has ended."""
@@ -564,11 +596,10 @@ class Proc:
         if mesh is None or rank in mesh.gone:
             return
         mesh.gone[rank] = failure
-        if len(mesh.gone) == len(mesh.links):
+        if len(mesh.gone) == len(mesh.links) and not mesh.supervised:
             self.owned.pop(mesh_uid, None)
             mesh.owner._disown(mesh_uid)
-        if failure.kind == FAILED:
-            mesh.owner.child_failed(failure)
+        mesh.owner.child_ended(mesh, rank, failure)
 
     def cell_finished(self, cell: Any) -> None:
         """An actor here is over, with all it had to do."""
@@ -629,6 +660,23 @@ class Proc:
 
         links = [self.adopt(pair[0], proc["uid"]) for pair, proc in zip(pairs, batch, strict=True)]
         return links, launch
+
+    def replace_proc(
+        self, old: int, spec: dict[str, Any], entry: dict[str, Any]
+    ) -> tuple[Any, Callable[[], None]]:
+        """A proc in the place of `old`, which ends if it did not: its link, and what launches it.
+
+        What is written to the link before `launch` is the first that the new proc hears. Whoever
+        looks for the old proc finds the new one from now on, here and in other processes.
+        """
+        uid = new_uid()
+        entry = {**entry, "uid": uid, "replaces": old}
+        if self.ended is not None:
+            self.verdicts[uid] = self.ended
+            return LostLink(uid, self.ended.error), lambda: None
+        (link,), launch = self._launching(spec, [entry])
+        self._succeed(old, uid)
+        return link, launch
 
     def stop_proc(self, uid: int, reason: str) -> None:
         """Ask proc `uid`, which this process spawned, to end in good order."""

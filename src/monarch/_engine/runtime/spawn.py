@@ -12,15 +12,20 @@ from typing import Any
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.cell import Cell, Identity
-from monarch._engine.runtime.dispatch import error_body, run_sync
+from monarch._engine.runtime.dispatch import call_meta, error_body, run_sync
+from monarch._engine.runtime.fence import Fence
 from monarch._engine.runtime.proc import Proc
-from monarch._engine.wire.frame import Frame
+from monarch._engine.wire.codec import encode_call
+from monarch._engine.wire.frame import CALL, ONCE, Frame
 
-__all__ = ["ASYNC", "SETUP", "SetupGate", "spawn_cell"]
+__all__ = ["ASYNC", "READY", "SETUP", "SetupGate", "spawn_cell"]
 
 # Flags of a SPAWN frame.
 ASYNC = 1  # the actor needs an event loop
 SETUP = 2  # the actor runs the bootstrap callable: others wait for it
+
+READY = "ready:"
+"""The endpoint that every actor has for its supervisor: its first message, if it has one."""
 
 
 class SetupGate:
@@ -51,9 +56,9 @@ class SetupGate:
         self._done.wait()
 
 
-def spawn_cell(proc: Proc, _link: Any, frame: Frame) -> None:
+def spawn_cell(proc: Proc, link: Any, frame: Frame) -> None:
     """The actor of a SPAWN frame: started on its own thread, constructed there."""
-    name, label, display = json.loads(frame.meta)
+    name, label, display, *first = json.loads(frame.meta)
 
     def build(cell: Cell) -> Any:
         return decode_body(frame.body).build(cell)
@@ -63,6 +68,14 @@ def spawn_cell(proc: Proc, _link: Any, frame: Frame) -> None:
     identity = Identity(name, label, display, build)
     is_async = bool(frame.flags & ASYNC)
     cell = Cell(proc, frame.dest, frame.rank, frame.port, identity, is_async=is_async)
+    if first:  # for a supervisor: to be answered when the actor is ready for others
+        port, incarnation, reason = first
+        body = encode_call((incarnation, reason), {}, 1 << 62).stream or b""
+        meta = call_meta(READY, b"\0")
+        cell.put(link, Frame(CALL, ONCE, cell.uid, port, frame.rank, 0, meta, body))
+    predecessor = proc.graves.pop(frame.dest, None)
+    if predecessor is not None:
+        Fence(cell, link, predecessor)
     proc.cells[frame.dest] = cell  # before it runs: it may end at once
     if is_async:
         # Loaded with asyncio, by the first async actor: in workers the launcher did.

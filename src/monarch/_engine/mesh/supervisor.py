@@ -1,0 +1,565 @@
+"""`Supervisor`: meshes whose failed ranks come back.
+
+The decisions are `protocol.restart`'s, the ownership is as ever: whoever makes a supervisor owns
+its meshes, and is told of a failure only when the supervisor gives up. In between the books of a
+supervised mesh (`OwnedMesh`) report to the supervisor instead of the owner.
+
+A rank is replaced in place. Its mesh, every slice and every copy of it in other processes go on
+naming the same rank; what was on its way to the old incarnation fails with what ended that one, and
+never reaches the new one (`runtime.fence`; for a process that is replaced, too, the old messages
+die with its sockets). The new one is constructed from the class and the arguments given to `spawn`,
+pickled then and kept.
+
+Everything here happens on the reactor thread, in the order in which it was seen, so nothing is
+locked. Ends are gathered per process before they are reported to the core: with a process all its
+children end, and that is one fault.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+
+from monarch._engine.base.errors import SupervisionError, format_remote
+from monarch._engine.base.failure import Failure
+from monarch._engine.base.verdict import FAILED, STOPPED, USER, Verdict
+from monarch._engine.mesh.actor import Actor
+from monarch._engine.mesh.actor_mesh import ActorMesh, Blueprint, spawn_actors
+from monarch._engine.mesh.context import context
+from monarch._engine.mesh.future import RAISED, VALUE, Future
+from monarch._engine.mesh.proc_mesh import ProcMesh, check_constructor
+from monarch._engine.protocol.restart import Child, Effect, Restarts, Start, Strategy, Terminate
+from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.client import client_proc
+from monarch._engine.runtime.dispatch import rebuild_error
+from monarch._engine.runtime.ends import OwnedMesh
+from monarch._engine.wire.frame import FAILURE, QUERY, STOP
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.reactor import Timer
+
+__all__ = ["Restarted", "Supervisor"]
+
+P = ParamSpec("P")
+TActor = TypeVar("TActor", bound=Actor)
+
+
+class Restarted(NamedTuple):
+    """One replacement of one rank.
+
+    Attributes:
+        mesh_name: as given to `Supervisor.spawn`.
+        rank: of the mesh as spawned.
+        incarnation: how often this rank was started again, this time included.
+        reason: the report of the failure of the one before; for a rank that was replaced along
+            with others, what it was told.
+        seconds: from the failure until the new incarnation was constructed and restored.
+    """
+
+    mesh_name: str
+    rank: int
+    incarnation: int
+    reason: str
+    seconds: float
+
+
+class _Supervised:
+    """What a supervisor keeps of one of its meshes."""
+
+    __slots__ = ("blueprint", "ends", "incarnations", "index", "mesh", "owned", "since")
+
+    def __init__(self, index: int, mesh: ActorMesh, blueprint: Blueprint, owned: OwnedMesh) -> None:
+        self.index = index
+        self.mesh = mesh
+        self.blueprint = blueprint
+        self.owned = owned
+        self.incarnations = [0] * len(owned.links)
+        self.ends = [0] * len(owned.links)
+        self.since: dict[int, tuple[float, str]] = {}  # ranks that are down: since when, and why
+
+
+class Supervisor:
+    """Restarts failed ranks of the meshes it spawns, as the supervisors of Erlang/OTP do.
+
+    Args:
+        strategy: what is replaced when a rank fails. ``"one_for_one"``: that rank.
+            ``"one_for_all"``: all ranks of all meshes of this supervisor. ``"rest_for_one"``: that
+            rank, the ranks after it in its mesh, and the meshes spawned after its mesh.
+        max_restarts: faults answered with a restart within any `within` seconds. One more, and the
+            supervisor ends its meshes and fails: its owner gets the failure, in `__supervise__` or
+            the fault hook.
+        within: seconds; also how long a rank must run for its failures to be forgiven.
+        backoff: seconds before the second restart of a rank (the first comes at once), doubled for
+            each further one.
+        max_backoff: the longest such delay, seconds.
+        fresh_process: also replace the process when an actor failed in one that lives on. All
+            other actors of that process end with it. A process that died is replaced in any case.
+        patience: seconds that a rank that is replaced for the sake of another has to end in good
+            order; then its process is killed.
+        on_restart: called with a `Restarted` for each replacement, once it runs: between messages
+            of the actor that owns the supervisor, or, in a script, on a thread of its own. A plain
+            function. If it raises, that counts as a failure of a mesh of the owner.
+
+    While a rank is down, calls to it raise `SupervisionError` at once; slices without it are not
+    affected, and neither are calls to other ranks. A rank that ends deliberately (``stop``, exit
+    code 0) is not restarted.
+
+    >>> import os
+    >>> from monarch.actor import Actor, Supervisor, SupervisionError, endpoint, this_host
+    >>> class Worker(Actor):
+    ...     @endpoint
+    ...     def pid(self): return os.getpid()
+    ...     @endpoint
+    ...     def crash(self): os._exit(1)
+    >>> procs = this_host().spawn_procs({"gpus": 2})
+    >>> supervisor = Supervisor("one_for_one", max_restarts=3, within=60)
+    >>> workers = supervisor.spawn(procs, "workers", Worker)
+    >>> before = workers.pid.call().get().values()
+    >>> try:
+    ...     workers.slice(gpus=1).crash.call_one().get()
+    ... except SupervisionError:
+    ...     supervisor.healthy.get(timeout=30)
+    >>> after = workers.pid.call().get().values()
+    >>> [a == b for a, b in zip(before, after)]
+    [True, False]
+    >>> [(event.rank, event.incarnation) for event in supervisor.restarts]
+    [(1, 1)]
+    >>> procs.stop().get()
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy = "one_for_one",
+        *,
+        max_restarts: int = 3,
+        within: float = 60.0,
+        backoff: float = 0.1,
+        max_backoff: float = 10.0,
+        fresh_process: bool = False,
+        patience: float = 3.0,
+        on_restart: Callable[[Restarted], object] | None = None,
+    ) -> None:
+        import inspect
+
+        if inspect.iscoroutinefunction(on_restart):
+            raise TypeError("on_restart must be a plain function, which may start a task")
+        if not (math.isfinite(patience) and patience >= 0):
+            raise ValueError(f"patience must be a non-negative number of seconds, not {patience}")
+        self._core = Restarts(
+            strategy,
+            max_restarts=max_restarts,
+            within=within,
+            backoff=backoff,
+            max_backoff=max_backoff,
+        )
+        self._limits = f"max_restarts={max_restarts} within {within:g} s"
+        self._owner = context().actor_instance
+        self._proc = client_proc()
+        self._fresh_process = fresh_process
+        self._patience = patience
+        self._on_restart = on_restart
+        self._meshes: list[_Supervised] = []
+        self._by_uid: dict[int, _Supervised] = {}
+        self._restarts: list[Restarted] = []
+        self._ended: list[tuple[int, Child, Failure]] = []  # by process, to be reported together
+        self._dying: dict[int, list[tuple[Child, Failure]]] = {}  # reported when the process ends
+        self._causes: dict[Child, Failure] = {}
+        self._timer: Timer | None = None
+        self._waiting: list[Future[None]] = []
+        self._unreported: set[Child] = set()  # known to have ended, the books will tell
+        self._fallen: Failure | None = None
+
+    # -- for users -------------------------------------------------------------------------------
+
+    def spawn(
+        self,
+        procs: ProcMesh,
+        name: str,
+        Class: Callable[P, TActor],  # noqa: N803 - the interface's name
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> TActor:
+        """`ProcMesh.spawn`, with this supervisor in charge of every rank.
+
+        The order of calls is the order of ``"rest_for_one"``. Class and arguments are pickled now
+        and kept for restarts. Raises what `ProcMesh.spawn` raises, and RuntimeError once this
+        supervisor gave up.
+        """
+        if self._fallen is not None:
+            raise RuntimeError(f"the supervisor gave up: {self._fallen.report()}")
+        cls = check_constructor(Class, args, kwargs)
+        mesh: Any = spawn_actors(procs, name, cls, args, kwargs, owner=self._owner, supervisor=self)
+        actors: TActor = mesh
+        return actors
+
+    @property
+    def restarts(self) -> list[Restarted]:
+        """What was replaced so far, oldest first."""
+        return list(self._restarts)
+
+    @property
+    def healthy(self) -> Future[None]:
+        """Resolves as soon as every rank runs: constructed, and restored if it was replaced.
+
+        Raises `SupervisionError` if the supervisor has given up, or does so meanwhile.
+        """
+        future: Future[None] = Future._new()
+
+        self._proc.reactor.call_soon(_Asking(self, future).ask)
+        return future
+
+    def __repr__(self) -> str:
+        names = ", ".join(repr(known.mesh._mesh_name) for known in self._by_uid.values())
+        return f"<Supervisor of {names or 'nothing'}>"
+
+    # -- what it is told -------------------------------------------------------------------------
+
+    def _take_charge(self, mesh: ActorMesh, blueprint: Blueprint, owned: OwnedMesh) -> None:
+        """Called by `spawn_actors` when the books are open and nothing has been sent."""
+        owned.owner = self
+        owned.supervised = True
+        owned.links = list(owned.links)  # ours to change
+        known = _Supervised(len(self._meshes), mesh, blueprint, owned)
+        self._meshes.append(known)
+        self._by_uid[owned.uid] = known
+        ranks = range(len(owned.links))
+
+        def add() -> None:
+            self._perform(self._core.add_children(known.index, ranks))
+
+        self._proc.reactor.call_soon(add)
+        for rank in ranks:
+            self._make(known, rank, "")
+
+    def child_ended(self, mesh: OwnedMesh, rank: int, failure: Failure) -> None:
+        """A rank of ours ended (any thread)."""
+        self._proc.reactor.call_soon(self._note, mesh, rank, failure)
+
+    def _disown(self, uid: int) -> None:
+        """The owner stops a mesh: it is no longer ours."""
+        self._owner._disown(uid)
+
+        def forget() -> None:
+            known = self._by_uid.pop(uid, None)
+            if known is not None:
+                self._unreported = {child for child in self._unreported if child[0] != known.index}
+                self._perform(self._core.remove(known.index, drivers.current.now()))
+
+        self._proc.reactor.call_soon(forget)
+
+    # -- on the reactor thread -------------------------------------------------------------------
+
+    def _note(self, mesh: OwnedMesh, rank: int, failure: Failure) -> None:
+        known = self._by_uid.get(mesh.uid)
+        if known is None:
+            return
+        child = (known.index, rank)
+        known.ends[rank] += 1
+        self._unreported.discard(child)
+        uid = mesh.links[rank].uid
+        lives_on = failure.kind == FAILED and self._proc.verdicts.get(uid) is None
+        if uid in self._dying:
+            self._dying[uid].append((child, failure))
+        elif self._fresh_process and lives_on and uid != self._proc.uid:
+            self._dying[uid] = [(child, failure)]
+            self._proc.kill_procs([uid])
+            self._proc.when_gone(uid, lambda _verdict: self._buried(uid))
+        else:
+            if not self._ended:
+                self._proc.reactor.call_soon(self._drain)
+            self._ended.append((uid, child, failure))
+
+    def _buried(self, uid: int) -> None:
+        """A process that we killed has ended; its other ranks are in the books by now."""
+
+        def report() -> None:
+            ends = self._dying.pop(uid)
+            self._ended += [(uid, child, failure) for child, failure in ends]
+            self._drain()
+
+        self._proc.reactor.call_soon(report)
+
+    def _drain(self) -> None:
+        """Report the ends that are known: those of one process are one fault."""
+        now = drivers.current.now()
+        ended, self._ended = self._ended, []
+        groups: dict[int, list[Child]] = {}
+        for uid, child, failure in ended:
+            known = self._meshes[child[0]]
+            if failure.kind == FAILED:
+                self._causes[child] = failure
+                known.since[child[1]] = (now, failure.report())
+                groups.setdefault(uid, []).append(child)
+            else:
+                self._perform(self._core.child_stopped(child, now))
+        for children in groups.values():
+            self._perform(self._core.children_failed(children, now))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Terminate):
+                for child in effect.children:
+                    self._terminate(child)
+            elif isinstance(effect, Start):
+                self._start(effect.children)
+            else:
+                self._give_up(effect.cause)
+        self._set_timer()
+        self._tell_waiting()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._core.deadline
+        if deadline is not None:
+            delay = max(0.0, deadline - drivers.current.now())
+            self._timer = self._proc.reactor.call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._perform(self._core.tick(drivers.current.now()))
+
+    def _terminate(self, child: Child) -> None:
+        """End a rank that runs, so that it can be replaced along with one that failed."""
+        known = self._meshes[child[0]]
+        rank = child[1]
+        link = known.owned.links[rank]
+        reason = "replaced along with a rank that failed"
+        known.since[rank] = (drivers.current.now(), reason)
+        if self._fresh_process and link.uid != self._proc.uid:
+            self._proc.kill_procs([link.uid])  # its end comes through the books
+            return
+        _Ending(self, known, rank, link).ask(reason, self._patience)
+
+    def _terminated(self, known: _Supervised, rank: int) -> None:
+        """A rank has ended as we asked."""
+        reason = known.since[rank][1]
+        known.owned.gone[rank] = known.mesh.failure_of_rank(rank, Verdict(STOPPED, reason))
+        self._perform(self._core.child_stopped((known.index, rank), drivers.current.now()))
+
+    def _start(self, children: tuple[Child, ...]) -> None:
+        launches: list[Callable[[], None]] = []
+        for index, rank in children:
+            known = self._meshes[index]
+            if known.mesh._proc_mesh._stopped:  # meanwhile: nobody wants it back
+                self._proc.reactor.call_soon(self._forget, (index, rank))
+                continue
+            try:
+                self._restart(known, rank, launches)
+            except (OSError, RuntimeError) as error:  # no descriptors; not ours to replace
+                self._cannot(known, rank, Verdict(FAILED, f"error creating proc: {error}"))
+        for launch in launches:
+            launch()
+
+    def _forget(self, child: Child) -> None:
+        self._perform(self._core.child_stopped(child, drivers.current.now()))
+
+    def _cannot(self, known: _Supervised, rank: int, verdict: Verdict) -> None:
+        """A rank could not be started."""
+        failure = known.mesh.failure_of_rank(rank, verdict)
+        self._proc.mesh_failed(known.owned.uid, rank, failure)
+
+    def _restart(self, known: _Supervised, rank: int, launches: list[Callable[[], None]]) -> None:
+        proc = self._proc
+        procs = known.mesh._proc_mesh
+        uid = proc.newest(procs._uids()[rank])
+        if uid in proc.verdicts:
+            link, launch = procs._replace(rank)
+            launches.append(launch)
+        else:
+            link = proc.link_to(uid)
+        known.owned.links[rank] = link
+        known.owned.gone.pop(rank, None)
+        known.incarnations[rank] += 1
+        self._make(known, rank, known.since[rank][1])
+
+    def _make(self, known: _Supervised, rank: int, reason: str) -> None:
+        link = known.owned.links[rank]
+        first = _Starting(self, known, rank, link).first(reason)
+        if not known.blueprint.make(link, rank, first):
+            self._proc.rank_unreachable(known.owned.uid, rank, link)
+
+    def _started(self, known: _Supervised, rank: int) -> None:
+        now = drivers.current.now()
+        self._core.child_started((known.index, rank), now)
+        incarnation = known.incarnations[rank]
+        if incarnation and rank in known.since:
+            since, reason = known.since.pop(rank)
+            event = Restarted(known.mesh._mesh_name, rank, incarnation, reason, now - since)
+            self._restarts.append(event)
+            self._announce(event)
+        self._tell_waiting()
+
+    def _announce(self, event: Restarted) -> None:
+        callback = self._on_restart
+        if callback is None:
+            return
+        owner = self._owner
+
+        def call() -> None:
+            try:
+                with owner._acting():
+                    callback(event)
+            except BaseException as error:  # the owner's code: the owner's business
+                text = f"on_restart raised:\n{format_remote(error)}"
+                owner.child_failed(Failure(str(owner), Verdict(FAILED, text, USER)))
+
+        if owner._cell is None:
+            drivers.current.start_thread("monarch-restart", call)
+        else:
+            owner._cell.interrupt(call)
+
+    def _tell_waiting(self) -> None:
+        if self._fallen is not None:
+            error = SupervisionError(f"the supervisor gave up: {self._fallen.report()}")
+            for future in self._waiting:
+                future._resolve(RAISED, error)
+        elif self._core.settled and not (self._ended or self._dying or self._unreported):
+            for future in self._waiting:
+                future._resolve(VALUE, None)
+        else:
+            return
+        self._waiting.clear()
+
+    def _give_up(self, cause: Child) -> None:
+        known = self._meshes[cause[0]]
+        last = self._causes[cause]
+        note = f"not restarted again: that would be more than {self._limits}"
+        verdict = last.verdict._replace(error=f"{last.error}\n({note})")
+        self._fallen = fallen = Failure(
+            last.actor, verdict, last.mesh_name, last.ranks, last.child, last.raised
+        )
+        for other in self._by_uid.values():
+            self._proc.owned.pop(other.owned.uid, None)
+            self._owner._disown(other.owned.uid)
+        self._by_uid.clear()
+        self._owner.child_ended(known.owned, cause[1], fallen)
+
+
+class _Asking:
+    """A sink: asks every rank whether it is still there, for one who wants them healthy.
+
+    Who calls `healthy` may know of a failure that the books do not know yet: a caller is answered
+    before an actor's last act, which is before its owner is told.
+    """
+
+    def __init__(self, supervisor: Supervisor, future: Future[None]) -> None:
+        self._supervisor = supervisor
+        self._future = future
+        self._asked: list[tuple[_Supervised, int, Any, int]] = []  # mesh, rank, link, ends so far
+        self._open: set[int] = set()  # questions that are not answered
+        self._port = 0
+
+    def ask(self) -> None:
+        supervisor = self._supervisor
+        proc = supervisor._proc
+        supervisor._drain()
+        self._port = proc.open_port(self)
+        noted = {child for ends in supervisor._dying.values() for child, _ in ends}
+        for known in supervisor._by_uid.values():
+            for rank, link in enumerate(known.owned.links):
+                child = (known.index, rank)
+                if supervisor._core.is_alive(child) and child not in noted:
+                    self._asked.append((known, rank, link, known.ends[rank]))
+        self._open.update(range(len(self._asked)))
+        for number, (known, _, link, _) in enumerate(self._asked):
+            if not proc.say(link, QUERY, known.owned.uid, self._port, number):
+                self._answer(number, FAILED)
+        self._close_if_done()
+
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+        ended = Failure.from_bytes(body).kind if flags & FAILURE else None
+        self._supervisor._proc.reactor.call_soon(self._answer, rank, ended)
+
+    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+        for number, (_, _, asked, _) in enumerate(self._asked):
+            if asked is link:
+                self._answer(number, verdict.kind)
+
+    def _answer(self, number: int, ended: str | None) -> None:
+        if number not in self._open:
+            return
+        self._open.remove(number)
+        known, rank, _, ends = self._asked[number]
+        if ended == FAILED and known.ends[rank] == ends:
+            self._supervisor._unreported.add((known.index, rank))
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._port and not self._open:
+            self._supervisor._proc.close_port(self._port)
+            self._port = 0
+            self._supervisor._waiting.append(self._future)
+            self._supervisor._tell_waiting()
+
+
+class _Starting:
+    """A sink: waits for the first message of a new incarnation to be answered."""
+
+    def __init__(self, supervisor: Supervisor, known: _Supervised, rank: int, link: Any) -> None:
+        self._supervisor = supervisor
+        self._known = known
+        self._rank = rank
+        self._link = link
+        self._port = supervisor._proc.open_port(self)
+
+    def first(self, reason: str) -> tuple[Any, ...]:
+        return self._port, self._known.incarnations[self._rank], reason
+
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+        proc = self._supervisor._proc
+        proc.close_port(self._port)
+        if not flags:
+            started = functools.partial(self._supervisor._started, self._known, rank)
+            proc.reactor.call_soon(started)
+            return
+        if not flags & FAILURE:  # the bootstrap callable of its process raised
+            verdict = Verdict(FAILED, str(rebuild_error(body)), USER)
+            proc.reactor.call_soon(self._supervisor._cannot, self._known, rank, verdict)
+        # Otherwise the actor ended, which its process reports when its last act is over.
+
+    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+        if link is self._link:
+            self._supervisor._proc.close_port(self._port)  # the books tell
+
+
+class _Ending:
+    """A sink: waits for a rank to acknowledge that it stopped."""
+
+    def __init__(self, supervisor: Supervisor, known: _Supervised, rank: int, link: Any) -> None:
+        self._supervisor = supervisor
+        self._known = known
+        self._rank = rank
+        self._link = link
+        self._port = 0
+        self._timer: Timer | None = None
+
+    def ask(self, reason: str, patience: float) -> None:
+        proc = self._supervisor._proc
+        self._port = proc.open_port(self)
+        self._timer = proc.reactor.call_later(patience, self._kill)
+        uid = self._known.owned.uid
+        proc.say(self._link, STOP, uid, self._port, self._rank, reason.encode())
+
+    def _kill(self) -> None:
+        supervisor = self._supervisor
+        if self._link.uid == supervisor._proc.uid:  # not this very process: it is left behind
+            self.deliver(self._rank, 0, None, self._link)
+        else:
+            supervisor._proc.kill_procs([self._link.uid])
+
+    def _close(self) -> None:
+        self._supervisor._proc.close_port(self._port)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+        self._close()
+        ended = functools.partial(self._supervisor._terminated, self._known, self._rank)
+        self._supervisor._proc.reactor.call_soon(ended)
+
+    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+        if link is self._link:
+            self._close()  # the books tell
