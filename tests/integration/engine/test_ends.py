@@ -125,10 +125,10 @@ def test_a_proc_whose_link_broke_does_not_survive_its_mesh(fresh: Fresh, proc: A
     inside = procs.spawn("inside", Inside)
     pid = inside.pid.call_one().get(timeout=WAIT)
     uid = inside.uid.call_one().get(timeout=WAIT)
+    watch = os.pidfd_open(pid)
     proc.reactor.call_soon(proc.links[uid].sock.shutdown, 2)
     with pytest.raises(SupervisionError):
         until(lambda: inside.pid.call_one().get(timeout=WAIT) and False)
-    watch = os.pidfd_open(pid)
     try:
         procs.stop().get(timeout=WAIT)
         assert select.select([watch], [], [], 5)[0], "stop() is done, the process is not"
