@@ -1,0 +1,689 @@
+"""The channel between two hosts: every message arrives once and in order, or is reported as lost.
+
+Connections between hosts break, and come back. A channel outlives them: it numbers what it sends,
+keeps it until it is acknowledged, and sends it again on the next connection; the receiver drops
+what it has seen. That is the sliding window of TCP (RFC 9293) one floor up, where it survives the
+connection; sessions are what RFC 9293 calls half-open connections and their discovery.
+
+**A channel is one session.** It has a number, drawn at random and handed in, and ends once. The
+first packet of each connection says which session speaks and which session it believes to talk to.
+The pair that was formed first goes on, whatever happened to the connection; anything else means
+that one of the two was made anew, because its process was restarted or had given the other up.
+Then the session is over: what was not acknowledged is reported as lost, nothing of it is ever sent
+to the successor, and the driver makes a new channel, with a new number. So a message is never
+delivered to an incarnation that it was not sent to. (Lost means: it is not known whether it
+arrived. Nobody can know more than that.)
+
+One side dials, the other answers; who does is decided by whoever introduces the hosts. When a new
+connection of a session comes in while there seems to be one, the new one counts: the dialer dials
+only when it knows that the old one is gone.
+
+=============  ===================  ======================  ===================  ================
+               down                 greeting                up                   over
+=============  ===================  ======================  ===================  ================
+opened         greeting             greeting                greeting             over
+HELLO fits     -                    up, replay              answered again       -
+HELLO not      -                    over, or refused        over                 -
+other packet   -                    dropped                 taken in             -
+BYE, end       over                 over                    over                 -
+lost           dial again, later    down, dial again        down, dial again     -
+patience ends  over                 over                    -                    -
+=============  ===================  ======================  ===================  ================
+
+(A channel that has met nobody refuses a greeting meant for its predecessor by greeting back as
+itself, and waits for another.)
+
+**One sequence for all lanes.** Which message goes next is decided in `lanes` when the link can
+take a packet, not before: `next_packet` is asked for one at a time, so that what is urgent leaves
+next whatever is queued. Then the packet gets its number. A sequence for each lane was rejected:
+over one TCP connection it would not save a wait, and the receiver would have to keep one number
+for each lane that ever was. Heartbeats have no number, and are never sent again.
+
+**Acknowledgements** are cumulative. They ride on packets that leave anyway, else they wait for a
+quarter of a window, or `ack_delay`. At most `window` bytes are under way; lane 0 is exempt, since
+what the runtimes tell each other must not wait for user data. (Its own limit bounds it.) A
+receiver that is slow pauses a lane; at most a window arrives after that.
+
+**Two kinds of links.** On a stream nothing is lost while the connection holds, so nothing is ever
+sent twice except after a re-dial, and a gap in the numbers is a violation. On a network of packets
+(`rto` is set) packets may be dropped, doubled and reordered: early ones are kept, up to two
+windows, and if nothing is acknowledged for `rto` seconds, all that is not is sent again
+(go-back-N; where the first of it fills a gap, the acknowledgement comes at once and spares the
+rest). Selective acknowledgement would save bandwidth on a link that we only simulate. Packets must
+belong to the link last opened: the driver forgets those of earlier ones, as TCP does.
+
+A peer that violates the protocol ends the session: both programs run, and one of them is wrong.
+
+Big payloads are never copied here: pieces are views of the sender's buffers, which must not change
+until they are acknowledged; the receiver's driver asks where the bytes of a piece belong (`place`)
+and reads them there. `allocate` is handed in, so a message may be received into shared memory.
+
+The driver calls `tick` when `deadline` is reached, asks for packets whenever the link can take
+one, and carries out effects in order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from monarch._engine.base.errors import ProtocolError
+from monarch._engine.protocol.lanes import CONTROL, OVERHEAD, Lanes, Message
+from monarch._engine.wire.packet import (
+    ACK,
+    BYE,
+    DATA,
+    FLOW,
+    HEADER,
+    HELLO,
+    PING,
+    VERSION,
+    Buffer,
+    Header,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = [
+    "Acknowledged",
+    "Channel",
+    "Connected",
+    "Deliver",
+    "Dial",
+    "Effect",
+    "Ended",
+    "Heartbeat",
+    "Room",
+    "Terms",
+]
+
+
+class Deliver(NamedTuple):
+    """A message arrived: `bytes` if it came in one piece, else what `allocate` gave."""
+
+    lane: int
+    data: bytes | bytearray | memoryview
+
+
+class Acknowledged(NamedTuple):
+    """The messages sent with these tokens were delivered; their buffers may be reused."""
+
+    tokens: list[object]
+
+
+class Room(NamedTuple):
+    """A lane that was full takes messages again."""
+
+    lane: int
+
+
+class Heartbeat(NamedTuple):
+    """The peer sent this with `Channel.heartbeat`."""
+
+    payload: bytes
+
+
+class Dial(NamedTuple):
+    """Open a link to the peer now; answer with `opened` or `lost`."""
+
+
+class Connected(NamedTuple):
+    """The session is up: for the first time, or (`again`) on another link."""
+
+    again: bool
+
+
+class Ended(NamedTuple):
+    """The session is over; close its link. `lost` are the tokens of what was not acknowledged."""
+
+    reason: str
+    lost: list[object]
+
+
+Effect: TypeAlias = Deliver | Acknowledged | Room | Heartbeat | Dial | Connected | Ended
+
+
+class Terms(NamedTuple):
+    """What a channel allows itself. Sizes in bytes, times in seconds."""
+
+    piece: int = 256 << 10
+    """The most one packet carries, and so what a small message may have to wait for."""
+
+    window: int = 8 << 20
+    """Bytes under way, for bandwidth times round trip."""
+
+    lane_limit: int = 64 << 20
+    """Bytes of one lane that wait or are under way; with more the lane is full."""
+
+    message_limit: int = 10 << 30
+    """The largest message that is accepted from the peer."""
+
+    ack_delay: float = 0.02
+    """How long an acknowledgement may wait for a packet to ride on."""
+
+    redial: float = 0.05
+    """The delay before the second dial in a row, doubled for each further one."""
+
+    max_redial: float = 2.0
+    """The longest of those delays; a link that held for longer has them start over."""
+
+    patience: float = 30.0
+    """How long a session lives without a link."""
+
+    rto: float | None = None
+    """On links that lose packets: what is not acknowledged for that long is sent again."""
+
+
+_DEFAULT = Terms()
+
+_DOWN, _GREETING, _UP, _OVER = range(4)
+
+
+class _Sent:
+    """A numbered packet that is not acknowledged."""
+
+    __slots__ = ("kind", "lane", "last", "message", "payload", "size", "total")
+
+    def __init__(
+        self, kind: int, lane: int, total: int, message: Message | None, payload: Sequence[Buffer]
+    ) -> None:
+        self.kind = kind
+        self.lane = lane
+        self.total = total
+        self.message = message
+        self.payload = payload
+        self.size = sum(map(len, payload))
+        self.last = message is not None and not message.left
+
+
+class _Partial:
+    """A message of which pieces have arrived."""
+
+    __slots__ = ("buffer", "filled", "total", "view")
+
+    def __init__(self, buffer: bytearray | memoryview, total: int) -> None:
+        self.buffer = buffer
+        self.view = memoryview(buffer)
+        self.filled = 0
+        self.total = total
+
+
+def _plain_buffer(_lane: int, size: int) -> bytearray | memoryview:
+    return bytearray(size)
+
+
+class Channel:
+    """One session with one peer. See the module.
+
+    Args:
+        session: its number, random, not 0; never the same for two sessions.
+        dials: whether this side opens the links.
+        now: the time.
+        peer: what errors call the other side.
+        terms: limits and times.
+        allocate: gives the buffer for a message of several pieces, from its lane and size; it may
+            raise ProtocolError to refuse it, which ends the session.
+
+    >>> a, b = Channel(1, dials=True, now=0.0), Channel(2, dials=False, now=0.0)
+    >>> a.tick(0.0)
+    [Dial()]
+    >>> a.opened(0.0); b.opened(0.0)
+    >>> b.on_packet(a.next_packet(0.0), 0.0), a.on_packet(b.next_packet(0.0), 0.0)
+    ([Connected(again=False)], [Connected(again=False)])
+    >>> a.send(7, [b"hello"], token="greeting")
+    True
+    >>> b.on_packet(a.next_packet(0.0), 0.0)
+    [Deliver(lane=7, data=b'hello')]
+    >>> b.tick(b.deadline)
+    []
+    >>> a.on_packet(b.next_packet(0.1), 0.1)
+    [Acknowledged(tokens=['greeting'])]
+    """
+
+    __slots__ = (
+        "_ack_at",
+        "_ack_due",
+        "_acked",
+        "_allocate",
+        "_attempts",
+        "_bye",
+        "_cursor",
+        "_dial_at",
+        "_dials",
+        "_early",
+        "_early_bytes",
+        "_flow",
+        "_greeted_by",
+        "_heartbeat",
+        "_hello_due",
+        "_in_flight",
+        "_lanes",
+        "_name",
+        "_partial",
+        "_patience_at",
+        "_rto",
+        "_rto_at",
+        "_sent",
+        "_session",
+        "_state",
+        "_taken",
+        "_terms",
+        "_unacked",
+        "_unacked_bytes",
+        "_up_since",
+        "duplicates",
+        "ended",
+        "replayed",
+    )
+
+    def __init__(
+        self,
+        session: int,
+        *,
+        dials: bool,
+        now: float,
+        peer: str = "the peer",
+        terms: Terms = _DEFAULT,
+        allocate: Callable[[int, int], bytearray | memoryview] = _plain_buffer,
+    ) -> None:
+        self._session = session
+        self._dials = dials
+        self._name = peer
+        self._terms = terms
+        self._allocate = allocate
+        self._state = _DOWN
+        self._greeted_by = 0  # the peer's session, once met
+        self.ended: str | None = None
+        """Why the session is over, or None."""
+        self.replayed = 0
+        """Packets sent more than once."""
+        self.duplicates = 0
+        """Numbered packets taken in before."""
+
+        # Times
+        self._dial_at = now if dials else None
+        self._patience_at: float | None = now + terms.patience
+        self._up_since = now
+        self._attempts = 1  # dials in a row that led to nothing lasting
+
+        # What we send
+        self._lanes = Lanes(terms.piece, terms.lane_limit)
+        self._flow: dict[int, bool] = {}  # lanes that the peer is to pause or resume
+        self._heartbeat: bytes | None = None
+        self._hello_due = False
+        self._bye: bytes | None = None
+        self._unacked: dict[int, _Sent] = {}
+        self._in_flight = 0  # bytes of those
+        self._acked = 0  # the first number that is not acknowledged,
+        self._cursor = 0  # the next one to go over this link,
+        self._sent = 0  # and the next one that is new
+        self._rto = terms.rto
+        self._rto_at: float | None = None
+
+        # What we receive
+        self._taken = 0  # the next number to take in
+        self._partial: dict[int, _Partial] = {}
+        self._early: dict[int, tuple[Header, bytes]] = {}
+        self._early_bytes = 0
+        self._unacked_bytes = 0  # taken in since we last said how far we are
+        self._ack_at: float | None = None
+        self._ack_due = False
+
+    # ----------------------------------------------------------------------------------------------
+    # The program above
+    # ----------------------------------------------------------------------------------------------
+
+    def send(self, lane: int, buffers: Sequence[Buffer], token: object = None) -> bool:
+        """Queue one message, given in parts; False when its lane is full now.
+
+        It is accepted all the same; wait for `Room` before the next one. The buffers must not
+        change until the message is acknowledged, which is told if there is a token.
+        Raises RuntimeError when the session is over.
+        """
+        if self.ended is not None:
+            raise RuntimeError(f"the session with {self._name} is over: {self.ended}")
+        return self._lanes.put(Message(lane, buffers, token))
+
+    def pause(self, lane: int) -> None:
+        """Ask the peer to keep messages of this lane; at most a window comes nevertheless."""
+        assert lane != CONTROL, "the control lane is always open"
+        self._flow[lane] = True
+
+    def resume(self, lane: int) -> None:
+        """The opposite of `pause`."""
+        self._flow[lane] = False
+
+    def heartbeat(self, payload: bytes) -> None:
+        """Send this before all else, once, if there is a link at all."""
+        if self._state == _UP:
+            self._heartbeat = payload
+
+    def end(self, reason: str) -> list[Effect]:
+        """End the session, and tell the peer why if there is a link."""
+        if self._state in (_GREETING, _UP):
+            self._bye = reason.encode()[:1000]
+        return self._over(reason)
+
+    @property
+    def up(self) -> bool:
+        """Whether packets can go out now."""
+        return self._state == _UP
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was sent is acknowledged."""
+        return not self._unacked and not self._flow and next(iter(self._lanes), None) is None
+
+    # ----------------------------------------------------------------------------------------------
+    # The link below
+    # ----------------------------------------------------------------------------------------------
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` has something to do, or None."""
+        times = (self._dial_at, self._patience_at, self._ack_at, self._rto_at)
+        return min((time for time in times if time is not None), default=None)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Do what is due."""
+        if self._patience_at is not None and now >= self._patience_at:
+            return self._over(f"no connection to {self._name} for {self._terms.patience:g} s")
+        if self._ack_at is not None and now >= self._ack_at:
+            self._ack_at = None
+            self._ack_due = True
+        if self._rto_at is not None and now >= self._rto_at:
+            self._rto_at = None
+            if self._state == _GREETING:
+                self._hello_due = True
+            else:
+                self._cursor = self._acked
+                assert self._rto is not None
+                self._rto = min(2 * self._rto, max(self._rto, self._terms.max_redial))
+        if self._dial_at is not None and now >= self._dial_at:
+            self._dial_at = None
+            return [Dial()]
+        return []
+
+    def opened(self, now: float) -> None:
+        """A link to the peer is open. If there was one it is given up for this one."""
+        if self._state == _OVER:
+            return
+        self._disconnect(now)
+        self._state = _GREETING
+        self._dial_at = None
+        self._hello_due = self._dials
+
+    def lost(self, now: float, jitter: float) -> None:
+        """The link is gone, or a dial failed. `jitter`, from 0 to 1, spreads the next dial."""
+        if self._state == _OVER:
+            return
+        self._disconnect(now)
+        if self._dials:
+            terms = self._terms
+            delay = 0.0
+            if self._attempts:
+                most = min(terms.max_redial, terms.redial * 2 ** min(self._attempts - 1, 30))
+                delay = most * (0.5 + jitter / 2)
+            self._attempts += 1
+            self._dial_at = now + delay
+
+    def _disconnect(self, now: float) -> None:
+        if self._state == _UP:
+            self._patience_at = now + self._terms.patience
+            if now - self._up_since >= self._terms.max_redial:
+                self._attempts = 0
+        self._state = _DOWN
+        self._hello_due = self._ack_due = False
+        self._ack_at = self._rto_at = self._heartbeat = None
+
+    def next_packet(self, now: float) -> list[Buffer] | None:
+        """The packet that goes out next: its header and the parts of its payload; or None.
+
+        To be asked for when the link can take it. What is handed out counts as sent.
+        """
+        if self._state != _UP:
+            return self._greeting(now)
+        if self._hello_due:
+            return self._greeting(now)
+        if self._heartbeat is not None:
+            payload, self._heartbeat = self._heartbeat, None
+            return [HEADER.pack(PING, CONTROL, len(payload), 0, 0, 0), payload]
+        seq = self._cursor
+        if seq < self._sent:
+            sent = self._unacked[seq]
+            self.replayed += 1
+        else:
+            new = self._new_packet()
+            if new is None:
+                if self._ack_due:
+                    return [self._header(ACK, CONTROL, 0, 0, 0)]
+                return None
+            sent = self._unacked[seq] = new
+            self._sent += 1
+            self._in_flight += sent.size + OVERHEAD
+        self._cursor = seq + 1
+        if self._rto is not None and self._rto_at is None:
+            self._rto_at = now + self._rto
+        return [self._header(sent.kind, sent.lane, sent.size, seq, sent.total), *sent.payload]
+
+    def _new_packet(self) -> _Sent | None:
+        if self._flow:
+            lane, paused = self._flow.popitem()
+            return _Sent(FLOW, lane, int(paused), None, ())
+        piece = self._lanes.take(control=self._in_flight >= self._terms.window)
+        if piece is None:
+            return None
+        message, payload = piece
+        return _Sent(DATA, message.lane, message.total, message, payload)
+
+    def _greeting(self, now: float) -> list[Buffer] | None:
+        if self._bye is not None:
+            reason, self._bye = self._bye, None
+            return [HEADER.pack(BYE, CONTROL, len(reason), 0, 0, 0), reason]
+        if not self._hello_due:
+            return None
+        self._hello_due = False
+        if self._dials and self._rto is not None:
+            self._rto_at = now + self._rto
+        return [self._header(HELLO, VERSION, 0, self._session, self._greeted_by)]
+
+    def _header(self, kind: int, lane: int, size: int, seq: int, total: int) -> bytes:
+        self._ack_due = False
+        self._ack_at = None
+        self._unacked_bytes = 0
+        return HEADER.pack(kind, lane, size, seq, self._taken, total)
+
+    # ----------------------------------------------------------------------------------------------
+    # What arrives
+    # ----------------------------------------------------------------------------------------------
+
+    def on_packet(self, packet: Sequence[Buffer], now: float) -> list[Effect]:
+        """Take in a whole packet, in the form in which `next_packet` gives it."""
+        return self.receive(HEADER.unpack(packet[0]), packet[1:], now)
+
+    def place(self, header: Header) -> memoryview | None:
+        """Where the payload of this packet belongs, if it can be read right into its place.
+
+        Once it has been, call `receive` with None for the payload.
+        """
+        kind, lane, size, seq, _, total = header
+        if kind != DATA or seq != self._taken or self._state != _UP:
+            return None
+        partial = self._partial.get(lane)
+        if partial is None:
+            if total > self._terms.message_limit:
+                return None  # `receive` says what is wrong
+            partial = self._partial[lane] = _Partial(self._allocate(lane, total), total)
+        if partial.total != total or partial.filled + size > total:
+            return None
+        return partial.view[partial.filled : partial.filled + size]
+
+    def receive(self, header: Header, payload: Sequence[Buffer] | None, now: float) -> list[Effect]:
+        """Take in a packet whose header is valid by itself (`read_header`).
+
+        The payload may be reused after the call. None: it was read into its place.
+        """
+        effects: list[Effect] = []
+        if self._state in (_DOWN, _OVER):
+            return effects
+        kind, _, _, seq, ack, _ = header
+        try:
+            if kind == HELLO:
+                self._on_hello(header, now, effects)
+            elif kind == BYE:
+                reason = b"".join(payload or ()).decode(errors="replace")
+                effects += self._over(f"{self._name} ended the session: {reason}")
+            elif self._state == _UP:
+                if kind == PING:
+                    effects.append(Heartbeat(b"".join(payload or ())))
+                    return effects
+                self._on_ack(ack, now, effects)
+                if kind != ACK:
+                    self._on_numbered(seq, header, payload, now, effects)
+        except ProtocolError as error:
+            effects += self.end(str(error))
+        return effects
+
+    def _on_hello(self, header: Header, now: float, effects: list[Effect]) -> None:
+        _, version, _, session, ack, known = header
+        if version != VERSION:
+            raise self._violation(f"it speaks version {version} of the protocol, we {VERSION}")
+        met = self._greeted_by
+        if self._dials:
+            if met not in (0, session):
+                effects += self._over(self._anew())
+                return
+            if known != self._session:
+                raise self._violation("it answered a greeting that was not ours")
+        elif met == 0:
+            self._hello_due = True
+            if known:
+                return  # for our predecessor: our answer tells
+        elif met != session or known not in (0, self._session):
+            effects += self._over(self._anew())
+            return
+        else:
+            self._hello_due = True
+        self._greeted_by = session
+        if self._state != _UP:
+            self._state = _UP
+            self._up_since = now
+            self._patience_at = self._rto_at = None
+            self._cursor = self._acked
+            effects.append(Connected(again=met != 0))
+        self._on_ack(ack, now, effects)
+
+    def _on_ack(self, ack: int, now: float, effects: list[Effect]) -> None:
+        if ack <= self._acked:
+            return
+        if ack > self._sent:
+            raise self._violation("it acknowledged what was never sent")
+        tokens: list[object] = []
+        for seq in range(self._acked, ack):
+            sent = self._unacked.pop(seq)
+            self._in_flight -= sent.size + OVERHEAD
+            message = sent.message
+            if message is None:
+                continue
+            size = sent.size
+            if sent.last:
+                size += OVERHEAD
+                if message.token is not None:
+                    tokens.append(message.token)
+            if self._lanes.acknowledge(message, size):
+                effects.append(Room(message.lane))
+        if tokens:
+            effects.append(Acknowledged(tokens))
+        self._acked = ack
+        self._cursor = max(self._cursor, ack)
+        self._rto = self._terms.rto
+        if self._rto is not None:
+            self._rto_at = now + self._rto if self._unacked else None
+
+    def _on_numbered(
+        self,
+        seq: int,
+        header: Header,
+        payload: Sequence[Buffer] | None,
+        now: float,
+        effects: list[Effect],
+    ) -> None:
+        size = header[2]
+        if seq == self._taken:
+            self._take_in(header, payload, effects)
+            while self._early and (found := self._early.pop(self._taken, None)) is not None:
+                self._early_bytes -= found[0][2] + OVERHEAD
+                self._take_in(found[0], (found[1],), effects)
+                self._ack_due = True
+        elif seq < self._taken:
+            self.duplicates += 1
+        elif self._terms.rto is None:
+            raise self._violation(f"packet {seq} came when {self._taken} was due")
+        elif seq not in self._early and self._early_bytes <= 2 * self._terms.window:
+            self._early[seq] = header, b"".join(payload or ())
+            self._early_bytes += size + OVERHEAD
+        self._unacked_bytes += size
+        if self._unacked_bytes >= self._terms.window // 4:
+            self._ack_due = True
+        elif self._ack_at is None:
+            self._ack_at = now + self._terms.ack_delay
+
+    def _take_in(
+        self, header: Header, payload: Sequence[Buffer] | None, effects: list[Effect]
+    ) -> None:
+        kind, lane, size, _, _, total = header
+        self._taken += 1
+        if kind == FLOW:
+            if lane == CONTROL:
+                raise self._violation("it asked to pause the control lane")
+            (self._lanes.pause if total else self._lanes.resume)(lane)
+            return
+        partial = self._partial.get(lane)
+        if partial is None:
+            if total > self._terms.message_limit:
+                raise self._violation(
+                    f"a message of {total} bytes, more than the limit of "
+                    f"{self._terms.message_limit}"
+                )
+            if size == total:
+                assert payload is not None
+                effects.append(Deliver(lane, b"".join(payload)))
+                return
+            partial = self._partial[lane] = _Partial(self._allocate(lane, total), total)
+        start = partial.filled
+        if partial.total != total or start + size > total or not size:
+            raise self._violation("a piece that does not fit its message")
+        partial.filled = start + size
+        if payload is not None:
+            for part in payload:
+                partial.view[start : start + len(part)] = part
+                start += len(part)
+        if partial.filled == total:
+            del self._partial[lane]
+            partial.view.release()
+            effects.append(Deliver(lane, partial.buffer))
+
+    # ----------------------------------------------------------------------------------------------
+    # The end
+    # ----------------------------------------------------------------------------------------------
+
+    def _violation(self, what: str) -> ProtocolError:
+        return ProtocolError(f"protocol error from {self._name}: {what}")
+
+    def _anew(self) -> str:
+        return f"{self._name} began a new session: it was restarted, or gave this one up"
+
+    def _over(self, reason: str) -> list[Effect]:
+        if self._state == _OVER:
+            return []
+        self._state = _OVER
+        self.ended = reason
+        known = dict.fromkeys(sent.message for sent in self._unacked.values() if sent.message)
+        known.update(dict.fromkeys(self._lanes))
+        lost = [message.token for message in known if message.token is not None]
+        self._dial_at = self._patience_at = self._ack_at = self._rto_at = None
+        self._hello_due = False
+        self._lanes = Lanes(self._terms.piece, self._terms.lane_limit)
+        for kept in (self._unacked, self._flow, self._partial, self._early):
+            kept.clear()
+        return [Ended(reason, lost)]

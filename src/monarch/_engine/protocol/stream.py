@@ -1,0 +1,118 @@
+"""A channel over a byte stream: cuts what arrives into packets, gathers what goes out.
+
+One of these lives as long as its connection; what it holds of an incomplete packet dies with it,
+and the channel's replay makes up for that. Big payloads are read into their final memory: while
+one is under way `target` says where the next bytes belong, and only what a read of unknown content
+brought in with the header is copied there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monarch._engine.base.errors import ProtocolError
+from monarch._engine.wire.packet import HEADER_SIZE, Buffer, Header, read_header
+
+if TYPE_CHECKING:
+    from monarch._engine.protocol.channel import Channel, Effect
+
+__all__ = ["PacketStream"]
+
+_SMALL = 4096  # the rest of a packet that is not worth a read of its own
+
+
+class PacketStream:
+    """The bytes of one connection, in both directions.
+
+    Args:
+        channel: the session that the connection serves; telling it that the connection is open,
+            or lost, is up to the driver.
+        peer: what errors call the other side.
+
+    >>> from monarch._engine.protocol.channel import Channel
+    >>> a, b = Channel(1, dials=True, now=0.0), Channel(2, dials=False, now=0.0)
+    >>> a.opened(0.0); b.opened(0.0)
+    >>> data = b"".join(PacketStream(a, "host b").gather(0.0, limit=1 << 20))
+    >>> there = PacketStream(b, "host a")
+    >>> there.feed(memoryview(data)[:9], 0.0), there.feed(memoryview(data)[9:], 0.0)
+    ([], [Connected(again=False)])
+    """
+
+    __slots__ = ("_channel", "_filled", "_header", "_payload", "_peer", "_tail", "_target")
+
+    def __init__(self, channel: Channel, peer: str) -> None:
+        self._channel = channel
+        self._peer = peer
+        self._tail = b""  # the beginning of a packet that is read with what comes next
+        # A packet whose payload is being read by itself: header, where the payload goes, how much
+        # of it is there, and what the channel gets for it (None: it is in its place).
+        self._header: Header | None = None
+        self._target = memoryview(b"")
+        self._filled = 0
+        self._payload: tuple[Buffer] | None = None
+
+    def gather(self, now: float, limit: int) -> list[Buffer]:
+        """Buffers to write next, of about `limit` bytes: the last packet may exceed it.
+
+        Ask for little at a time: what was gathered can no longer be overtaken.
+        """
+        buffers: list[Buffer] = []
+        while limit > 0:
+            packet = self._channel.next_packet(now)
+            if packet is None:
+                break
+            buffers += packet
+            limit -= sum(map(len, packet))
+        return buffers
+
+    def target(self) -> memoryview | None:
+        """Where the next bytes belong while a big payload is under way, else None (use `feed`)."""
+        return None if self._header is None else self._target[self._filled :]
+
+    def filled(self, count: int, now: float) -> list[Effect]:
+        """Report `count` bytes written into `target`."""
+        header = self._header
+        assert header is not None, "filled() without a target"
+        self._filled += count
+        if self._filled < header[2]:
+            return []
+        self._header = None
+        self._target = memoryview(b"")
+        payload, self._payload = self._payload, None
+        return self._channel.receive(header, payload, now)
+
+    def feed(self, data: memoryview, now: float) -> list[Effect]:
+        """Take bytes that were not read into `target`; `data` may be reused after the call."""
+        if self._tail:
+            data = memoryview(self._tail + data)
+            self._tail = b""
+        effects: list[Effect] = []
+        at = 0
+        end = len(data)
+        while end - at >= HEADER_SIZE:
+            try:
+                header = read_header(data, at, self._peer)
+                start = at + HEADER_SIZE
+                stop = start + header[2]
+                if stop > end:
+                    if stop - end <= _SMALL:
+                        break
+                    self._begin(header, data[start:])
+                    return effects
+            except ProtocolError as error:
+                return effects + self._channel.end(str(error))
+            effects += self._channel.receive(header, (data[start:stop],), now)
+            at = stop
+        if at < end:
+            self._tail = bytes(data[at:])
+        return effects
+
+    def _begin(self, header: Header, got: memoryview) -> None:
+        target = self._channel.place(header)
+        self._payload = None
+        if target is None:  # seen before, or wrong; that is for the channel to say
+            unplaced = bytearray(header[2])
+            self._payload = (unplaced,)
+            target = memoryview(unplaced)
+        target[: len(got)] = got
+        self._header, self._target, self._filled = header, target, len(got)
