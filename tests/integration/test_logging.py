@@ -667,7 +667,9 @@ def test_a_dead_proc_leaves_its_last_lines(program: Run, death: str, cause: str)
     )
     printed, error = done.stdout.split("error:")
     assert printed.split() == [str(i) for i in range(10)]
-    assert re.search(rf"{re.escape(cause)}.*\n *last output lines:\n *7\n *8\n *9\n", error), error
+    assert re.search(rf"{re.escape(cause)}.*\n.*\n *last output lines:\n *7\n *8\n *9\n", error), (
+        error
+    )
 
 
 def test_without_a_tail_there_is_none(program: Run) -> None:

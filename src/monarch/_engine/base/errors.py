@@ -16,6 +16,8 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
+from monarch._engine.base.failure import Failure, MeshFailure
+
 __all__ = [
     "ActorError",
     "BackpressureError",
@@ -32,23 +34,30 @@ _REMOTE_HEADER = "Traceback of where the remote call failed (most recent call la
 
 
 def format_remote(exception: BaseException) -> str:
-    """The traceback of `exception` from the first frame of user code on, chain included.
+    """The traceback of `exception` as its user sees it: without frames of the engine.
 
-    Frames of the engine itself at the start of each traceback are left out: they are the same
-    for every call and push the line that matters off the screen.
+    They are the same for every call and push the lines that matter off the screen: those before the
+    first frame of user code always, those after the last if the engine raised one of its own
+    errors, since then the user's line is the one to look at. The whole chain is shown.
     """
     report = traceback.TracebackException.from_exception(exception)
     seen: set[int] = set()
-    node: traceback.TracebackException | None = report
-    pending = [node]
+    pending: list[tuple[Any, Any]] = [(report, exception)]
     while pending:
-        node = pending.pop()
-        if node is None or id(node) in seen:
+        shown, error = pending.pop()
+        if shown is None or error is None or id(shown) in seen:
             continue
-        seen.add(id(node))
-        while node.stack and _is_engine_frame(node.stack[0].filename):
-            del node.stack[0]
-        pending += [node.__cause__, node.__context__]
+        seen.add(id(shown))
+        pending.append((shown.__cause__, error.__cause__))
+        pending.append((shown.__context__, error.__context__))
+        if getattr(shown, "exceptions", None):  # it is a group
+            pending += zip(shown.exceptions, error.exceptions, strict=False)
+        stack = shown.stack
+        while stack and _is_engine_frame(stack[0].filename):
+            del stack[0]
+        if isinstance(error, _DELIBERATE):
+            while stack and _is_engine_frame(stack[-1].filename):
+                del stack[-1]
     return "".join(report.format()).replace(_HEADER, _REMOTE_HEADER).rstrip("\n")
 
 
@@ -59,8 +68,34 @@ def _is_engine_frame(filename: str) -> bool:
     return filename.startswith(_ENGINE_DIR)
 
 
+def is_ours(exception: BaseException) -> bool:
+    """Whether the engine raised it, not what the engine called."""
+    trace = exception.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and _is_engine_frame(trace.tb_frame.f_code.co_filename)
+
+
+def headline(exception: BaseException) -> str:
+    """Type and text of `exception` in one line; of one that reports another, with the other's."""
+    if isinstance(exception, ActorError):
+        return f"ActorError: {exception.message} {headline(exception.exception)}"
+    if isinstance(exception, SupervisionError) and exception.failure is not None:
+        root = exception.failure.root
+        return f"SupervisionError: {root.actor} {root.kind}: {_first_line(root.error)}"
+    lines = traceback.format_exception_only(type(exception), exception)
+    if isinstance(exception, SyntaxError):  # its place comes first
+        return _first_line(lines[-1])
+    return _first_line(lines[0])
+
+
+def _first_line(text: str) -> str:
+    first, more, _ = text.strip().partition("\n")
+    return f"{first} ..." if more else first
+
+
 class ActorError(Exception):
-    """An endpoint raised. Carries the original exception and where it was raised.
+    """An endpoint raised. Carries the original exception, and where it was raised.
 
     Attributes:
         exception: the object the endpoint raised, rebuilt on this side (without its traceback).
@@ -78,21 +113,83 @@ class ActorError(Exception):
         message: str = "A remote actor call has failed.",
         *,
         formatted: str | None = None,
+        failure: Failure | None = None,
     ) -> None:
         super().__init__(exception, message)
         self.exception = exception
         self.message = message
         self.exception_formatted = format_remote(exception) if formatted is None else formatted
+        self._failure = failure
+
+    @property
+    def root(self) -> ActorError:
+        """The error of the call that failed first, if actors passed it on; else itself."""
+        error = self
+        while isinstance(error.exception, ActorError):
+            error = error.exception
+        return error
+
+    @property
+    def actor(self) -> str:
+        """Who raised, as a chain of owners: ``<root>.<__main__.Worker w{'gpus': 1/2}>``.
+
+        Empty for an error that did not come from an actor, like the next three.
+        """
+        return "" if self._failure is None else self._failure.actor
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that raised, in the mesh as spawned (not in a slice of it)."""
+        return None if self._failure is None else self._failure.ranks[0]
+
+    @property
+    def host(self) -> str:
+        """The host where it was raised."""
+        return "" if self._failure is None else self._failure.verdict.host
+
+    @property
+    def pid(self) -> int:
+        """The process in which it was raised; 0 if unknown."""
+        return 0 if self._failure is None else self._failure.verdict.pid
+
+    @property
+    def when(self) -> float:
+        """Seconds since the epoch, by the clock of that host; 0 if unknown."""
+        return 0.0 if self._failure is None else self._failure.verdict.when
+
+    def _origin(self) -> tuple[Failure | None, list[str]]:
+        """What happened first, and the actors that passed it on."""
+        calls: list[ActorError] = [self]
+        while isinstance(calls[0].exception, ActorError):
+            calls.insert(0, calls[0].exception)
+        actors = [call.actor for call in calls if call.actor]
+        lost = calls[0].exception
+        if isinstance(lost, SupervisionError) and lost.failure is not None:
+            return lost.failure._failure.root, actors
+        return calls[0]._failure, actors[1:]
 
     def __str__(self) -> str:
-        return f"{self.message}\n {self.exception_formatted}"
+        lines = [self.message]
+        first, passed_on = self._origin()
+        if first is not None:
+            lines += [first.error, f"in {first.actor}", first.where()]
+        if passed_on:
+            lines += [
+                "as a consequence:",
+                *(f"  {who}, which did not catch it" for who in passed_on),
+            ]
+        lines.append(self.exception_formatted)
+        return "\n ".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_actor_error, (self.exception, self.message, self.exception_formatted)
+        fields = (self.exception, self.message, self.exception_formatted, self._failure)
+        return _rebuild_actor_error, fields
 
 
-def _rebuild_actor_error(exception: BaseException, message: str, formatted: str) -> ActorError:
-    return ActorError(exception, message, formatted=formatted)
+def _rebuild_actor_error(
+    exception: BaseException, message: str, formatted: str, failure: Failure | None = None
+) -> ActorError:
+    return ActorError(exception, message, formatted=formatted, failure=failure)
 
 
 class RemoteException(Exception):
@@ -105,12 +202,24 @@ class SupervisionError(RuntimeError):
     Args:
         message: what happened, root cause first.
         endpoint: the call that noticed, as ``mesh.method()``.
+
+    Attributes:
+        failure: the same as data (`MeshFailure`): who, which rank, host and process, when, why.
+            None for errors that programs make themselves.
     """
 
     def __init__(self, message: str, endpoint: str | None = None) -> None:
         super().__init__(message, endpoint)
         self.message = message
         self.endpoint = endpoint
+        self.failure: MeshFailure | None = None
+
+    @staticmethod
+    def of(failure: Failure, endpoint: str | None = None) -> SupervisionError:
+        """The error for somebody who needed what failed."""
+        error = SupervisionError(failure.report(), endpoint)
+        error.failure = MeshFailure(failure)
+        return error
 
     def __str__(self) -> str:
         if self.endpoint is None:
@@ -141,6 +250,17 @@ class PayloadTooLarge(ValueError):
 
 class ProtocolError(Exception):
     """A peer's bytes are not valid frames. Names the peer; the link is closed."""
+
+
+# What the engine raises on purpose: the line that called it is where to look.
+_DELIBERATE = (
+    ActorError,
+    BackpressureError,
+    PayloadTooLarge,
+    SupervisionError,
+    TimeoutError,
+    WouldBlockRuntime,
+)
 
 
 ActorError.__module__ = "monarch._src.actor.actor_mesh"

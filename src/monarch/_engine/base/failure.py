@@ -1,22 +1,52 @@
-"""What happened to an actor, told once and the same everywhere.
+"""What happened, told once and the same everywhere.
 
 A `Failure` is a plain value: who, what, when, where, and, when an actor failed only because it did
-not handle its child's failure, the child's. `event_text` describes one link of that chain (what
-`str(MeshFailure)` shows), `report` walks to the root cause and shows that first. The texts keep the
-short fragments that programs match on.
+not handle its child's failure, the child's. Whoever shows one, an exception, the log or
+``str(failure)``, shows the same text, made here. It is made for a person with a terminal of forty
+lines, who starts at the top:
 
-`MeshFailure` is what user code gets in `__supervise__` and `unhandled_fault_hook`.
+1. who failed, and what happened in one line: the *root*, never those it took along;
+2. in parentheses who has to look (user code, system, ...), which rank, host, pid, and when;
+3. the evidence: the user's traceback, and the last lines that the process printed;
+4. what failed as a consequence, folded.
+
+::
+
+    The actor <root>.<__main__.Trainer trainers{'gpus': 1/4}> and all its descendants have failed:
+      the process this actor was running on failed: Killed(sig=9), SIGKILL
+      (system: rank 1 of trainers-3zhPeU, host vm, pid 4711, 2026-05-01 12:00:00.123+02:00)
+      last output lines:
+        step 41
+      as a consequence:
+        logger-Hb1qHo rank 1
+
+`report` is this text. `event_text` describes one link of a chain after the other, outermost first
+(it is what ``str(MeshFailure)`` shows). Both keep the short fragments that programs match on: those
+of the first lines, and of what happened.
+
+`MeshFailure` is what user code gets to see: in `__supervise__`, in `unhandled_fault_hook` and as
+the `failure` of a `SupervisionError`.
 """
 
 from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Iterable
 from typing import Any
 
-from monarch._engine.base.verdict import STOPPED, Verdict
+from monarch._engine.base.verdict import FAILED, INTERNAL, STOPPED, Verdict
 
-__all__ = ["Failure", "MeshFailure", "UndeliverableMessageEnvelope"]
+__all__ = ["PLEASE_REPORT", "Failure", "MeshFailure", "UndeliverableMessageEnvelope"]
+
+PLEASE_REPORT = (
+    "This is a bug in pymonarch, not in your program. Please report it: this text, the versions "
+    "of pymonarch and Python, and what the program was doing."
+)
+
+_TAIL_HEAD, _TAIL_END = 4, 12  # lines shown of a long tail: how it begins, how it ends
+_CONSEQUENCES = 8  # lines shown of them
+_RANGES = 6  # shown of the ranks of one mesh
 
 
 def _indent(text: str) -> str:
@@ -28,14 +58,15 @@ class Failure:
 
     Args:
         actor: display chain, e.g. ``<root>.<__main__.Worker w{'gpus': 1/2}>``.
-        verdict: what happened, where and when; for exceptions with the traceback.
+        verdict: what happened, where and when.
         mesh_name: the mesh's label and uid, ``<none>`` when it is not about a mesh.
         ranks: ranks of that mesh, as spawned.
         child: the failure of an owned mesh that was not handled.
         raised: with `child`: `__supervise__` raised `error` while handling it.
+        others: ranks, by mesh, that ended by the same event; itself may be among them.
     """
 
-    __slots__ = ("actor", "child", "mesh_name", "raised", "ranks", "verdict")
+    __slots__ = ("actor", "child", "mesh_name", "others", "raised", "ranks", "verdict")
 
     def __init__(
         self,
@@ -45,6 +76,7 @@ class Failure:
         ranks: tuple[int, ...] = (),
         child: Failure | None = None,
         raised: bool = False,
+        others: dict[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.actor = actor
         self.verdict = verdict
@@ -52,6 +84,7 @@ class Failure:
         self.ranks = ranks
         self.child = child
         self.raised = raised
+        self.others: dict[str, tuple[int, ...]] = others or {}
 
     @property
     def kind(self) -> str:
@@ -63,6 +96,20 @@ class Failure:
         """What happened, in words."""
         return self.verdict.error
 
+    @property
+    def root(self) -> Failure:
+        """The failure that was not merely passed on.
+
+        It is the first of the chain, or one on the way up whose supervisor raised; what that was
+        handling is its `child`.
+        """
+        failure = self
+        while failure.child is not None and not failure.raised:
+            failure = failure.child
+        return failure
+
+    # -- on the wire -----------------------------------------------------------------------------
+
     def to_bytes(self) -> bytes:
         """The wire form: JSON, so that nothing is unpickled by whoever reads it."""
         return json.dumps(self._fields(), separators=(",", ":")).encode()
@@ -72,17 +119,17 @@ class Failure:
         """The inverse of `to_bytes`. Raises ValueError for anything else."""
         try:
             return Failure._of(json.loads(data))
-        except (TypeError, RecursionError) as error:
+        except (TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"not a failure: {error}") from None
 
     def _fields(self) -> list[Any]:
         child = None if self.child is None else self.child._fields()
         who = [self.actor, self.mesh_name, self.ranks]
-        return [*who, self.verdict.to_fields(), child, self.raised]
+        return [*who, self.verdict.to_fields(), child, self.raised, self.others]
 
     @staticmethod
     def _of(fields: Any) -> Failure:
-        actor, mesh_name, ranks, verdict, child, raised = fields
+        actor, mesh_name, ranks, verdict, child, raised, others = fields
         return Failure(
             str(actor),
             Verdict.from_fields(verdict),
@@ -90,22 +137,44 @@ class Failure:
             tuple(int(rank) for rank in ranks),
             None if child is None else Failure._of(child),
             bool(raised),
+            {str(name): tuple(int(rank) for rank in found) for name, found in others.items()},
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Failure.from_bytes, (self.to_bytes(),)
 
+    # -- for people ------------------------------------------------------------------------------
+
+    def report(self) -> str:
+        """The root cause, and what followed from it."""
+        root = self.root
+        if root.kind == STOPPED:
+            return root.event_text()
+        text = (
+            f"The actor {root.actor} and all its descendants have failed:\n"
+            f"{_indent(root.details())}"
+        )
+        consequences = self._consequences()
+        if consequences:
+            text += _indent(f"\nas a consequence:\n{_indent(consequences)}")
+        if root.child is not None:
+            text += (
+                f"\nThis error occurred while handling another failure:\n"
+                f"{_indent(root.child.report())}"
+            )
+        return text
+
     def event_text(self) -> str:
         """This event, with its child's below it."""
         head = f"Supervision event: actor {self.actor}"
         if self.kind == STOPPED:
-            return f"{head} has status:\n  stopped: {self.error}"
+            return f"{head} has status:\n{_indent('stopped: ' + self.details())}"
         if self.child is None:
-            return f"{head} failed:\n{_indent(self._error_text())}"
+            return f"{head} failed:\n{_indent(self.details())}"
         child = _indent(self.child.event_text())
         if self.raised:
             return (
-                f"{head} failed:\n{_indent(self.error)}\n"
+                f"{head} failed:\n{_indent(self.details())}\n"
                 f"This error occurred while handling a supervision event from its child. "
                 f"The event was:\n{child}"
             )
@@ -114,43 +183,95 @@ class Failure:
             f"The child's event was:\n{child}"
         )
 
-    def report(self) -> str:
-        """The root cause: what a person needs to read first."""
-        if self.kind == STOPPED:
-            return self.event_text()
-        if self.child is None:
-            return (
-                f"The actor {self.actor} and all its descendants have failed:\n"
-                f"{_indent(self._error_text())}"
-            )
-        if self.raised:
-            return (
-                f"The actor {self.actor} and all its descendants have failed:\n"
-                f"{_indent(self.error)}\n"
-                f"This error occurred while handling another failure:\n"
-                f"{_indent(self.child.report())}"
-            )
-        if self.child.kind == STOPPED:
-            return (
-                f"The actor {self.actor} failed because it did not handle a supervision event "
-                f"from its child. The event was:\n{_indent(self.child.event_text())}"
-            )
-        return self.child.report()
-
-    def _error_text(self) -> str:
+    def details(self) -> str:
+        """What happened, where, and the evidence; a line for each of the first two."""
         found = self.verdict
-        text = found.error
-        if found.tail:
-            text += "\nlast output lines:\n" + _indent("\n".join(found.tail))
+        parts = [found.error, self.where(), found.trace, _folded(found.tail)]
+        if self.kind == FAILED and found.cause == INTERNAL:
+            parts.append(PLEASE_REPORT)
+        return "\n".join(filter(None, parts))
+
+    def where(self) -> str:
+        """Who has to look, rank, host, pid and time, as far as they are known; one line."""
+        found = self.verdict
+        facts: list[str] = []
+        if self.ranks:
+            mesh = "" if self.mesh_name == "<none>" else f" of {self.mesh_name}"
+            facts.append(_ranks(self.ranks) + mesh)
+        if found.host:
+            facts.append(f"host {found.host}")
         if found.pid:
-            text += f"\n(on host {found.host}, pid {found.pid})"
-        return text
+            facts.append(f"pid {found.pid}")
+        if found.when:
+            facts.append(_time(found.when))
+        if self.kind == STOPPED:
+            return f"({', '.join(facts)})" if facts else ""
+        return f"({': '.join(filter(None, [found.cause, ', '.join(facts)]))})"
+
+    def _consequences(self) -> str:
+        """One line for each mesh or actor that failed because the root did."""
+        root = self.root
+        lines: list[str] = []
+        owners: list[str] = []
+        link = self
+        while link is not root:
+            owners.append(f"{link.actor}, which did not handle it")
+            assert link.child is not None
+            link = link.child
+        for name, found in root.others.items():
+            ours = root.ranks if name == root.mesh_name else ()
+            more = [rank for rank in found if rank not in ours]
+            if more:
+                lines.append(f"{name} {_ranks(more)}")
+        lines += reversed(owners)
+        if len(lines) > _CONSEQUENCES:
+            lines[_CONSEQUENCES - 1 :] = [f"{len(lines) - _CONSEQUENCES + 1} more"]
+        return "\n".join(lines)
+
+
+def _folded(tail: tuple[str, ...]) -> str:
+    if not tail:
+        return ""
+    lines = list(tail)
+    left_out = len(lines) - _TAIL_HEAD - _TAIL_END
+    if left_out > 1:
+        lines[_TAIL_HEAD:-_TAIL_END] = [f"... {left_out} lines ..."]
+    return "last output lines:\n" + _indent("\n".join(lines))
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """``rank 3``, or ``ranks 0-2, 5``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    texts = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
+    if len(texts) > _RANGES:
+        texts[_RANGES - 1 :] = ["..."]
+    plural = "s" if len(runs) != 1 or runs[0][0] != runs[0][1] else ""
+    return f"rank{plural} {', '.join(texts)}"
+
+
+def _time(when: float) -> str:
+    """As a clock on the wall here would show it, with its distance from UTC."""
+    from datetime import datetime, timezone  # nothing else in the engine needs it
+
+    moment = datetime.fromtimestamp(when, timezone.utc).astimezone()
+    return moment.isoformat(sep=" ", timespec="milliseconds")
 
 
 class MeshFailure:
-    """A failure of a mesh that the receiver owns (see `Actor.__supervise__`).
+    """A failure: of a mesh that the receiver owns (see `Actor.__supervise__`), or of a callee.
 
-    Not constructible by users and not an exception; send ``str(failure)`` if it must travel.
+    Made by the runtime only, and not an exception. It can be sent to other processes. Of a chain
+    of failures, each the consequence of one that was not handled, it is the last; `child` is the
+    one before, `root` the one to look at. `str` shows the chain, `report` the root.
+
+    >>> def hook(failure: MeshFailure) -> None:
+    ...     root = failure.root
+    ...     print(root.cause, root.crashed_ranks, root.host, root.pid, root.error)
     """
 
     __slots__ = ("_failure",)
@@ -179,6 +300,82 @@ class MeshFailure:
         """The root cause, with the user's traceback where there is one."""
         return self._failure.report()
 
+    # -- additions to the interface of the reference ---------------------------------------------
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The same as `crashed_ranks`."""
+        return self._failure.ranks
+
+    @property
+    def actor(self) -> str:
+        """Who failed, as a chain of owners: ``<root>.<__main__.Worker w{'gpus': 1/2}>``."""
+        return self._failure.actor
+
+    @property
+    def kind(self) -> str:
+        """``failed``, or ``stopped`` for what ended deliberately or cleanly."""
+        return self._failure.kind
+
+    @property
+    def cause(self) -> str:
+        """Who has to look: ``user code``, ``system``, ``infrastructure`` or ``internal``.
+
+        System: the process ended by an exit code or a signal. Infrastructure: an agent, a host or
+        the network, or it did not respond. Internal: a bug in this library.
+        """
+        return self._failure.verdict.cause
+
+    @property
+    def error(self) -> str:
+        """What happened, in words; empty if a child's failure that was not handled is all."""
+        return self._failure.error
+
+    @property
+    def traceback(self) -> str:
+        """The user's traceback, if it was an exception; else empty."""
+        return self._failure.verdict.trace
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """The last lines that the process printed, if it died and they were kept."""
+        return self._failure.verdict.tail
+
+    @property
+    def host(self) -> str:
+        """Where it was running; empty if unknown."""
+        return self._failure.verdict.host
+
+    @property
+    def pid(self) -> int:
+        """The process it was running in; 0 if unknown."""
+        return self._failure.verdict.pid
+
+    @property
+    def when(self) -> float:
+        """Seconds since the epoch, by the clock of that host; 0 if unknown."""
+        return self._failure.verdict.when
+
+    @property
+    def others(self) -> dict[str, tuple[int, ...]]:
+        """What else ended by the same event, as far as known then: ranks by mesh name."""
+        return dict(self._failure.others)
+
+    @property
+    def child(self) -> MeshFailure | None:
+        """The failure of a mesh it owned that it did not handle; None if it failed by itself."""
+        child = self._failure.child
+        return None if child is None else MeshFailure(child)
+
+    @property
+    def root(self) -> MeshFailure:
+        """The failure that is not the consequence of another; itself, if it is not.
+
+        An actor whose `__supervise__` raised counts as a root: what it was handling is the
+        root's `child`.
+        """
+        return MeshFailure(self._failure.root)
+
     def __repr__(self) -> str:
         ranks = list(self._failure.ranks)
         return (
@@ -186,8 +383,8 @@ class MeshFailure:
             f"event={self._failure.event_text()})"
         )
 
-    def __reduce__(self) -> Any:
-        raise TypeError("cannot pickle 'MeshFailure' object; send str(failure) instead")
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MeshFailure, (self._failure,)
 
 
 class UndeliverableMessageEnvelope:

@@ -23,7 +23,8 @@ INTERNAL = "internal"  # a bug in this library
 
 CAUSES = frozenset({USER, SYSTEM, INFRASTRUCTURE, INTERNAL})
 
-_TYPES: tuple[Any, ...] = (str, str, str, str, int, (int, float), (list, tuple))
+_TYPES: tuple[Any, ...] = (str, str, str, str, int, (int, float), (list, tuple), str)
+_LATEST = 1e11  # a time after the year 5000 is no time
 
 
 class Verdict(NamedTuple):
@@ -47,6 +48,8 @@ class Verdict(NamedTuple):
     """Seconds since the epoch, by the clock of that host; 0 if unknown."""
     tail: tuple[str, ...] = ()
     """The last lines that the process printed, if they were kept."""
+    trace: str = ""
+    """The traceback, if it was an exception."""
 
     @property
     def never_began(self) -> bool:
@@ -74,4 +77,6 @@ class Verdict(NamedTuple):
             raise ValueError(f"not a verdict: {verdict.kind!r}, {verdict.cause!r}")
         if not all(isinstance(line, str) for line in verdict.tail):
             raise TypeError("not a verdict: a tail is lines")
+        if not 0 <= verdict.when < _LATEST:
+            raise ValueError(f"not a verdict: {verdict.when!r} is no time")
         return verdict

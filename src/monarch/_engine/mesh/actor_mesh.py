@@ -202,11 +202,10 @@ class _Acks(RollCall[Any]):
     def _error(self, rank: int, verdict: Verdict) -> BaseException:
         if verdict.never_began:
             return ValueError(verdict.error)
-        return SupervisionError(self._mesh.failure_of_rank(rank, verdict).report())
+        return SupervisionError.of(self._mesh.failure_of_rank(rank, verdict))
 
     def _decode(self, content: Any) -> NoReturn:
-        failure = Failure.from_bytes(content)
-        raise SupervisionError(failure.report())
+        raise SupervisionError.of(Failure.from_bytes(content))
 
 
 def _label(name: str, uid: int) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch._engine.base.failure import Failure, MeshFailure
 from monarch._engine.base.identity import ActorAddr, Uid, normalize_label
-from monarch._engine.base.verdict import FAILED, STOPPED
+from monarch._engine.base.verdict import FAILED, STOPPED, Verdict
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.client import client_proc, when_forked
 from monarch._engine.runtime.dispatch import Died, End, end_by
@@ -404,14 +404,38 @@ def _unhandled(failure: Failure) -> None:
     try:
         facade.unhandled_fault_hook(MeshFailure(failure))
     except BaseException:  # any exception says: not handled
-        when = time.strftime("%Y-%m-%d %H:%M:%S")
-        print(
-            f"Unhandled monarch error on the root actor, hostname={socket.gethostname()}, "
-            f"PID={os.getpid()} at time {when}:\n{failure.report()}\n",
-            file=sys.stderr,
-            flush=True,
-        )
+        _show(failure)
         if _closing:  # the program is over: `shutdown` ends it with the exit code of a fault
             _closing.append(failure)
             return
         drivers.current.interrupt_main()
+
+
+# Unhandled faults that were printed, by what happened, and the ranks that were named.
+_shown: dict[Verdict, set[tuple[str, int]]] = {}
+_SHOWN = 100  # faults remembered
+
+
+def _show(failure: Failure) -> None:
+    """Print a fault that nobody handled: in full if nothing like it was, else whom it hit."""
+    root = failure.root
+    what = root.verdict._replace(host="", pid=0, when=0.0)
+    own = {(root.mesh_name, rank) for rank in root.ranks}
+    with _lock:
+        named = _shown.get(what)
+        if named is None:
+            when = time.strftime("%Y-%m-%d %H:%M:%S")
+            text = (
+                f"Unhandled monarch error on the root actor, hostname={socket.gethostname()}, "
+                f"PID={os.getpid()} at time {when}:\n{failure.report()}\n"
+            )
+            while len(_shown) >= _SHOWN:
+                del _shown[next(iter(_shown))]
+            others = root.others.items()
+            named = _shown[what] = {(mesh, rank) for mesh, ranks in others for rank in ranks}
+        elif own and own <= named:
+            return
+        else:
+            text = f"The same happened to {root.actor} {root.where()}"
+        named |= own
+        print(text, file=sys.stderr, flush=True)

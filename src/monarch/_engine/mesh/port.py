@@ -213,7 +213,7 @@ class _Receive(Future[Any]):
         if flags & RAISE:
             raise decode_body(body)
         if flags & FAILURE:
-            raise SupervisionError(Failure.from_bytes(body).report())
+            raise SupervisionError.of(Failure.from_bytes(body))
         if flags:
             raise rebuild_error(body)
         value = decode_body(body)

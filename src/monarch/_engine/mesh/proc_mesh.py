@@ -382,7 +382,7 @@ class _Ready(RollCall[Any]):
 def _proc_lost(rank: int, verdict: Verdict) -> BaseException:
     if verdict.never_began:
         return ValueError(verdict.error)
-    return SupervisionError(Failure(f"proc {rank}", verdict, ranks=(rank,)).report())
+    return SupervisionError.of(Failure(f"proc {rank}", verdict, ranks=(rank,)))
 
 
 class _Stopped(Future[None]):

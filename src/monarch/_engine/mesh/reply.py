@@ -33,8 +33,7 @@ RAISE = 4  # flag of a POST: the body is an exception to raise as it is
 
 def _error_of(flags: int, body: Any, endpoint_name: str) -> BaseException:
     if flags & FAILURE:
-        failure = Failure.from_bytes(body)
-        return SupervisionError(failure.report(), endpoint_name)
+        return SupervisionError.of(Failure.from_bytes(body), endpoint_name)
     if flags & RAISE:
         error: BaseException = decode_body(body)
         return error
@@ -45,8 +44,7 @@ def lost_error(endpoint: ActorEndpoint[Any, Any], rank: int, verdict: Verdict) -
     """What a caller is told when the process of one rank is gone."""
     if verdict.never_began:
         return ValueError(verdict.error)
-    failure = endpoint.mesh.failure_of_rank(rank, verdict)
-    return SupervisionError(failure.report(), endpoint.name)
+    return SupervisionError.of(endpoint.mesh.failure_of_rank(rank, verdict), endpoint.name)
 
 
 class Reply(Future[R_co]):

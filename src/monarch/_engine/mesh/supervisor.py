@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
-from monarch._engine.base.errors import SupervisionError, format_remote
+from monarch._engine.base.errors import SupervisionError, format_remote, headline
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.verdict import FAILED, STOPPED, USER, Verdict
 from monarch._engine.mesh.actor import Actor
@@ -403,8 +403,9 @@ class Supervisor:
                 with owner._acting():
                     callback(event)
             except BaseException as error:  # the owner's code: the owner's business
-                text = f"on_restart raised:\n{format_remote(error)}"
-                owner.child_failed(Failure(str(owner), Verdict(FAILED, text, USER)))
+                text = f"on_restart raised: {headline(error)}"
+                verdict = Verdict(FAILED, text, USER, trace=format_remote(error))
+                owner.child_failed(Failure(str(owner), verdict))
 
         if owner._cell is None:
             drivers.current.start_thread("monarch-restart", call)
@@ -429,7 +430,7 @@ class Supervisor:
         note = f"not restarted again: that would be more than {self._limits}"
         verdict = last.verdict._replace(error=f"{last.error}\n({note})")
         self._fallen = fallen = Failure(
-            last.actor, verdict, last.mesh_name, last.ranks, last.child, last.raised
+            last.actor, verdict, last.mesh_name, last.ranks, last.child, last.raised, last.others
         )
         for other in self._by_uid.values():
             self._proc.owned.pop(other.owned.uid, None)

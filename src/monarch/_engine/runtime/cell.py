@@ -22,14 +22,15 @@ from __future__ import annotations
 
 import _queue
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch._engine.base.errors import format_remote
+from monarch._engine.base.errors import format_remote, headline, is_ours
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
-from monarch._engine.base.verdict import FAILED, STOPPED, USER, Verdict
+from monarch._engine.base.verdict import FAILED, INTERNAL, STOPPED, USER, Verdict
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.gauge import Gauge
 from monarch._engine.wire.frame import CALL, Frame
@@ -278,13 +279,27 @@ class Cell:
         if frame.kind == CALL:
             self.proc.refuse(link, frame)
 
-    def own_failure(self, error: str, kind: str = FAILED, cause: str = USER) -> Failure:
-        """The end of this actor, here and now."""
+    def own_failure(
+        self, error: str, kind: str = FAILED, cause: str = USER, trace: str = ""
+    ) -> Failure:
+        """What happened to this actor, here and now."""
         proc = self.proc
-        verdict = Verdict(kind, error, cause, proc.hostname, proc.pid, drivers.current.wall_time())
+        now = drivers.current.wall_time()
+        verdict = Verdict(kind, error, cause, proc.hostname, proc.pid, now, trace=trace)
         return Failure(self.identity.display, verdict, self.identity.label, (self.rank,))
 
     def failure_of(self, error: BaseException) -> Failure:
         """The failure of this actor by an exception."""
-        text = f"actor explicitly aborted due to: {format_remote(error)}"
-        return self.own_failure(text)
+        text = f"actor explicitly aborted due to: {headline(error)}"
+        return self.own_failure(text, trace=format_remote(error))
+
+    def broken_by(self, error: BaseException) -> None:
+        """The actor's loop itself is over, by what passed all boundaries around user code."""
+        if is_ours(error):
+            text = f"internal error: {headline(error)}"
+            trace = "".join(traceback.format_exception(error)).rstrip()
+            failure = self.own_failure(text, cause=INTERNAL, trace=trace)
+        else:
+            failure = self.failure_of(error)
+        self.settle(failure)
+        self.finish()

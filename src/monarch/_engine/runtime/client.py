@@ -134,10 +134,10 @@ def start_agent() -> None:
 def _agent_died(_reason: str) -> None:
     proc = _current
     if proc is not None:
-        error = "the host agent of this machine ended unexpectedly"
+        pid = "?" if _agent_process is None else _agent_process.pid
+        error = f"the host agent of this machine (pid {pid}) ended unexpectedly"
         when = drivers.current.wall_time()
-        pid = 0 if _agent_process is None else _agent_process.pid
-        proc.bury_everyone(Verdict(FAILED, error, INFRASTRUCTURE, proc.hostname, pid, when))
+        proc.bury_everyone(Verdict(FAILED, error, INFRASTRUCTURE, proc.hostname, 0, when))
 
 
 def close_client(grace: float, verdict: Verdict) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from monarch._engine.base.errors import ActorError, RemoteException, format_remote
+from monarch._engine.base.errors import ActorError, RemoteException, format_remote, headline
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import STOPPED
@@ -68,9 +68,12 @@ def _route(meta: bytes) -> tuple[str, bytes]:
 
 def run_sync(cell: Cell) -> None:
     """The thread of a sync actor, from construction to its end."""
-    if construct(cell):
-        grave, error = _serve_sync(cell)
-        _finish_sync(cell, grave, error)
+    try:
+        if construct(cell):
+            grave, error = _serve_sync(cell)
+            _finish_sync(cell, grave, error)
+    except BaseException as error:  # nobody may wait for an actor without a loop
+        cell.broken_by(error)
 
 
 def _serve_sync(cell: Cell) -> End:
@@ -246,18 +249,19 @@ def stopped(cell: Cell, frame: Frame) -> End:
 def send_error(
     cell: Cell, link: Any, frame: Frame, name: str, error: BaseException, suffix: str
 ) -> None:
-    where = f"raised by {cell.identity.display} on host {cell.proc.hostname}, pid {cell.proc.pid}"
-    body = error_body(f"Actor call {cell.identity.name}.{name} {suffix}", error, where)
+    body = error_body(cell, f"Actor call {cell.identity.name}.{name} {suffix}", error)
     cell.proc.post(link, frame.port, frame.rank, body, ERROR)
 
 
-def error_body(message: str, error: BaseException, where: str = "") -> tuple[str, str, Any, str]:
-    """What an ERROR carries: message, traceback text, the pickled exception, its summary.
+def error_body(
+    cell: Cell, message: str, error: BaseException
+) -> tuple[str, Failure, bytes | None, str]:
+    """What an ERROR carries: message, what happened and where, the pickled exception, its summary.
 
     The exception is pickled apart, so that one that cannot be pickled, or not be rebuilt by the
     caller, costs only the object: the text arrives in any case.
     """
-    formatted = f"{format_remote(error)}\n({where})" if where else format_remote(error)
+    failure = cell.own_failure(headline(error), trace=format_remote(error))
     summary = f"{type(error).__module__}.{type(error).__qualname__}: {_text(error)}"
     try:
         payload = encode(error, 1 << 62)
@@ -265,7 +269,7 @@ def error_body(message: str, error: BaseException, where: str = "") -> tuple[str
     except Exception as problem:
         pickled = None
         summary += f" (the exception could not be pickled: {_text(problem)})"
-    return message, formatted, pickled, summary
+    return message, failure, pickled, summary
 
 
 def _text(error: BaseException) -> str:
@@ -277,7 +281,7 @@ def _text(error: BaseException) -> str:
 
 def rebuild_error(body: Any) -> ActorError:
     """The ActorError of an ERROR body; a stand-in takes the place of what cannot be rebuilt."""
-    message, formatted, pickled, summary = decode_body(body)
+    message, failure, pickled, summary = decode_body(body)
     if pickled is None:
         error: Any = RemoteException(summary)
     else:
@@ -287,4 +291,4 @@ def rebuild_error(body: Any) -> ActorError:
             error = RemoteException(f"{summary} (it could not be rebuilt here: {_text(problem)})")
         if not isinstance(error, BaseException):
             error = RemoteException(summary)
-    return ActorError(error, message, formatted=formatted)
+    return ActorError(error, message, formatted=failure.verdict.trace, failure=failure)

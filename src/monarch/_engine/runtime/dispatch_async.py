@@ -38,9 +38,8 @@ def run_async(cell: Cell) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_until_complete(_serve(cell, loop))
-    except BaseException as error:  # the supervision boundary: nothing escapes an actor
-        cell.settle(cell.failure_of(error))
-        cell.finish()
+    except BaseException as error:  # nobody may wait for an actor without a loop
+        cell.broken_by(error)
     finally:
         try:
             _cancel_all(loop)

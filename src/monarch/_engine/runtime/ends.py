@@ -49,3 +49,10 @@ class OwnedMesh:
         self.links = links
         self.rank_text = rank_text
         self.gone: dict[int, Failure] = {}
+
+    def failure_of(
+        self, rank: int, verdict: Verdict, others: dict[str, tuple[int, ...]]
+    ) -> Failure:
+        """The end of one rank by that of its process, which took `others` along."""
+        actor = self.display + self.rank_text(rank) + ">"
+        return Failure(actor, verdict, self.name, (rank,), others=others)

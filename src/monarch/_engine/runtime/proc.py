@@ -25,7 +25,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from monarch._engine.base.errors import BackpressureError, PayloadTooLarge, ProtocolError
@@ -556,11 +556,21 @@ class Proc:
             del self.verdicts[next(iter(self.verdicts))]
         for sink in list(self.ports.values()):
             sink.peer_lost(link, verdict)
-        for uid, mesh in list(self.owned.items()):
-            for rank, mesh_link in enumerate(mesh.links):
-                if mesh_link is link and rank not in mesh.gone:
-                    actor = mesh.display + mesh.rank_text(rank) + ">"
-                    self.mesh_failed(uid, rank, Failure(actor, verdict, mesh.name, (rank,)))
+        self._book([link], verdict)
+
+    def _book(self, links: Collection[Any], verdict: Verdict) -> None:
+        """Book the end of everything we own that was behind `links`: one event."""
+        gone = [
+            (uid, mesh, rank)
+            for uid, mesh in self.owned.items()
+            for rank, link in enumerate(mesh.links)
+            if link in links and rank not in mesh.gone
+        ]
+        others: dict[str, tuple[int, ...]] = {}
+        for _, mesh, rank in gone:
+            others[mesh.name] = (*others.get(mesh.name, ()), rank)
+        for uid, mesh, rank in gone:
+            self.mesh_failed(uid, rank, mesh.failure_of(rank, verdict, others))
 
     def rank_unreachable(self, mesh_uid: int, rank: int, link: Any) -> None:
         """An actor could not be created: its process is gone. Books it once the reason is known."""
@@ -569,14 +579,19 @@ class Proc:
             return
 
         def book(verdict: Verdict) -> None:
-            actor = mesh.display + mesh.rank_text(rank) + ">"
-            self.mesh_failed(mesh_uid, rank, Failure(actor, verdict, mesh.name, (rank,)))
+            self.mesh_failed(mesh_uid, rank, mesh.failure_of(rank, verdict, {}))
 
         self.when_gone(link.uid, book)
 
     def bury_everyone(self, verdict: Verdict) -> None:
         """The host agent is gone: nothing on this host can be reached any more."""
         self.ended = verdict
+        lost = {
+            link
+            for uid, link in self.links.items()
+            if link is not self.local and self.verdicts.setdefault(uid, verdict) is verdict
+        }
+        self._book(lost, verdict)
         for uid, link in list(self.links.items()):
             if link is not self.local:
                 known = self.verdicts.setdefault(uid, verdict)

@@ -23,6 +23,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from monarch._engine.base.failure import PLEASE_REPORT
+
 __all__ = ["READ", "WRITE", "Reactor", "Timer"]
 
 READ = select.POLLIN
@@ -179,5 +181,9 @@ class Reactor:
 
 
 def _report() -> None:
-    print("monarch: internal error in the reactor, please report it:", file=sys.stderr)
-    traceback.print_exc()
+    print(
+        f"monarch: internal error in the reactor of process {os.getpid()}:\n"
+        f"{traceback.format_exc()}{PLEASE_REPORT}",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -35,8 +35,8 @@ class SetupGate:
     same error.
     """
 
-    def __init__(self, uid: int) -> None:
-        self._uid = uid
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
         self._done = drivers.current.event()
         self.answer: Any = None  # what callers get when the callable failed
 
@@ -45,12 +45,12 @@ class SetupGate:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
-            self.answer = error_body("Actor call setup.setup failed.", error)
+            self.answer = error_body(self._cell, "Actor call setup.setup failed.", error)
         self._done.set()
 
     def blocks(self, cell: Cell) -> bool:
         """Whether `cell` has to wait: all but the bootstrap's own actor, and what it spawned."""
-        return cell.uid != self._uid and cell.owner != cell.proc.uid
+        return cell is not self._cell and cell.owner != cell.proc.uid
 
     def wait(self) -> None:
         self._done.wait()
@@ -63,8 +63,6 @@ def spawn_cell(proc: Proc, link: Any, frame: Frame) -> None:
     def build(cell: Cell) -> Any:
         return decode_body(frame.body).build(cell)
 
-    if frame.flags & SETUP:
-        proc.setup = SetupGate(frame.dest)
     identity = Identity(name, label, display, build)
     is_async = bool(frame.flags & ASYNC)
     cell = Cell(proc, frame.dest, frame.rank, frame.port, identity, is_async=is_async)
@@ -76,6 +74,8 @@ def spawn_cell(proc: Proc, link: Any, frame: Frame) -> None:
     predecessor = proc.graves.pop(frame.dest, None)
     if predecessor is not None:
         Fence(cell, link, predecessor)
+    if frame.flags & SETUP:
+        proc.setup = SetupGate(cell)
     proc.cells[frame.dest] = cell  # before it runs: it may end at once
     if is_async:
         # Loaded with asyncio, by the first async actor: in workers the launcher did.
