@@ -10,14 +10,21 @@ import pytest
 
 from monarch._engine import protocol
 
-MODULES = [module.name for module in pkgutil.iter_modules(protocol.__path__)]
+MODULES = [
+    importlib.import_module(f"{protocol.__name__}.{module.name}")
+    for module in pkgutil.iter_modules(protocol.__path__)
+]
+FINDER = doctest.DocTestFinder(exclude_empty=True)
+EXAMPLES = [test for module in MODULES for test in FINDER.find(module) if test.examples]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_examples(name: str) -> None:
-    module = importlib.import_module(f"{protocol.__name__}.{name}")
+def test_there_are_examples() -> None:
+    found = {example.name.removeprefix(f"{protocol.__name__}.") for example in EXAMPLES}
+    assert found >= {"channel.Channel", "lanes.Lanes", "restart.Restarts", "stream.PacketStream"}
 
-    result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
 
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_example_prints_what_it_shows(example: doctest.DocTest) -> None:
+    result = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example)
     assert result.attempted > 0
     assert result.failed == 0
