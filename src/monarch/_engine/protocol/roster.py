@@ -33,9 +33,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from monarch._engine.base.verdict import FAILED, Verdict
+from monarch._engine.base.verdict import FAILED, STOPPED, Verdict
 
-__all__ = ["ANSWER_WITHIN", "Condemn", "Effect", "Hand", "Kill", "Roster", "Tell"]
+__all__ = ["ANSWER_WITHIN", "Condemn", "Effect", "Hand", "Kill", "Roster", "Tell", "gone"]
 
 ANSWER_WITHIN = 1.0
 """Seconds that an asker waits at most for a proc that is not seen to end."""
@@ -45,6 +45,7 @@ REMEMBERED = 10_000
 
 _FORGOTTEN = Verdict(FAILED, "the process does not exist, or ended long ago")
 _CLOSED = Verdict(FAILED, "the process this actor was running on closed its connection")
+_LEFT = Verdict(STOPPED, "it has left")
 _LAUNCHER_LOST = "the process was killed: its launcher ended unexpectedly"
 
 
@@ -85,6 +86,7 @@ class _Member:
         "askers",
         "children",
         "exited",
+        "guest",
         "known",
         "launcher",
         "parent",
@@ -100,6 +102,7 @@ class _Member:
         self.parent = parent
         self.launcher = launcher
         self.ready = ready
+        self.guest = False  # lives elsewhere: not ours to watch, nor to end
         self.exited = False
         self.verdict: Verdict | None = None
         self.successor = 0
@@ -113,7 +116,7 @@ class Roster:
     """See the module. `client` is the uid of the client, the first member."""
 
     def __init__(self, client: int) -> None:
-        self._client = client
+        self.client = client
         self._members = {client: _Member(client, 0, None, ready=True)}
         self._timers: list[tuple[float, int, Callable[..., list[Effect]], tuple[Any, ...]]] = []
         self._order = itertools.count()
@@ -129,6 +132,10 @@ class Roster:
         """Whether there is such a member and its process is not known to be gone."""
         member = self._members.get(uid)
         return member is not None and not member.exited
+
+    def knows(self, uid: int) -> bool:
+        """Whether there is, or lately was, such a member."""
+        return uid in self._members
 
     def is_ready(self, uid: int) -> bool:
         """Whether the proc speaks to us (a forked one always does)."""
@@ -164,7 +171,7 @@ class Roster:
         if len(uids) < len(procs) or not uids.isdisjoint(self._members):
             raise ValueError("a proc must have a uid of its own")
         olds = {old.uid for old in replaced.values()}
-        if len(olds) < len(replaced) or not olds.isdisjoint((parent, self._client)):
+        if len(olds) < len(replaced) or not olds.isdisjoint((parent, self.client)):
             raise ValueError("a proc can replace one other proc, not the one that asks")
         news = _News(self)
         for proc in procs:
@@ -207,7 +214,7 @@ class Roster:
         if not self.alive(asker):
             return []
         if member is None:
-            return [Tell(asker, _gone([[uid, *_FORGOTTEN]]))]
+            return [Tell(asker, gone([[uid, *_FORGOTTEN]]))]
         if member.verdict is not None:
             news = _News(self)
             news.of_end(member, [asker])
@@ -221,13 +228,20 @@ class Roster:
 
     def kill(self, uids: Iterable[int]) -> list[Effect]:
         """Somebody wants these procs ended."""
-        return _kill([uid for uid in uids if uid != self._client and self.alive(uid)])
+        members = self._members
+        return _kill(
+            [
+                uid
+                for uid in uids
+                if uid != self.client and self.alive(uid) and not members[uid].guest
+            ]
+        )
 
     # -- what the driver sees --------------------------------------------------------------------
 
     def exited(self, uids: Iterable[int]) -> list[Effect]:
         """These processes are gone. What made them end follows, by `ended`."""
-        known = [self._members[uid] for uid in uids if uid in self._members and uid != self._client]
+        known = [self._members[uid] for uid in uids if uid in self._members and uid != self.client]
         return self._exited(known)
 
     def ended(self, ends: Iterable[tuple[int, Verdict]]) -> list[Effect]:
@@ -235,7 +249,7 @@ class Roster:
         fresh: list[_Member] = []
         for uid, verdict in ends:
             member = self._members.get(uid)
-            if member is not None and member.verdict is None and uid != self._client:
+            if member is not None and member.verdict is None and uid != self.client:
                 member.verdict = verdict
                 fresh.append(member)
         effects = self._exited(fresh)
@@ -259,13 +273,29 @@ class Roster:
         lost = [
             member
             for member in self._members.values()
-            if member.launcher == launcher and not member.exited and member.uid != self._client
+            if member.launcher == launcher and not member.exited and member.uid != self.client
         ]
         return [effect for member in lost for effect in self._condemn(member, _LAUNCHER_LOST)]
 
+    def admit(self, uid: int) -> None:
+        """A proc of another host has to do with ours: it may ask, and be a parent."""
+        member = self._members[uid] = _Member(uid, 0, None, ready=True)
+        member.guest = True
+
+    def left(self, uid: int) -> list[Effect]:
+        """A guest has ended, or cannot be reached any more: what it spawned here goes with it."""
+        member = self._members.get(uid)
+        if member is None or not member.guest:
+            return []
+        for other in member.known:
+            self._members[other].known.pop(uid, None)
+        effects = self._exited([member])
+        member.verdict = _LEFT
+        return effects
+
     def client_lost(self) -> list[Effect]:
         """The client is gone: everything it started goes."""
-        self._members[self._client].exited = True
+        self._members[self.client].exited = True
         return self.kill(list(self._members))
 
     def tick(self, now: float) -> list[Effect]:
@@ -315,7 +345,7 @@ class Roster:
         del member.askers[asker]
         if not self.alive(asker):
             return []
-        return [Tell(asker, _gone([[member.uid, *_CLOSED]]))]
+        return [Tell(asker, gone([[member.uid, *_CLOSED]]))]
 
     def _check_ready(self, member: _Member, patience: float) -> list[Effect]:
         """Give up on an executed command that did not become a proc."""
@@ -363,14 +393,14 @@ class _News:
                 self._moves.append(Tell(hearer, _moved(old.uid, newest.uid)))
 
     def tell(self) -> list[Effect]:
-        return [*(Tell(to, _gone(ends)) for to, ends in self._ends.items()), *self._moves]
+        return [*(Tell(to, gone(ends)) for to, ends in self._ends.items()), *self._moves]
 
 
 def _kill(uids: list[int]) -> list[Effect]:
     return [Kill(uids)] if uids else []
 
 
-def _gone(ends: list[list[Any]]) -> dict[str, Any]:
+def gone(ends: list[list[Any]]) -> dict[str, Any]:
     return {"op": "gone", "procs": ends}
 
 

@@ -1,0 +1,357 @@
+"""The federation: how the agents of several hosts act as one for the procs of a job.
+
+Every agent keeps the books of its own host (`Roster`). The federation adds what lies beyond: on
+which host a proc lives, which procs of other hosts (*guests*) have to do with ours, and what has to
+be passed on. It wraps the roster: the driver asks it instead, and performs its effects.
+
+The procs notice nothing. A proc that spawns or calls beyond its host makes a socket pair and hands
+one end to its agent, as always; the agent keeps that end and carries what passes through it to the
+agent of the other host, which hands an end of its own to the proc there (a *tunnel*). Asking why
+somebody is gone, being told so, and being killed are messages between agents on the control lane.
+
+Who asks for what is known where it ends up: a guest is a member of the roster of the host that it
+has to do with, so all promises of the roster hold for it: it hears of its children's ends, and with
+it go its children. When a host is lost its guests have left, and its procs are gone.
+
+Where a proc lives is known to the agent that spawned it, to the one where it lives, and to *home*,
+the agent of the client's host, which every agent that spawns beyond itself tells first. Others ask
+home, and again for a moment, since its knowledge may be on the way. There is no broadcast and no
+table of everything but home's, which has an entry per spawn, not per proc.
+
+Messages between agents, all on the control lane and in order (JSON objects with an ``op``)::
+
+    open      the other end of a tunnel, from `near` (there) to `far` (here); `first`: the link to
+              the parent of a proc that the next `spawn` is about
+    spawn     launch procs for a guest
+    ask       what a guest asks its agent and does not concern descriptors
+    notice    what a roster tells a guest
+    left      a guest has ended
+    where     on which host does this proc live?
+    lives     the answer, or the news: these procs live there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from monarch._engine.base.verdict import FAILED, Verdict
+from monarch._engine.protocol import roster as rosters
+from monarch._engine.protocol.roster import Roster, Tell
+
+__all__ = ["HOME", "Effect", "Federation", "Refuse", "Send", "Tunnel"]
+
+HOME = ""
+"""The name of the client's host, for all agents of its job."""
+
+_ASK_AGAIN = 0.05
+_ASK_FOR = 1.0
+_RANKS = 20  # low bits of a uid that count the procs of one spawn
+
+_UNKNOWN = "the process does not exist, or ended long ago"
+
+
+class Send(NamedTuple):
+    """Send `message` to the agent of `host`."""
+
+    host: str
+    message: dict[str, Any]
+
+
+class Tunnel(NamedTuple):
+    """Carry the link whose end came with a request of `near`, a member here, to `far` on `host`."""
+
+    host: str
+    near: int
+    far: int
+    first: bool
+
+
+class Refuse(NamedTuple):
+    """Close the end that `near` sent for `far`: there is nobody to take it."""
+
+    near: int
+    far: int
+
+
+Effect: TypeAlias = rosters.Effect | Send | Tunnel | Refuse
+
+
+class _Question(NamedTuple):
+    """What waits for home to say where a proc lives."""
+
+    asker: int
+    request: dict[str, Any] | None  # None: an introduction
+
+
+class Federation:
+    """See the module.
+
+    Args:
+        roster: of this host.
+        here: the name of this host.
+    """
+
+    def __init__(self, roster: Roster, here: str) -> None:
+        self.roster = roster
+        self.here = here
+        self._lives: dict[int, dict[int, str]] = {}  # spawn -> procs of it -> host
+        # Members of our roster that live elsewhere, and where. Everywhere but at home the client
+        # is one.
+        self._guests: dict[int, str] = {} if here == HOME else {roster.client: HOME}
+        self._abroad: dict[int, set[str]] = {}  # members here, and the hosts where they are guests
+        self._children: dict[int, int] = {}  # procs on other hosts, and who here spawned them
+        self._lost: dict[str, Verdict] = {}
+        self._questions: dict[int, list[_Question]] = {}
+        self._asked: dict[int, float] = {}  # open questions to home: since when
+        self._ask_at: float | None = None
+
+    # -- what members of this host ask -----------------------------------------------------------
+
+    def host_of(self, uid: int) -> str | None:
+        """The host where proc `uid` lives, this one included; None if that is not known here."""
+        if uid in self._guests:
+            return self._guests[uid]
+        if self.roster.knows(uid):
+            return self.here
+        return self._lives.get(uid >> _RANKS, {}).get(uid)
+
+    def spawn_there(
+        self, asker: int, host: str, spec: Mapping[str, Any], procs: Sequence[Mapping[str, Any]]
+    ) -> list[Effect]:
+        """Member `asker` spawns `procs` on another host; the ends of their links came along."""
+        uids = [proc["uid"] for proc in procs]
+        verdict = self._lost.get(host)
+        if verdict is not None:
+            gone = [[uid, *verdict] for uid in uids]
+            return [*(Refuse(asker, uid) for uid in uids), Tell(asker, rosters.gone(gone))]
+        effects: list[Effect] = []
+        for uid in uids:
+            self._children[uid] = asker
+            effects.append(Tunnel(host, asker, uid, first=True))
+        self._goes(asker, host)
+        request = {"op": "spawn", "parent": asker, "spec": spec, "procs": list(procs)}
+        return [*effects, Send(host, request)]
+
+    def spawned(self, uids: Sequence[int], hosts: Sequence[str]) -> list[Effect]:
+        """These procs of one spawn are about to live on these hosts: remember, and tell home."""
+        self._learn(uids, hosts)
+        if self.here == HOME:
+            return []
+        return [Send(HOME, {"op": "lives", "uids": list(uids), "hosts": list(hosts)})]
+
+    def introduce(self, asker: int, to: int, now: float) -> list[Effect]:
+        """Member `asker` sends the other end of a link for `to`."""
+        host = self.host_of(to)
+        if host == self.here:
+            return list(self.roster.introduce(asker, to)) or [Refuse(asker, to)]
+        if host is None:
+            found = self._look_up(to, _Question(asker, None), now)
+            return [Refuse(asker, to)] if found is None else found
+        if host in self._lost:
+            return [Refuse(asker, to)]
+        self._goes(asker, host)
+        return [Tunnel(host, asker, to, first=False)]
+
+    def autopsy(self, asker: int, uid: int, now: float) -> list[Effect]:
+        """Member `asker` lost its link to `uid`, and wants to know why."""
+        host = self.host_of(uid)
+        if host == self.here:
+            return self._route(self.roster.autopsy(asker, uid, now))
+        request = {"op": "autopsy", "uid": uid}
+        if host is None:
+            found = self._look_up(uid, _Question(asker, request), now)
+            if found is None:
+                return self._tell_gone(asker, uid, Verdict(FAILED, _UNKNOWN))
+            return found
+        return self._ask(asker, host, request)
+
+    def kill(self, uids: Iterable[int]) -> list[Effect]:
+        """Somebody wants these procs ended, wherever they are."""
+        here: list[int] = []
+        there: dict[str, list[int]] = {}
+        for uid in uids:
+            host = self.host_of(uid)
+            if host == self.here:
+                here.append(uid)
+            elif host is not None and host not in self._lost:
+                there.setdefault(host, []).append(uid)
+        effects: list[Effect] = list(self.roster.kill(here))
+        for host, those in there.items():
+            effects.append(Send(host, {"op": "ask", "request": {"op": "kill", "uids": those}}))
+        return effects
+
+    # -- what the driver sees --------------------------------------------------------------------
+
+    def exited(self, uids: Iterable[int]) -> list[Effect]:
+        """These processes of this host are gone; see `Roster.exited`."""
+        uids = list(uids)
+        return [*self._route(self.roster.exited(uids)), *self._farewells(uids)]
+
+    def ended(self, ends: Iterable[tuple[int, Verdict]]) -> list[Effect]:
+        """These procs of this host are gone, and why; see `Roster.ended`."""
+        ends = list(ends)
+        effects = self._route(self.roster.ended(ends))
+        return [*effects, *self._farewells([uid for uid, _ in ends])]
+
+    def route(self, effects: Iterable[rosters.Effect]) -> list[Effect]:
+        """Effects of the roster, with what is for guests sent to where they live."""
+        return self._route(effects)
+
+    def host_lost(self, host: str, verdict: Verdict) -> list[Effect]:
+        """There is no way to `host` any more: its procs are gone, and its guests have left."""
+        self._lost[host] = verdict
+        effects: list[Effect] = []
+        for guest in [uid for uid, home in self._guests.items() if home == host]:
+            del self._guests[guest]
+            effects += self._route(self.roster.left(guest))
+        for hosts in self._abroad.values():
+            hosts.discard(host)
+        bereaved: dict[int, list[list[Any]]] = {}
+        for uid, parent in list(self._children.items()):
+            if self.host_of(uid) == host:
+                del self._children[uid]
+                bereaved.setdefault(parent, []).append([uid, *verdict])
+        effects += [
+            Tell(parent, rosters.gone(ends))
+            for parent, ends in bereaved.items()
+            if self.roster.alive(parent)
+        ]
+        return effects
+
+    @property
+    def deadline(self) -> float:
+        """When `tick` is due; infinity if nothing waits."""
+        own = self._ask_at
+        return self.roster.deadline if own is None else min(own, self.roster.deadline)
+
+    def tick(self, now: float) -> list[Effect]:
+        """What is due by `now`."""
+        effects = self._route(self.roster.tick(now))
+        if self._ask_at is None or now < self._ask_at:
+            return effects
+        self._ask_at = None
+        for uid, since in list(self._asked.items()):
+            if now - since >= _ASK_FOR:
+                effects += self._answer(uid, None)
+            else:
+                effects.append(Send(HOME, {"op": "where", "uid": uid}))
+                self._ask_at = now + _ASK_AGAIN
+        return effects
+
+    # -- what other agents say -------------------------------------------------------------------
+
+    def admit(self, uid: int, host: str) -> None:
+        """A proc of `host` has to do with ours from now on."""
+        if not self.roster.knows(uid):
+            self._guests[uid] = host
+            self.roster.admit(uid)
+
+    def opened(self, host: str, near: int, far: int) -> list[Effect]:
+        """A tunnel from `near` on `host` for `far` here. No effect: there is nobody to take it."""
+        self.admit(near, host)
+        if self.host_of(far) != self.here:
+            return []
+        return self._route(self.roster.introduce(near, far))
+
+    def heard(self, host: str, message: Mapping[str, Any], now: float) -> list[Effect]:
+        """A `notice`, `left`, `where` or `lives` from the agent of `host`."""
+        op = message["op"]
+        if op == "notice":
+            return self._on_notice(message["to"], message["notice"])
+        if op == "left":
+            if self._guests.get(message["uid"]) != host:
+                return []
+            del self._guests[message["uid"]]
+            return self._route(self.roster.left(message["uid"]))
+        if op == "where":
+            uid = message["uid"]
+            found = self.host_of(uid)
+            return [Send(host, {"op": "lives", "uids": [uid], "hosts": [found]})] if found else []
+        if op == "lives":
+            self._learn(message["uids"], message["hosts"])
+            return [
+                effect
+                for uid, known in zip(message["uids"], message["hosts"], strict=True)
+                for effect in self._answer(uid, known)
+            ]
+        raise ValueError(f"unknown message between agents: {op!r}")
+
+    # -- how it works ----------------------------------------------------------------------------
+
+    def _learn(self, uids: Sequence[int], hosts: Sequence[str]) -> None:
+        for uid, host in zip(uids, hosts, strict=True):
+            if not self.roster.knows(uid):
+                self._lives.setdefault(uid >> _RANKS, {})[uid] = host
+
+    def _goes(self, uid: int, host: str) -> None:
+        """A member of this host becomes a guest on another."""
+        self._abroad.setdefault(uid, set()).add(host)
+
+    def _farewells(self, uids: Iterable[int]) -> list[Effect]:
+        return [
+            Send(host, {"op": "left", "uid": uid})
+            for uid in uids
+            for host in sorted(self._abroad.pop(uid, ()))
+            if host not in self._lost
+        ]
+
+    def _ask(self, asker: int, host: str, request: dict[str, Any]) -> list[Effect]:
+        verdict = self._lost.get(host)
+        if verdict is not None:
+            return self._tell_gone(asker, request["uid"], verdict)
+        self._goes(asker, host)
+        return [Send(host, {"op": "ask", "from": asker, "request": request})]
+
+    def _tell_gone(self, asker: int, uid: int, verdict: Verdict) -> list[Effect]:
+        return [Tell(asker, rosters.gone([[uid, *verdict]]))] if self.roster.alive(asker) else []
+
+    def _look_up(self, uid: int, question: _Question, now: float) -> list[Effect] | None:
+        """Ask home where `uid` lives; None if there is nobody to ask."""
+        if self.here == HOME or HOME in self._lost:
+            return None
+        self._questions.setdefault(uid, []).append(question)
+        if uid in self._asked:
+            return []
+        self._asked[uid] = now
+        if self._ask_at is None:
+            self._ask_at = now + _ASK_AGAIN
+        return [Send(HOME, {"op": "where", "uid": uid})]
+
+    def _answer(self, uid: int, host: str | None) -> list[Effect]:
+        """What waits to know where `uid` lives goes there."""
+        self._asked.pop(uid, None)
+        effects: list[Effect] = []
+        for asker, request in self._questions.pop(uid, ()):
+            if host is None or host in self._lost:
+                if request is None:
+                    effects.append(Refuse(asker, uid))
+                else:
+                    verdict = self._lost.get(host or "", Verdict(FAILED, _UNKNOWN))
+                    effects += self._tell_gone(asker, uid, verdict)
+            elif request is None:
+                self._goes(asker, host)
+                effects.append(Tunnel(host, asker, uid, first=False))
+            else:
+                effects += self._ask(asker, host, request)
+        return effects
+
+    def _on_notice(self, to: int, notice: dict[str, Any]) -> list[Effect]:
+        if notice["op"] == "gone":
+            for uid, *_ in notice["procs"]:
+                self._children.pop(uid, None)
+        return [Tell(to, notice)] if self.roster.alive(to) else []
+
+    def _route(self, effects: Iterable[rosters.Effect]) -> list[Effect]:
+        routed: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, Tell) and not self._here(effect):
+                host = self._guests[effect.to]
+                notice = {"op": "notice", "to": effect.to, "notice": effect.notice}
+                routed.append(Send(host, notice))
+            else:
+                routed.append(effect)
+        return routed
+
+    def _here(self, effect: Tell) -> bool:
+        return effect.to not in self._guests
