@@ -160,7 +160,7 @@ def test_nobody_waits_for_an_actor_that_ends_while_a_message_comes_in(is_async: 
         refuse=lambda link, frame: None,
         graves={},
         cells={},
-        ending=set(),
+        ending={},
     )
     identity = Identity("name", "label", "<display>", lambda cell: None)  # type: ignore[arg-type,return-value]
     with settings.configured(mailbox_limit=LIMIT, mailbox_bytes_limit=BYTES):

@@ -16,6 +16,7 @@ from monarch._engine.base.verdict import STOPPED
 from monarch._engine.mesh import context as contexts
 from monarch._engine.mesh.future import RAISED, VALUE, Future
 from monarch._engine.mesh.logging_option import close_printer
+from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.client import close_client, current_proc, when_ready
 from monarch._engine.runtime.ends import Verdict
 from monarch._engine.runtime.proc import Proc
@@ -60,7 +61,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
         else:
             future._resolve(VALUE, None)
 
-    threading.Thread(target=run, name="monarch-shutdown", daemon=True).start()
+    drivers.current.start_thread("monarch-shutdown", run)
     return future
 
 

@@ -231,7 +231,7 @@ class Cell:
             self.grave = grave
         proc = self.proc
         proc.graves[self.uid] = grave
-        proc.ending.add(self)  # first: it is always in one of the two
+        proc.ending[self] = None  # first: it is always in one of the two
         proc.cells.pop(self.uid, None)
         if len(proc.graves) > settings.terminated_snapshot_retention + _GRAVES:
             proc.graves.pop(next(iter(proc.graves)))

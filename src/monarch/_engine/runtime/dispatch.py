@@ -40,6 +40,7 @@ __all__ = [
     "reply",
     "run_sync",
     "send_error",
+    "serve_sync",
     "stopped",
 ]
 
@@ -70,10 +71,15 @@ def run_sync(cell: Cell) -> None:
     """The thread of a sync actor, from construction to its end."""
     try:
         if construct(cell):
-            grave, error = _serve_sync(cell)
-            _finish_sync(cell, grave, error)
+            serve_sync(cell)
     except BaseException as error:  # nobody may wait for an actor without a loop
         cell.broken_by(error)
+
+
+def serve_sync(cell: Cell) -> None:
+    """The life of a sync actor once it is constructed; entered anew if its mailbox leaves it."""
+    grave, error = _serve_sync(cell)
+    _finish_sync(cell, grave, error)
 
 
 def _serve_sync(cell: Cell) -> End:

@@ -52,7 +52,7 @@ class Gauge:
         self._bytes_limit: int = settings.mailbox_bytes_limit
         self.bytes = 0
         self._closed = False
-        self._held: set[Any] = set()  # links whose senders wait
+        self._held: dict[Any, None] = {}  # links whose senders wait
         self._lock = threading.RLock()
 
     def put(self, link: Any, size: int, depth: int) -> None:
@@ -63,7 +63,7 @@ class Gauge:
         if (depth > self._limit or self.bytes > self._bytes_limit) and link not in self._held:
             with self._lock:
                 self._proc.flow(link, self._dest, full=True)
-                self._held.add(link)
+                self._held[link] = None
             if self._has_room():  # emptied meanwhile: nobody else would say so
                 self.release()
 
@@ -89,4 +89,4 @@ class Gauge:
         """Tell everyone who waits to go on."""
         with self._lock:
             while self._held:
-                self._proc.flow(self._held.pop(), self._dest, full=False)
+                self._proc.flow(self._held.popitem()[0], self._dest, full=False)

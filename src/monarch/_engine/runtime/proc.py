@@ -111,7 +111,7 @@ class Proc:
         self.links: dict[int, Any] = {uid: self.local}
         self.ports: dict[int, Sink] = {}
         self.cells: dict[int, Any] = {}
-        self.ending: set[Any] = set()  # cells that settled but did not finish
+        self.ending: dict[Any, None] = {}  # cells that settled but did not finish
         self.when_idle: Callable[[], None] | None = None  # called when the last actor has ended
         self.graves: dict[int, Failure] = {}
         self.owned: dict[int, OwnedMesh] = {}
@@ -296,13 +296,19 @@ class Proc:
 
     def _connect(self, uid: int) -> tuple[Link, Callable[[], None]]:
         """A new link to proc `uid`, and what hands its other end over."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = self._pair()
 
         def introduce() -> None:
             self.tell_agent({"op": "introduce", "to": uid}, [theirs.fileno()])
             theirs.close()
 
         return self._make_link(ours, f"proc {uid:x}", uid), introduce
+
+    def _pair(self) -> tuple[socket.socket, socket.socket]:
+        return socket.socketpair()
+
+    def _opened(self, fd: int) -> socket.socket:
+        return socket.socket(fileno=fd)
 
     def adopt(self, sock: socket.socket, uid: int) -> Link:
         """Use `sock` as the link to proc `uid`, unless there is one; read from it either way."""
@@ -461,7 +467,7 @@ class Proc:
         message = json.loads(frame.body)
         op = message["op"]
         if op == "peer":
-            self.adopt(socket.socket(fileno=fds.pop()), message["uid"])
+            self.adopt(self._opened(fds.pop()), message["uid"])
         elif op == "gone":
             for uid, *fields in message["procs"]:
                 self._on_gone(uid, Verdict.from_fields(fields))
@@ -618,7 +624,7 @@ class Proc:
 
     def cell_finished(self, cell: Any) -> None:
         """An actor here is over, with all it had to do."""
-        self.ending.discard(cell)
+        self.ending.pop(cell, None)
         if self.when_idle is not None and not self.ending and not self.cells:
             self.when_idle()
 
@@ -656,7 +662,7 @@ class Proc:
         pairs: list[tuple[socket.socket, socket.socket]] = []
         try:
             while len(pairs) < len(batch):
-                pairs.append(socket.socketpair())
+                pairs.append(self._pair())
         except OSError:
             for ours, theirs in pairs:
                 ours.close()

@@ -1,0 +1,328 @@
+"""The driver of a simulation: what the runtime takes from the world, in virtual time.
+
+Whatever asks from an OS thread that is not the simulation's (a real runtime may be at work in the
+same process) is sent on to the driver that was installed before.
+"""
+
+from __future__ import annotations
+
+import _queue
+from collections import deque
+from collections.abc import Callable
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.dispatch import construct, serve_sync
+from monarch._engine.runtime.reactor import Timer
+from monarch._engine.wire.frame import CALL
+from monarch.testing.loop import ActorLoop
+from monarch.testing.scheduler import Entry, Place, Scheduler, Strand, Wait
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.cell import Cell
+
+__all__ = ["SimDriver"]
+
+EPOCH = 1_700_000_000.0
+"""The wall time at which simulations start."""
+
+
+class _Idle(BaseException):
+    """Leaves the loop of a sync actor that has taken its message, or has none."""
+
+
+class SimReactor:
+    """The face of a `Reactor`: callbacks and timers are steps."""
+
+    scratch = memoryview(b"")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._soon: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self.place: Place = Place("?")  # told once it is known
+        self.on_stop: Callable[[], None] = lambda: None
+
+    @property
+    def ident(self) -> int:
+        """Of the thread it runs on: this one, unless a strand runs."""
+        return get_ident() if self._scheduler.strand is None else 0
+
+    def start(self, name: str) -> None:
+        """It runs already."""
+
+    def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
+        if not self._soon:
+            self._scheduler.soon(self.place, self._drain)
+        self._soon.append((callback, args))
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        when = self._scheduler.now + delay
+        return SimTimer(when, callback, self._scheduler.at(when, self.place, callback))
+
+    def register(self, fd: int, callback: Callable[[int], None]) -> None:
+        """Simulated links call their owner themselves."""
+
+    def unregister(self, fd: int) -> None:
+        """See `register`."""
+
+    def stop(self) -> None:
+        self._scheduler.soon(self.place, self.on_stop)
+
+    def close(self) -> None:
+        """There is nothing to release."""
+
+    def _drain(self) -> None:
+        soon = self._soon
+        while soon:
+            callback, args = soon.popleft()
+            callback(*args)
+
+
+class SimTimer(Timer):
+    """A timer that costs no virtual time once it is cancelled."""
+
+    __slots__ = ("_entry",)
+
+    def __init__(self, when: float, callback: Callable[[], None], entry: Entry) -> None:
+        super().__init__(when, callback)
+        self._entry = entry
+
+    def cancel(self) -> None:
+        Scheduler.cancel(self._entry)
+
+
+class SimMailbox:
+    """The queue of a sync actor; `get` gives one message a step."""
+
+    __slots__ = ("items", "strand")
+
+    def __init__(self) -> None:
+        self.items: deque[Any] = deque()
+        self.strand: SyncActor | None = None
+
+    def put(self, item: Any) -> None:
+        self.items.append(item)
+        strand = self.strand
+        if strand is not None and not strand.booked:
+            strand.book()
+
+    def get(self) -> Any:
+        strand = self.strand
+        if strand is None or strand.served or not self.items:
+            raise _Idle
+        strand.served = True
+        item = self.items.popleft()
+        if strand.scheduler.on_run is not None and item is not None and item[1].kind == CALL:
+            strand.scheduler.on_run(strand._cell, strand)
+        return item
+
+    def get_nowait(self) -> Any:
+        try:
+            return self.items.popleft()
+        except IndexError:
+            raise _queue.Empty from None
+
+    def qsize(self) -> int:
+        return len(self.items)
+
+
+class AsyncMailbox(deque[Any]):
+    """The queue of an async actor; its loop takes from it with `popleft`."""
+
+    strand: ActorLoop
+
+    def popleft(self) -> Any:
+        item = super().popleft()
+        scheduler = self.strand.scheduler
+        if scheduler.on_run is not None and item[1].kind == CALL:
+            scheduler.on_run(self.strand._cell, self.strand)
+        return item
+
+
+class SyncActor(Strand):
+    """The strand of a sync actor: its real loop, entered anew for each message."""
+
+    __slots__ = ("_begun", "_cell", "booked", "scheduler", "served")
+
+    def __init__(self, cell: Cell, place: Place, scheduler: Scheduler) -> None:
+        super().__init__(str(cell.identity.display), place)
+        self._cell = cell
+        self.scheduler = scheduler
+        self._begun = False
+        self.booked = False  # a step is booked, or under way
+        self.served = False  # this step has taken its message
+        cell.mailbox.strand = self
+        self.book()
+
+    def book(self) -> None:
+        self.booked = True
+        self.scheduler.soon(self.place, self._step)
+
+    def _enter(self) -> None:
+        """What `run_sync` does, in pieces."""
+        if not self._begun:
+            self._begun = True
+            if not construct(self._cell):
+                return
+        serve_sync(self._cell)
+
+    def _step(self) -> None:
+        scheduler = self.scheduler
+        self.served = False
+        scheduler.strand = self
+        self._cell.thread_id = get_ident()
+        try:
+            self.context.run(self._enter)
+            scheduler.strands.pop(self, None)  # it has ended
+        except _Idle:
+            pass
+        finally:
+            scheduler.strand = None
+        if self.doom is not None:
+            scheduler.strand = self
+            scheduler.strike(self)
+            scheduler.strand = None
+        self.booked = False
+        if self._cell.mailbox.items:
+            self.book()
+
+
+class SimThread(Strand):
+    """Something that runs aside; the face of a `Thread`."""
+
+    __slots__ = ("_alive", "_joins", "_run", "_scheduler")
+
+    def __init__(
+        self, name: str, place: Place, scheduler: Scheduler, run: Callable[[], None]
+    ) -> None:
+        super().__init__(f"thread {name!r} of {place.name}", place)
+        self._scheduler = scheduler
+        self._run = run
+        self._alive = True
+        self._joins: list[Wait] = []
+        scheduler.soon(place, self._step)
+
+    def _step(self) -> None:
+        self._scheduler.strand = self
+        try:
+            self.context.run(self._run)
+        finally:
+            self._scheduler.strand = None
+            self._alive = False
+            self._scheduler.strands.pop(self, None)
+            for wait in self._joins:
+                wait.release()
+
+    def join(self, timeout: float | None = None) -> None:
+        if self._alive:
+            wait = Wait(self._scheduler)
+            self._joins.append(wait)
+            self._scheduler.wait(wait, timeout)
+
+    def is_alive(self) -> bool:
+        return self._alive
+
+
+class SimEvent:
+    """Where strands wait until `set`; the face of an `Event`."""
+
+    __slots__ = ("_scheduler", "_set", "_waits")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._set = False
+        self._waits: list[Wait] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._set:
+            wait = Wait(self._scheduler)
+            self._waits.append(wait)
+            self._scheduler.wait(wait, timeout)
+        return self._set
+
+    def set(self) -> None:
+        self._set = True
+        waits, self._waits = self._waits, []
+        for wait in waits:
+            wait.release()
+
+
+class SimDriver(drivers.Driver):
+    """See the module.
+
+    Args:
+        scheduler: books the steps.
+        chance: the generator behind ids, and behind `choose`.
+        former: the driver for everybody else's threads.
+    """
+
+    def __init__(self, scheduler: Scheduler, chance: Any, former: drivers.Driver) -> None:
+        self._scheduler = scheduler
+        self._chance = chance
+        self._former = former
+
+    def _foreign(self) -> bool:
+        return get_ident() not in self._scheduler.threads
+
+    def _here(self) -> Place:
+        """The place of whatever runs."""
+        strand = self._scheduler.strand
+        if strand is not None:
+            return strand.place
+        from monarch._engine.runtime import client as clients
+
+        proc: Any = clients._current
+        place: Place = proc.place
+        return place
+
+    def reactor(self) -> Any:
+        return self._former.reactor() if self._foreign() else SimReactor(self._scheduler)
+
+    def mailbox(self) -> Any:
+        return self._former.mailbox() if self._foreign() else SimMailbox()
+
+    def parker(self) -> Any:
+        return self._former.parker() if self._foreign() else Wait(self._scheduler)
+
+    def event(self) -> Any:
+        return self._former.event() if self._foreign() else SimEvent(self._scheduler)
+
+    def start_actor(self, cell: Cell, run: Callable[[Cell], None]) -> None:
+        if self._foreign():
+            self._former.start_actor(cell, run)
+            return
+        proc: Any = cell.proc
+        place: Place = proc.place
+        strand: Strand
+        if cell.is_async:
+            mailbox = cell.mailbox = AsyncMailbox(cell.mailbox)
+            strand = mailbox.strand = ActorLoop(cell, place, self._scheduler, self.start_thread)
+        else:
+            strand = SyncActor(cell, place, self._scheduler)
+        self._scheduler.strands[strand] = None
+
+    def start_thread(self, name: str, run: Callable[[], None]) -> Any:
+        if self._foreign():
+            return self._former.start_thread(name, run)
+        strand = SimThread(name, self._here(), self._scheduler, run)
+        self._scheduler.strands[strand] = None
+        return strand
+
+    def interrupt_main(self) -> None:
+        if self._foreign():
+            self._former.interrupt_main()
+        else:
+            self._scheduler.interrupt_main()
+
+    def now(self) -> float:
+        return self._former.now() if self._foreign() else self._scheduler.now
+
+    def wall_time(self) -> float:
+        return self._former.wall_time() if self._foreign() else EPOCH + self._scheduler.now
+
+    def chance(self, count: int) -> int:
+        if self._foreign():
+            return self._former.chance(count)
+        below: int = self._chance.randrange(count)
+        return below

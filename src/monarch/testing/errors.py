@@ -1,0 +1,48 @@
+"""How a simulation fails, other than by what the program raises."""
+
+from __future__ import annotations
+
+__all__ = [
+    "DeadlockError",
+    "InvariantError",
+    "SimulationError",
+    "StepBlockedError",
+    "TimeLimitError",
+    "UnhandledFaultError",
+]
+
+
+class SimulationError(AssertionError):
+    """The simulated program did what it must not."""
+
+
+class DeadlockError(SimulationError):
+    """Everybody waits and nothing is left that could happen."""
+
+
+class TimeLimitError(SimulationError):
+    """The program was not over within the virtual `time_limit`."""
+
+
+class InvariantError(SimulationError):
+    """Something that must always hold did not."""
+
+
+class StepBlockedError(SimulationError):
+    """A step blocked outside the simulation: on a socket, a lock of `threading`, a subprocess."""
+
+
+class UnhandledFaultError(SimulationError):
+    """A failure reached the script, and nobody on its way handled it."""
+
+
+_public: type
+for _public in (
+    DeadlockError,
+    InvariantError,
+    SimulationError,
+    StepBlockedError,
+    TimeLimitError,
+    UnhandledFaultError,
+):
+    _public.__module__ = "monarch.testing"

@@ -1,0 +1,172 @@
+"""The injector: carries out a fault plan in a running simulation.
+
+Requests are seen where they pass: at the link they are sent over, at the mailbox they are taken
+from, and at the link their answer leaves by. A simulation without such faults pays one comparison.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import TYPE_CHECKING, Any
+
+from monarch._engine.wire.frame import CALL, HEADER, POST, SPAWN
+from monarch.testing.faults import (
+    Crash,
+    Fault,
+    FaultPlan,
+    Pause,
+    Request,
+    Slow,
+)
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.cell import Cell
+    from monarch.testing.link import SimLink
+    from monarch.testing.proc import SimProc
+    from monarch.testing.scheduler import Strand
+    from monarch.testing.world import World
+
+__all__ = ["Injector"]
+
+
+class _Pending:
+    """A fault that waits for its request."""
+
+    __slots__ = ("fault", "left", "request")
+
+    def __init__(self, fault: Fault, request: Request) -> None:
+        self.fault = fault
+        self.request = request
+        self.left = request.nth
+
+
+class Injector:
+    """See the module. `executed` holds the faults that found what they name, as they happened."""
+
+    def __init__(self, world: World, plan: FaultPlan) -> None:
+        self._world = world
+        self._names: dict[int, str] = {}  # meshes of actors
+        self._awaited: dict[int, list[Fault]] = {}  # by the uid of the process they are for
+        self._arrivals: list[_Pending] = []
+        self._runs: list[_Pending] = []
+        self._replies: list[_Pending] = []
+        self.executed: list[Fault] = []
+        for fault in plan:
+            if isinstance(fault.at, Request):
+                waiting = {
+                    "before_arrival": self._arrivals,
+                    "while_running": self._runs,
+                    "before_reply": self._replies,
+                }[fault.at.place]
+                waiting.append(_Pending(fault, fault.at))
+            else:
+                world.scheduler.at(fault.at, None, self._strike, fault, None)
+        if self._arrivals or self._replies:
+            world.scheduler.on_send = self.on_send
+        if self._runs:
+            world.scheduler.on_run = self.on_run
+
+    def on_spawn(self, uid: int, meta: bytes) -> None:
+        """The actors of mesh `uid` are about to be made; `meta` says what they are called."""
+        self._names[uid] = json.loads(meta)[0]
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def on_send(self, link: SimLink, data: bytes) -> None:
+        """A frame is about to be sent over `link`."""
+        kind = data[4]
+        if kind == CALL:
+            if self._arrivals:
+                self.on_request(HEADER.unpack_from(data)[4], link.uid)
+        elif kind == POST:
+            if self._replies:
+                cell = getattr(self._world.scheduler.strand, "_cell", None)
+                if cell is not None:
+                    for fault in self._due(self._replies, cell.identity.name):
+                        self._strike(fault, cell.proc)
+                    self._world.scheduler.yield_if_paused()
+        elif kind == SPAWN:
+            head = HEADER.unpack_from(data)
+            self.on_spawn(head[4], data[HEADER.size : HEADER.size + head[3]])
+
+    def on_request(self, uid: int, to: int) -> None:
+        """A request to an actor of mesh `uid` in proc `to` is under way."""
+        for fault in self._due(self._arrivals, self._names.get(uid, "")):
+            proc = self._world.by_uid.get(to)
+            if proc is not None or getattr(fault, "proc", 0) is not None:
+                self._strike(fault, proc)
+            else:  # messages may be sent ahead of the process they are for
+                self._awaited.setdefault(to, []).append(fault)
+
+    def on_proc(self, proc: SimProc) -> None:
+        """A process is being started."""
+        for fault in self._awaited.pop(proc.uid, ()):
+            self._world.scheduler.soon(proc.host.place, self._strike, fault, proc)
+
+    def on_run(self, cell: Cell, strand: Strand) -> None:
+        """An actor takes a request from its mailbox."""
+        proc: Any = cell.proc
+        for fault in self._due(self._runs, cell.identity.name):
+            strand.doom = functools.partial(self._strike, fault, proc)
+
+    def _due(self, waiting: list[_Pending], name: str) -> list[Fault]:
+        due: list[Fault] = []
+        for pending in list(waiting):
+            wanted = pending.request.actor
+            if wanted == name or (wanted is None and name not in _OWN):
+                pending.left -= 1
+                if not pending.left:
+                    waiting.remove(pending)
+                    due.append(pending.fault)
+        return due
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def _strike(self, fault: Fault, serving: SimProc | None) -> None:
+        if isinstance(fault, (Crash, Pause, Slow)):
+            proc = self._find(fault.proc, serving)
+            if proc is not None:
+                self._done(fault, proc.label)
+                self._strike_proc(fault, proc)
+
+    def _done(self, fault: Fault, *whom: Any) -> None:
+        self.executed.append(fault)
+        self._world.record("fault", type(fault).__name__, *whom)
+
+    def _find(self, wanted: str | int | None, serving: SimProc | None) -> SimProc | None:
+        """The living process that a fault names; never the script's own."""
+        procs = self._world.procs[1:]
+        if wanted is None:
+            found = serving
+        elif isinstance(wanted, int):
+            found = procs[wanted % len(procs)] if procs else None
+        else:
+            alive = (proc for proc in procs if proc.label == wanted and not proc.place.dead)
+            found = next(alive, None)
+        if found is None or found.client or found.place.dead:
+            return None
+        return found
+
+    def _strike_proc(self, fault: Crash | Pause | Slow, proc: SimProc) -> None:
+        scheduler = self._world.scheduler
+        place = proc.place
+        if isinstance(fault, Crash):
+            self._world.exit(proc, fault.signal)
+        elif isinstance(fault, Pause):
+            scheduler.pause(place)
+            scheduler.at(scheduler.now + fault.seconds, None, self._end_pause, place)
+        else:
+            place.lag += fault.lag
+            scheduler.at(scheduler.now + fault.seconds, None, self._end_lag, place, fault.lag)
+
+    def _end_pause(self, place: Any) -> None:
+        if not place.dead:
+            self._world.scheduler.unpause(place)
+
+    def _end_lag(self, place: Any, lag: float) -> None:
+        place.lag = max(0.0, place.lag - lag)
+
+
+_OWN = frozenset({"", "setup", "controller_controller"})
+"""Names of actors that are not the program's: requests to any do not count those to them."""

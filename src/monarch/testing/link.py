@@ -1,0 +1,294 @@
+"""Links between simulated processes, with the face of `transport.link.Link`.
+
+A pair of `SimLink`s is what a socket pair and two links are for real: two directions, each with a
+buffer of the kernel's at the receiver's end and a queue of the sender's behind it. What is in the
+buffer survives the sender; what is in the queue dies with it. The receiver is told after a moment
+that there is something to read, and reads through the real `FrameReader`. Descriptors are the ends
+of other pairs. `check_link` (see `conformance`) holds this and the real link to the same rules.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from monarch._engine.base.errors import ProtocolError
+from monarch._engine.wire.frame import Frame, FrameReader
+from monarch.testing.scheduler import Place, Scheduler, Wait
+
+__all__ = ["Route", "SimLink", "SimSocket", "socket_pair"]
+
+CAPACITY = 212_992
+"""Bytes that the kernel takes for a receiver that does not read."""
+
+LATENCY = 10e-6
+"""Seconds, on average, until a process of the same host notices what was sent to it."""
+
+
+class Route(Protocol):
+    """How bytes get to the other end of a pair whose ends are on different hosts."""
+
+    def carry(self, to: SimLink, data: bytes, fds: list[Any] | None) -> None: ...
+
+    def end(self, to: SimLink) -> None: ...
+
+
+class SimSocket:
+    """One end of a pair while it is handed around."""
+
+    __slots__ = ("link",)
+
+    def __init__(self, link: SimLink) -> None:
+        self.link = link
+
+    def fileno(self) -> Any:
+        """What `send` takes for a descriptor: the end itself."""
+        return self.link
+
+    def close(self) -> None:
+        """The end was passed on, or will be dropped with the host that holds it."""
+
+
+class SimLink:
+    """See the module. It takes part once it is `attach`ed to a place."""
+
+    __slots__ = (
+        "_closed",
+        "_ends",
+        "_eof",
+        "_inbox",
+        "_inbox_size",
+        "_noticed",
+        "_outbox",
+        "_scheduler",
+        "_waiters",
+        "fileno",
+        "lost",
+        "on_ready",
+        "other",
+        "owner",
+        "paused",
+        "peer",
+        "place",
+        "queue_limit",
+        "queued",
+        "reader",
+        "received",
+        "released",
+        "route",
+        "sent",
+        "sock",
+        "uid",
+    )
+
+    other: SimLink
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.place: Place | None = None  # who holds this end
+        self.on_ready: Callable[[Any], Any] = lambda link: None
+        self.peer = "?"
+        self.fileno = 1 << 30  # what the reactor knows it by; negative once it is forgotten
+        self.sock = self
+        self.uid = 0
+        self.owner: Any = None
+        self.queue_limit = 1 << 62
+        self.queued = 0  # bytes that wait in the sender
+        self.lost: str | None = None
+        self.paused: dict[int, Any] = {}
+        self.released: deque[int] = deque()
+        self.reader = FrameReader(1 << 40, self.peer)
+        self.route: Route | None = None  # between hosts: how bytes get to the other end
+        self.sent: Any = None  # for the invariants: what was sent and has not arrived
+        self.received = 0
+        self._inbox: deque[bytes] = deque()
+        self._inbox_size = 0
+        self._outbox: deque[tuple[bytes, list[Any]]] = deque()
+        self._ends: deque[SimLink] = deque()  # that came with frames
+        self._noticed = False  # the owner is going to look
+        self._closed = False
+        self._eof = False  # the other end is known to be closed
+        self._waiters: list[Wait] = []
+
+    def attach(
+        self,
+        place: Place,
+        peer: str,
+        on_ready: Callable[[Any], Any],
+        frame_limit: int,
+        queue_limit: int,
+    ) -> None:
+        """`place` holds this end from now on; `on_ready(link)` is called there."""
+        self.place = place
+        self.peer = self.reader.peer = peer
+        self.on_ready = on_ready
+        self.reader.limit = frame_limit
+        self.queue_limit = queue_limit
+        if self._inbox or self._eof:
+            self._notice()
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    def send(self, data: bytes, fds: list[Any] | None = None) -> bool:
+        """Send whole frames; False if the link is lost. Does not wait."""
+        scheduler = self._scheduler
+        strand = scheduler.strand
+        if strand is not None and strand.doom is not None:
+            scheduler.strike(strand)
+        if scheduler.on_send is not None:
+            scheduler.on_send(self, data)
+        if self.lost is not None:
+            return False
+        if self._eof:
+            self._lose(f"the connection to {self.peer} broke: Broken pipe")
+            return False
+        route = self.route
+        if self._outbox or self.other._inbox_size >= CAPACITY:
+            self._outbox.append((data, fds or []))
+            self.queued += len(data)
+        elif route is None:
+            self.other._take(data, fds)
+        else:
+            route.carry(self.other, data, fds)
+        return True
+
+    def _take(self, data: bytes, ends: list[Any] | None) -> None:
+        self._inbox.append(data)
+        self._inbox_size += len(data)
+        if ends:
+            self._ends.extend(ends)
+        if not self._noticed and self.place is not None:
+            self._notice()
+
+    def _notice(self) -> None:
+        """Have the owner look, after a moment."""
+        place = self.place
+        if place is not None and not self._noticed:
+            self._noticed = True
+            scheduler = self._scheduler
+            when = scheduler.now + LATENCY * (0.5 + scheduler.random.random()) + place.lag
+            scheduler.at(when, place, self._ready)
+
+    def _ready(self) -> None:
+        self._noticed = False
+        self.on_ready(self)
+
+    def wait_room(self, timeout: float) -> bool:
+        """Wait until the queue is below its limit or the link lost; False on timeout."""
+        scheduler = self._scheduler
+        deadline = scheduler.now + timeout
+        while self.queued > self.queue_limit and self.lost is None:
+            wait = Wait(scheduler)
+            self._waiters.append(wait)
+            if not wait.acquire(timeout=max(0.0, deadline - scheduler.now)):
+                return False
+        return True
+
+    def _flush(self) -> None:
+        """The receiver has read: what waits in the sender moves on."""
+        other = self.other
+        while self._outbox and other._inbox_size < CAPACITY:
+            data, ends = self._outbox.popleft()
+            self.queued -= len(data)
+            if self.route is None:
+                other._take(data, ends)
+            else:
+                self.route.carry(other, data, ends)
+        if self.queued <= self.queue_limit // 2:
+            while self._waiters:
+                self._waiters.pop().release()
+
+    # -- receiving -------------------------------------------------------------------------------
+
+    def receive(self, scratch: object) -> list[Frame]:
+        """Read what is there, once; complete frames. The other end's end sets `lost`."""
+        if not self._inbox:
+            if self._eof:
+                cut = "" if self.reader.idle else " in the middle of a message"
+                self._lose(f"{self.peer} closed the connection{cut}")
+            return []
+        data = self._inbox.popleft() if len(self._inbox) == 1 else b"".join(self._inbox)
+        self._inbox.clear()
+        self._inbox_size = 0
+        other = self.other
+        if other._outbox or other._waiters:
+            other._flush()
+        elif self._eof:
+            self._notice()  # of the end
+        reader = self.reader
+        view = memoryview(data)
+        try:
+            target = reader.target()
+            if target is None:
+                return reader.feed(view)
+            frames: list[Frame] = []
+            while target is not None and view:
+                count = min(len(target), len(view))
+                target[:count] = view[:count]
+                target.release()
+                frames += reader.filled(count)
+                view = view[count:]
+                target = reader.target()
+            return frames + reader.feed(view) if view else frames
+        except ProtocolError as error:
+            self._lose(str(error))
+            raise
+
+    def take_fds(self, count: int) -> list[Any]:
+        """The next `count` ends that came with frames."""
+        if count > len(self._ends):
+            raise ProtocolError(
+                f"protocol error from {self.peer}: a frame names {count} descriptors, "
+                f"{len(self._ends)} arrived"
+            )
+        return [self._ends.popleft() for _ in range(count)]
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def lose(self, reason: str) -> None:
+        """Give the link up: later sends return False. The other end does not know."""
+        self._lose(reason)
+
+    def close(self, reason: str = "closed") -> None:
+        """Give the link up and close this end: the other sees it once it has read the rest."""
+        self._lose(reason)
+        if not self._closed:
+            self._closed = True
+            self._inbox.clear()
+            self._inbox_size = 0
+            self.place = None
+            if self.route is None:
+                self.other.ended()
+            else:
+                self.route.end(self.other)
+
+    def ended(self) -> None:
+        """The other end is closed, and nothing more is under way from there."""
+        self._eof = True
+        self._notice()
+
+    def shutdown(self, how: int) -> None:
+        """Nothing more is sent or received; both sides see the end."""
+        self.ended()
+        self.other.ended()
+
+    def _lose(self, reason: str) -> None:
+        if self.lost is None:
+            self.lost = reason
+        for _, ends in self._outbox:
+            for end in ends:
+                end.close("its descriptor was never passed on")
+        self._outbox.clear()
+        self.queued = 0
+        while self._ends:
+            self._ends.popleft().close("its descriptor was never taken")
+        while self._waiters:
+            self._waiters.pop().release()
+
+
+def socket_pair(scheduler: Scheduler) -> tuple[SimSocket, SimSocket]:
+    """Two connected ends that nobody holds yet."""
+    left, right = SimLink(scheduler), SimLink(scheduler)
+    left.other, right.other = right, left
+    return SimSocket(left), SimSocket(right)

@@ -1,0 +1,89 @@
+"""What user code takes from the standard library, in virtual time and of its simulated process.
+
+While a simulation runs these functions do something else for its threads, and what they always do
+for all others: `time.sleep`, `time`, `monotonic`, `perf_counter` (and their ``_ns``),
+`os.getpid`, `os._exit`, `os.kill` of a simulated pid, `socket.gethostname`,
+`asyncio.new_event_loop`. The generator of `random` is seeded, and restored afterwards.
+
+Not virtual: `datetime.now` (it is C code), names that a module imported with ``from time import``
+before the simulation, locks and threads of `threading`, sockets, files, subprocesses; nor is the
+chance of `os.urandom`, `uuid` and `secrets` (what they give must be unique beyond one simulation:
+cloudpickle names classes by it). Module globals and class attributes are shared by all simulated
+processes: there is one interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Generator
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from monarch._engine.runtime import client as clients
+from monarch.testing.driver import EPOCH
+from monarch.testing.loop import SimLoop
+
+if TYPE_CHECKING:
+    from monarch.testing.world import World
+
+__all__ = ["patched"]
+
+
+@contextlib.contextmanager
+def patched(world: World, seed: object) -> Generator[None, None, None]:
+    """Patch for the duration of one simulation."""
+    scheduler = world.scheduler
+    threads = scheduler.threads
+    undo: list[tuple[Any, str, Any]] = []
+
+    def patch(module: Any, name: str, ours: Callable[..., Any]) -> None:
+        original = getattr(module, name)
+
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() in threads:
+                return ours(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        undo.append((module, name, original))
+        setattr(module, name, chosen)
+
+    def current() -> Any:
+        return clients._current
+
+    def kill(pid: int, number: int) -> None:
+        world.signal(pid, number, kill_really)
+
+    def leave(status: int) -> None:
+        world.exit(current(), (status & 255) << 8)
+
+    def new_loop() -> Any:
+        return SimLoop(scheduler, world.driver.start_thread)
+
+    kill_really = os.kill
+    original_pid = os.getpid()
+    original_host = socket.gethostname()
+    state = random.getstate()
+    random.seed(f"{seed}/user")
+    patch(time, "sleep", scheduler.sleep)
+    patch(time, "time", lambda: EPOCH + scheduler.now)
+    patch(time, "time_ns", lambda: int((EPOCH + scheduler.now) * 1e9))
+    for name in ("monotonic", "perf_counter"):
+        patch(time, name, lambda: scheduler.now)
+        patch(time, f"{name}_ns", lambda: int(scheduler.now * 1e9))
+    patch(os, "getpid", lambda: current().pid if current() else original_pid)
+    patch(os, "_exit", leave)
+    patch(os, "kill", kill)
+    patch(socket, "gethostname", lambda: current().hostname if current() else original_host)
+    patch(asyncio, "new_event_loop", new_loop)
+    patch(asyncio.events, "new_event_loop", new_loop)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        for module, name, original in undo:
+            setattr(module, name, original)

@@ -1,0 +1,93 @@
+"""A simulated process: the runtime's own `Proc`, with simulated links and a simulated end.
+
+What it does with a frame, a loss or a verdict is the real code; only where links come from and what
+"exit" means is replaced. Payloads stay in their frames: shared memory is not simulated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from monarch._engine.mesh.logging_option import _listen
+from monarch._engine.runtime.bootstrap import _stop_actors
+from monarch._engine.runtime.proc import Proc
+from monarch._engine.runtime.spawn import spawn_cell
+from monarch._engine.wire.frame import Frame
+from monarch.testing.link import SimSocket, socket_pair
+from monarch.testing.scheduler import Place
+
+if TYPE_CHECKING:
+    from monarch.testing.driver import SimReactor
+    from monarch.testing.host import SimHost
+    from monarch.testing.link import SimLink
+    from monarch.testing.world import World
+
+__all__ = ["SimProc"]
+
+_IN_BAND = 1 << 62
+
+
+class SimProc(Proc):
+    """See the module. `index` counts the processes of a simulation as they are spawned."""
+
+    reactor: SimReactor  # type: ignore[assignment]
+
+    def __init__(
+        self, world: World, host: SimHost, uid: int, spec: dict[str, Any], index: int
+    ) -> None:
+        label: str = spec.get("label", "local")
+        super().__init__(uid, label, spawn_cell, _on_stop, client=not spec)
+        self.world = world
+        self.host = host
+        self.index = index
+        self.place = Place(label, self)
+        self.reactor.place = self.place
+        self.reactor.on_stop = lambda: world.exit(self, 0)
+        self.agent_lost = lambda reason: world.exit(self, 1 << 8)
+        self.hostname = host.name
+        self.pid = 1000 + index
+        self.spec = spec
+        self.threshold = _IN_BAND
+        self.ends: dict[SimLink, None] = {}
+        self.stopping = False  # told to end
+        self.suspended = False  # by SIGSTOP
+        _listen(self)
+        self.notices["log_level"] = self._set_log_level
+
+    def _pair(self) -> Any:
+        return socket_pair(self.world.scheduler)
+
+    def _opened(self, fd: Any) -> Any:
+        return SimSocket(fd)
+
+    def _make_link(self, sock: Any, peer: str, uid: int = 0) -> Any:
+        link: SimLink = sock.link
+        link.uid = uid
+        self.ends[link] = None
+        link.attach(self.place, peer, self._read, self.frame_limit, self._queue_limit)
+        return link
+
+    def _on_lost(self, link: Any) -> None:
+        self.ends.pop(link, None)
+        super()._on_lost(link)
+
+    def _on_call(self, link: Any, frame: Frame) -> None:
+        if link is self.local and self.world.scheduler.on_send is not None:
+            self.world.injector.on_request(frame.dest, self.uid)
+        super()._on_call(link, frame)
+
+    def _on_spawn(self, link: Any, frame: Frame) -> None:
+        self.world.injector.on_spawn(frame.dest, frame.meta)
+        super()._on_spawn(link, frame)
+
+    def _set_log_level(self, message: dict[str, Any]) -> None:
+        """Answer that it is done; the log level of the process that simulates is its own."""
+        link = self.link_to(message["from"])
+        self.post(link, message["port"], message["rank"], True)
+
+
+def _on_stop(proc: Proc, frame: Frame) -> None:
+    assert isinstance(proc, SimProc)
+    if not proc.stopping:
+        proc.stopping = True
+        _stop_actors(proc, bytes(frame.body).decode(errors="replace"))

@@ -1,0 +1,435 @@
+"""The scheduler: virtual time, and who runs.
+
+Everything that happens in a simulation is a *step*: a call that was booked for a moment of virtual
+time (`at`, `soon`). Steps are taken one after the other, in the order of their moments; time jumps
+from one to the next. Moments get a little of the seed's chance, so that another seed means another
+interleaving, and the same seed the same.
+
+User code may wait in the middle of a step (`Future.get`, `time.sleep`). So it runs in a *strand*:
+the actor, the script's main function, anything that would be a thread. A strand that waits keeps
+its OS thread, the *carrier*, and gives the baton to another carrier, which goes on taking steps.
+Exactly one carrier has the baton; all others wait for it. A strand that does not wait costs no
+thread: carriers take the steps of any number of strands, and ten thousand idle actors are ten
+thousand small objects.
+
+    carrier 1   step, step, step of actor A ........ waits          goes on, step, step ...
+    carrier 2                                  step, step, "resume A"
+
+Nothing left to do while the main strand waits is a deadlock, which is reported with what every
+strand waits for. A step that blocks outside the simulation (a socket, a lock of `threading`) would
+hang it: a watchdog in real time says so.
+
+Rejected: greenlets (a compiled dependency), and running every strand on a thread of its own with
+two switches a step (fifty times slower).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import heapq
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from monarch._engine.runtime import client as clients
+from monarch.testing.errors import DeadlockError, StepBlockedError, TimeLimitError
+from monarch.testing.stacks import describe_strand, stack_of
+
+__all__ = ["Entry", "Place", "Scheduler", "Strand", "Unwound", "Vanished", "Wait"]
+
+Entry = list[Any]
+"""A step that is booked: moment, order, place, function, arguments."""
+
+JITTER = 20e-6
+"""Seconds that whatever is ready waits at most for its turn."""
+
+
+class Unwound(BaseException):
+    """Thrown into strands that still wait when the simulation is over."""
+
+
+class Vanished(BaseException):
+    """The process whose reactor is running ended within its own step."""
+
+
+class Place:
+    """Where steps happen: a process or a host. It can be paused, slow or gone."""
+
+    def __init__(self, name: str, proc: Any = None) -> None:
+        self.name = name
+        self.proc = proc
+        self.dead = False
+        self.pauses = 0  # reasons not to run
+        self.lag = 0.0  # seconds added to everything it does
+        self.held: list[Any] = []  # what would have happened during a pause
+
+
+class Strand:
+    """A flow of control that may wait."""
+
+    __slots__ = ("carrier", "context", "doom", "name", "place", "task_stacks", "thrown", "wait")
+
+    def __init__(self, name: str, place: Place) -> None:
+        self.name = name
+        self.place = place
+        self.context = contextvars.Context()
+        self.carrier: _Carrier | None = None  # while it waits
+        self.wait: Wait | None = None
+        self.thrown: BaseException | None = None  # to be raised where it waits
+        self.doom: Callable[[], None] | None = None  # a fault for when it next touches the world
+        self.task_stacks: Callable[[], list[str]] | None = None  # for strands that are event loops
+
+
+class Wait:
+    """One wait of one strand; the face of a `Parker`."""
+
+    __slots__ = ("_scheduler", "released", "strand")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.released = False
+        self.strand: Strand | None = None
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Wait until it is released; False if that was not within `timeout` virtual seconds."""
+        if not self.released and blocking:
+            self._scheduler.wait(self, None if timeout < 0 else timeout)
+        return self.released
+
+    def release(self) -> None:
+        """Let the strand go on, soon."""
+        if not self.released:
+            self.released = True
+            if self.strand is not None:
+                self._scheduler.resume(self)
+
+
+class _Carrier:
+    """An OS thread and the lock that it waits at for the baton."""
+
+    __slots__ = ("lock", "thread")
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self.thread = thread
+        self.lock = threading.Lock()
+        self.lock.acquire()
+
+
+class Scheduler:
+    """See the module.
+
+    Args:
+        seed: decides every moment that is left to chance.
+        time_limit: virtual seconds after which the simulation fails.
+        patience: real seconds that one step may take.
+    """
+
+    def __init__(self, seed: object, time_limit: float, patience: float) -> None:
+        self.now = 0.0
+        self.steps = 0
+        self.random = random.Random(f"{seed}/order")  # noqa: S311 - it is to be repeatable
+        self.strand: Strand | None = None  # who runs; None: a reactor or the world
+        self.strands: dict[Strand, None] = {}  # all there are
+        self.checks: list[Callable[[], None]] = []  # after each step
+        self.failure: BaseException | None = None
+        self.on_send: Callable[[Any, bytes], None] | None = None  # for faults at requests
+        self.on_run: Callable[[Any, Any], None] | None = None
+        self.interrupted = False  # by a fault that nobody handled
+        self.closing = False
+        self.threads = {threading.get_ident()}  # OS threads that belong to the simulation
+        self._heap: list[Entry] = []
+        self._booked = 0
+        self._time_limit = time_limit
+        self._patience = patience
+        self._main: Strand | None = None
+        self._quiet: Wait | None = None
+        self._idle: list[_Carrier] = []
+        self._workers: list[_Carrier] = []
+        self._carrier: _Carrier | None = None
+        self._over = threading.Event()
+
+    # -- booking ---------------------------------------------------------------------------------
+
+    def at(
+        self, when: float, place: Place | None, function: Callable[..., None], *args: Any
+    ) -> Entry:
+        """Call `function(*args)` at the moment `when`, unless `place` is gone by then."""
+        self._booked += 1
+        entry = [when, self._booked, place, function, args]
+        heapq.heappush(self._heap, entry)
+        return entry
+
+    def soon(self, place: Place, function: Callable[..., None], *args: Any) -> Entry:
+        """Call `function(*args)` when `place` comes to it."""
+        self._booked += 1
+        when = self.now + self.random.random() * JITTER + place.lag
+        entry = [when, self._booked, place, function, args]
+        heapq.heappush(self._heap, entry)
+        return entry
+
+    @staticmethod
+    def cancel(entry: Entry) -> None:
+        """What was booked does not happen, and time does not go there for it."""
+        entry[3] = None
+
+    def pause(self, place: Place) -> None:
+        """Let nothing happen at `place` until `unpause`."""
+        place.pauses += 1
+
+    def unpause(self, place: Place) -> None:
+        """What was held back happens now, in its order."""
+        place.pauses -= 1
+        if not place.pauses:
+            held, place.held = place.held, []
+            for entry in held:  # the same entries: they may be cancelled yet
+                entry[0] = max(entry[0], self.now)
+                heapq.heappush(self._heap, entry)
+
+    # -- strands ---------------------------------------------------------------------------------
+
+    def wait(self, wait: Wait, timeout: float | None) -> None:
+        """Let others run until `wait` is released or `timeout` (virtual seconds) is over."""
+        strand = self.strand
+        if strand is None:
+            raise RuntimeError("this would block a reactor, please report it")
+        if self.closing:
+            raise Unwound
+        if strand.doom is not None:
+            self.strike(strand)
+        wait.strand = strand
+        strand.wait = wait
+        alarm = None
+        if timeout is not None:
+            alarm = self.at(self.now + timeout, strand.place, _resume, strand, wait)
+        carrier = strand.carrier = self._carrier
+        assert carrier is not None
+        self.strand = None
+        self._give_baton()
+        self._await_baton(carrier, strand)
+        if alarm is not None:
+            self.cancel(alarm)
+        strand.wait = strand.carrier = wait.strand = None
+        if self._is_over_for(strand):
+            raise Unwound
+        self.strand = strand
+        clients._current = strand.place.proc
+        thrown, strand.thrown = strand.thrown, None
+        if thrown is not None:
+            raise thrown
+
+    def _is_over_for(self, strand: Strand) -> bool:
+        return self.closing or (self.failure is not None and strand is self._main)
+
+    def _give_baton(self) -> None:
+        """Let another carrier take steps; the caller goes on to wait for the baton."""
+        if self._idle:
+            self._carrier = self._idle.pop()
+            self._carrier.lock.release()
+        else:
+            thread = threading.Thread(target=self._work, name="monarch-simulated", daemon=True)
+            self._carrier = _Carrier(thread)
+            self._workers.append(self._carrier)
+            thread.start()
+
+    def _await_baton(self, carrier: _Carrier, strand: Strand) -> None:
+        if strand is not self._main:
+            carrier.lock.acquire()
+            return
+        try:
+            carrier.lock.acquire()
+        except BaseException as error:  # the user's Ctrl-C, or a test's own time limit
+            # Somebody else is taking a step: let it finish, and nobody take another.
+            self.fail(error)
+            carrier.lock.acquire(timeout=1.0)
+            self._carrier = carrier
+
+    def resume(self, wait: Wait) -> None:
+        """Let the strand of `wait` go on, soon."""
+        strand = wait.strand
+        assert strand is not None
+        self.soon(strand.place, _resume, strand, wait)
+
+    def sleep(self, seconds: float) -> None:
+        """Let `seconds` of virtual time pass for the current strand."""
+        self.wait(Wait(self), max(0.0, seconds))
+
+    def vanish(self) -> None:
+        """The current strand, or reactor, was of a process that ended: it does not go on."""
+        if self.strand is None:
+            raise Vanished
+        self.wait(Wait(self), None)
+
+    def strike(self, strand: Strand) -> None:
+        """Let the fault happen that waited for `strand`, which runs, to touch the world."""
+        doom, strand.doom = strand.doom, None
+        if doom is not None:
+            doom()
+            self.yield_if_paused()
+
+    def yield_if_paused(self) -> None:
+        """If the current strand's process was paused within its own step, wait there."""
+        if self.strand is not None and self.strand.place.pauses:
+            self.sleep(0)
+
+    def interrupt_main(self) -> None:
+        """Raise KeyboardInterrupt where the main strand waits."""
+        main = self._main
+        if main is not None and main.wait is not None and self._quiet is None:
+            self.interrupted = True
+            main.thrown = KeyboardInterrupt()
+            self.resume(main.wait)
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def run(self, place: Place, main: Callable[[], Any]) -> Any:
+        """Run `main` as the main strand on this very thread; its result, when it has one.
+
+        Raises what `main` raises, or what made the simulation fail.
+        """
+        self._main = strand = Strand("main", place)
+        strand.context = contextvars.copy_context()
+        self.strands[strand] = None
+        self._carrier = _Carrier(threading.current_thread())
+        self.threads.add(threading.get_ident())
+        self.strand = strand
+        clients._current = place.proc
+        watchdog = threading.Thread(target=self._watch, name="monarch-watchdog", daemon=True)
+        watchdog.start()
+        try:
+            value = strand.context.run(main)
+        except BaseException as error:
+            failure = self.failure
+            if failure is None or error is failure:
+                raise
+            raise failure from None
+        finally:
+            self._over.set()
+            watchdog.join()
+        if self.failure is not None:
+            raise self.failure
+        return value
+
+    def settle(self, patience: float) -> None:
+        """Wait (on the main strand) until nothing is left to do, `patience` seconds at most."""
+        self._quiet = Wait(self)
+        try:
+            self.wait(self._quiet, patience)
+        finally:
+            self._quiet = None
+
+    def fail(self, error: BaseException) -> None:
+        """The simulation ends with `error`: the main strand raises it."""
+        if self.failure is None:
+            self.failure = error
+
+    def close(self) -> None:
+        """End the strands that still wait, and their threads."""
+        self.closing = True
+        for carrier in self._workers:
+            carrier.lock.release()
+            carrier.thread.join(1.0)
+        self._heap.clear()
+
+    def _work(self) -> None:
+        self.threads.add(threading.get_ident())
+        carrier = self._carrier
+        assert carrier is not None
+        while True:
+            self._take_steps(carrier)
+            if self.closing:
+                return
+            carrier.lock.acquire()
+
+    def _take_steps(self, carrier: _Carrier) -> None:
+        """Take steps until the baton goes to a strand that waited."""
+        heap = self._heap
+        pop = heapq.heappop
+        while not self.closing:
+            try:
+                for check in self.checks:
+                    check()
+            except BaseException as error:
+                self.fail(error)
+            if self.failure is not None:
+                self._hand_to(self._main, carrier)
+                return
+            if not heap:
+                if self._quiet is None:
+                    self.fail(DeadlockError(self._describe("nothing is left to happen")))
+                self._hand_to(self._main, carrier)
+                return
+            entry = pop(heap)
+            when, _, place, function, args = entry
+            if function is None:
+                continue
+            if place is None:
+                clients._current = None
+            elif place.dead:
+                continue
+            elif place.pauses:
+                place.held.append(entry)
+                continue
+            else:
+                clients._current = place.proc
+            resuming = function is _resume
+            if resuming and args[0].wait is not args[1]:
+                continue  # it went on for another reason
+            if when > self._time_limit:
+                text = f"it is not over after {self._time_limit:g} virtual seconds"
+                self.fail(TimeLimitError(self._describe(text)))
+                continue
+            self.now = max(self.now, when)
+            self.steps += 1
+            if resuming:
+                self._hand_to(args[0], carrier)
+                return
+            try:
+                function(*args)
+            except Vanished:
+                pass
+            except Unwound:
+                return
+            except BaseException as error:
+                self.fail(error)
+
+    def _hand_to(self, strand: Strand | None, carrier: _Carrier) -> None:
+        assert strand is not None
+        assert strand.carrier is not None
+        self._idle.append(carrier)
+        self._carrier = strand.carrier
+        strand.carrier.lock.release()
+
+    # -- what went wrong -------------------------------------------------------------------------
+
+    def _describe(self, what: str) -> str:
+        lines = [f"at {self.now:.6f} s {what}, and these wait:"]
+        for strand in self.strands:
+            if not strand.place.dead:
+                lines += describe_strand(strand)
+        return "\n".join(lines)
+
+    def _watch(self) -> None:
+        """On a thread in real time: find a step that does not end."""
+        seen = -1
+        while not self._over.wait(self._patience):
+            carrier = self._carrier
+            if self.steps != seen or carrier is None:
+                seen = self.steps
+                continue
+            text = (
+                f"a step at {self.now:.6f} s has blocked outside the simulation for more than "
+                f"{self._patience:g} s; it is at:\n{stack_of(carrier.thread.ident or 0)}"
+            )
+            self.fail(StepBlockedError(text))
+            print(f"monarch.testing: {text}", file=sys.stderr)  # noqa: T201 - nobody may catch it
+            if threading.main_thread().ident in self.threads:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            return
+
+
+def _resume(strand: Strand, wait: Wait) -> None:  # noqa: ARG001
+    """Stands for "let this strand go on": the loop knows it and never calls it."""
+    raise AssertionError

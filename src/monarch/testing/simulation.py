@@ -1,0 +1,159 @@
+"""`simulate`: run a program on simulated hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import inspect
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+from monarch._engine.mesh import context as contexts
+from monarch._engine.mesh import logging_option, proc_mesh, shutdown
+from monarch._engine.runtime import client as clients
+from monarch._engine.runtime import driver as drivers
+from monarch.testing.errors import UnhandledFaultError
+from monarch.testing.faults import Fault, FaultPlan, plan_of
+from monarch.testing.loop import ActorLoop, discard_tasks
+from monarch.testing.patches import patched
+from monarch.testing.world import World
+
+__all__ = ["Simulation", "simulate"]
+
+
+class Simulation:
+    """What `simulate` returns.
+
+    Attributes:
+        value: what `main` returned.
+        trace: what happened, as comparable tuples that start with moment and kind; empty unless
+            asked for.
+        elapsed: virtual seconds until `main` returned.
+        steps: how many steps were taken.
+        faults: the faults that found what they name, in the order they happened.
+    """
+
+    def __init__(self, value: Any, world: World, elapsed: float) -> None:
+        self.value = value
+        self.trace = world.trace or []
+        self.elapsed = elapsed
+        self.steps = world.scheduler.steps
+        self.faults = FaultPlan(tuple(world.injector.executed))
+
+    def __repr__(self) -> str:
+        return f"<Simulation of {self.elapsed:.6f} s in {self.steps} steps: {self.value!r}>"
+
+
+def simulate(
+    main: Callable[..., Any],
+    *,
+    hosts: int = 1,
+    seed: object = 0,
+    faults: FaultPlan | Iterable[Fault] | None = None,
+    time_limit: float = 3600.0,
+    step_limit: float = 30.0,
+    trace: bool = False,
+) -> Simulation:
+    """Run `main` (plain or async) as the script of a runtime on simulated hosts.
+
+    Args:
+        main: the program; called with a `HostMesh` of all hosts if it takes a parameter.
+        hosts: how many hosts there are.
+        seed: decides everything that is left to chance: same seed, same trace.
+        faults: what goes wrong, and when.
+        time_limit: virtual seconds after which the simulation fails.
+        step_limit: real seconds that may pass between two things that happen.
+        trace: keep what happens.
+
+    Raises what `main` raises; `DeadlockError`, `TimeLimitError`, `StepBlockedError` when it does
+    not end; `UnhandledFaultError` when a failure reaches the script.
+    """
+    world = World(seed, hosts, plan_of(faults), time_limit, step_limit, trace)
+    with _installed(world), patched(world, seed):
+        client = world.start_client()
+        try:
+            done: Simulation = world.scheduler.run(client.place, lambda: _script(world, main))
+        except KeyboardInterrupt:
+            if not world.scheduler.interrupted:
+                raise
+            raise UnhandledFaultError(
+                "a failure reached the script, and neither a __supervise__ on its way nor "
+                "unhandled_fault_hook handled it; it was printed to stderr"
+            ) from None
+        finally:
+            _reap(world)
+    return done
+
+
+def _script(world: World, main: Callable[..., Any]) -> Simulation:
+    contexts._context.set(None)
+    arguments: list[Any] = []
+    if inspect.signature(main).parameters:
+        arguments.append(None)
+    value = main(*arguments)
+    if inspect.iscoroutine(value):
+        value = asyncio.run(value)
+    elapsed = world.scheduler.now
+    _end(world)
+    return Simulation(value, world, elapsed)
+
+
+def _end(world: World) -> None:
+    """What the end of a script does: stop what it owns, then everything."""
+    contexts.close()
+    shutdown.shutdown_context(10.0).get()
+    world.scheduler.settle(60.0)
+
+
+def _reap(world: World) -> None:
+    """End the strands that still wait."""
+    world.scheduler.closing = True
+    for strand in list(world.scheduler.strands):
+        cell = getattr(strand, "_cell", None)
+        if cell is not None and cell.behaviour is not None:
+            cell.behaviour = _Gone()
+    world.scheduler.close()
+    for strand in list(world.scheduler.strands):
+        if isinstance(strand, ActorLoop):
+            discard_tasks(strand.loop)
+
+
+class _Gone:
+    """Takes the place of an actor's behaviour once its process is gone: nothing of it runs."""
+
+    has_children = False
+
+    def call_ended(self, error: BaseException | None) -> None:
+        """Nobody is left to be told."""
+
+    def cleanup(self, error: Exception | None) -> None:
+        """A process that was killed cleans nothing up."""
+
+
+@contextlib.contextmanager
+def _installed(world: World) -> Generator[None, None, None]:
+    """Make the simulation this process's runtime for the duration."""
+    former = drivers.install(world.driver)
+    kept = (clients._current, clients._agent_process, shutdown._begun, logging_option._printer)
+    lists = [(place, list(place)) for place in (contexts._faults, contexts._closing)]
+    meshes = dict(proc_mesh._active)
+    clients._agent_process = world.agent_process  # type: ignore[assignment]
+    shutdown._begun = False
+    logging_option._printer = None
+    for place, _ in lists:
+        place.clear()
+    proc_mesh._active.clear()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        drivers.install(former)
+        clients._current, clients._agent_process, shutdown._begun, logging_option._printer = kept
+        for place, content in lists:
+            place[:] = content
+        proc_mesh._active.clear()
+        proc_mesh._active.update(meshes)
+        if collecting:
+            gc.enable()

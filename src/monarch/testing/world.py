@@ -1,0 +1,126 @@
+"""The world of one simulation: hosts, processes, and what is recorded about them."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+from monarch._engine.runtime import client as clients
+from monarch._engine.runtime import driver as drivers
+from monarch.testing.driver import SimDriver, SimEvent
+from monarch.testing.faults import FaultPlan
+from monarch.testing.host import SimHost
+from monarch.testing.injector import Injector
+from monarch.testing.proc import SimProc
+from monarch.testing.scheduler import Scheduler
+
+__all__ = ["World"]
+
+
+class World:
+    """See the module.
+
+    Args:
+        seed: of everything that is left to chance.
+        hosts: how many there are; the script runs on the first.
+        plan: what goes wrong.
+        time_limit: virtual seconds.
+        patience: real seconds for one step.
+        trace: whether to keep what happens in `trace`.
+    """
+
+    def __init__(
+        self,
+        seed: object,
+        hosts: int,
+        plan: FaultPlan,
+        time_limit: float,
+        patience: float,
+        trace: bool,
+    ) -> None:
+        self.scheduler = Scheduler(seed, time_limit, patience)
+        chance = random.Random(f"{seed}/chance")  # noqa: S311 - it is to be repeatable
+        self.driver = SimDriver(self.scheduler, chance, drivers.current)
+        self.trace: list[tuple[Any, ...]] | None = [] if trace else None
+        self.procs: list[SimProc] = []  # all there ever were, the client first
+        self.by_uid: dict[int, SimProc] = {}
+        self.agent_process = _AgentProcess(self)
+        self._client_uid = chance.randrange(1 << 43) << 20 | 1 << 63
+        self.hosts = [SimHost(self, number, self._client_uid) for number in range(hosts)]
+        self.injector = Injector(self, plan)
+
+    def start_client(self) -> SimProc:
+        """The process of the script, on the first host."""
+        host = self.hosts[0]
+        client = self.new_proc(host, self._client_uid, {})
+        client.adopt_agent(host.admit(client))  # type: ignore[arg-type]
+        return client
+
+    def new_proc(self, host: SimHost, uid: int, spec: dict[str, Any]) -> SimProc:
+        """A process on `host`, started with `spec`; without one, the script's."""
+        proc = SimProc(self, host, uid, spec, len(self.procs))
+        self.procs.append(proc)
+        self.by_uid[uid] = proc
+        self.injector.on_proc(proc)
+        return proc
+
+    def exit(self, proc: SimProc, status: int) -> None:
+        """`proc` ends now, with a status as `os.waitpid` gives it. Its own code does not return."""
+        place = proc.place
+        if place.dead:
+            return
+        place.dead = True
+        place.held.clear()
+        self.record("ended", proc.label, status)
+        for link in list(proc.ends):
+            link.close("the process ended")
+        proc.ends.clear()
+        proc.host.exited(proc, status)
+        strand = self.scheduler.strand
+        running = clients._current if strand is None else strand.place.proc
+        if running is proc:
+            self.scheduler.vanish()
+
+    def signal(self, pid: int, number: int, really: Callable[[int, int], None]) -> None:
+        """`os.kill` of a simulated pid; any other is the real one's business."""
+        proc = next((proc for proc in self.procs if proc.pid == pid), None)
+        if proc is None:
+            really(pid, number)
+        elif proc.place.dead:
+            raise ProcessLookupError(3, "No such process")
+        elif number == signal.SIGSTOP:
+            if not proc.suspended:
+                proc.suspended = True
+                self.scheduler.pause(proc.place)
+                self.scheduler.yield_if_paused()
+        elif number == signal.SIGCONT:
+            if proc.suspended:
+                proc.suspended = False
+                self.scheduler.unpause(proc.place)
+        elif number:
+            self.exit(proc, number)
+
+    def record(self, what: str, *details: Any) -> None:
+        """Note in the trace that something happened now."""
+        if self.trace is not None:
+            self.trace.append((round(self.scheduler.now, 9), what, *details))
+
+
+class _AgentProcess:
+    """The process of the client's host agent, as `client.close_client` sees it."""
+
+    def __init__(self, world: World) -> None:
+        self._ended = SimEvent(world.scheduler)
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def wait(self, timeout: float) -> None:
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired("the host agent", timeout)
+
+    def kill(self) -> None:
+        self._ended.set()
