@@ -203,8 +203,7 @@ class Federation:
         self._lost[host] = verdict
         effects: list[Effect] = []
         for guest in [uid for uid, home in self._guests.items() if home == host]:
-            del self._guests[guest]
-            effects += self._route(self.roster.left(guest))
+            effects += self._left(guest)
         for hosts in self._abroad.values():
             hosts.discard(host)
         bereaved: dict[int, list[list[Any]]] = {}
@@ -260,10 +259,7 @@ class Federation:
         if op == "notice":
             return self._on_notice(message["to"], message["notice"])
         if op == "left":
-            if self._guests.get(message["uid"]) != host:
-                return []
-            del self._guests[message["uid"]]
-            return self._route(self.roster.left(message["uid"]))
+            return self._left(message["uid"]) if self._guests.get(message["uid"]) == host else []
         if op == "where":
             uid = message["uid"]
             found = self.host_of(uid)
@@ -287,6 +283,13 @@ class Federation:
     def _goes(self, uid: int, host: str) -> None:
         """A member of this host becomes a guest on another."""
         self._abroad.setdefault(uid, set()).add(host)
+
+    def _left(self, guest: int) -> list[Effect]:
+        """A guest is gone. Where it lived is remembered as long as the roster remembers it."""
+        effects = self._route(self.roster.left(guest))
+        if len(self._guests) > rosters.REMEMBERED:
+            self._guests = {uid: at for uid, at in self._guests.items() if self.roster.knows(uid)}
+        return effects
 
     def _farewells(self, uids: Iterable[int]) -> list[Effect]:
         return [
