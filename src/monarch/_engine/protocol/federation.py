@@ -101,6 +101,7 @@ class Federation:
         self._guests: dict[int, str] = {} if here == HOME else {roster.client: HOME}
         self._abroad: dict[int, set[str]] = {}  # members here, and the hosts where they are guests
         self._children: dict[int, int] = {}  # procs on other hosts, and who here spawned them
+        self._open: dict[str, set[tuple[int, int]]] = {}  # host -> who asked there, about whom
         self._lost: dict[str, Verdict] = {}
         self._questions: dict[int, list[_Question]] = {}
         self._asked: dict[int, float] = {}  # open questions to home: since when
@@ -206,11 +207,14 @@ class Federation:
             effects += self._left(guest)
         for hosts in self._abroad.values():
             hosts.discard(host)
+        lost = {
+            (parent, uid) for uid, parent in self._children.items() if self.host_of(uid) == host
+        }
+        for _, uid in lost:
+            del self._children[uid]
         bereaved: dict[int, list[list[Any]]] = {}
-        for uid, parent in list(self._children.items()):
-            if self.host_of(uid) == host:
-                del self._children[uid]
-                bereaved.setdefault(parent, []).append([uid, *verdict])
+        for hearer, uid in sorted(lost | self._open.pop(host, set())):
+            bereaved.setdefault(hearer, []).append([uid, *verdict])
         effects += [
             Tell(parent, rosters.gone(ends))
             for parent, ends in bereaved.items()
@@ -304,6 +308,7 @@ class Federation:
         if verdict is not None:
             return self._tell_gone(asker, request["uid"], verdict)
         self._goes(asker, host)
+        self._open.setdefault(host, set()).add((asker, request["uid"]))
         return [Send(host, {"op": "ask", "from": asker, "request": request})]
 
     def _tell_gone(self, asker: int, uid: int, verdict: Verdict) -> list[Effect]:
@@ -343,6 +348,8 @@ class Federation:
         if notice["op"] == "gone":
             for uid, *_ in notice["procs"]:
                 self._children.pop(uid, None)
+                for asked in self._open.values():
+                    asked.discard((to, uid))
         return [Tell(to, notice)] if self.roster.alive(to) else []
 
     def _route(self, effects: Iterable[rosters.Effect]) -> list[Effect]:
