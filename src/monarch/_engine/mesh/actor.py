@@ -19,7 +19,6 @@ from monarch._engine.runtime.cell import Cell, Handler
 from monarch._engine.runtime.dispatch import Died, end_by
 from monarch._engine.runtime.spawn import READY
 from monarch._engine.shapes import Extent, MeshTrait, Point, Shape, Slice
-from monarch._engine.wire.frame import ONCE
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from monarch._engine.base.failure import MeshFailure
     from monarch._engine.mesh.future import Future
     from monarch._engine.mesh.proc_mesh import ProcMesh
+    from monarch._engine.wire.frame import Frame
 
 __all__ = ["Actor", "ActorSpec", "Restart", "check_actor_class", "endpoints_of"]
 
@@ -279,10 +279,11 @@ class _Behaviour:
         waits = restore is not None and is_async(restore)
         return Handler(READY, ready_async if waits else ready, is_async=waits)
 
-    def explicit_port(self, link: Any, port: int, rank: int, flags: int) -> Any:
-        from monarch._engine.mesh.port import Port
+    def explicit_port(self, link: Any, frame: Frame, endpoint: str) -> Any:
+        from monarch._engine.mesh.response_port import ResponsePort
 
-        return Port._answering(self.cell, link, port, rank, once=bool(flags & ONCE))
+        port: ResponsePort[Any] = ResponsePort(self.cell, link, frame, endpoint)
+        return port
 
     def call_ended(self, error: BaseException | None) -> None:
         for callback in self.cell.watchers.pop(id(context()), ()):

@@ -33,7 +33,8 @@ from monarch._engine.mesh.value_mesh import ValueMesh
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.dispatch import call_meta
 from monarch._engine.runtime.proc import Proc
-from monarch._engine.wire.frame import CALL, ONCE, pack
+from monarch._engine.wire.codec import Payload
+from monarch._engine.wire.frame import CALL, FIRST, ONCE, pack
 
 if TYPE_CHECKING:
     import inspect
@@ -279,9 +280,11 @@ def signature_of(prop: EndpointProperty[Any, Any]) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[skip:])
 
 
-def _pick(count: int) -> int:
-    """A number below `count`, uniformly at random."""
-    return drivers.current.chance(count)
+def _pick(links: list[Any]) -> int:
+    """One of the ranks behind `links`, uniformly at random."""
+    if not links:
+        raise ValueError("choose requires at least 1 actor, but the mesh is empty")
+    return drivers.current.chance(len(links))
 
 
 class _Check:
@@ -363,9 +366,7 @@ class ActorEndpoint(Generic[P, R_co]):
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """Call one actor, picked uniformly at random; its result."""
         links = self._links or self._resolve()
-        if not links:
-            raise ValueError("choose requires at least 1 actor, but the mesh is empty")
-        return self._one(links, _pick(len(links)), args, kwargs)
+        return self._one(links, _pick(links), args, kwargs)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]:
         """Call every actor; all results, in the mesh's shape. The first error settles the call."""
@@ -374,10 +375,14 @@ class ActorEndpoint(Generic[P, R_co]):
         future: Replies = Replies._new()
         future._endpoint = self
         port = future._open(self.proc, links)
-        if links:
-            self._cast(links, args, kwargs, port, future)
-        else:
+        if not links:
             future._end(RAW, (0, None))
+            return future
+        try:
+            self._cast(links, args, kwargs, port, future, ONCE)
+        except BaseException:
+            future._close()
+            raise
         return future
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> ValueStream[R_co]:
@@ -391,14 +396,19 @@ class ActorEndpoint(Generic[P, R_co]):
             arrivals: Arrivals = Arrivals._new()
             arrivals._endpoint = self
             arrivals._line = deque(futures)
-            self._cast(links, args, kwargs, arrivals._open(self.proc, links), arrivals)
+            port = arrivals._open(self.proc, links)
+            try:
+                self._cast(links, args, kwargs, port, arrivals, FIRST)
+            except BaseException:
+                arrivals._close()
+                raise
         return ValueStream(futures)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send to every actor and forget: no result, no acknowledgement, no error."""
         links = self._links or self._resolve()
         self._check(args, kwargs)
-        self._cast(links, args, kwargs, 0, None)
+        self._cast(links, args, kwargs, 0, None, 0)
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Call on distributed tensors (needs the tensor engine and an active mesh)."""
@@ -419,11 +429,21 @@ class ActorEndpoint(Generic[P, R_co]):
         if selection not in ("all", "choose"):
             raise ValueError(f"Invalid selection: {selection}; use 'all' or 'choose'")
         self._check(args, kwargs)
-        port_id = 0 if port is None else port.local_id()
-        if selection == "choose":
-            self._send_one(links, _pick(len(links)), args, kwargs, port_id, 0)
-        else:
-            self._cast(links, args, kwargs, port_id, None)
+        inbox = None if port is None else port.inbox()
+        number = 0 if port is None else port.port if inbox is None else inbox.port
+        ranks = list(range(len(links))) if selection == "all" else [_pick(links)]
+        if inbox is not None:
+            inbox.expect(self, links, ranks)
+        try:
+            if selection == "all":
+                self._cast(links, args, kwargs, number, inbox, 0)
+            else:
+                self._send_one(links, ranks[0], args, kwargs, number, inbox, 0)
+        except BaseException:
+            if inbox is not None:
+                for rank in ranks:
+                    inbox.expect_nothing(links[rank], rank)
+            raise
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"cannot pickle 'ActorEndpoint' object {self.name}; send the mesh instead")
@@ -447,15 +467,10 @@ class ActorEndpoint(Generic[P, R_co]):
         future._rank = rank
         future._port = port = self.proc.open_port(future)
         try:
-            ok = self._send_one(links, rank, args, kwargs, port, ONCE)
-            while not ok and (successor := self._successor(rank, future._link)) is not None:
-                future._link = successor
-                ok = self._send_one(self._links or links, rank, args, kwargs, port, ONCE)
+            self._send_one(links, rank, args, kwargs, port, future, ONCE)
         except BaseException:
             self.proc.close_port(port)
             raise
-        if not ok:
-            self._unreachable(future._link, future)
         return future
 
     def _send_one(
@@ -465,8 +480,9 @@ class ActorEndpoint(Generic[P, R_co]):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         port: int,
+        sink: Any,
         flags: int,
-    ) -> bool:
+    ) -> None:
         proc = self.proc
         link = links[rank]
         uid = self.mesh._uid
@@ -475,11 +491,14 @@ class ActorEndpoint(Generic[P, R_co]):
             proc.wait_for_gate(link, uid, self.name)
         stream = payload.stream
         if stream is not None and link is not proc.local and link.queued <= link.queue_limit:
-            sent: bool = link.send(pack(CALL, uid, port, rank, self._meta, stream, flags))
-            return sent
-        ok = proc.send(link, CALL, uid, port, rank, self._meta, payload, flags)
-        proc.sent(payload)
-        return ok
+            if not link.send(pack(CALL, uid, port, rank, self._meta, stream, flags)):
+                self._resend(link, rank, payload, port, sink, flags)
+            return
+        try:
+            if not proc.send(link, CALL, uid, port, rank, self._meta, payload, flags):
+                self._resend(link, rank, payload, port, sink, flags)
+        finally:
+            proc.sent(payload)
 
     def _cast(
         self,
@@ -488,49 +507,40 @@ class ActorEndpoint(Generic[P, R_co]):
         kwargs: dict[str, Any],
         port: int,
         sink: Any,
+        flags: int,
     ) -> None:
         proc = self.proc
         uid = self.mesh._uid
         meta = self._meta
-        flags = ONCE if isinstance(sink, Replies) else 0
+        payload = proc.encode_call(args, kwargs)
+        for link in links:
+            if link.paused and uid in link.paused:
+                proc.wait_for_gate(link, uid, self.name)
         try:
-            payload = proc.encode_call(args, kwargs)
-            for link in links:
-                if link.paused and uid in link.paused:
-                    proc.wait_for_gate(link, uid, self.name)
-            try:
-                for rank, link in enumerate(links):
-                    ok = proc.send(link, CALL, uid, port, rank, meta, payload, flags)
-                    if ok:
-                        continue
-                    while not ok and (successor := self._successor(rank, link)) is not None:
-                        link = successor  # noqa: PLW2901 - the one this rank has today
-                        if sink is not None:
-                            sink._links = [*sink._links[:rank], link, *sink._links[rank + 1 :]]
-                        ok = proc.send(link, CALL, uid, port, rank, meta, payload, flags)
-                    if not ok and sink is not None:
-                        self._unreachable(link, sink)
-            finally:
-                proc.sent(payload)
-        except BaseException:
-            if sink is not None:
-                proc.close_port(port)
-            raise
+            for rank, link in enumerate(links):
+                if not proc.send(link, CALL, uid, port, rank, meta, payload, flags):
+                    self._resend(link, rank, payload, port, sink, flags)
+        finally:
+            proc.sent(payload)
 
-    def _successor(self, rank: int, link: Any) -> Any:
-        """After a send that was refused: the link to the process that replaced the one behind it.
+    def _resend(
+        self, link: Any, rank: int, payload: Payload, port: int, sink: Any, flags: int
+    ) -> None:
+        """A send was refused, so it may be repeated: to the process that replaced the lost one.
 
-        None unless it was replaced. (What was refused was not sent: it may be sent again.)
+        If there is none the sink is told, now if the reason is known, else when it is (`_bury`).
         """
-        if self.proc.newest(link.uid) == link.uid:
-            return None
-        fresh = self._resolve()[rank]
-        return None if fresh is link else fresh
-
-    def _unreachable(self, link: Any, sink: Any) -> None:
-        """The link is lost: tell the sink now if the reason is known; else `_bury` will."""
-        verdict = self.proc.verdicts.get(link.uid)
-        if verdict is not None:
+        proc = self.proc
+        while proc.newest(link.uid) != link.uid:
+            old, link = link, self._resolve()[rank]
+            if link is old:
+                break
+            if sink is not None:
+                sink.peer_moved(rank, old, link)
+            if proc.send(link, CALL, self.mesh._uid, port, rank, self._meta, payload, flags):
+                return
+        verdict = proc.verdicts.get(link.uid)
+        if sink is not None and verdict is not None:
             sink.peer_lost(link, verdict)
 
 
@@ -579,7 +589,7 @@ def send(
 ) -> None:
     """Send to the selected actors; their results, or errors, go to `port` if there is one."""
     target: Any = endpoint  # an ActorEndpoint: the protocol is for annotations
-    target._send(args, kwargs, None if port is None else port._port_ref, selection)
+    target._send(args, kwargs, None if port is None else port._passed_on(), selection)
 
 
 ActorEndpoint.__module__ = "monarch._rust_bindings.monarch_hyperactor.endpoint"

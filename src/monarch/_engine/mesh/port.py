@@ -1,14 +1,18 @@
 """Ports and channels: one-way messages to whoever holds the receiver.
 
 A `Port` names a port number in one process. It can be sent anywhere; `send` goes over the link to
-that process. Explicit response ports of endpoints are the same class, bound to the link the call
-came in on.
+that process. The port that an endpoint answers by itself is a `ResponsePort`.
+
+A channel has no fixed senders, and one that is gone takes nothing away. But whoever calls
+``send(endpoint, args, kwargs, port)`` is owed an answer of every rank: who owes is noted at the
+port, and the loss of a process is delivered in place of the answers it owed.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from monarch._engine.base.errors import SupervisionError
@@ -24,14 +28,15 @@ from monarch._engine.runtime.gauge import Gauge
 from monarch._engine.wire.frame import FAILURE, POST
 
 if TYPE_CHECKING:
-    from monarch._engine.runtime.cell import Cell
+    from monarch._engine.mesh.endpoint import ActorEndpoint
     from monarch._engine.runtime.proc import Proc
 
-__all__ = ["Channel", "Port", "PortReceiver", "RankedPortReceiver"]
+__all__ = ["Channel", "OncePort", "Port", "PortReceiver", "RankedPortReceiver", "forward"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 NO_RANK = 0xFFFFFFFF
+NOTHING = 8  # flag of a POST: there will be no answer, on purpose; receivers do not see it
 
 
 class PortRef(NamedTuple):
@@ -40,40 +45,29 @@ class PortRef(NamedTuple):
     uid: int
     port: int
 
-    def local_id(self) -> int:
-        """This port's number in the current process, forwarding if it lives elsewhere."""
+    def inbox(self) -> Inbox | None:
+        """What takes messages for it in this process; None if its receiver is gone."""
         proc = client_proc()
         if self.uid == proc.uid:
-            return self.port
-        port = proc.forwards.get(self)
-        if port is None:
-            link = proc.link_to(self.uid)
-            port = proc.forwards[self] = proc.open_port(_Forward(proc, link, self.port))
-        return port
+            known: Any = proc.ports.get(self.port)
+            return known if isinstance(known, Inbox) else None
+        inbox: Inbox | None = proc.forwards.get(self)
+        if inbox is None:
+            inbox = proc.forwards[self] = _Forward(proc, self)
+        return inbox
 
 
 class Port(Generic[T]):
     """Where messages for one `PortReceiver`, or one waiting caller, are sent. Picklable."""
 
+    _once = False
+
     def __init__(self, port_ref: PortRef, instance: Any, rank: int | None = None) -> None:
         self._port_ref = port_ref
         self._instance = instance
         self._rank = NO_RANK if rank is None else rank
-        self._once = False
         self._link: Any = None
-        self._cell: Cell | None = None
         self._return_undeliverable = True
-
-    @classmethod
-    def _answering(cls, cell: Cell, link: Any, port: int, rank: int, *, once: bool) -> Port[Any]:
-        """The explicit response port of one call; the actor's end answers it if nobody does."""
-        self: Port[Any] = cls(PortRef(link.uid, port), None, rank)
-        self._link = link
-        self._once = once
-        self._cell = cell
-        if port:
-            cell.open_ports[(link, port)] = rank
-        return self
 
     @property
     def return_undeliverable(self) -> bool:
@@ -97,70 +91,135 @@ class Port(Generic[T]):
 
     def _post(self, obj: Any, flags: int) -> None:
         uid, port = self._port_ref
-        cell = self._cell
-        if cell is not None:
-            proc = cell.proc
-            answered = cell.open_ports.pop((self._link, port), None) is None
-            if self._once and answered:
-                raise RuntimeError("OncePortRef already used: this call has had its answer")
-        else:
-            proc = client_proc()
-        if not port:
-            return  # the caller wanted no answer
+        proc = client_proc()
         link = self._link
         if link is None:
             link = self._link = proc.link_to(uid)
         if link.paused and port in link.paused:
             proc.wait_for_gate(link, port, "Port.send")
         payload = proc.encode(obj)
-        proc.send(link, POST, port, 0, self._rank, b"", payload, flags)
-        proc.sent(payload)
+        self._spend()
+        proc.send_one(link, POST, port, 0, self._rank, b"", payload, flags)
+
+    def _spend(self) -> None:
+        """A message is about to be sent; raises RuntimeError if it is one too many."""
+
+    def _passed_on(self) -> PortRef:
+        """Where others are to send what is for this port."""
+        return self._port_ref
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_port, (self._port_ref, self._rank, self._once)
+        return _rebuild_port, (OncePort if self._once else Port, self._passed_on(), self._rank)
 
 
-def _rebuild_port(port_ref: PortRef, rank: int, once: bool) -> Port[Any]:
-    instance = context().actor_instance
-    port: Port[Any] = _OncePort(port_ref, instance) if once else Port(port_ref, instance)
-    port._rank = rank
-    return port
+def _rebuild_port(kind: type[Port[Any]], port_ref: PortRef, rank: int) -> Port[Any]:
+    return kind(port_ref, context().actor_instance, rank)
 
 
-class _Forward:
-    """A port here that passes what arrives on to a port elsewhere, undecoded."""
+class OncePort(Port[T]):
+    """A port that takes one message."""
 
-    def __init__(self, proc: Proc, link: Any, port: int) -> None:
-        self._proc = proc
-        self._link = link
-        self._port = port
+    _once = True
+    _used = False
+
+    def _spend(self) -> None:
+        if self._used:
+            raise RuntimeError("OncePortRef already used: this port delivers one message")
+        self._used = True
+
+
+class Inbox:
+    """Where messages of a channel arrive, and who owes it an answer."""
+
+    def __init__(self, proc: Proc) -> None:
+        self.lock = threading.RLock()  # a finaliser may send to a port here at any time
+        self._debts: dict[tuple[Any, int], list[ActorEndpoint[Any, Any]]] = {}
+        self.port = proc.open_port(self)
+
+    def expect(
+        self, endpoint: ActorEndpoint[Any, Any], links: list[Any], ranks: Iterable[int]
+    ) -> None:
+        """`ranks` of a mesh, behind their `links`, are about to be sent what is answered here."""
+        with self.lock:
+            for rank in ranks:
+                self._debts.setdefault((links[rank], rank), []).append(endpoint)
+
+    def expect_nothing(self, link: Any, rank: int) -> None:
+        """One answer less is owed by `rank` behind `link`."""
+        with self.lock:
+            owed = self._debts.get((link, rank))
+            if owed is not None:
+                owed.pop(0)
+                if not owed:
+                    del self._debts[link, rank]
 
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
-        if isinstance(body, (bytes, bytearray)):
-            self._proc.say(self._link, POST, self._port, 0, rank, bytes(body), flags)
-            return
-        # A segment belongs to the link it came on: copied once more, off the hot path.
-        payload = body.copy(self._proc.threshold)
-        self._proc.send(self._link, POST, self._port, 0, rank, b"", payload, flags)
-        self._proc.sent(payload)
+        if self._debts:
+            self.expect_nothing(link, rank)
+        if not flags & NOTHING:
+            self._take(rank, flags, body, link)
+
+    def peer_moved(self, rank: int, old: Any, new: Any) -> None:
+        """Another process is in the place of the one that owed the last answer of `rank`."""
+        with self.lock:
+            owed = self._debts.get((old, rank))
+            if owed is None:  # its loss has been delivered meanwhile
+                return
+            self._debts.setdefault((new, rank), []).append(owed.pop())
+            if not owed:
+                del self._debts[old, rank]
 
     def peer_lost(self, link: Any, verdict: Verdict) -> None:
-        """The receiver hears of lost senders from its own links."""
+        with self.lock:
+            lost = [debt for debt in self._debts.items() if debt[0][0] is link]
+        for (_, rank), owed in lost:
+            for endpoint in list(owed):
+                failure = endpoint.mesh.failure_of_rank(rank, verdict)
+                self.deliver(rank, FAILURE, failure.to_bytes(), link)
+
+    def _take(self, rank: int, flags: int, body: Any, link: Any) -> None:
+        raise NotImplementedError
 
 
-class _Queue:
+class _Forward(Inbox):
+    """A port here that passes what arrives on to a port elsewhere, undecoded."""
+
+    def __init__(self, proc: Proc, target: PortRef) -> None:
+        self._proc = proc
+        self._target = target
+        self._link = proc.link_to(target.uid)
+        super().__init__(proc)
+
+    def _take(self, rank: int, flags: int, body: Any, link: Any) -> None:
+        forward(self._proc, body, self._link, self._target.port, rank, flags)
+
+    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+        super().peer_lost(link, verdict)
+        if link is self._link:
+            self._proc.close_port(self.port)
+            self._proc.forwards.pop(self._target, None)
+
+
+def forward(proc: Proc, body: Any, link: Any, port: int, rank: int, flags: int) -> None:
+    """Send a body that arrived here on to `port` behind `link`, undecoded."""
+    if isinstance(body, (bytes, bytearray)):
+        proc.say(link, POST, port, 0, rank, bytes(body), flags)
+    else:  # a segment belongs to the link it came on: copied once more, off the hot path
+        proc.send_one(link, POST, port, 0, rank, b"", body.copy(proc.threshold), flags)
+
+
+class _Queue(Inbox):
     """What a receiver shares with its ranked view: messages, and receives in line."""
 
     def __init__(self, proc: Proc, once: bool) -> None:
-        self.lock = threading.RLock()  # a finaliser may send to a port here at any time
+        super().__init__(proc)
         self.messages: deque[Any] = deque()
         self.line: deque[_Receive] = deque()
         self.once = once
         self.used = False
-        self.port = proc.open_port(self)
         self.gauge = Gauge(proc, self.port, self.messages.__len__)
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def _take(self, rank: int, flags: int, body: Any, link: Any) -> None:
         with self.lock:
             message = (rank, flags, body)
             while self.line:
@@ -175,9 +234,6 @@ class _Queue:
         message = self.messages.popleft()
         self.gauge.take(_size(message[2]))
         return message
-
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
-        """A channel has no fixed senders: one that is gone takes nothing away."""
 
 
 def _size(body: Any) -> int:
@@ -290,7 +346,7 @@ class Channel(Generic[T]):
         queue = _Queue(proc, once)
         number = queue.port
         ref = PortRef(proc.uid, number)
-        port: Port[T] = _OncePort(ref, instance) if once else Port(ref, instance)
+        port: Port[T] = OncePort(ref, instance) if once else Port(ref, instance)
         return port, PortReceiver(queue, _OpenPort(proc, number))
 
     @staticmethod
@@ -298,21 +354,6 @@ class Channel(Generic[T]):
         """The same, with a receiver that yields ``(rank, value)``; `once` makes no difference."""
         port, receiver = Channel[T].open()
         return port, receiver.ranked()
-
-
-class _OncePort(Port[T]):
-    """A channel port that takes one message."""
-
-    _used = False
-
-    def _post(self, obj: Any, flags: int) -> None:
-        if self._used:
-            raise RuntimeError("OncePortRef already used: this port delivers one message")
-        self._used = True
-        super()._post(obj, flags)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_port, (self._port_ref, self._rank, True)
 
 
 _public: type

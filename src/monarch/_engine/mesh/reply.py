@@ -66,6 +66,9 @@ class Reply(Future[R_co]):
             self._endpoint.proc.ports.pop(self._port, None)
             self._resolve(RAISED, lost_error(self._endpoint, self._rank, verdict))
 
+    def peer_moved(self, rank: int, old: Any, new: Any) -> None:
+        self._link = new
+
     def _decode(self, content: Any) -> Any:
         flags, body = content
         if flags:

@@ -76,6 +76,10 @@ class RollCall(Future[R_co]):
             if other is link and self._outcomes[rank] is None:
                 self._lost(rank, verdict)
 
+    def peer_moved(self, rank: int, old: Any, new: Any) -> None:
+        """Another process is in the place of the one that `rank` was expected from."""
+        self._links = [*self._links[:rank], new, *self._links[rank + 1 :]]
+
     def _lost(self, rank: int, verdict: Verdict) -> None:
         """The process of `rank` is gone before it answered."""
         raise NotImplementedError

@@ -21,6 +21,7 @@ behind, its callers are answered.
 from __future__ import annotations
 
 import _queue
+import itertools
 import threading
 import traceback
 from collections import deque
@@ -80,7 +81,7 @@ class Behaviour(Protocol):
     def plain_handler(self, name: str) -> Handler | None:
         """A method that is no endpoint, for callers that wrapped it in one."""
 
-    def explicit_port(self, link: Any, port: int, rank: int, flags: int) -> Any:
+    def explicit_port(self, link: Any, frame: Frame, endpoint: str) -> Any:
         """The port object handed to an endpoint that answers by itself."""
 
     def call_ended(self, error: BaseException | None) -> None:
@@ -136,8 +137,10 @@ class Cell:
         self.wake: Callable[[], None] = self._wake_sync
         self.put: Callable[[Any, Frame], None] = self._enqueue  # a fence may stand before it
         self.idle = False
-        self.open_ports: dict[tuple[Any, int], int] = {}  # (link, port) to rank: answers still owed
-        self.current: tuple[Any, Frame] | None = None
+        self.current: tuple[Any, Frame] | None = None  # the message in hand, until it is answered
+        self.owed: dict[int, tuple[Any, int, int]] = {}  # link, port, rank of answers for later
+        self.relays: set[int] = set()  # ports here where others may answer for this actor
+        self._tickets = itertools.count(1)
         self.thread_id = 0
         self.grave: Failure | None = None
         self.gauge = Gauge(proc, uid, self.depth)
@@ -227,8 +230,8 @@ class Cell:
         with self._end_lock:
             if self.state is DEAD:
                 return False
-            self.state = DEAD
             self.grave = grave
+            self.state = DEAD
         proc = self.proc
         proc.graves[self.uid] = grave
         proc.ending[self] = None  # first: it is always in one of the two
@@ -239,9 +242,9 @@ class Cell:
         if current is not None:
             self.refuse(*current)
         self.refuse_queued()
-        while self.open_ports:
-            (link, port), rank = self.open_ports.popitem()
-            proc.post_failure(link, port, rank, grave)
+        self._refuse_owed(grave)
+        for relay in list(self.relays):
+            proc.close_port(relay)
         self.gauge.close()
         return True
 
@@ -278,6 +281,36 @@ class Cell:
     def refuse(self, link: Any, frame: Frame) -> None:
         if frame.kind == CALL:
             self.proc.refuse(link, frame)
+
+    # -- answers that come later -----------------------------------------------------------------
+
+    def owe(self) -> int:
+        """The message in hand is answered later, by whoever redeems this ticket; 0: it is already.
+
+        A message has one answer. Who gives it must have taken it away first, in one step: the
+        message from `current`, or the ticket from `owed`. So has `settle`, for what is left.
+        """
+        current, self.current = self.current, None
+        if current is None:
+            return 0
+        link, frame = current
+        ticket = next(self._tickets)
+        self.owed[ticket] = (link, frame.port, frame.rank)
+        if self.grave is not None:  # it was settled between the two steps
+            self._refuse_owed(self.grave)
+        return ticket
+
+    def redeem(self, ticket: int) -> bool:
+        """Whether the answer of this ticket is still owed: by the caller alone, from now on."""
+        return self.owed.pop(ticket, None) is not None
+
+    def _refuse_owed(self, grave: Failure) -> None:
+        while self.owed:
+            try:
+                _, (link, port, rank) = self.owed.popitem()
+            except KeyError:  # redeemed by another thread just now
+                return
+            self.proc.post_failure(link, port, rank, grave)
 
     def own_failure(
         self, error: str, kind: str = FAILED, cause: str = USER, trace: str = ""

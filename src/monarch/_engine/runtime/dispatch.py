@@ -14,17 +14,28 @@ escapes an endpoint goes to the caller, too: it says that one operation was aban
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from monarch._engine.base.errors import ActorError, RemoteException, format_remote, headline
+from monarch._engine.base.errors import (
+    ActorError,
+    BackpressureError,
+    PayloadTooLarge,
+    RemoteException,
+    format_remote,
+    headline,
+)
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import STOPPED
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.cell import DEAD, RUNNING, Cell, Handler
-from monarch._engine.wire.codec import encode
+from monarch._engine.wire.codec import Payload, encode
 from monarch._engine.wire.frame import CALL, ERROR, POST, Frame, pack
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.proc import Proc
 
 __all__ = [
     "Died",
@@ -85,12 +96,15 @@ def serve_sync(cell: Cell) -> None:
 def _serve_sync(cell: Cell) -> End:
     get = cell.mailbox.get
     control = cell.control
+    encode_answer = cell.proc.encode_result
     while True:
         item = get()
         try:
             while control:
                 control.popleft()()
         except Died as died:
+            if item is not None:
+                cell.mailbox.put(item)  # for `settle`, which answers what waits
             return died.end
         if cell.state is DEAD:
             if item is not None:
@@ -113,6 +127,7 @@ def _serve_sync(cell: Cell) -> End:
                     f"{cell.identity.name}.{handler.name} is an async def method, but its actor's "
                     "endpoints are all def, so it has no event loop; make it a plain def"
                 )
+            answer = encode_answer(result) if frame.port and not handler.explicit else None
         except BaseException as error:  # the supervision boundary: nothing escapes an actor
             if cell.watchers:
                 cell.behaviour.call_ended(error)  # type: ignore[union-attr]  # constructed
@@ -122,10 +137,10 @@ def _serve_sync(cell: Cell) -> End:
         else:
             if cell.watchers:
                 cell.behaviour.call_ended(None)  # type: ignore[union-attr]  # constructed
-            if frame.port and not handler.explicit:
-                reply(cell, link, frame, handler, result)
-            result = args = kwargs = None  # an idle actor keeps no payload alive
-        cell.current = None
+            item, cell.current = cell.current, None
+            if answer is not None and item is not None:
+                reply(cell, link, frame, handler, answer)
+            result = answer = args = kwargs = None  # an idle actor keeps no payload alive
         item = link = frame = None
 
 
@@ -183,24 +198,27 @@ def prepare(cell: Cell, link: Any, frame: Frame) -> tuple[Handler, Any, Any]:
     body = frame.body
     args, kwargs = decode_body(body)
     if handler.explicit:
-        port = behaviour.explicit_port(link, frame.port, frame.rank, frame.flags)
+        port = behaviour.explicit_port(link, frame, handler.name)
         args = (port, *args)
     return handler, args, kwargs
 
 
-def reply(cell: Cell, link: Any, frame: Frame, handler: Handler, result: Any) -> None:
-    proc = cell.proc
-    try:
-        payload = proc.encode_result(result)
-    except Exception as error:
-        send_error(cell, link, frame, handler.name, error, "failed.")
-        return
-    stream = payload.stream
-    if stream is not None and link is not proc.local:
+def reply(cell: Cell, link: Any, frame: Frame, handler: Handler, answer: Payload) -> None:
+    """Send the value of a message that this thread has claimed (see `Cell.owe`)."""
+    stream = answer.stream
+    if stream is not None and link is not cell.proc.local:
         link.send(pack(POST, frame.port, 0, frame.rank, b"", stream))
-    else:
-        proc.send(link, POST, frame.port, 0, frame.rank, b"", payload)
-        proc.sent(payload)
+        return
+    try:
+        _answer(cell.proc, link, frame, answer)
+    except OSError as error:  # there is no memory for it
+        send_error(cell, link, frame, handler.name, error, "failed.")
+
+
+def _answer(proc: Proc, link: Any, frame: Frame, payload: Payload, flags: int = 0) -> None:
+    """Send an answer; it is on its way even if the caller takes no bytes for a long time."""
+    with contextlib.suppress(BackpressureError):
+        proc.send_one(link, POST, frame.port, 0, frame.rank, b"", payload, flags)
 
 
 def failed(
@@ -214,9 +232,13 @@ def failed(
     if survives and not (handler is not None and handler.explicit):
         name = handler.name if handler is not None else _route(frame.meta)[0]
         suffix = "failed." if ordinary else "failed with BaseException."
-        send_error(cell, link, frame, name, error, suffix)
+        owed, cell.current = cell.current, None
+        if owed is not None:
+            send_error(cell, link, frame, name, error, suffix)
         return None
-    return end_by(cell, error)
+    end = end_by(cell, error)
+    cell.settle(end[0])  # before the message is dropped, and with it the port it is answered at
+    return end
 
 
 def _is_cancellation(error: BaseException) -> bool:
@@ -255,8 +277,14 @@ def stopped(cell: Cell, frame: Frame) -> End:
 def send_error(
     cell: Cell, link: Any, frame: Frame, name: str, error: BaseException, suffix: str
 ) -> None:
-    body = error_body(cell, f"Actor call {cell.identity.name}.{name} {suffix}", error)
-    cell.proc.post(link, frame.port, frame.rank, body, ERROR)
+    message = f"Actor call {cell.identity.name}.{name} {suffix}"
+    proc = cell.proc
+    try:
+        _answer(proc, link, frame, proc.encode(error_body(cell, message, error)), ERROR)
+    except (OSError, PayloadTooLarge) as problem:  # its type alone is small
+        kind = f"{type(error).__module__}.{type(error).__qualname__}"
+        stand_in = RemoteException(f"{kind} (what it says could not be sent: {problem})")
+        _answer(proc, link, frame, proc.encode(error_body(cell, message, stand_in)), ERROR)
 
 
 def error_body(

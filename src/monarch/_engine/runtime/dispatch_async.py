@@ -8,6 +8,8 @@ an endpoint. What a message's outcome means is shared with sync actors, in `disp
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from monarch._engine.base.failure import Failure
@@ -60,6 +62,8 @@ def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
 async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
     gate = gate_of(loop)
     waiter: asyncio.Future[None] | None = None
+    run: Coroutine[Any, Any, None] | None
+    over: Callable[[asyncio.Task[None]], None] | None
     serving = asyncio.current_task()
     tasks: set[asyncio.Task[None]] = set()
     ends: list[End] = []
@@ -69,7 +73,9 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
         # On the loop, also while an endpoint is suspended: supervision does not wait for it.
         while control:
             try:
-                _start_task(tasks, loop, control.popleft()())
+                action = control.popleft()()
+                if action is not None:
+                    _start_task(tasks, loop, action)
             except Died as died:
                 ends.append(died.end)
         if waiter is not None and not waiter.done():
@@ -87,6 +93,7 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
     behaviour = cell.behaviour
     assert behaviour is not None
     mailbox = cell.mailbox
+    encode_answer = cell.proc.encode_result
     handled = 0
     while True:
         if ends:
@@ -119,7 +126,10 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
         try:
             handler, args, kwargs = prepare(cell, link, frame)
             if handler.concurrent:
-                _start_task(tasks, loop, _concurrent(cell, link, frame, handler, args, kwargs))
+                ticket = cell.owe() if frame.port and not handler.explicit else 0
+                over = functools.partial(_abandoned, cell, ticket, link, frame, handler)
+                run = _concurrent(cell, ticket, link, frame, handler, args, kwargs)
+                _start_task(tasks, loop, run).add_done_callback(over)
             else:
                 if handler.is_async:
                     result = await handler.function(*args, **kwargs)
@@ -127,9 +137,11 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
                     result = _call_hidden(handler, args, kwargs)
                 if cell.watchers:
                     behaviour.call_ended(None)
-                if frame.port and not handler.explicit and cell.state is not DEAD:
-                    reply(cell, link, frame, handler, result)
-                result = None
+                answer = encode_answer(result) if frame.port and not handler.explicit else None
+                item, cell.current = cell.current, None
+                if answer is not None and item is not None:
+                    reply(cell, link, frame, handler, answer)
+                result = answer = None
         except BaseException as raised:  # the supervision boundary
             if isinstance(raised, asyncio.CancelledError):
                 _absorb_cancel()
@@ -139,8 +151,8 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
             if fatal is not None:
                 end = fatal
                 break
-        item = link = frame = args = kwargs = None
         cell.current = None
+        item = link = frame = args = kwargs = run = over = None
         handled += 1
         if handled >= _YIELD_EVERY or tasks:
             handled = 0
@@ -166,39 +178,50 @@ def _call_hidden(handler: Handler, args: Any, kwargs: Any) -> Any:
         asyncio.events._set_running_loop(loop)
 
 
-def _start_task(tasks: set[Any], loop: asyncio.AbstractEventLoop, coroutine: Any) -> None:
-    if coroutine is None:
-        return
+def _start_task(
+    tasks: set[Any], loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None]
+) -> asyncio.Task[None]:
     task = loop.create_task(coroutine)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
+    return task
 
 
 async def _concurrent(
-    cell: Cell, link: Any, frame: Frame, handler: Handler, args: Any, kwargs: Any
+    cell: Cell, ticket: int, link: Any, frame: Frame, handler: Handler, args: Any, kwargs: Any
 ) -> None:
     """One message of a concurrent endpoint, as a task: the actor takes others meanwhile."""
-    awaited = bool(frame.port) and not handler.explicit
-    if awaited:
-        cell.open_ports[(link, frame.port)] = frame.rank
     try:
         result = await handler.function(*args, **kwargs)
         if cell.watchers and cell.behaviour is not None:
             cell.behaviour.call_ended(None)
-        if awaited and cell.state is not DEAD:
-            reply(cell, link, frame, handler, result)
+        answer = cell.proc.encode_result(result) if ticket else None
     except BaseException as error:  # the supervision boundary of this message
         if cell.watchers and cell.behaviour is not None:
             cell.behaviour.call_ended(error)
-        if cell.state is DEAD:
-            return
-        if awaited:
-            suffix = "failed." if isinstance(error, Exception) else "failed with BaseException."
-            send_error(cell, link, frame, handler.name, error, suffix)
-        else:
+        if ticket:
+            _fail(cell, ticket, link, frame, handler, error)
+        elif cell.state is not DEAD:
             cell.abort(error)
-    finally:
-        cell.open_ports.pop((link, frame.port), None)
+    else:
+        if answer is not None and cell.redeem(ticket):
+            reply(cell, link, frame, handler, answer)
+
+
+def _fail(
+    cell: Cell, ticket: int, link: Any, frame: Frame, handler: Handler, error: BaseException
+) -> None:
+    if cell.redeem(ticket):
+        suffix = "failed." if isinstance(error, Exception) else "failed with BaseException."
+        send_error(cell, link, frame, handler.name, error, suffix)
+
+
+def _abandoned(
+    cell: Cell, ticket: int, link: Any, frame: Frame, handler: Handler, task: asyncio.Task[None]
+) -> None:
+    """A task is over; if it was cancelled before it began, its caller does not know yet."""
+    if ticket and task.cancelled():
+        _fail(cell, ticket, link, frame, handler, asyncio.CancelledError())
 
 
 async def _finish_async(

@@ -102,7 +102,7 @@ class Proc:
         self.pid = os.getpid()
         self.spec: dict[str, Any] = {}  # what this process was started with; empty in a client
         self.context: Any = None  # the process's own, made by the mesh layer when asked for
-        self.forwards: dict[Any, int] = {}  # ports of other procs that answers here go on to
+        self.forwards: dict[Any, Any] = {}  # by port elsewhere: what sends answers here on to it
         self.reactor = drivers.current.reactor()
         self.local = LocalLink(uid)
         self.agent: Link | None = None
@@ -205,6 +205,23 @@ class Proc:
             self._wait_room(link)
         return bool(ok)
 
+    def send_one(
+        self,
+        link: Any,
+        kind: int,
+        dest: int,
+        port: int,
+        rank: int,
+        meta: bytes,
+        payload: Payload,
+        flags: int = 0,
+    ) -> bool:
+        """`send`, to this receiver only."""
+        try:
+            return self.send(link, kind, dest, port, rank, meta, payload, flags)
+        finally:
+            self.sent(payload)
+
     def sent(self, payload: Payload) -> None:
         """The last send of `payload` is done: its segment lives as long as receivers use it."""
         if payload.stored is not None:
@@ -262,10 +279,7 @@ class Proc:
 
     def post(self, link: Any, port: int, rank: int, obj: Any, flags: int = 0) -> bool:
         """Send `obj` to a port of the process behind `link`."""
-        payload = self.encode(obj)
-        ok = self.send(link, POST, port, 0, rank, b"", payload, flags)
-        self.sent(payload)
-        return ok
+        return self.send_one(link, POST, port, 0, rank, b"", self.encode(obj), flags)
 
     # -- links -----------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ __all__ = [
     "ERROR",
     "EVENT",
     "FAILURE",
+    "FIRST",
     "FLOW",
     "HEADER",
     "ONCE",
@@ -68,8 +69,9 @@ CONTROL = 8  # a request to, or a notice from, the host agent: JSON
 QUERY = 9  # is the actor `dest` there? Answered at `port`
 _LAST_KIND = QUERY
 
-# Flags: what the body is. The low bits are the outcome of a POST; a CALL has one of its own.
+# Flags: what the body is. The low bits are the outcome of a POST; a CALL has its own.
 ONCE = 1  # the port of this CALL takes one answer
+FIRST = 2  # the port of this CALL takes the first answer of each rank, and drops others
 ERROR = 1  # the endpoint raised; the body is the exception
 FAILURE = 2  # the actor is gone; the body is the failure
 SEGMENT = 128  # the body is a table of parts of a shared segment
