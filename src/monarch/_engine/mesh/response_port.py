@@ -18,11 +18,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch._engine.mesh.endpoint import FIRST, ONCE
 from monarch._engine.mesh.port import NOTHING, Port, PortRef, forward
 from monarch._engine.runtime.dispatch import send_error
 from monarch._engine.runtime.ends import Verdict
-from monarch._engine.wire.frame import POST, Frame
+from monarch._engine.wire.frame import FIRST, ONCE, POST, Frame
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.cell import Cell
