@@ -43,7 +43,7 @@ class Proc:
         self.told: list[tuple[int, str]] = []
         self.graves: dict[int, Failure] = {}
         self.cells: dict[int, Cell] = {}
-        self.ending: set[Cell] = set()
+        self.ending: dict[Cell, None] = {}
         self.setup = None
         timer = SimpleNamespace(cancel=lambda: None)
         self.reactor = SimpleNamespace(call_later=lambda *_: timer, call_soon=lambda *_: None)
