@@ -201,6 +201,80 @@ def test_a_timer_may_cancel_another_that_is_due_at_the_same_time(
     assert seen == ["first"]
 
 
+def test_cancelled_timers_do_not_pile_up(running: Reactor) -> None:
+    """As the deadlines of calls that were answered: one in a thousand is still pending."""
+    pending = []
+    for number in range(100_000):
+        timer = running.call_later(3600, lambda: None)
+        if number % 1000:
+            timer.cancel()
+        else:
+            pending.append(timer)
+    done_by(running)
+    assert len(running._timers) <= 2 * len(pending) + 1
+    assert not running._new
+    assert {id(timer) for *_, timer in running._timers} >= {id(timer) for timer in pending}
+    for timer in pending:
+        timer.cancel()
+
+
+def test_timers_keep_their_order_when_others_are_swept_out(
+    reactor: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("monarch._engine.runtime.reactor.time.monotonic", lambda: now[0])
+    seen: list[int] = []
+    timers = [
+        reactor.call_later(number * 7919 % 1000, lambda n=number * 7919 % 1000: seen.append(n))  # type: ignore[misc]
+        for number in range(1000)
+    ]
+    for number, timer in enumerate(timers):
+        if number % 5:
+            timer.cancel()
+    run_round(reactor)
+    reactor.call_later(5000, lambda: None)
+    run_round(reactor)
+    now[0] = 2000.0
+    run_round(reactor)
+    assert seen == sorted(number * 7919 % 1000 for number in range(0, 1000, 5))
+    assert len(reactor._timers) == 1
+
+
+def test_only_a_timer_before_all_others_wakes_it(
+    running: Reactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deadline that is set for each call must not cost a wake-up for each call."""
+    wakes: list[int] = []
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: (wakes.append(fd), write(fd, data))[1])
+    timers = [running.call_later(1000, lambda: None)]
+    done_by(running)
+    wakes.clear()
+    timers += [running.call_later(2000, lambda: None) for _ in range(20)]
+    assert wakes == []
+    timers.append(running.call_later(500, lambda: None))
+    assert len(wakes) == 1
+    for timer in timers:
+        timer.cancel()
+
+
+def test_a_timer_set_while_it_waits_for_a_later_one(running: Reactor) -> None:
+    running.call_later(3600, lambda: None)
+    for _ in range(200):
+        done_by(running)
+        fired = threading.Event()
+        running.call_later(0, fired.set)
+        assert fired.wait(WAIT)
+
+
+def test_a_timer_that_is_further_away_than_the_kernel_can_wait(running: Reactor) -> None:
+    timers = [running.call_later(delay, lambda: None) for delay in (1e7, 1e12, 1e300)]
+    done_by(running)
+    done_by(running)
+    for timer in timers:
+        timer.cancel()
+
+
 def test_a_timer_may_set_another(running: Reactor) -> None:
     fired = threading.Event()
     running.call_later(0.001, lambda: running.call_later(0.001, fired.set))

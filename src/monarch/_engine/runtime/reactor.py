@@ -4,6 +4,10 @@ It waits on descriptors with epoll (`select.poll` elsewhere), calls the callback
 each ready one, then what other threads asked it to run (`call_soon`), then timers that are due.
 Callbacks must not block. Waking it costs one eventfd write, skipped while a wake-up is under way.
 
+Most timers are deadlines of calls and are cancelled long before they are due. So setting one wakes
+nobody unless it comes before all others, and cancelled ones are swept out of the heap whenever it
+has doubled: there are never many more entries than pending timers.
+
 The thread is a daemon: it dies with the interpreter, after `atexit` handlers had their say. In a
 forked child there is no reactor: `Proc` closes what the child inherited.
 """
@@ -30,6 +34,9 @@ __all__ = ["READ", "WRITE", "Reactor", "Timer"]
 READ = select.POLLIN
 WRITE = select.POLLOUT
 _SCRATCH = 256 << 10
+_NEVER = float("inf")
+_LONGEST = 1e6  # seconds of one wait; the kernel takes no more than 2**31 milliseconds
+_FEW = 64  # timers that are no trouble
 
 
 class Timer:
@@ -55,6 +62,9 @@ class Reactor:
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._soon: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
+        self._new: deque[Timer] = deque()  # set, not yet among them
+        self._wakes = _NEVER  # when the wait under way, if any, ends by itself
+        self._crowded = _FEW  # entries at which cancelled timers are swept out
         self._order = itertools.count()
         self._woken = False
         self._running = True
@@ -86,7 +96,10 @@ class Reactor:
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
         """Run `callback()` on the reactor thread after `delay` seconds, unless cancelled."""
         timer = Timer(time.monotonic() + delay, callback)
-        self.call_soon(self._add_timer, timer)
+        self._new.append(timer)
+        # In this order: `_timeout` looks for new ones after it has said how long it will wait.
+        if timer.when < self._wakes or len(self._new) > _FEW:
+            self.call_soon(self._admit)
         return timer
 
     def register(self, fd: int, callback: Callable[[int], None]) -> None:
@@ -154,19 +167,31 @@ class Reactor:
                 self._fire()
 
     def _timeout(self) -> float:
-        if self._soon:
+        if self._new:
+            self._admit()
+        timers = self._timers
+        self._wakes = wakes = timers[0][0] if timers else _NEVER
+        if self._soon or self._new:
             return 0
-        if not self._timers:
+        if not timers:
             return -1
-        return max(0.0, self._timers[0][0] - time.monotonic()) * self._scale
+        return min(max(0.0, wakes - time.monotonic()), _LONGEST) * self._scale
 
     def _on_wake(self, _mask: int) -> None:
         # Clear the flag before the queue is read: a later append writes again.
         os.read(self._wake_in, 8)
         self._woken = False
 
-    def _add_timer(self, timer: Timer) -> None:
-        heapq.heappush(self._timers, (timer.when, next(self._order), timer))
+    def _admit(self) -> None:
+        timers = self._timers
+        while self._new:
+            timer = self._new.popleft()
+            if timer.callback is not None:
+                heapq.heappush(timers, (timer.when, next(self._order), timer))
+        if len(timers) > self._crowded:
+            timers[:] = [entry for entry in timers if entry[2].callback is not None]
+            heapq.heapify(timers)
+            self._crowded = max(_FEW, 2 * len(timers))
 
     def _fire(self) -> None:
         now = time.monotonic()
