@@ -58,7 +58,8 @@ class SimReactor:
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
         when = self._scheduler.now + delay
-        return SimTimer(when, callback, self._scheduler.at(when, self.place, callback))
+        entry = self._scheduler.at(when, self.place, callback)
+        return SimTimer(when, callback, self._scheduler, entry)
 
     def register(self, fd: int, callback: Callable[[int], None]) -> None:
         """Simulated links call their owner themselves."""
@@ -82,14 +83,17 @@ class SimReactor:
 class SimTimer(Timer):
     """A timer that costs no virtual time once it is cancelled."""
 
-    __slots__ = ("_entry",)
+    __slots__ = ("_entry", "_scheduler")
 
-    def __init__(self, when: float, callback: Callable[[], None], entry: Entry) -> None:
+    def __init__(
+        self, when: float, callback: Callable[[], None], scheduler: Scheduler, entry: Entry
+    ) -> None:
         super().__init__(when, callback)
+        self._scheduler = scheduler
         self._entry = entry
 
     def cancel(self) -> None:
-        Scheduler.cancel(self._entry)
+        self._scheduler.cancel(self._entry)
 
 
 class SimMailbox:

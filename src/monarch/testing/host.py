@@ -1,7 +1,8 @@
-"""A simulated host: its agent's books are the real `Roster`, its processes are `SimProc`s.
+"""A simulated host: its agent's books are the real ones, its processes are `SimProc`s.
 
 The agent speaks the real control protocol (JSON in CONTROL frames) with each process of its host,
-over links as slow as any. Exits are seen a moment after they happen.
+over links as slow as any, and is one of a `Federation` with the agents of the other hosts. Exits
+are seen a moment after they happen.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch._engine.base.verdict import INFRASTRUCTURE, Verdict
-from monarch._engine.protocol.roster import Condemn, Effect, Hand, Kill, Roster, Tell
+from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, Verdict
+from monarch._engine.protocol import detector as detectors
+from monarch._engine.protocol.federation import HOME, Effect, Federation, Refuse, Send, Tunnel
+from monarch._engine.protocol.roster import Condemn, Hand, Kill, Roster, Tell
 from monarch._engine.runtime.agent import _cause
 from monarch._engine.wire.frame import CONTROL, pack
 from monarch.testing.driver import EPOCH
 from monarch.testing.link import SimLink, SimSocket, socket_pair
+from monarch.testing.network import SimPeer
 from monarch.testing.scheduler import Entry, Place
 
 if TYPE_CHECKING:
@@ -40,9 +44,17 @@ class SimHost:
     def __init__(self, world: World, ident: int, client: int) -> None:
         self.world = world
         self.ident = ident
-        self.name = f"host{ident}"
-        self.place = Place(self.name)
+        self.hostname = f"host{ident}"
+        self.name = self.hostname if ident else HOME  # among agents
+        self.place = Place(self.hostname)
         self.roster = Roster(client)
+        self.federation = Federation(self.roster, self.name)
+        self.detector = detectors.Detector()
+        self.peers: dict[str, SimPeer] = {}
+        self._coming: dict[tuple[int, int], SimLink] = {}  # ends that wait for where they go
+        self._parents: dict[int, SimLink] = {}  # of procs that are about to be spawned
+        self.lost: set[str] = set()  # hosts that were given up
+        self._watch: Entry | None = None
         self.client = client
         self.procs: dict[int, SimProc] = {}  # those that run
         self._control: dict[int, SimLink] = {}
@@ -71,6 +83,7 @@ class SimHost:
             link.fileno = -1
             link.close()
             if link.uid == self.client:
+                self.perform(self.federation.exited([self.client]))
                 self.perform(self.roster.client_lost())
                 self.world.agent_process.end()
         return bool(frames)
@@ -85,7 +98,21 @@ class SimHost:
     # -- requests --------------------------------------------------------------------------------
 
     def _on_spawn(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
-        self.spawn(asker, message["spec"], message["procs"], fds)
+        spec, procs = message["spec"], message["procs"]
+        hosts = [proc.get("host", HOME) for proc in procs]
+        if any(host != self.name for host in hosts):
+            uids = [proc["uid"] for proc in procs]
+            self.perform(self.federation.spawned(uids, hosts))
+        for host in dict.fromkeys(hosts):
+            picked = [index for index, other in enumerate(hosts) if other == host]
+            theirs = [procs[index] for index in picked]
+            ends = [fds[index] for index in picked]
+            if host == self.name:
+                self.spawn(asker, spec, theirs, ends)
+            else:
+                for proc, end in zip(theirs, ends, strict=True):
+                    self._coming[asker, proc["uid"]] = end
+                self.perform(self.federation.spawn_there(asker, host, spec, theirs))
 
     def spawn(
         self, parent: int, spec: dict[str, Any], procs: list[dict[str, Any]], ends: list[SimLink]
@@ -94,7 +121,7 @@ class SimHost:
         world = self.world
         scheduler = world.scheduler
         effects = self.roster.spawn(parent, procs, "launcher", scheduler.now, spec["ready_timeout"])
-        self.perform(effects)
+        self.perform(self.federation.route(effects))
         for fields, end in zip(procs, ends, strict=True):
             uid = fields["uid"]
             self.roster.ready(uid)
@@ -111,18 +138,16 @@ class SimHost:
             self.world.scheduler.unpause(proc.place)
 
     def _on_introduce(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
-        effects = self.roster.introduce(asker, message["to"])
-        taken = any(isinstance(effect, Hand) for effect in effects)
-        self.perform(effects, fds)
-        if not taken:
-            for end in fds:
-                end.close("nobody takes it")
+        to = message["to"]
+        self._coming[asker, to] = fds[0]
+        self.perform(self.federation.introduce(asker, to, self.world.scheduler.now), fds)
 
     def _on_autopsy(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
-        self.perform(self.roster.autopsy(asker, message["uid"], self.world.scheduler.now))
+        now = self.world.scheduler.now
+        self.perform(self.federation.autopsy(asker, message["uid"], now))
 
     def _on_kill(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
-        self.perform(self.roster.kill(message["uids"]))
+        self.perform(self.federation.kill(message["uids"]))
 
     def _on_ready(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
         """Known already: see `spawn`."""
@@ -143,6 +168,96 @@ class SimHost:
     def _on_log_flush(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
         self.tell(asker, {"op": "log_flushed", "id": message["id"]})
 
+    # -- other hosts -----------------------------------------------------------------------------
+
+    def peer(self, name: str) -> SimPeer | None:
+        """The way to the agent of another host, made on first use; None once it was given up."""
+        peer = self.peers.get(name)
+        if peer is None and name not in self.lost:
+            self.world.connect(self, self.world.hosts_by_name[name])
+            peer = self.peers.get(name)
+        return peer
+
+    def connect(self, other: SimHost) -> SimPeer:
+        """Watch `other` and keep a channel with it."""
+        peer = self.peers[other.name] = SimPeer(self, other)
+        self.detector.add(other.name, self.world.scheduler.now)
+        self._set_watch()
+        return peer
+
+    def on_message(self, peer: SimPeer, message: dict[str, Any]) -> None:
+        """Another agent says something."""
+        op, name = message["op"], peer.other.name
+        now = self.world.scheduler.now
+        if op == "open":
+            self._on_open(peer, message)
+        elif op == "spawn":
+            parent, procs = message["parent"], message["procs"]
+            self.federation.admit(parent, name)
+            ends = [self._parents.pop(proc["uid"]) for proc in procs]
+            self.spawn(parent, message["spec"], procs, ends)
+        elif op == "ask":
+            request = message["request"]
+            if request["op"] == "kill":
+                self.perform(self.federation.kill(request["uids"]))
+            else:
+                self.federation.admit(message["from"], name)
+                self.perform(self.federation.autopsy(message["from"], request["uid"], now))
+        else:
+            self.perform(self.federation.heard(name, message, now))
+
+    def _on_open(self, peer: SimPeer, message: dict[str, Any]) -> None:
+        mine, theirs = socket_pair(self.world.scheduler)
+        peer.join(message["lane"], mine.link)
+        if message["first"]:
+            self._parents[message["far"]] = theirs.link
+            return
+        effects = self.federation.opened(peer.other.name, message["near"], message["far"])
+        if not effects:
+            theirs.link.close("nobody takes it")
+        self.perform(effects, [theirs.link])
+
+    def on_heartbeat(self, peer: SimPeer, payload: bytes) -> None:
+        """A heartbeat of another agent."""
+        now = self.world.scheduler.now
+        self._judge(self.detector.on_heartbeat(peer.other.name, payload, now))
+
+    def _look(self) -> None:
+        self._watch = None
+        self._judge(self.detector.tick(self.world.scheduler.now))
+
+    def _judge(self, effects: Sequence[detectors.Effect]) -> None:
+        for effect in effects:
+            peer = self.peers.get(str(effect.peer))
+            if peer is None:
+                continue
+            if isinstance(effect, detectors.SendHeartbeat):
+                peer.heartbeat(effect.payload)
+            elif isinstance(effect, detectors.Unreachable):
+                seconds = self.world.scheduler.now - effect.since
+                what = "it has not heard us" if effect.deaf else "nothing was heard from it"
+                peer.give_up(f"{what} for {seconds:.1f} s")
+        self._set_watch()
+
+    def _set_watch(self) -> None:
+        deadline = self.detector.deadline
+        if self._watch is None and deadline is not None:
+            self._watch = self.world.scheduler.aside(deadline, self.place, self._look)
+
+    def on_lost(self, peer: SimPeer, reason: str) -> None:
+        """There is no way to another host any more, and there will be none."""
+        other = peer.other
+        self.lost.add(other.name)
+        self.peers.pop(other.name, None)
+        self.detector.remove(other.name)
+        self.world.record("lost host", self.hostname, other.hostname)
+        error = f"host {other.hostname} is unreachable from {self.hostname}: {reason}"
+        when = EPOCH + self.world.scheduler.now
+        verdict = Verdict(FAILED, error, INFRASTRUCTURE, other.hostname, 0, when)
+        self.perform(self.federation.host_lost(other.name, verdict))
+        if other.name == HOME:
+            self.perform(self.roster.client_lost())
+
     # -- ends ------------------------------------------------------------------------------------
 
     def exited(self, proc: SimProc, status: int) -> None:
@@ -157,7 +272,7 @@ class SimHost:
             return  # condemned before
         while link.fileno >= 0 and self._read(link):
             pass  # what it asked for before it ended still counts
-        self.perform(self.roster.exited([proc.uid]))
+        self.perform(self.federation.exited([proc.uid]))
         kind, text, cause = _cause({"status": status})
         self._left(proc, kind, text, cause)
 
@@ -168,31 +283,45 @@ class SimHost:
             link.fileno = -1
             link.close()
         when = EPOCH + self.world.scheduler.now
-        verdict = Verdict(kind, text, cause, self.name, proc.pid, when)
+        verdict = Verdict(kind, text, cause, self.hostname, proc.pid, when)
         if not self._ends:
             self.world.scheduler.soon(self.place, self._announce)
         self._ends.append((proc.uid, verdict))
 
     def _announce(self) -> None:
         ends, self._ends = self._ends, []
-        self.perform(self.roster.ended(ends))
+        self.perform(self.federation.ended(ends))
 
-    # -- what the roster decides -----------------------------------------------------------------
+    # -- what the books say -----------------------------------------------------------------
 
     def perform(self, effects: Sequence[Effect], fds: Sequence[Any] = ()) -> None:
-        """Do what the books say; `fds` go to whom they were handed."""
+        """Do what the books say; `fds` go to whom they are handed."""
         for effect in effects:
             if isinstance(effect, Tell):
                 self.tell(effect.to, effect.notice)
             elif isinstance(effect, Hand):
+                self._coming.pop((effect.sender, effect.to), None)
                 self.tell(effect.to, {"op": "peer", "uid": effect.sender}, fds)
+            elif isinstance(effect, Send):
+                peer = self.peer(effect.host)
+                if peer is not None:
+                    peer.send(effect.message)
+            elif isinstance(effect, Tunnel):
+                end = self._coming.pop((effect.near, effect.far))
+                peer = self.peer(effect.host)
+                if peer is None:
+                    end.close("its host is lost")
+                else:
+                    peer.open(end, effect.near, effect.far, effect.first)
+            elif isinstance(effect, Refuse):
+                self._coming.pop((effect.near, effect.far)).close("nobody takes it")
             elif isinstance(effect, Kill):
                 for uid in effect.uids:
                     self._kill(uid)
             elif isinstance(effect, Condemn):
                 proc = self.procs[effect.uid]
                 self._kill(effect.uid)
-                self._left(proc, "failed", effect.error)
+                self._left(proc, FAILED, effect.error)
         self._set_alarm()
 
     def _kill(self, uid: int) -> None:
@@ -202,7 +331,7 @@ class SimHost:
 
     def _set_alarm(self) -> None:
         scheduler = self.world.scheduler
-        deadline = self.roster.deadline
+        deadline = self.federation.deadline
         if self._alarm is not None:
             if self._alarm[0] <= deadline:
                 return
@@ -213,4 +342,4 @@ class SimHost:
 
     def _tick(self) -> None:
         self._alarm = None
-        self.perform(self.roster.tick(self.world.scheduler.now))
+        self.perform(self.federation.tick(self.world.scheduler.now))

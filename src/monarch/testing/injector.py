@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from monarch._engine.wire.frame import CALL, HEADER, POST, SPAWN
 from monarch.testing.faults import (
     Crash,
+    CrashHost,
     Fault,
     FaultPlan,
+    NetworkFault,
     Pause,
     Request,
     Slow,
@@ -124,7 +126,15 @@ class Injector:
     # -- faults ----------------------------------------------------------------------------------
 
     def _strike(self, fault: Fault, serving: SimProc | None) -> None:
-        if isinstance(fault, (Crash, Pause, Slow)):
+        world = self._world
+        if isinstance(fault, NetworkFault):
+            world.network.add(fault)
+            self._done(fault, fault.a, fault.b)
+        elif isinstance(fault, CrashHost):
+            if 0 < fault.host < len(world.hosts) and not world.hosts[fault.host].place.dead:
+                self._done(fault, world.hosts[fault.host].hostname)
+                world.crash_host(world.hosts[fault.host])
+        elif isinstance(fault, (Crash, Pause, Slow)):
             proc = self._find(fault.proc, serving)
             if proc is not None:
                 self._done(fault, proc.label)

@@ -11,27 +11,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.wire.frame import Frame, FrameReader
 from monarch.testing.scheduler import Place, Scheduler, Wait
 
-__all__ = ["Route", "SimLink", "SimSocket", "socket_pair"]
+__all__ = ["SimLink", "SimSocket", "socket_pair"]
 
 CAPACITY = 212_992
 """Bytes that the kernel takes for a receiver that does not read."""
 
 LATENCY = 10e-6
 """Seconds, on average, until a process of the same host notices what was sent to it."""
-
-
-class Route(Protocol):
-    """How bytes get to the other end of a pair whose ends are on different hosts."""
-
-    def carry(self, to: SimLink, data: bytes, fds: list[Any] | None) -> None: ...
-
-    def end(self, to: SimLink) -> None: ...
 
 
 class SimSocket:
@@ -66,6 +58,7 @@ class SimLink:
         "fileno",
         "lost",
         "on_ready",
+        "on_room",
         "other",
         "owner",
         "paused",
@@ -76,7 +69,6 @@ class SimLink:
         "reader",
         "received",
         "released",
-        "route",
         "sent",
         "sock",
         "uid",
@@ -88,6 +80,7 @@ class SimLink:
         self._scheduler = scheduler
         self.place: Place | None = None  # who holds this end
         self.on_ready: Callable[[Any], Any] = lambda link: None
+        self.on_room: Callable[[Any], Any] | None = None  # called when the queue is empty again
         self.peer = "?"
         self.fileno = 1 << 30  # what the reactor knows it by; negative once it is forgotten
         self.sock = self
@@ -99,7 +92,6 @@ class SimLink:
         self.paused: dict[int, Any] = {}
         self.released: deque[int] = deque()
         self.reader = FrameReader(1 << 40, self.peer)
-        self.route: Route | None = None  # between hosts: how bytes get to the other end
         self.sent: Any = None  # for the invariants: what was sent and has not arrived
         self.received = 0
         self._inbox: deque[bytes] = deque()
@@ -143,14 +135,12 @@ class SimLink:
         if self._eof:
             self._lose(f"the connection to {self.peer} broke: Broken pipe")
             return False
-        route = self.route
-        if self._outbox or self.other._inbox_size >= CAPACITY:
+        other = self.other
+        if self._outbox or other._inbox_size >= CAPACITY:
             self._outbox.append((data, fds or []))
             self.queued += len(data)
-        elif route is None:
-            self.other._take(data, fds)
         else:
-            route.carry(self.other, data, fds)
+            other._take(data, fds)
         return True
 
     def _take(self, data: bytes, ends: list[Any] | None) -> None:
@@ -191,31 +181,23 @@ class SimLink:
         while self._outbox and other._inbox_size < CAPACITY:
             data, ends = self._outbox.popleft()
             self.queued -= len(data)
-            if self.route is None:
-                other._take(data, ends)
-            else:
-                self.route.carry(other, data, ends)
+            other._take(data, ends)
         if self.queued <= self.queue_limit // 2:
             while self._waiters:
                 self._waiters.pop().release()
+        if not self.queued and self.on_room is not None:
+            self.on_room(self)
 
     # -- receiving -------------------------------------------------------------------------------
 
     def receive(self, scratch: object) -> list[Frame]:
         """Read what is there, once; complete frames. The other end's end sets `lost`."""
-        if not self._inbox:
-            if self._eof:
-                cut = "" if self.reader.idle else " in the middle of a message"
-                self._lose(f"{self.peer} closed the connection{cut}")
+        data = self.read()
+        if data is None:
+            cut = "" if self.reader.idle else " in the middle of a message"
+            self._lose(f"{self.peer} closed the connection{cut}")
+        if not data:
             return []
-        data = self._inbox.popleft() if len(self._inbox) == 1 else b"".join(self._inbox)
-        self._inbox.clear()
-        self._inbox_size = 0
-        other = self.other
-        if other._outbox or other._waiters:
-            other._flush()
-        elif self._eof:
-            self._notice()  # of the end
         reader = self.reader
         view = memoryview(data)
         try:
@@ -234,6 +216,21 @@ class SimLink:
         except ProtocolError as error:
             self._lose(str(error))
             raise
+
+    def read(self) -> bytes | None:
+        """The bytes that are there, none of them if nothing came; None once nothing will come."""
+        inbox = self._inbox
+        if not inbox:
+            return None if self._eof else b""
+        data = inbox.popleft() if len(inbox) == 1 else b"".join(inbox)
+        inbox.clear()
+        self._inbox_size = 0
+        other = self.other
+        if other._outbox or other._waiters:
+            other._flush()
+        elif self._eof:
+            self._notice()  # of the end
+        return data
 
     def take_fds(self, count: int) -> list[Any]:
         """The next `count` ends that came with frames."""
@@ -258,10 +255,7 @@ class SimLink:
             self._inbox.clear()
             self._inbox_size = 0
             self.place = None
-            if self.route is None:
-                self.other.ended()
-            else:
-                self.route.end(self.other)
+            self.other.ended()
 
     def ended(self) -> None:
         """The other end is closed, and nothing more is under way from there."""

@@ -20,11 +20,14 @@ import os
 import random
 import socket
 import time
+import types
 from collections.abc import Callable, Generator
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.runtime import client as clients
+from monarch._engine.wire import codec
+from monarch._engine.wire.codec import register_reducer
 from monarch.testing.driver import EPOCH
 from monarch.testing.loop import SimLoop
 
@@ -40,6 +43,11 @@ def patched(world: World, seed: object) -> Generator[None, None, None]:
     scheduler = world.scheduler
     threads = scheduler.threads
     undo: list[tuple[Any, str, Any]] = []
+    originals: dict[Any, tuple[Any, str]] = {}
+
+    def reduce(function: Any) -> Any:
+        home = originals.get(function)
+        return NotImplemented if home is None else (getattr, home)
 
     def patch(module: Any, name: str, ours: Callable[..., Any]) -> None:
         original = getattr(module, name)
@@ -49,6 +57,9 @@ def patched(world: World, seed: object) -> Generator[None, None, None]:
                 return ours(*args, **kwargs)
             return original(*args, **kwargs)
 
+        # Code that is pickled by value may refer to either: what arrives is the one in force.
+        chosen.__module__, chosen.__qualname__ = module.__name__, name
+        originals[original] = (module, name)
         undo.append((module, name, original))
         setattr(module, name, chosen)
 
@@ -81,9 +92,11 @@ def patched(world: World, seed: object) -> Generator[None, None, None]:
     patch(socket, "gethostname", lambda: current().hostname if current() else original_host)
     patch(asyncio, "new_event_loop", new_loop)
     patch(asyncio.events, "new_event_loop", new_loop)
+    register_reducer(types.BuiltinFunctionType, reduce)
     try:
         yield
     finally:
+        del codec._reducers[types.BuiltinFunctionType]
         random.setstate(state)
         for module, name, original in undo:
             setattr(module, name, original)

@@ -44,7 +44,7 @@ class SimProc(Proc):
         self.reactor.place = self.place
         self.reactor.on_stop = lambda: world.exit(self, 0)
         self.agent_lost = lambda reason: world.exit(self, 1 << 8)
-        self.hostname = host.name
+        self.hostname = host.hostname
         self.pid = 1000 + index
         self.spec = spec
         self.threshold = _IN_BAND

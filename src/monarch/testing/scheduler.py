@@ -41,7 +41,13 @@ from monarch.testing.stacks import describe_strand, stack_of
 __all__ = ["Entry", "Place", "Scheduler", "Strand", "Unwound", "Vanished", "Wait"]
 
 Entry = list[Any]
-"""A step that is booked: moment, order, place, function, arguments."""
+"""A step that is booked: moment, order, place, function, arguments, whether it is not aside."""
+
+_UNEVENTFUL = 30.0
+"""Seconds in which things that go on aside may still make something happen."""
+
+_SETTLED = 5.0
+"""The same, once the script is over."""
 
 JITTER = 20e-6
 """Seconds that whatever is ready waits at most for its turn."""
@@ -65,6 +71,7 @@ class Place:
         self.pauses = 0  # reasons not to run
         self.lag = 0.0  # seconds added to everything it does
         self.held: list[Any] = []  # what would have happened during a pause
+        self.awaited = 0  # steps that are booked, and not aside
 
 
 class Strand:
@@ -142,6 +149,9 @@ class Scheduler:
         self.threads = {threading.get_ident()}  # OS threads that belong to the simulation
         self._heap: list[Entry] = []
         self._booked = 0
+        self._awaited = 0  # entries that are not aside
+        self._eventful = 0.0  # when the last of those was
+        self._uneventful = _UNEVENTFUL
         self._time_limit = time_limit
         self._patience = patience
         self._main: Strand | None = None
@@ -158,22 +168,53 @@ class Scheduler:
     ) -> Entry:
         """Call `function(*args)` at the moment `when`, unless `place` is gone by then."""
         self._booked += 1
-        entry = [when, self._booked, place, function, args]
+        self._awaited += 1
+        if place is not None:
+            place.awaited += 1
+        entry = [when, self._booked, place, function, args, 1]
+        heapq.heappush(self._heap, entry)
+        return entry
+
+    def aside(
+        self, when: float, place: Place | None, function: Callable[..., None], *args: Any
+    ) -> Entry:
+        """The same for what goes on for ever (heartbeats): waiting for it alone is a deadlock."""
+        self._booked += 1
+        entry = [when, self._booked, place, function, args, 0]
         heapq.heappush(self._heap, entry)
         return entry
 
     def soon(self, place: Place, function: Callable[..., None], *args: Any) -> Entry:
         """Call `function(*args)` when `place` comes to it."""
         self._booked += 1
+        self._awaited += 1
+        place.awaited += 1
         when = self.now + self.random.random() * JITTER + place.lag
-        entry = [when, self._booked, place, function, args]
+        entry = [when, self._booked, place, function, args, 1]
         heapq.heappush(self._heap, entry)
         return entry
 
-    @staticmethod
-    def cancel(entry: Entry) -> None:
+    def cancel(self, entry: Entry) -> None:
         """What was booked does not happen, and time does not go there for it."""
         entry[3] = None
+        if entry[5]:
+            self._await_no_more(entry)
+
+    def _await_no_more(self, entry: Entry) -> None:
+        entry[5] = 0
+        place = entry[2]
+        if place is None:
+            self._awaited -= 1
+        elif not place.dead:
+            self._awaited -= 1
+            place.awaited -= 1
+
+    def end(self, place: Place) -> None:
+        """Nothing happens at `place` any more."""
+        place.dead = True
+        place.held.clear()
+        self._awaited -= place.awaited
+        place.awaited = 0
 
     def pause(self, place: Place) -> None:
         """Let nothing happen at `place` until `unpause`."""
@@ -186,6 +227,9 @@ class Scheduler:
             held, place.held = place.held, []
             for entry in held:  # the same entries: they may be cancelled yet
                 entry[0] = max(entry[0], self.now)
+                entry[5] = 1
+                self._awaited += 1
+                place.awaited += 1
                 heapq.heappush(self._heap, entry)
 
     # -- strands ---------------------------------------------------------------------------------
@@ -314,11 +358,10 @@ class Scheduler:
 
     def settle(self, patience: float) -> None:
         """Wait (on the main strand) until nothing is left to do, `patience` seconds at most."""
-        self._quiet = Wait(self)
-        try:
-            self.wait(self._quiet, patience)
-        finally:
-            self._quiet = None
+        self._quiet = quiet = Wait(self)
+        self._uneventful = _SETTLED
+        self.aside(self.now + patience, None, quiet.release)
+        self.wait(quiet, None)
 
     def fail(self, error: BaseException) -> None:
         """The simulation ends with `error`: the main strand raises it."""
@@ -356,15 +399,18 @@ class Scheduler:
             if self.failure is not None:
                 self._hand_to(self._main, carrier)
                 return
-            if not heap:
+            if not self._awaited and (not heap or heap[0][0] > self._eventful + self._uneventful):
                 if self._quiet is None:
                     self.fail(DeadlockError(self._describe("nothing is left to happen")))
                 self._hand_to(self._main, carrier)
                 return
             entry = pop(heap)
-            when, _, place, function, args = entry
+            when, _, place, function, args, awaited = entry
             if function is None:
                 continue
+            if awaited:
+                self._await_no_more(entry)
+                self._eventful = when
             if place is None:
                 clients._current = None
             elif place.dead:

@@ -11,8 +11,11 @@ from typing import Any
 
 from monarch._engine.mesh import context as contexts
 from monarch._engine.mesh import logging_option, proc_mesh, shutdown
+from monarch._engine.mesh.host_mesh import HostMesh
 from monarch._engine.runtime import client as clients
 from monarch._engine.runtime import driver as drivers
+from monarch._engine.shapes import Slice
+from monarch._engine.shapes.shape import shape_of
 from monarch.testing.errors import UnhandledFaultError
 from monarch.testing.faults import Fault, FaultPlan, plan_of
 from monarch.testing.loop import ActorLoop, discard_tasks
@@ -51,6 +54,7 @@ def simulate(
     hosts: int = 1,
     seed: object = 0,
     faults: FaultPlan | Iterable[Fault] | None = None,
+    latency: float | tuple[float, float] = (100e-6, 500e-6),
     time_limit: float = 3600.0,
     step_limit: float = 30.0,
     trace: bool = False,
@@ -62,6 +66,7 @@ def simulate(
         hosts: how many hosts there are.
         seed: decides everything that is left to chance: same seed, same trace.
         faults: what goes wrong, and when.
+        latency: seconds that a packet between two hosts takes, or the least and the most.
         time_limit: virtual seconds after which the simulation fails.
         step_limit: real seconds that may pass between two things that happen.
         trace: keep what happens.
@@ -69,7 +74,8 @@ def simulate(
     Raises what `main` raises; `DeadlockError`, `TimeLimitError`, `StepBlockedError` when it does
     not end; `UnhandledFaultError` when a failure reaches the script.
     """
-    world = World(seed, hosts, plan_of(faults), time_limit, step_limit, trace)
+    span = latency if isinstance(latency, tuple) else (latency, latency)
+    world = World(seed, hosts, plan_of(faults), span, time_limit, step_limit, trace)
     with _installed(world), patched(world, seed):
         client = world.start_client()
         try:
@@ -90,13 +96,18 @@ def _script(world: World, main: Callable[..., Any]) -> Simulation:
     contexts._context.set(None)
     arguments: list[Any] = []
     if inspect.signature(main).parameters:
-        arguments.append(None)
+        arguments.append(_all_hosts(world))
     value = main(*arguments)
     if inspect.iscoroutine(value):
         value = asyncio.run(value)
     elapsed = world.scheduler.now
     _end(world)
     return Simulation(value, world, elapsed)
+
+
+def _all_hosts(world: World) -> HostMesh:
+    shape = shape_of(("hosts",), Slice.new_row_major((len(world.hosts),)))
+    return HostMesh(shape, hosts=tuple(host.name for host in world.hosts))
 
 
 def _end(world: World) -> None:

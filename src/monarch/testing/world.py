@@ -14,6 +14,7 @@ from monarch.testing.driver import SimDriver, SimEvent
 from monarch.testing.faults import FaultPlan
 from monarch.testing.host import SimHost
 from monarch.testing.injector import Injector
+from monarch.testing.network import Network
 from monarch.testing.proc import SimProc
 from monarch.testing.scheduler import Scheduler
 
@@ -27,6 +28,7 @@ class World:
         seed: of everything that is left to chance.
         hosts: how many there are; the script runs on the first.
         plan: what goes wrong.
+        latency: the least and the most seconds that a packet between hosts takes.
         time_limit: virtual seconds.
         patience: real seconds for one step.
         trace: whether to keep what happens in `trace`.
@@ -37,6 +39,7 @@ class World:
         seed: object,
         hosts: int,
         plan: FaultPlan,
+        latency: tuple[float, float],
         time_limit: float,
         patience: float,
         trace: bool,
@@ -50,6 +53,8 @@ class World:
         self.agent_process = _AgentProcess(self)
         self._client_uid = chance.randrange(1 << 43) << 20 | 1 << 63
         self.hosts = [SimHost(self, number, self._client_uid) for number in range(hosts)]
+        self.hosts_by_name = {host.name: host for host in self.hosts}
+        self.network = Network(self, latency)
         self.injector = Injector(self, plan)
 
     def start_client(self) -> SimProc:
@@ -72,8 +77,7 @@ class World:
         place = proc.place
         if place.dead:
             return
-        place.dead = True
-        place.held.clear()
+        self.scheduler.end(place)
         self.record("ended", proc.label, status)
         for link in list(proc.ends):
             link.close("the process ended")
@@ -83,6 +87,23 @@ class World:
         running = clients._current if strand is None else strand.place.proc
         if running is proc:
             self.scheduler.vanish()
+
+    def connect(self, one: SimHost, other: SimHost) -> None:
+        """Make the two ends of the channel between two hosts."""
+        for host, peer in ((one, other), (other, one)):
+            if peer.name not in host.peers and peer.name not in host.lost and not host.place.dead:
+                host.connect(peer)
+        for host, peer in ((one, other), (other, one)):
+            if peer.name in host.peers:
+                host.peers[peer.name].start()
+
+    def crash_host(self, host: SimHost) -> None:
+        """`host` loses power."""
+        self.record("ended", host.hostname)
+        for proc in list(host.procs.values()):
+            if not proc.place.dead:
+                self.scheduler.end(proc.place)
+        self.scheduler.end(host.place)
 
     def signal(self, pid: int, number: int, really: Callable[[int, int], None]) -> None:
         """`os.kill` of a simulated pid; any other is the real one's business."""

@@ -1,4 +1,8 @@
-"""`HostMesh`: the machines, where processes are spawned. One host so far: this one."""
+"""`HostMesh`: the machines, where processes are spawned.
+
+A mesh that names no hosts is the client's own. Others have a name for each, by which the host
+agents know them: a spawn says where each process is to run, and the agents see to it.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +48,12 @@ _MAIN_MODULE = "monarch._src.actor.bootstrap_main"
 class HostMesh(MeshTrait):
     """A mesh of hosts. `this_host()` is the local one, of extent ``{}``."""
 
-    def __init__(self, shape: Shape, python: str | None = None) -> None:
+    def __init__(
+        self, shape: Shape, python: str | None = None, hosts: tuple[str, ...] | None = None
+    ) -> None:
         self._shape = shape
         self._python = python
+        self._hosts = hosts  # as agents call them; the shape's ranks count in it
         self._stream_logs = False
 
     # -- mesh ------------------------------------------------------------------------------------
@@ -60,7 +67,13 @@ class HostMesh(MeshTrait):
         return self._shape._labels
 
     def _new_with_shape(self, shape: Shape) -> HostMesh:
-        return HostMesh(shape, self._python)
+        return HostMesh(shape, self._python, self._hosts)
+
+    def _host_at(self, rank: int) -> HostMesh:
+        """The host at `rank` of this mesh, as a mesh of one."""
+        if self._hosts is None:
+            return self
+        return HostMesh(Shape.unity(), self._python, (self._hosts[self._shape.ndslice[rank]],))
 
     @property
     def region(self) -> Any:
@@ -107,8 +120,9 @@ class HostMesh(MeshTrait):
         """
         extent = self._extent_with(per_host)
         count = extent.nelements
+        on_each = count // max(1, len(self))
         if proc_bind is not None:
-            _check_binding(proc_bind, count // max(1, len(self)))
+            _check_binding(proc_bind, on_each)
         if bootstrap is not None and not callable(bootstrap):
             raise TypeError(f"bootstrap must be a callable without arguments, not {bootstrap!r}")
         owner = context().actor_instance
@@ -128,6 +142,8 @@ class HostMesh(MeshTrait):
         procs: list[dict[str, Any]] = []
         for rank in range(count):
             entry: dict[str, Any] = {"uid": base + rank, "rank": rank, "label": f"{label}-{rank}"}
+            if self._hosts is not None:
+                entry["host"] = self._hosts[self._shape.ndslice[rank // on_each]]
             command = self._command_for(rank, extent, bootstrap_command)
             if command is not None:
                 entry["command"] = {
@@ -143,7 +159,7 @@ class HostMesh(MeshTrait):
             procs.append(entry)
         proc.spawn_procs(spec, procs)
         shape = shape_of(extent._labels, Slice.new_row_major(extent.sizes))
-        mesh = ProcMesh(base, label, shape, self, owner)
+        mesh = ProcMesh(base, label, shape, self, owner, on_each)
         mesh._recipe = Recipe(spec, procs)
         owner._own(base, mesh)
         if bootstrap is not None:
@@ -199,7 +215,7 @@ class HostMesh(MeshTrait):
 
     def with_python_executable(self, path: str) -> HostMesh:
         """The same hosts, whose processes run another interpreter that has monarch installed."""
-        return HostMesh(self._shape, os.fspath(path))
+        return HostMesh(self._shape, os.fspath(path), self._hosts)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -246,16 +262,16 @@ class HostMesh(MeshTrait):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, HostMesh):
             return NotImplemented
-        return (self._shape, self._python) == (other._shape, other._python)
+        return self.__reduce__() == other.__reduce__()
 
     def __hash__(self) -> int:
-        return hash((self._shape, self._python))
+        return hash(self.__reduce__())
 
     def __repr__(self) -> str:
         return f"<HostMesh {self.extent}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HostMesh, (self._shape, self._python)
+        return HostMesh, (self._shape, self._python, self._hosts)
 
 
 HostMesh.__module__ = "monarch._src.actor.host_mesh"
@@ -286,7 +302,9 @@ def _inherited_fields() -> dict[str, Any]:
 
 def local_host() -> HostMesh:
     """The host of this process, with the interpreter it was told to use."""
-    return HostMesh(Shape.unity(), client_proc().spec.get("python_override"))
+    spec = client_proc().spec
+    hosts = (spec["host"],) if "host" in spec else None
+    return HostMesh(Shape.unity(), spec.get("python_override"), hosts)
 
 
 def own_proc_mesh() -> ProcMesh:

@@ -73,12 +73,14 @@ class ProcMesh(MeshTrait):
         shape: Shape,
         host_mesh: HostMesh | None,
         owner: Instance | None = None,
+        per_host: int = 1,
     ) -> None:
         self._base = base
         self._proc_name = name
         self._shape = shape
         self._hosts = host_mesh
         self._owner = owner
+        self._per_host = per_host
         self._uid_list: list[int] | None = None
         self._links: list[Any] | None = None
         self._moves = 0  # of the process when `_links` was made
@@ -97,7 +99,7 @@ class ProcMesh(MeshTrait):
         return self._shape._labels
 
     def _new_with_shape(self, shape: Shape) -> ProcMesh:
-        mesh = ProcMesh(self._base, self._proc_name, shape, self._hosts)
+        mesh = ProcMesh(self._base, self._proc_name, shape, self._hosts, None, self._per_host)
         mesh._setup = self._setup
         mesh._recipe = self._recipe
         return mesh
@@ -196,7 +198,7 @@ class ProcMesh(MeshTrait):
             raise NotImplementedError(
                 "`ProcMesh.host_mesh` is not yet supported for non-singleton proc meshes."
             )
-        return self._hosts
+        return self._hosts._host_at(self._shape.ndslice[0] // self._per_host)
 
     @property
     def _host_mesh(self) -> HostMesh | None:
@@ -295,14 +297,15 @@ class ProcMesh(MeshTrait):
         return f"<ProcMesh {self._proc_name} {self.extent}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._base, self._proc_name, self._shape, self._hosts)
+        fields = (self._base, self._proc_name, self._shape, self._hosts, self._per_host)
+        return _rebuild, fields
 
 
 ProcMesh.__module__ = "monarch._src.actor.proc_mesh"
 
 
-def _rebuild(base: int, name: str, shape: Shape, hosts: HostMesh | None) -> ProcMesh:
-    return ProcMesh(base, name, shape, hosts)
+def _rebuild(base: int, name: str, shape: Shape, hosts: HostMesh | None, per_host: int) -> ProcMesh:
+    return ProcMesh(base, name, shape, hosts, None, per_host)
 
 
 def _already_stopped() -> RuntimeError:

@@ -1,0 +1,292 @@
+"""The simulated network: packets between hosts, which it delays, loses, doubles and reorders.
+
+Between two hosts there is one `Channel` of the real protocol, and the real failure detector listens
+to it; what is simulated is what a network does to their packets. Without faults packets of one
+direction keep their order, as on a TCP connection. A packet is under way on the connection it was
+sent on; what is left of earlier ones when a new one is made is dropped.
+
+A channel carries messages between agents on its control lane, and *tunnels*: the bytes of one link
+between two processes, each on a lane of its own. An empty message on a lane is the link's end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch._engine.protocol.channel import (
+    Channel,
+    Deliver,
+    Dial,
+    Effect,
+    Ended,
+    Heartbeat,
+    Room,
+    Terms,
+)
+from monarch._engine.wire.packet import Buffer
+from monarch.testing.faults import Delay, Drop, Duplicate, NetworkFault, Partition, Reorder
+from monarch.testing.link import SimLink
+from monarch.testing.scheduler import Entry
+
+if TYPE_CHECKING:
+    from monarch.testing.host import SimHost
+    from monarch.testing.world import World
+
+__all__ = ["Network", "SimPeer"]
+
+_CONTROL = 0
+_DIAL_TIMEOUT = 1.0
+_UNREAD = 1 << 20
+"""Bytes that an agent holds for a process that does not read, before it says so."""
+
+
+class Network:
+    """See the module.
+
+    Args:
+        world: whose hosts it connects.
+        latency: the least and the most seconds that a packet takes.
+    """
+
+    def __init__(self, world: World, latency: tuple[float, float]) -> None:
+        self._world = world
+        self._scheduler = world.scheduler
+        self._least, self._most = latency
+        self.terms = Terms(rto=max(0.1, 5 * self._most))
+        self._faults: list[NetworkFault] = []
+        self._latest: dict[tuple[int, int], float] = {}  # when the last packet arrives
+        self.packets = 0
+
+    def add(self, fault: NetworkFault) -> None:
+        """Let `fault` be in force for its time."""
+        self._faults.append(fault)
+        until = self._scheduler.now + fault.seconds
+        self._scheduler.at(until, None, self._faults.remove, fault)
+
+    def send(self, sender: SimHost, receiver: SimHost, arrive: Any, *args: Any) -> None:
+        """Call ``arrive(*args)`` at `receiver` when the packet arrives, if it does."""
+        self.packets += 1
+        chance = self._scheduler.random.random
+        delay = self._least + chance() * (self._most - self._least)
+        copies = 1
+        in_order = True
+        for fault in self._faults:
+            if not _concerns(fault, sender.ident, receiver.ident):
+                continue
+            if isinstance(fault, Partition):
+                return
+            if isinstance(fault, Drop):
+                if chance() < fault.probability:
+                    return
+            elif isinstance(fault, Duplicate):
+                copies += chance() < fault.probability
+            elif isinstance(fault, Delay):
+                delay += fault.by
+            elif isinstance(fault, Reorder):
+                delay += chance() * fault.by
+                in_order = False
+        when = self._scheduler.now + delay
+        if in_order:
+            direction = (sender.ident, receiver.ident)
+            when = max(when, self._latest.get(direction, 0.0))
+            self._latest[direction] = when
+        for _ in range(copies):
+            self._scheduler.aside(when, receiver.place, arrive, *args)
+            when += chance() * (self._most - self._least)
+
+
+def _concerns(fault: NetworkFault, sender: int, receiver: int) -> bool:
+    def matches(a: int, b: int) -> bool:
+        return fault.a in (None, a) and fault.b in (None, b)
+
+    return matches(sender, receiver) or (not fault.one_way and matches(receiver, sender))
+
+
+class SimPeer:
+    """One host's side of its channel with another, and the tunnels through it."""
+
+    def __init__(self, host: SimHost, other: SimHost) -> None:
+        self.host = host
+        self.other = other
+        self.dials = host.ident < other.ident
+        self._scheduler = host.world.scheduler
+        self._network = host.world.network
+        self.channel = Channel(
+            host.world.driver.chance(1 << 62) + 1,
+            dials=self.dials,
+            now=self._scheduler.now,
+            peer=other.name,
+            terms=self._network.terms,
+        )
+        self._connection = 0  # the number of the current one
+        self._dialed = 0  # of the last one that this side asked for
+        self._alarm: Entry | None = None
+        self._dialing: Entry | None = None  # the moment when a dial is given up
+        self._tunnels: dict[int, SimLink] = {}  # by lane: our end of the process's link
+        self._full: set[int] = set()  # lanes that take nothing now
+        self._paused: set[int] = set()  # lanes that we asked the other side not to fill
+        self._next_lane = 1 + self.dials
+
+    # -- for the agent ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._carry_out(self.channel.tick(self._scheduler.now))
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message to the other agent."""
+        if self.channel.ended is None:
+            self.channel.send(_CONTROL, [json.dumps(message, separators=(",", ":")).encode()])
+            self._pump()
+
+    def open(self, end: SimLink, near: int, far: int, first: bool) -> None:
+        """Carry the link whose end we hold to the other host."""
+        lane = self._next_lane
+        self._next_lane += 2
+        self.send({"op": "open", "near": near, "far": far, "first": first, "lane": lane})
+        self.join(lane, end)
+
+    def join(self, lane: int, end: SimLink) -> None:
+        """Carry what passes through `end` on `lane`."""
+        self._tunnels[lane] = end
+        end.uid = lane
+        end.on_room = self._resume
+        end.attach(self.host.place, "a process", self._relay, 1 << 60, 1 << 60)
+
+    def heartbeat(self, payload: bytes) -> None:
+        """Send this ahead of everything."""
+        self.channel.heartbeat(payload)
+        self._pump()
+
+    def give_up(self, reason: str) -> None:
+        """There is no way to the other host any more."""
+        self._carry_out(self.channel.end(reason))
+
+    # -- tunnels ---------------------------------------------------------------------------------
+
+    def _relay(self, end: SimLink) -> None:
+        """A process has sent something: pass it on."""
+        lane = end.uid
+        if lane in self._full or self.channel.ended is not None:
+            return
+        data = end.read()
+        if data is None:
+            self._close(lane, tell=True)
+        elif data:
+            if not self.channel.send(lane, [data]):
+                self._full.add(lane)
+            self._pump()
+
+    def _on_data(self, lane: int, data: bytes) -> None:
+        end = self._tunnels.get(lane)
+        if end is None:
+            return
+        if not data:
+            self._close(lane, tell=False)
+        elif not end.send(data):
+            self._close(lane, tell=True)
+        elif end.queued > _UNREAD and lane not in self._paused:
+            self._paused.add(lane)
+            self.channel.pause(lane)
+
+    def _resume(self, end: SimLink) -> None:
+        """A process has read what we held for it."""
+        if end.uid in self._paused:
+            self._paused.discard(end.uid)
+            self.channel.resume(end.uid)
+            self._pump()
+
+    def _close(self, lane: int, *, tell: bool) -> None:
+        end = self._tunnels.pop(lane, None)
+        if end is not None:
+            end.close("the other host closed it")
+            if tell and self.channel.ended is None:
+                self.channel.send(lane, [b""])
+                self._pump()
+
+    # -- the channel -----------------------------------------------------------------------------
+
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Deliver):
+                data = bytes(effect.data)
+                if effect.lane != _CONTROL:
+                    self._on_data(effect.lane, data)
+                else:
+                    self.host.on_message(self, json.loads(data))
+            elif isinstance(effect, Room):
+                self._full.discard(effect.lane)
+                end = self._tunnels.get(effect.lane)
+                if end is not None:
+                    self._relay(end)
+            elif isinstance(effect, Heartbeat):
+                self.host.on_heartbeat(self, effect.payload)
+            elif isinstance(effect, Dial):
+                self._dial()
+            elif isinstance(effect, Ended):
+                self._pump()  # the goodbye
+                for lane in list(self._tunnels):
+                    self._close(lane, tell=False)
+                self.host.on_lost(self, effect.reason)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Send what wants to go out, and be back when the channel wants it."""
+        scheduler, channel = self._scheduler, self.channel
+        now = scheduler.now
+        while (packet := channel.next_packet(now)) is not None:
+            peer = self.other.peers.get(self.host.name)
+            if peer is not None:
+                parts = [bytes(part) for part in packet]
+                connection = self._connection
+                self._network.send(self.host, self.other, peer._arrive, connection, parts)
+        deadline = channel.deadline
+        alarm = self._alarm
+        if deadline is None or (alarm is not None and alarm[0] == deadline):
+            return
+        if alarm is not None:
+            scheduler.cancel(alarm)
+        self._alarm = scheduler.aside(deadline, self.host.place, self._tick)
+
+    def _tick(self) -> None:
+        self._alarm = None
+        self._carry_out(self.channel.tick(self._scheduler.now))
+
+    def _arrive(self, connection: int, packet: list[Buffer]) -> None:
+        if connection == self._connection and self.channel.ended is None:
+            self.host.detector.heard(self.other.name, self._scheduler.now)
+            self._carry_out(self.channel.on_packet(packet, self._scheduler.now))
+
+    # -- connections -----------------------------------------------------------------------------
+
+    def _dial(self) -> None:
+        self._dialed += 1
+        peer = self.other.peers.get(self.host.name)
+        if peer is not None:
+            self._network.send(self.host, self.other, peer._accept, self._dialed)
+        deadline = self._scheduler.now + _DIAL_TIMEOUT
+        self._dialing = self._scheduler.aside(deadline, self.host.place, self._dial_failed)
+
+    def _accept(self, connection: int) -> None:
+        peer = self.other.peers.get(self.host.name)
+        if self.channel.ended is None and peer is not None and connection > self._connection:
+            self._connection = connection
+            self.channel.opened(self._scheduler.now)
+            self._network.send(self.host, self.other, peer._accepted, connection)
+            self._pump()
+
+    def _accepted(self, connection: int) -> None:
+        if self.channel.ended is None and connection == self._dialed > self._connection:
+            if self._dialing is not None:
+                self._scheduler.cancel(self._dialing)
+                self._dialing = None
+            self._connection = connection
+            self.channel.opened(self._scheduler.now)
+            self._pump()
+
+    def _dial_failed(self) -> None:
+        self._dialing = None
+        self.channel.lost(self._scheduler.now, self._scheduler.random.random())
+        self._pump()

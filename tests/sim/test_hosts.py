@@ -1,0 +1,188 @@
+"""Several simulated hosts: the agents' cores, the channel and the failure detector at work."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+import monarch.actor
+from monarch.actor import Actor, SupervisionError, current_rank, endpoint, this_host
+from monarch.testing import (
+    CrashHost,
+    Delay,
+    Drop,
+    Duplicate,
+    Partition,
+    Reorder,
+    UnhandledFaultError,
+    simulate,
+)
+
+
+class Worker(Actor):
+    def __init__(self):
+        self.calls = []
+
+    @endpoint
+    def where(self):
+        return socket.gethostname(), dict(current_rank())
+
+    @endpoint
+    def ask(self, other):
+        return other.where.call_one().get()[0]
+
+    @endpoint
+    def spawn_here(self):
+        beside = this_host().spawn_procs({"k": 1}).spawn("beside", Worker)
+        return next(iter(beside.where.call().get().values()))[0]
+
+    @endpoint
+    def nap(self, seconds):
+        time.sleep(seconds)
+
+    @endpoint
+    def big(self, size):
+        return bytes(size)
+
+    @endpoint
+    def count(self, number):
+        self.calls.append(number)
+        return list(self.calls)
+
+
+class Owner(Actor):
+    """Spawns on all hosts and keeps what it is told."""
+
+    def __init__(self, hosts):
+        self.failures = []
+        self.workers = hosts.spawn_procs({"gpus": 2}).spawn("w", Worker)
+
+    @endpoint
+    def stream(self, method, *args):
+        outcomes = []
+        for future in getattr(self.workers, method).stream(*args):
+            try:
+                future.get()
+                outcomes.append(time.monotonic())
+            except SupervisionError as error:
+                outcomes.append(str(error))
+        return outcomes
+
+    @endpoint
+    def count(self, times, pause):
+        for number in range(times):
+            answer = self.workers.count.call(number).get()
+            time.sleep(pause)
+        return list(answer.values())
+
+    @endpoint
+    def told(self):
+        return self.failures
+
+    def __supervise__(self, failure):
+        self.failures += failure.crashed_ranks
+        return True
+
+
+def owned(method, *args, rest=0.0):
+    def main(hosts):
+        owner = this_host().spawn_procs().spawn("owner", Owner, hosts)
+        outcome = getattr(owner, method).call_one(*args).get()
+        time.sleep(rest)
+        return outcome, owner.told.call_one().get()
+
+    return main
+
+
+def test_a_mesh_over_hosts():
+    def main(hosts):
+        procs = hosts.spawn_procs({"gpus": 2})
+        workers = procs.spawn("w", Worker)
+        places = list(workers.where.call().get().values())
+        asked = workers.slice(hosts=1, gpus=0).ask.call_one(workers.slice(hosts=2, gpus=1)).get()
+        beside = list(workers.spawn_here.call().get().values())
+        some = hosts.slice(hosts=slice(1, 3)).spawn_procs().spawn("some", Worker)
+        sliced = [host for host, _ in some.where.call().get().values()]
+        size = len(workers.slice(hosts=2, gpus=0).big.call_one(3_000_000).get())
+        procs.stop().get()
+        return places, asked, beside, sliced, size
+
+    places, asked, beside, sliced, size = simulate(main, hosts=3).value
+    names = [f"host{host}" for host in range(3) for _ in range(2)]
+    assert [host for host, _ in places] == names
+    assert [(rank["hosts"], rank["gpus"]) for _, rank in places][:3] == [(0, 0), (0, 1), (1, 0)]
+    assert asked == "host2"
+    assert beside == names
+    assert sliced == ["host1", "host2"]
+    assert size == 3_000_000
+
+
+def test_the_procs_of_a_lost_host_are_reported_within_the_detectors_bound():
+    done = simulate(owned("stream", "nap", 20, rest=1), hosts=3, faults=[CrashHost(5.0, 2)])
+
+    outcomes, told = done.value
+    lost = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    assert len(lost) == 2
+    assert all("host2 is unreachable" in outcome for outcome in lost)
+    assert sorted(told) == [4, 5]
+    assert [outcome for outcome in outcomes if not isinstance(outcome, str)] == pytest.approx(
+        [20] * 4, abs=0.1
+    )
+
+
+def test_detection_takes_less_than_three_seconds():
+    def main(hosts):
+        workers = hosts.spawn_procs().spawn("w", Worker)
+        workers.where.call().get()
+        time.sleep(4)
+        with pytest.raises(SupervisionError, match="host1 is unreachable"):
+            workers.slice(hosts=1).nap.call_one(100).get()
+        return time.monotonic() - 5
+
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: None)
+    with monkey.context():
+        assert 0.5 < simulate(main, hosts=2, faults=[CrashHost(5.0, 1)]).value < 3
+    monkey.undo()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Partition(1.0, 0, 1, seconds=0.9), Partition(3.0, 2, 0, seconds=0.9, one_way=True)],
+        [Drop(0.0, seconds=9, probability=0.05), Duplicate(0.0, seconds=9, probability=0.3)],
+        [Reorder(0.0, seconds=9, by=0.1), Delay(2.0, 0, 1, seconds=2, by=0.5)],
+    ],
+)
+def test_a_bad_network_loses_and_doubles_nothing(faults, seed):
+    done = simulate(owned("count", 40, 0.1), hosts=3, faults=faults, seed=seed)
+    counts, told = done.value
+    assert counts == [list(range(40))] * 6
+    assert told == []
+
+
+@pytest.mark.parametrize("one_way", [False, True])
+def test_a_partition_that_lasts_is_the_end_of_the_other_side(one_way):
+    """The procs there end, too: whoever owned them is gone for them."""
+    faults = [Partition(2.0, 0, 1, seconds=100, one_way=one_way)]
+    done = simulate(owned("stream", "nap", 10, rest=20), hosts=3, faults=faults, trace=True, seed=2)
+    outcomes, told = done.value
+    assert sorted(told) == [2, 3]
+    assert len([text for text in outcomes if isinstance(text, str)]) == 2
+    ends = {record[2]: record[0] for record in done.trace if record[1] == "ended"}
+    assert ends["anon-2"] < 6
+    assert ends["anon-3"] < 6
+    assert ends["anon-4"] > 20
+
+
+def test_an_unhandled_loss_of_a_host_ends_the_program(capsys):
+    def main(hosts):
+        hosts.spawn_procs().spawn("w", Worker).where.call().get()
+        time.sleep(60)
+
+    with pytest.raises(UnhandledFaultError):
+        simulate(main, hosts=2, faults=[CrashHost(1.0, 1)])
+    assert "host1 is unreachable" in capsys.readouterr().err
