@@ -18,8 +18,8 @@ help: ## list the targets
 	@echo "  DEMO='--procs 4 --epochs 5' and TESTS='tests/unit -k shape' pass arguments on;"
 	@echo "  PYTHON=python3.12 chooses the interpreter that .venv is made with."
 
-demo: .venv/.ready-examples ## set up, then train a network on handwritten digits over a proc mesh
-	@$(BIN)/python examples/train_digits.py $(DEMO)
+demo: .venv/.ready-examples ## set up, then train a network over a proc mesh and kill one process
+	@$(BIN)/python examples/train_digits.py --kill $(DEMO)
 
 test: .venv/.ready-dev ## set up, then run the tests
 	@$(BIN)/python -m pytest $(TESTS)

@@ -8,6 +8,11 @@ mesh in one line and gets everyone's losses back as an array.
     python examples/train_digits.py                       # 4 processes, CUDA if there is one
     python examples/train_digits.py --procs 2 --epochs 30
     python examples/train_digits.py --resume out/digits.pt --epochs 40
+    python examples/train_digits.py --kill                # one trainer dies on the way
+
+The main job survives: a `Supervisor` replaces a trainer whose process ends, whoever ended it. The
+script then forms the process group anew, sends everybody back to the last checkpoint, and goes on:
+see `Training.run`.
 
 Needs torch, scikit-learn, matplotlib and rich: pip install 'pymonarch[examples]'
 """
@@ -15,17 +20,22 @@ Needs torch, scikit-learn, matplotlib and rich: pip install 'pymonarch[examples]
 import argparse
 import io
 import os
+import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 START = time.perf_counter()  # before the heavy imports: they are part of the bill
+if __name__ == "__main__":
+    print("importing torch, scikit-learn ...", flush=True)
 try:
     import torch
+    import torch._dynamo  # what the first optimizer imports: here, or in each process for itself
     import torch.distributed as dist
     from rich import box
     from rich.console import Console
@@ -34,12 +44,22 @@ try:
     from sklearn.datasets import load_digits
     from torch import Tensor, nn
 
-    from monarch.actor import Actor, current_rank, current_size, endpoint, this_host
+    from monarch.actor import (
+        Actor,
+        ActorError,
+        SupervisionError,
+        Supervisor,
+        current_rank,
+        current_size,
+        endpoint,
+        this_host,
+    )
 except ImportError as missing:
     sys.exit(f"{missing}. Try: pip install 'pymonarch[examples]'")
 
 GLOBAL_BATCH = 128  # images per step over all trainers, so the result hardly depends on --procs
 TEST_IMAGES = 360
+CHECKPOINT_EVERY = 5  # epochs
 GOAL = 0.95
 
 
@@ -66,14 +86,7 @@ class Trainer(Actor):
     everywhere.
     """
 
-    def __init__(
-        self,
-        train_set: Images,
-        test_set: Images,
-        device: str,
-        seed: int,
-        checkpoint: bytes | None = None,
-    ) -> None:
+    def __init__(self, train_set: Images, test_set: Images, device: str, seed: int) -> None:
         self.rank, self.world = current_rank().rank, current_size()["procs"]
         # The trainers share the cores: more threads than cores would only slow all of them down.
         torch.set_num_threads(max(1, torch.get_num_threads() // self.world))
@@ -82,7 +95,7 @@ class Trainer(Actor):
             torch.cuda.set_device(device)
         self.train_set = [part.to(device) for part in train_set]
         self.test_set = [part[self.rank :: self.world].to(device) for part in test_set]
-        self.seed, self.epoch = seed, 0
+        self.device, self.seed, self.epoch = device, seed, 0
 
         torch.manual_seed(seed)  # the same seed everywhere: replicas start equal
         self.model = nn.Sequential(
@@ -91,11 +104,10 @@ class Trainer(Actor):
             nn.Flatten(), nn.Linear(32 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, 10),
         ).to(device)  # fmt: skip
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2e-3)
-        if checkpoint:
-            saved = torch.load(io.BytesIO(checkpoint), map_location=device, weights_only=True)
-            self.model.load_state_dict(saved["model"])
-            self.optimizer.load_state_dict(saved["optimizer"])
-            self.epoch = saved["epoch"]
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
 
     @endpoint
     def open_store(self) -> int:
@@ -107,6 +119,7 @@ class Trainer(Actor):
     @endpoint
     def join(self, port: int, backend: str) -> None:
         """Meet the other trainers and form the process group."""
+        self.leave()
         if self.rank != 0:
             self.store = dist.TCPStore("127.0.0.1", port, is_master=False)
         # Everyone is on this machine, so talk over the loopback interface ("lo", on macOS "lo0").
@@ -117,8 +130,13 @@ class Trainer(Actor):
             store=self.store,
             rank=self.rank,
             world_size=self.world,
-            timeout=timedelta(seconds=60),
+            timeout=timedelta(seconds=30),  # the end of every wait for a trainer that is gone
         )
+
+    def leave(self) -> None:
+        """Hang up on all other trainers."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     @endpoint
     def train_epoch(self) -> list[float]:
@@ -145,7 +163,13 @@ class Trainer(Actor):
         """Replace every gradient by its mean over all trainers, in one message for all of them."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         flat = torch.cat([g.flatten() for g in gradients])
-        dist.all_reduce(flat)
+        try:
+            dist.all_reduce(flat)
+        except RuntimeError:
+            # A neighbour is gone. Only its neighbours see that; whoever waits for one of *them*
+            # would wait until the timeout. So pass it on.
+            self.leave()
+            raise
         flat /= self.world
         means = flat.split([g.numel() for g in gradients])
         for gradient, mean in zip(gradients, means, strict=True):
@@ -165,7 +189,7 @@ class Trainer(Actor):
 
     @endpoint
     def checkpoint(self) -> bytes:
-        """All that new trainers, here or elsewhere, need in order to go on from this epoch."""
+        """All that trainers, here or elsewhere, need in order to go on from this epoch."""
         saved = {
             "epoch": self.epoch,
             "model": self.model.state_dict(),
@@ -174,36 +198,104 @@ class Trainer(Actor):
         torch.save(saved, file := io.BytesIO())
         return file.getvalue()
 
+    @endpoint
+    def restore(self, checkpoint: bytes) -> int:
+        """Go back, or ahead, to a checkpoint; returns its epoch."""
+        saved = torch.load(io.BytesIO(checkpoint), map_location=self.device, weights_only=True)
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.epoch = saved["epoch"]
+        return self.epoch
+
     def __cleanup__(self, exc: Exception | None) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        self.leave()
 
 
-def connect(trainers: Trainer, device: str) -> None:
-    """Form one process group of all trainers of the mesh."""
+def connect(trainers: Trainer, backend: str) -> None:
+    """Form one process group of all trainers of the mesh, whatever groups they were in before."""
     # Rank 0 lets the system pick a free port and keeps it, so no one can take it in between.
     port = trainers.slice(procs=0).open_store.call_one().get()
-    # NCCL insists on a GPU of its own for each process.
-    own_gpu = device == "cuda" and trainers.size() <= torch.cuda.device_count()
-    trainers.join.call(port, "nccl" if own_gpu else "gloo").get()
+    trainers.join.call(port, backend).get()
 
 
-def train(trainers: Trainer, first_epoch: int, epochs: int, console: Console) -> list[float]:
-    """Train up to epoch number `epochs`; returns the mean loss over all trainers, per step."""
-    curve: list[float] = []
-    start = time.perf_counter()
-    columns = [BarColumn(), MofNCompleteColumn(), TextColumn("epochs  {task.description}")]
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("training ...", total=epochs, completed=first_epoch)
-        for epoch in range(first_epoch + 1, epochs + 1):
-            losses = trainers.train_epoch.call().get().values()  # one list per trainer
-            curve += [sum(step) / len(step) for step in zip(*losses, strict=True)]
-            rate = len(curve) * GLOBAL_BATCH / (time.perf_counter() - start)
-            status = f"loss {curve[-1]:.4f}  {rate:,.0f} images/s"
-            progress.update(bar, completed=epoch, description=status)
-            if not console.is_terminal and (epoch % 5 == 0 or epoch == epochs):
+class Training:
+    """The script's side of the training: all that has to outlive a trainer."""
+
+    def __init__(self, trainers: Trainer, supervisor: Supervisor, backend: str) -> None:
+        self.trainers, self.supervisor, self.backend = trainers, supervisor, backend
+        self.losses: dict[int, list[float]] = {}  # by epoch: mean over all trainers, per step
+        self.checkpoint, self.saved = b"", 0.0  # and when
+        self.kill_in: int | None = None  # the epoch in which to kill a trainer
+        self.moments: dict[str, float] = {}  # of the kill and of the way back
+
+    def run(self, checkpoint: bytes | None, epochs: int, console: Console) -> None:
+        """Train up to epoch number `epochs`, whatever happens to the trainers on the way."""
+        self.save(checkpoint)
+        columns = [BarColumn(), MofNCompleteColumn(), TextColumn("epochs  {task.description}")]
+        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+            progress.add_task("training ...", total=epochs)
+            while True:
+                before = len(self.supervisor.restarts)
+                try:
+                    return self.attempt(epochs, progress)
+                except (SupervisionError, ActorError):
+                    # A trainer ended. The first to complain may be another one, which has lost the
+                    # connection to it.
+                    self.moments.setdefault("noticed", time.perf_counter())
+                    self.supervisor.healthy.get()  # until all are back; raises if that is hopeless
+                    ranks = sorted(event.rank for event in self.supervisor.restarts[before:])
+                    if not ranks:
+                        raise  # nobody ended: a mistake in the program
+                    self.moments.setdefault("replaced", time.perf_counter())
+                    console.print(f"replaced: trainer {str(ranks)[1:-1]}")
+
+    def attempt(self, epochs: int, progress: Progress) -> None:
+        """Train from the last checkpoint on."""
+        connect(self.trainers, self.backend)
+        epoch = self.trainers.restore.call(self.checkpoint).get().values()[0]
+        self.moments.setdefault("connected", time.perf_counter())
+        if self.losses:
+            progress.console.print(f"all go on after epoch {epoch}")
+        victim = self.trainers.slice(procs=self.trainers.size() // 2)
+        seconds = 0.04  # that an epoch takes
+        while epoch < epochs:
+            pid = victim.pid.call_one().get() if epoch == self.kill_in else None
+            start = time.perf_counter()
+            training = self.trainers.train_epoch.call()
+            if pid:
+                self.kill(pid, after=seconds / 2)
+            losses = training.get().values()  # one list per trainer
+            seconds = time.perf_counter() - start
+            self.losses[epoch] = [sum(step) / len(step) for step in zip(*losses, strict=True)]
+            epoch += 1
+            if epoch % CHECKPOINT_EVERY == 0:
+                self.save()
+            rate = len(losses[0]) * GLOBAL_BATCH / seconds
+            status = f"loss {self.losses[epoch - 1][-1]:.4f}  {rate:,.0f} images/s"
+            progress.update(progress.task_ids[0], completed=epoch, description=status)
+            if not progress.console.is_terminal and (epoch % 5 == 0 or epoch == epochs):
                 print(f"epoch {epoch:3}/{epochs}  {status}", flush=True)
-    return curve
+
+    def save(self, checkpoint: bytes | None = None) -> None:
+        """Keep what it takes to go on from here."""
+        rank0 = self.trainers.slice(procs=0)  # they are all alike
+        self.checkpoint = checkpoint or rank0.checkpoint.call_one().get()
+        self.saved = time.perf_counter()
+
+    def kill(self, pid: int, after: float) -> None:
+        """End a process as the system does when it is out of memory: without a word."""
+        time.sleep(after)
+        os.kill(pid, signal.SIGKILL)
+        self.kill_in = None
+        self.moments = {"saved": self.saved, "killed": time.perf_counter()}
+
+    def price(self) -> "Bill":
+        """What the kill cost, from the last checkpoint before it until all were back there."""
+        phases = ("steps to do again", "until noticed", "until replaced", "process group, restore")
+        bill = Bill()
+        for phase, (start, end) in zip(phases, pairwise(self.moments.values()), strict=True):
+            bill.seconds[phase] = end - start
+        return bill
 
 
 def draw(curve: list[float], title: str, path: Path) -> None:
@@ -232,16 +324,15 @@ class Bill:
         yield
         self.seconds[name] = time.perf_counter() - start
 
-    def table(self) -> Table:
-        total = time.perf_counter() - START
+    def table(self, title: str, total: float, digits: int = 2) -> Table:
         table = Table(box=box.SIMPLE)
-        table.add_column("where the time went")
+        table.add_column(title)
         table.add_column("seconds", justify="right")
         table.add_column("share", justify="right")
         for name, seconds in self.seconds.items():
-            table.add_row(name, f"{seconds:.2f}", f"{seconds / total:.0%}")
+            table.add_row(name, f"{seconds:.{digits}f}", f"{seconds / total:.0%}")
         table.add_section()
-        table.add_row("total", f"{total:.2f}", "100%")
+        table.add_row("total", f"{total:.{digits}f}", "100%")
         return table
 
 
@@ -263,6 +354,14 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="order of the data, first weights")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="checkpoint to go on from")
+    parser.add_argument(
+        "--kill", action="store_true", help="kill one of the trainers in the middle of an epoch"
+    )
+    parser.add_argument(
+        "--policy",
+        choices=["one_for_one", "one_for_all"],
+        help="whom to replace when a trainer ends: it, or all (the only way with NCCL)",
+    )
     args = parser.parse_args()
     if args.procs > GLOBAL_BATCH:
         parser.error(f"--procs: at most {GLOBAL_BATCH}, one image per trainer and step")
@@ -299,14 +398,22 @@ def main() -> int:
         f"images: {len(train_set[1])} to learn from, {len(test_set[1])} to be tested on",
         flush=True,
     )
-    with bill.phase("spawn"):
+    # NCCL insists on a GPU of its own for each process.
+    own_gpu = args.device == "cuda" and args.procs <= torch.cuda.device_count()
+    # Trainers that wait in NCCL for one that is gone cannot be called back, so all have to go.
+    policy = args.policy or ("one_for_all" if own_gpu else "one_for_one")
+    with bill.phase("spawn"), console.status("starting the trainers ..."):
         procs = this_host().spawn_procs({"procs": args.procs})
-        trainers = procs.spawn(
-            "trainers", Trainer, train_set, test_set, args.device, args.seed, checkpoint
+        supervisor = Supervisor(policy, fresh_process=policy == "one_for_all")
+        trainers = supervisor.spawn(
+            procs, "trainers", Trainer, train_set, test_set, args.device, args.seed
         )
-        connect(trainers, args.device)
+        supervisor.healthy.get()
+    training = Training(trainers, supervisor, "nccl" if own_gpu else "gloo")
+    if args.kill:
+        training.kill_in = (first_epoch + 2 * args.epochs) // 3
     with bill.phase("training"):
-        curve = train(trainers, first_epoch, args.epochs, console)
+        training.run(checkpoint, args.epochs, console)
     with bill.phase("evaluation"):
         accuracy = sum(trainers.count_correct.call().get().values()) / len(test_set[1])
         replicas = trainers.fingerprint.call().get().values()
@@ -317,12 +424,15 @@ def main() -> int:
         (args.out / "digits.pt").write_bytes(checkpoint)
         picture = args.out / "digits_loss.png"
         draw(
-            curve,
+            [loss for epoch in sorted(training.losses) for loss in training.losses[epoch]],
             f"Handwritten digits (trainers: {args.procs}, test accuracy: {accuracy:.3f})",
             picture,
         )
 
-    console.print(bill.table())
+    console.print(bill.table("where the time went", time.perf_counter() - START))
+    if args.kill:
+        price = training.price()
+        console.print(price.table("what the kill cost", sum(price.seconds.values()), digits=3))
     print(f"loss curve: {picture}")
     print(f"checkpoint: {args.out / 'digits.pt'}")
     print(f"test accuracy: {accuracy:.4f}")

@@ -151,6 +151,47 @@ def test_train_digits(tmp_path: Path) -> None:
     assert sum(seconds) <= number(r"\n +total +([\d.]+) ", out) + 0.05  # rounded, each of them
 
 
+THREE_TRAINERS = ("--procs", "3", "--epochs", "12", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return example("train_digits", *THREE_TRAINERS, cwd=tmp_path_factory.mktemp("plain")).stdout
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_extras
+@pytest.mark.parametrize("policy", ["one_for_one", "one_for_all"])
+def test_train_digits_survives_the_end_of_a_trainer(
+    policy: str, undisturbed: str, tmp_path: Path
+) -> None:
+    """The numbers are those of a training that nothing happened to."""
+    arguments = (*THREE_TRAINERS, "--kill", "--policy", policy)
+    out = example("train_digits", *arguments, cwd=tmp_path).stdout
+    replaced = "1" if policy == "one_for_one" else "0, 1, 2"
+    assert f"replaced: trainer {replaced}\nall go on after epoch 5\n" in out
+    for figure in (r"epoch  12/12  loss ([\d.]+)", r"test accuracy: ([\d.]+)"):
+        assert number(figure, out) == pytest.approx(number(figure, undisturbed), rel=0.02)
+    phases = ["steps to do again", "until noticed", "until replaced", "process group, restore"]
+    seconds = [number(rf"\n +{phase} +([\d.]+) ", out) for phase in phases]
+    total = number(r"\n +total +([\d.]+) ", out.partition("what the kill cost")[2])
+    assert total == pytest.approx(sum(seconds), abs=0.005)  # rounded, each of them
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_extras
+def test_train_digits_does_not_repeat_what_fails_by_itself(tmp_path: Path) -> None:
+    import torch
+
+    torch.save({"epoch": 1, "model": {}, "optimizer": {}}, tmp_path / "empty.pt")
+    arguments = ("--procs", "2", "--device", "cpu", "--resume", "empty.pt")
+    done = example("train_digits", *arguments, cwd=tmp_path, returncode=1)
+    assert "Missing key(s) in state_dict" in done.stderr
+    assert "replaced" not in done.stdout
+
+
 @pytest.mark.torch
 @pytest.mark.slow
 @with_extras

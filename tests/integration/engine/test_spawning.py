@@ -286,6 +286,21 @@ def test_an_import_that_fails_inside_an_endpoint(fresh: Fresh) -> None:
     assert isinstance(caught.value.exception, ModuleNotFoundError)
 
 
+@pytest.mark.torch
+def test_what_optimizers_import_is_shared_by_all_processes(program: Program) -> None:
+    pytest.importorskip("torch")
+    out = program("""
+        import torch, torch._dynamo
+
+        class Loaded(Actor):
+            @endpoint
+            def dynamo(self): return "torch._dynamo" in sys.modules
+
+        print(this_host().spawn_procs().spawn("loaded", Loaded).dynamo.call_one().get())
+    """)
+    assert out == "True"
+
+
 # -- what a process inherits, and from where -----------------------------------------------------
 
 

@@ -175,7 +175,12 @@ def raise_descriptor_limit() -> None:
 
 
 def _preloads() -> list[str]:
-    return [name for name in ("numpy", "torch") if name in sys.modules]
+    """What launchers import for all their children: what is slow to import, if we have it.
+
+    `torch._dynamo` comes with the first optimizer and takes a second; a program that makes one only
+    in its actors can import it, and pays once.
+    """
+    return [name for name in ("numpy", "torch", "torch._dynamo") if name in sys.modules]
 
 
 def _paths() -> list[str]:
