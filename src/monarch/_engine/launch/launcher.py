@@ -6,9 +6,12 @@ serves one *launch environment*: an interpreter and the values of those environm
 libraries read while they are imported (`launch_key`). Everything else a process inherits (the
 environment, cwd, ``sys.path``) comes with the request and is set after the fork.
 
-It speaks frames of JSON with descriptors on one socket to its host agent, reports every start
-(with a pidfd) and every exit, and dies with the agent; what it started dies with it. A custom
-command is executed instead of forked (`BootstrapCommand`).
+It speaks frames of JSON with descriptors on one socket to its host agent, and reports every start
+(with a pidfd) and every exit. A custom command is executed instead of forked (`BootstrapCommand`).
+What a proc leaves behind is killed as soon as the proc has ended (`Children`).
+
+It ends with the agent, whose socket closes, but not before everything below it has. Should it be
+importing when the agent ends, a signal tells it (`SIGTERM` is its parent-death signal).
 
 It never imports user code, never starts a thread, and never touches a GPU.
 """
@@ -17,24 +20,26 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
+import math
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from monarch._engine.launch.binding import apply_binding, resolve_binding
+from monarch._engine.launch.children import Children, adopt_orphans, die_with_parent
 from monarch._engine.wire.frame import CONTROL, FrameReader, pack
 
-__all__ = ["BOOT_VARIABLE", "ChildMain", "Launcher", "die_with_parent", "launch_key"]
+__all__ = ["BOOT_VARIABLE", "ChildMain", "Launcher", "launch_key"]
 
 BOOT_VARIABLE = "MONARCH_BOOT"
 _FRAME_LIMIT = 64 << 20
@@ -64,19 +69,6 @@ def launch_key(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((k, v) for k, v in environ.items() if k.startswith(_READ_AT_IMPORT)))
 
 
-_prctl: Any = None  # looked up once: a child that looks it up writes to a hundred pages
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends (Linux; elsewhere nothing)."""
-    global _prctl
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        if _prctl is None:
-            _prctl = ctypes.CDLL(None).prctl
-        _prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
 class Launcher:
     """See the module.
 
@@ -94,31 +86,40 @@ class Launcher:
         self._child_main = child_main
         self._reader = FrameReader(_FRAME_LIMIT, "the host agent")
         self._fds: list[int] = []
-        self._pids: dict[int, int] = {}  # pid -> uid
+        self._procs: dict[int, tuple[int, str]] = {}  # pid -> uid, scratch directory
         self._commands: dict[int, subprocess.Popen[bytes]] = {}  # kept, or they warn when dropped
-        self._child_in, self._child_out = os.pipe()
-        os.set_blocking(self._child_in, False)
-        os.set_blocking(self._child_out, False)
+        self._children = Children()
+        self._pid = os.getpid()
 
-    def run(self) -> None:
-        """Serve until the agent's end of the socket closes; then end all children."""
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        signal.set_wakeup_fd(self._child_out, warn_on_full_buffer=False)
+    def run(self) -> NoReturn:
+        """Serve until the agent's end of the socket closes; then end all below and exit."""
+        adopt_orphans()
+        die_with_parent(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda _number, _frame: self._end())
         # Python 3.12 warns of forking with threads: numpy's BLAS has its own, made to be forked.
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        poll.register(self._child_in, select.POLLIN)
+        poll.register(self._children.fileno, select.POLLIN)
         self._settle()
+        sweep_at = math.inf
         while True:
-            for fd, _ in poll.poll():
-                if fd == self._child_in:
+            wait = None if sweep_at == math.inf else max(0.0, sweep_at - time.monotonic()) * 1000
+            ready = poll.poll(wait)
+            if not ready:
+                sweep_at = self._children.sweep()
+            for fd, _ in ready:
+                if fd == self._children.fileno:
                     self._reap()
+                    sweep_at = 0.0  # once nothing else is to be done: ends come in crowds
                 elif not self._read():
-                    for pid in self._pids:
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(pid, signal.SIGKILL)
-                    return
+                    self._end()
+
+    def _end(self) -> NoReturn:
+        if os.getpid() == self._pid:  # not a child that has not yet become itself
+            self._children.debris += [scratch for _, scratch in self._procs.values()]
+            self._children.end()
+        os._exit(0)
 
     def _settle(self) -> None:
         """Make what exists now cheap to share: the collector will not touch it in children."""
@@ -199,7 +200,8 @@ class Launcher:
         except (OSError, ValueError) as error:
             self._tell({"op": "exited", "procs": [{"uid": uid, "error": str(error)}]})
             return 0
-        self._pids[pid] = uid
+        self._procs[pid] = uid, spec["scratch"]
+        self._children.own.add(pid)
         return pid
 
     def _fork(self, spec: dict[str, Any], fds: list[int]) -> int:
@@ -215,8 +217,8 @@ class Launcher:
             os._exit(1)
 
     def _become_child(self, spec: dict[str, Any], fds: list[int]) -> None:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._children.leave_in_child()
         self._sock.detach()
         if len(fds) == 4:
             os.dup2(fds[2], 1)
@@ -227,6 +229,7 @@ class Launcher:
             os.closerange(first, fd)
             first = fd + 1
         os.closerange(first, _OPEN_MAX)
+        adopt_orphans()
         if spec["pdeathsig"]:
             die_with_parent()
         apply_binding(spec.get("bind") or {})
@@ -244,6 +247,7 @@ class Launcher:
         environ[BOOT_VARIABLE] = json.dumps(boot)
 
         def in_child() -> None:
+            adopt_orphans()
             if spec["pdeathsig"]:
                 die_with_parent()
             apply_binding(spec.get("bind") or {})
@@ -266,22 +270,14 @@ class Launcher:
         return process.pid
 
     def _reap(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._child_in, 4096)
         exited: list[dict[str, int]] = []
-        while self._pids:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if not pid:
-                break
-            uid = self._pids.pop(pid, None)
+        for pid, status in self._children.reap():
+            uid, scratch = self._procs.pop(pid)
             process = self._commands.pop(pid, None)
             if process is not None:
                 process.returncode = os.waitstatus_to_exitcode(status)
-            if uid is not None:
-                exited.append({"uid": uid, "status": status})
+            exited.append({"uid": uid, "status": status})
+            self._children.debris.append(scratch)
         if exited:
             self._tell({"op": "exited", "procs": exited})
 

@@ -36,7 +36,9 @@ from typing import Any
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED, SYSTEM, Verdict
-from monarch._engine.launch.launcher import Launcher, die_with_parent, launch_key
+from monarch._engine.launch.children import Children, adopt_orphans
+from monarch._engine.launch.launcher import Launcher, launch_key
+from monarch._engine.launch.scratch import scratch_path
 from monarch._engine.protocol.roster import Condemn, Effect, Hand, Roster, Tell
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.log_relay import LogRelay
@@ -74,11 +76,15 @@ _REPORTS = {op: f"_on_{op}" for op in ("started", "exited")}
 class _Process:
     """What the agent holds of a member of the roster until it is gone: link, pid, pidfd."""
 
-    __slots__ = ("captured", "link", "pid", "pidfd", "uid")
+    __slots__ = ("captured", "launcher", "link", "pid", "pidfd", "scratch", "uid")
 
-    def __init__(self, uid: int, link: Link) -> None:
+    def __init__(
+        self, uid: int, link: Link, launcher: _LauncherLink | None = None, scratch: str = ""
+    ) -> None:
         self.uid = uid
         self.link = link
+        self.launcher = launcher
+        self.scratch = scratch
         self.pid = 0
         self.pidfd = -1
         self.captured = False  # its output comes by the relay
@@ -111,6 +117,9 @@ class Agent:
         self._ends: list[tuple[int, Verdict]] = []  # to be announced
         self._alarm: Timer | None = None
         self._alarm_at = math.inf  # the roster's deadline that it is for
+        adopt_orphans()
+        self._children = Children()  # launchers, and what a killed launcher leaves behind
+        self.reactor.register(self._children.fileno, self._on_child)
         self._launchers[(self._own_key, sys.executable)] = self._fork_launcher(first)
         link = self._connect(first, "the client")
         link.uid = client_uid
@@ -209,17 +218,20 @@ class Agent:
             return
         passed: list[int] = []
         ours: list[int] = []
+        orders: list[dict[str, Any]] = []
         for index, proc in enumerate(procs):
             uid = proc["uid"]
             mine, theirs = socket.socketpair()
             control = self._connect(mine, f"proc {uid:x}")
             control.uid = uid
-            self._processes[uid] = _Process(uid, control)
+            scratch = scratch_path(spec["env"], uid)
+            self._processes[uid] = _Process(uid, control, launcher, scratch)
             handed = [theirs.detach()]
             if spec["logs"] is not None:
                 handed += self._capture(uid, proc, spec["logs"])
             ours += handed
             passed += [fds[index], *handed]
+            orders.append({**proc, "parent": link.uid, "scratch": scratch})
         self._tell(
             launcher.link,
             {
@@ -227,7 +239,7 @@ class Agent:
                 "spec": spec,
                 "preload": spec["preload"],
                 "path": spec["path"],
-                "procs": [{**proc, "parent": link.uid} for proc in procs],
+                "procs": orders,
             },
             passed,
         )
@@ -319,9 +331,8 @@ class Agent:
             mine.close()
             first.close()
             self.reactor.close()
-            die_with_parent()
+            self._children.leave_in_child()
             Launcher(theirs, self._child_main, self._prepare).run()
-            os._exit(0)
         theirs.close()
         return self._launcher_link(mine, pid)
 
@@ -341,6 +352,7 @@ class Agent:
         return self._launcher_link(mine, process.pid)
 
     def _launcher_link(self, sock: socket.socket, pid: int) -> _LauncherLink:
+        self._children.own.add(pid)
         link = self._connect(sock, "a launcher")
         launcher = link.owner = _LauncherLink(link, pid)
         return launcher
@@ -351,7 +363,19 @@ class Agent:
                 del self._launchers[key]
         with contextlib.suppress(ChildProcessError):
             os.waitpid(launcher.pid, 0)  # its socket closed: it is ending
+        lost = [process for process in self._processes.values() if process.launcher is launcher]
+        self._children.debris += [process.scratch for process in lost]
         self._perform(self._roster.launcher_lost(launcher))
+
+    def _on_child(self, _mask: int = 0) -> None:
+        """A launcher, or an orphan, ended. What a launcher left is below this process now."""
+        self._children.reap()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        again = self._children.sweep()
+        if again < math.inf:
+            self.reactor.call_later(again - drivers.current.now(), self._sweep)
 
     def _on_started(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
         kept: list[int] = []
@@ -431,6 +455,7 @@ class Agent:
     def _end(self) -> None:
         """The client is gone: so is everything it started."""
         self._perform(self._roster.client_lost())
+        self._children.end(ask=True)
         if self._relay is not None:
             self._relay.end(_LAST_OUTPUT_WAIT)
         os._exit(0)

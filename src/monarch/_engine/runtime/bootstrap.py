@@ -31,7 +31,8 @@ import types
 from typing import Any
 
 from monarch._engine.base.settings import settings
-from monarch._engine.launch.launcher import BOOT_VARIABLE, Launcher, die_with_parent
+from monarch._engine.launch.launcher import BOOT_VARIABLE, Launcher
+from monarch._engine.launch.scratch import give_multiprocessing, install
 from monarch._engine.runtime.agent import Agent
 from monarch._engine.runtime.client import (
     become,
@@ -59,10 +60,8 @@ def agent_main(fd: int, client_uid: int) -> None:
 def launcher_main(fd: int) -> None:
     """A launcher that was executed, for a launch environment other than the agent's."""
     _warm_up()
-    die_with_parent()
     raise_descriptor_limit()
     Launcher(socket.socket(fileno=fd), proc_main, prepare).run()
-    os._exit(0)
 
 
 def _warm_up() -> None:
@@ -72,6 +71,7 @@ def _warm_up() -> None:
     sys.breakpointhook = _breakpoint
     # A proc has threads and sockets: plain forks of it by multiprocessing would be unsafe.
     multiprocessing.set_start_method("forkserver" if sys.platform == "linux" else "spawn", True)
+    install()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
@@ -160,6 +160,7 @@ def _process_name(spec: dict[str, Any]) -> str:
 
 
 def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int, *, executed: bool = False) -> None:
+    give_multiprocessing(spec["scratch"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no KeyboardInterrupt inside the reactor
     reasons: list[str] = []
 

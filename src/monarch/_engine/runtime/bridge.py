@@ -24,11 +24,7 @@ class LoopGate:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._ready: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._signalled = False
-        if hasattr(os, "eventfd"):
-            self._read_fd = self._write_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        else:
-            self._read_fd, self._write_fd = os.pipe()
-            os.set_blocking(self._read_fd, False)
+        self._read_fd, self._write_fd = _event()
         loop.add_reader(self._read_fd, self._drain)
 
     def post(self, callback: Callable[[Any], None], argument: Any) -> None:
@@ -46,8 +42,23 @@ class LoopGate:
                 os.close(self._write_fd)
             self._read_fd = -1
 
+    def separate(self) -> None:
+        """In a forked child: be woken by this process only, and do not take from the parent."""
+        if self._read_fd >= 0:
+            read_fd, write_fd = _event()
+            os.dup2(read_fd, self._read_fd, inheritable=False)
+            os.close(read_fd)
+            if write_fd != read_fd:
+                os.dup2(write_fd, self._write_fd, inheritable=False)
+                os.close(write_fd)
+            self._ready.clear()
+            self._signalled = False
+
     def _drain(self) -> None:
-        os.read(self._read_fd, 8)
+        try:
+            os.read(self._read_fd, 8)
+        except BlockingIOError:  # a forked child and its parent may wait on one selector
+            return
         self._signalled = False
         ready = self._ready
         while ready:
@@ -58,6 +69,15 @@ class LoopGate:
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": "a callback of the runtime raised", "exception": error}
                 )
+
+
+def _event() -> tuple[int, int]:
+    if hasattr(os, "eventfd"):
+        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        return fd, fd
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    return read_fd, write_fd
 
 
 _gates: weakref.WeakKeyDictionary[Any, LoopGate] = weakref.WeakKeyDictionary()
@@ -71,3 +91,12 @@ def gate_of(loop: asyncio.AbstractEventLoop) -> LoopGate:
         # The loop does not tell when it closes; its collection does.
         weakref.finalize(loop, gate.close).atexit = False
     return gate
+
+
+def _separate_all() -> None:
+    for gate in list(_gates.values()):
+        gate.separate()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_separate_all)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
+import select
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -32,12 +34,14 @@ from monarch._engine.wire.frame import CALL, Frame
 __all__ = ["run_async"]
 
 _YIELD_EVERY = 64  # messages an actor handles before its other tasks get a turn
+_loops: set[asyncio.AbstractEventLoop] = set()  # of the actors here
 
 
 def run_async(cell: Cell) -> None:
     """The thread of an async actor: an event loop of its own."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
+    _loops.add(loop)
     try:
         loop.run_until_complete(_serve(cell, loop))
     except BaseException as error:  # nobody may wait for an actor without a loop
@@ -48,7 +52,21 @@ def run_async(cell: Cell) -> None:
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             asyncio.set_event_loop(None)
+            _loops.discard(loop)
             loop.close()
+
+
+def _separate_loops() -> None:
+    """In a forked child: what it inherited waits for the parent's events and would take them."""
+    for loop in _loops:
+        selector: Any = getattr(loop, "_selector", None)
+        if selector is not None:
+            with select.epoll() as fresh:
+                os.dup2(fresh.fileno(), selector.fileno(), inheritable=False)
+
+
+if hasattr(select, "epoll"):  # (a kqueue is not inherited)
+    os.register_at_fork(after_in_child=_separate_loops)
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:

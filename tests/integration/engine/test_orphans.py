@@ -1,0 +1,398 @@
+"""What user code starts inside an actor goes with the actor's process, however that ends.
+
+Forks, daemons, commands, and processes of multiprocessing with all three start methods; and what
+they leave in /dev/shm and in the temporary directory. Every process below the client is found by a
+variable of the environment that the client was started with.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.actor import Actor, Channel, Port, endpoint
+
+from .conftest import WAIT, kill, until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has child subreapers")
+
+# To be importable by what multiprocessing spawns.
+CHILD = """
+import os, signal
+
+def wait(folder, kind):
+    with open(os.path.join(folder, kind + ".new"), "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(file.name, os.path.join(folder, kind))
+    while True:
+        signal.pause()
+"""
+
+SOURCE = """
+import multiprocessing, os, signal, subprocess, sys
+from multiprocessing.shared_memory import SharedMemory
+import monarch.actor
+from monarch.actor import *
+
+monarch.actor.unhandled_fault_hook = lambda failure: None
+
+
+class Parent(Actor):
+    @endpoint
+    def pid(self):
+        return os.getpid()
+
+    @endpoint
+    def start(self, folder):
+        from child import wait
+        if not os.fork():
+            wait(folder, "fork")
+        if not os.fork():
+            os.setsid()
+            if not os.fork():
+                wait(folder, "daemon")
+            os._exit(0)
+        command = f"sleep 1000 & echo $! > {folder}/s; mv {folder}/s {folder}/shell; sleep 1000"
+        subprocess.Popen(["/bin/sh", "-c", command])
+        # One that looks as if it cleaned up after others, and does not end by itself.
+        command = f"echo $$ > {folder}/new; mv {folder}/new {folder}/janitor; sleep 1000; :"
+        subprocess.Popen(["/bin/sh", "-c", command, "multiprocessing.resource_tracker"])
+        for method in ("fork", "spawn", "forkserver"):
+            context = multiprocessing.get_context(method)
+            target = context.Process(target=wait, args=(folder, "mp-" + method), daemon=True)
+            target.start()
+        self.lock = multiprocessing.get_context("spawn").Lock()
+        self.memory = SharedMemory(create=True, size=1 << 12)
+        return "sem." + self.lock._semlock.name[1:], self.memory.name
+
+    @endpoint
+    def block(self, port):
+        port.send("blocked")
+        signal.pause()
+
+    def __cleanup__(self, error):
+        raise RuntimeError("no")
+
+
+def start(folder):
+    return " ".join(parent.start.call_one(folder).get())
+
+
+procs = this_host().spawn_procs()
+parent = procs.spawn("parent", Parent)
+other = this_host().spawn_procs().spawn("other", Parent)
+port, receiver = Channel.open()
+other.pid.call().get()
+print("up", flush=True)
+for line in sys.stdin:
+    try:
+        print(eval(line), flush=True)
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+"""
+
+KINDS = {"fork", "daemon", "shell", "janitor", "mp-fork", "mp-spawn", "mp-forkserver"}
+
+
+class Client:
+    """A program with two procs; in one of them `start` starts children of all kinds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.temporary = folder / "tmp"
+        self.mark = f"MONARCH_TEST_MARK={uuid.uuid4().hex}"
+        name, _, value = self.mark.partition("=")
+        (folder / "client.py").write_text(SOURCE)
+        (folder / "child.py").write_text(CHILD)
+        self.temporary.mkdir()
+        self.process = subprocess.Popen(
+            [sys.executable, "client.py"],
+            cwd=folder,
+            env={**os.environ, name: value, "TMPDIR": str(self.temporary)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        self.pid = self.process.pid
+
+    def start(self) -> None:
+        names = self.evaluate(f"start({str(self.folder)!r})").split()
+        self.memory = [Path("/dev/shm", name) for name in names]
+        until(lambda: all((self.folder / kind).exists() for kind in KINDS))
+        self.children = {int((self.folder / kind).read_text()) for kind in KINDS}
+        assert self.children <= self.running()
+        assert all(path.exists() for path in self.memory)
+        assert list(self.temporary.iterdir())
+        self.parent = int(self.evaluate("parent.pid.call_one().get()"))
+        self.other = int(self.evaluate("other.pid.call_one().get()"))
+        (self.agent,) = children(self.pid)
+        (self.launcher,) = children(self.agent)
+
+    def running(self) -> set[int]:
+        """What was started by the program, itself included, and has not ended."""
+        found = set()
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                variables = path.read_bytes().split(b"\0")
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+            if self.mark.encode() in variables:
+                found.add(int(path.parent.name))
+        return found
+
+    def ask(self, expression: str) -> None:
+        assert self.process.stdin is not None
+        print(expression, file=self.process.stdin, flush=True)
+
+    def evaluate(self, expression: str) -> str:
+        self.ask(expression)
+        return self.said()
+
+    def said(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def leaves(self, *pids: int) -> bool:
+        """Whether only these processes are left, and no files."""
+        return (
+            self.running() == set(pids)
+            and not any(path.exists() for path in self.memory)
+            and not list(self.temporary.iterdir())
+        )
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.fixture
+def fresh_client() -> Iterator[Client]:
+    # Not `tmp_path`: names of sockets may not be long.
+    folder = Path(tempfile.mkdtemp(prefix="orphans-"))
+    client = Client(folder)
+    with client.process:
+        try:
+            assert client.said() == "up"
+            yield client
+        finally:
+            for pid in client.running():
+                kill(pid)
+            shutil.rmtree(folder)
+
+
+@pytest.fixture
+def client(fresh_client: Client) -> Client:
+    fresh_client.start()
+    return fresh_client
+
+
+# -- the proc ends, and the program goes on --------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["stop", "SIGKILL"])
+def test_they_go_with_their_proc(client: Client, end: str) -> None:
+    """Whatever its ``__cleanup__`` raises; and what other procs started stays."""
+    if end == "stop":
+        client.ask("procs.stop().get()")
+    else:
+        kill(client.parent)
+    until(lambda: client.leaves(client.pid, client.agent, client.launcher, client.other))
+    if end == "stop":
+        client.said()
+    assert client.evaluate("other.pid.call_one().get()") == str(client.other)
+
+
+def test_a_daemon_lives_as_long_as_its_proc(client: Client) -> None:
+    """Its parent has ended, but that was no proc."""
+    kill(client.other)
+    until(lambda: client.other not in client.running())
+    assert client.children <= client.running()
+
+
+def test_they_go_with_their_launcher(client: Client) -> None:
+    kill(client.launcher)
+    until(lambda: client.leaves(client.pid, client.agent))
+    assert client.evaluate("parent.pid.call_one().get()") == "SupervisionError"
+
+
+def test_they_go_with_the_agent(client: Client) -> None:
+    kill(client.agent)
+    until(lambda: client.leaves(client.pid))
+
+
+@pytest.mark.parametrize("end", ["agent", "client"])
+def test_they_go_though_the_launcher_is_busy(client: Client, end: str) -> None:
+    """It is importing, and does not look at its socket."""
+    (client.folder / "numpy.py").write_text(
+        "open('importing.new', 'w').close()\n"
+        "import os; os.rename('importing.new', 'importing')\n"
+        "while True: pass"
+    )
+    client.ask("sys.modules.update(numpy=sys) or this_host().spawn_procs() and None")
+    until((client.folder / "importing").exists)
+    if end == "agent":
+        kill(client.agent)
+        until(lambda: client.leaves(client.pid))
+    else:
+        kill(client.pid)
+        until(lambda: client.leaves())
+
+
+# -- the program ends ------------------------------------------------------------------------------
+
+ENDS: dict[str, Callable[[Client], Any]] = {
+    "its input ends": lambda client: client.process.stdin.close(),  # type: ignore[union-attr]
+    "SIGKILL": lambda client: kill(client.pid),
+    "SIGTERM": lambda client: os.kill(client.pid, signal.SIGTERM),
+    "Ctrl-C": lambda client: os.killpg(client.pid, signal.SIGINT),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_they_go_with_the_program(client: Client, end: str) -> None:
+    ENDS[end](client)
+    until(lambda: client.leaves())
+
+
+def test_ctrl_c_during_a_call(client: Client) -> None:
+    client.ask("other.block.broadcast(port) or receiver.recv().get()")
+    assert client.said() == "blocked"
+    client.ask("print('calling', flush=True) or other.pid.call().get()")
+    assert client.said() == "calling"
+    os.killpg(client.pid, signal.SIGINT)
+    until(lambda: client.leaves())
+
+
+def test_ctrl_c_during_a_stop(client: Client) -> None:
+    client.ask("other.block.broadcast(port) or receiver.recv().get()")
+    assert client.said() == "blocked"
+    client.ask("print('stopping', flush=True) or other.stop().get()")
+    assert client.said() == "stopping"
+    os.killpg(client.pid, signal.SIGINT)
+    until(lambda: client.leaves())
+
+
+def test_ctrl_c_during_a_spawn(client: Client) -> None:
+    client.ask(
+        "print('spawning', flush=True) or "
+        "[this_host().spawn_procs(per_host={'gpus': 8}) for _ in range(100)]"
+    )
+    assert client.said() == "spawning"
+    os.killpg(client.pid, signal.SIGINT)
+    until(lambda: client.leaves())
+
+
+def test_both_agent_and_launcher_are_killed(fresh_client: Client) -> None:
+    """No proc survives. (What procs started would: nobody is left who could know of it.)"""
+    (agent,) = children(fresh_client.pid)
+    (launcher,) = children(agent)
+    os.kill(launcher, signal.SIGSTOP)
+    kill(agent)
+    kill(launcher)
+    until(lambda: fresh_client.running() == {fresh_client.pid})
+
+
+# -- a child is not the actor ----------------------------------------------------------------------
+
+
+class Forks(Actor):
+    """Forks; the children go on as if they were the actor."""
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def divide(self) -> int:
+        os.fork()
+        return os.getpid()
+
+    @endpoint
+    def send_from_child(self, port: Port[str]) -> int | None:
+        process = multiprocessing.get_context("fork").Process(target=port.send, args=("child",))
+        process.start()
+        process.join()
+        port.send("parent")
+        return process.exitcode
+
+
+class ForksAsync(Actor):
+    @endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    async def divide(self) -> int:
+        os.fork()
+        return os.getpid()
+
+
+@pytest.mark.parametrize("kind", [Forks, ForksAsync])
+def test_a_forked_child_does_not_answer(fresh: Callable[..., Any], kind: type[Any]) -> None:
+    actor = fresh(1).spawn("forks", kind)
+    pid = actor.pid.call_one().get(timeout=WAIT)
+    for _ in range(3):
+        assert actor.divide.call_one().get(timeout=WAIT) == pid
+        assert actor.pid.call_one().get(timeout=WAIT) == pid
+
+
+def test_a_process_of_multiprocessing_does_not_speak_for_the_actor(
+    fresh: Callable[..., Any],
+) -> None:
+    actor = fresh(1).spawn("forks", Forks)
+    port, receiver = Channel.open()
+    assert actor.send_from_child.call_one(port).get(timeout=WAIT) == 0
+    assert receiver.recv().get(timeout=WAIT) == "parent"
+
+
+# -- torch -----------------------------------------------------------------------------------------
+
+
+class Loads(Actor):
+    """Reads from a torch DataLoader with workers, and keeps them."""
+
+    @endpoint
+    def load(self) -> list[int]:
+        import torch.utils.data
+
+        loader = torch.utils.data.DataLoader(
+            range(8),  # type: ignore[arg-type]
+            num_workers=2,
+            persistent_workers=True,
+            multiprocessing_context="fork",
+        )
+        self.batches = iter(loader)
+        next(self.batches)
+        return [process.pid for process in multiprocessing.active_children() if process.pid]
+
+    @endpoint
+    def die(self) -> None:
+        kill(os.getpid())
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("end", ["stop", "SIGKILL"])
+def test_workers_of_a_data_loader_go_with_the_proc(fresh: Callable[..., Any], end: str) -> None:
+    pytest.importorskip("torch")
+    procs = fresh(1)
+    actor = procs.spawn("loads", Loads)
+    workers = actor.load.call_one().get(timeout=WAIT)
+    assert len(workers) == 2
+    if end == "stop":
+        procs.stop().get(timeout=WAIT)
+    else:
+        actor.die.broadcast()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
