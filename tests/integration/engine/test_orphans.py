@@ -233,6 +233,15 @@ def test_they_go_with_the_agent(client: Client) -> None:
     until(lambda: client.leaves(client.pid))
 
 
+def test_they_go_with_an_agent_that_had_not_read_all(client: Client) -> None:
+    """Its launcher sees a reset, not an end."""
+    os.kill(client.agent, signal.SIGSTOP)
+    kill(client.other)
+    until(lambda: not Path(f"/proc/{client.other}").exists())  # reaped, and so reported
+    kill(client.agent)
+    until(lambda: client.leaves(client.pid))
+
+
 @pytest.mark.parametrize("end", ["agent", "client"])
 def test_they_go_though_the_launcher_is_busy(client: Client, end: str) -> None:
     """It is importing, and does not look at its socket."""

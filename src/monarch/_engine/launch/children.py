@@ -25,12 +25,13 @@ import ctypes
 import math
 import os
 import select
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+from monarch._engine.launch.scratch import remove_scratch
 
 __all__ = ["Children", "adopt_orphans", "die_with_parent"]
 
@@ -68,9 +69,9 @@ def adopt_orphans() -> None:
 class Children:
     """See the module. To be made on the main thread: it takes over SIGCHLD.
 
-    `own` holds the pids of those that were started here, `debris` the paths that are to be removed
-    when no orphan is left. `fileno` is readable when a child ended: then `reap`, and some time
-    later, when more urgent things are done, `sweep`.
+    `own` holds the pids of those that were started here, `debris` the directories of the dead,
+    which are removed when no orphan is left. `fileno` is readable when a child ended: then `reap`,
+    and some time later, when more urgent things are done, `sweep`.
     """
 
     def __init__(self) -> None:
@@ -122,9 +123,7 @@ class Children:
                     os.kill(pid, signal.SIGKILL)
         if not orphans:
             while self.debris:
-                path = self.debris.pop()
-                if os.path.exists(path):
-                    shutil.rmtree(path, ignore_errors=True)
+                remove_scratch(self.debris.pop())
         return min(self._spared.values(), default=math.inf)
 
     def end(self, *, ask: bool = False) -> None:

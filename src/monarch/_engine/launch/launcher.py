@@ -43,6 +43,7 @@ __all__ = ["BOOT_VARIABLE", "ChildMain", "Launcher", "launch_key"]
 
 BOOT_VARIABLE = "MONARCH_BOOT"
 _FRAME_LIMIT = 64 << 20
+_CROWD = 0.01  # seconds: ends come in crowds, and one look for orphans is enough for all
 _OPEN_MAX = os.sysconf("SC_OPEN_MAX")
 _READ_AT_IMPORT = (
     "OMP_",
@@ -90,32 +91,48 @@ class Launcher:
         self._commands: dict[int, subprocess.Popen[bytes]] = {}  # kept, or they warn when dropped
         self._children = Children()
         self._pid = os.getpid()
+        self._ending = False
 
     def run(self) -> NoReturn:
         """Serve until the agent's end of the socket closes; then end all below and exit."""
         adopt_orphans()
         die_with_parent(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, lambda _number, _frame: self._end())
+        signal.signal(signal.SIGTERM, self._on_terminate)
         # Python 3.12 warns of forking with threads: numpy's BLAS has its own, made to be forked.
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         poll.register(self._children.fileno, select.POLLIN)
         self._settle()
+        try:
+            # (A reset: the agent was killed, and had not read all.)
+            with contextlib.suppress(ConnectionResetError):
+                self._serve(poll)
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+        finally:
+            self._end()
+
+    def _serve(self, poll: select.poll) -> None:
         sweep_at = math.inf
         while True:
             wait = None if sweep_at == math.inf else max(0.0, sweep_at - time.monotonic()) * 1000
             ready = poll.poll(wait)
-            if not ready:
+            if time.monotonic() >= sweep_at:
                 sweep_at = self._children.sweep()
             for fd, _ in ready:
                 if fd == self._children.fileno:
                     self._reap()
-                    sweep_at = 0.0  # once nothing else is to be done: ends come in crowds
+                    sweep_at = min(sweep_at, time.monotonic() + _CROWD)
                 elif not self._read():
-                    self._end()
+                    return
+
+    def _on_terminate(self, _number: int, _frame: Any) -> None:
+        if not self._ending:  # the socket may have told already
+            self._end()
 
     def _end(self) -> NoReturn:
+        self._ending = True
         if os.getpid() == self._pid:  # not a child that has not yet become itself
             self._children.debris += [scratch for _, scratch in self._procs.values()]
             self._children.end()
@@ -290,5 +307,5 @@ class Launcher:
                     self._sock.sendall(data[sent:])
             else:
                 self._sock.sendall(data)
-        except BrokenPipeError:  # the agent is gone; the next read says so
+        except (BrokenPipeError, ConnectionResetError):  # the agent is gone; the next read says so
             return

@@ -11,21 +11,31 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["give_multiprocessing", "install", "scratch_path"]
+__all__ = ["give_multiprocessing", "install", "remove_scratch", "scratch_path"]
 
 _path = ""
 
 
 def scratch_path(environ: Mapping[str, str], uid: int) -> str:
     """The scratch directory of proc `uid`, which is to be started in `environ`."""
-    parent = environ.get("TMPDIR", "")
-    if not os.path.isdir(parent):
-        parent = tempfile.gettempdir()
+    parent = environ.get("TMPDIR") or "/tmp"  # noqa: S108 - no name there can be guessed: `uid`
     return os.path.join(parent, f"monarch-{uid:x}")
+
+
+def remove_scratch(path: str) -> None:
+    """Remove that directory, if there is one, as far as it can be removed."""
+    # Not `shutil`: with what it imports, every fork of a launcher would copy a fifth more.
+    if not os.path.lexists(path):
+        return
+    for folder, folders, files in os.walk(path, topdown=False):
+        with contextlib.suppress(OSError):
+            for name in (*files, *folders):
+                if os.path.islink(entry := os.path.join(folder, name)) or name in files:
+                    os.unlink(entry)
+            os.rmdir(folder)
 
 
 class _Config(dict[str, Any]):
