@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-FACADES = ["monarch", "monarch.actor", "monarch.config"]
+FACADES = ["monarch", "monarch.actor", "monarch.config", "monarch.testing"]
 
 
 def public() -> Iterator[tuple[str, Any]]:

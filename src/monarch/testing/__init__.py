@@ -1,4 +1,39 @@
-"""Run a program of actors on simulated hosts, in virtual time, with faults."""
+"""Run a program of actors on simulated hosts: in virtual time, from a seed, with faults.
+
+The program is a plain one: it spawns processes and actors, calls them, supervises. So are the
+actors, the runtime under them, and the cores of protocol and supervision; what is simulated is the
+world below: hosts, processes, networks, clocks, chance. An hour of sleep takes no time, the same
+seed gives the same run, and what goes wrong can be said, to the request.
+
+>>> import time
+>>> from monarch.actor import Actor, SupervisionError, endpoint, this_host
+>>> from monarch.testing import Crash, Request, simulate
+>>> class Worker(Actor):
+...     @endpoint
+...     def work(self, hours): time.sleep(3600 * hours); return hours
+>>> def main():
+...     workers = this_host().spawn_procs({"n": 2}).spawn("w", Worker)
+...     return list(workers.work.call(2).get().values())
+>>> simulate(main, time_limit=1e5).value
+[2, 2]
+
+A fault strikes at a moment, or at a place in the life of a request:
+
+>>> class Owner(Actor):
+...     @endpoint
+...     def run(self):
+...         workers = this_host().spawn_procs().spawn("w", Worker)
+...         try:
+...             return workers.work.call_one(2).get()
+...         except SupervisionError:
+...             return "lost"
+...     def __supervise__(self, failure): return True
+>>> def main(): return this_host().spawn_procs().spawn("owner", Owner).run.call_one().get()
+>>> simulate(main, faults=[Crash(Request(1, "w", place="while_running"))]).value
+'lost'
+
+`explore` does so for many seeds and random plans, and shrinks what fails.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +45,7 @@ from monarch.testing.errors import (
     TimeLimitError,
     UnhandledFaultError,
 )
+from monarch.testing.explore import Case, Exploration, ExplorationError, explore, replay
 from monarch.testing.faults import (
     Crash,
     CrashHost,
@@ -26,15 +62,19 @@ from monarch.testing.faults import (
     Slow,
     random_faults,
 )
+from monarch.testing.invariants import View
 from monarch.testing.simulation import Simulation, simulate
 
 __all__ = [
+    "Case",
     "Crash",
     "CrashHost",
     "DeadlockError",
     "Delay",
     "Drop",
     "Duplicate",
+    "Exploration",
+    "ExplorationError",
     "Fault",
     "FaultPlan",
     "InvariantError",
@@ -49,6 +89,9 @@ __all__ = [
     "StepBlockedError",
     "TimeLimitError",
     "UnhandledFaultError",
+    "View",
+    "explore",
     "random_faults",
+    "replay",
     "simulate",
 ]

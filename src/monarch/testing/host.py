@@ -94,6 +94,9 @@ class SimHost:
         if link is not None:
             body = json.dumps(notice, separators=(",", ":")).encode()
             link.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=len(fds)), list(fds))
+            return
+        for end in fds:
+            end.close("nobody is there to take it")
 
     # -- requests --------------------------------------------------------------------------------
 

@@ -67,9 +67,7 @@ class SimLink:
         "queue_limit",
         "queued",
         "reader",
-        "received",
         "released",
-        "sent",
         "sock",
         "uid",
     )
@@ -92,8 +90,6 @@ class SimLink:
         self.paused: dict[int, Any] = {}
         self.released: deque[int] = deque()
         self.reader = FrameReader(1 << 40, self.peer)
-        self.sent: Any = None  # for the invariants: what was sent and has not arrived
-        self.received = 0
         self._inbox: deque[bytes] = deque()
         self._inbox_size = 0
         self._outbox: deque[tuple[bytes, list[Any]]] = deque()
@@ -130,10 +126,13 @@ class SimLink:
             scheduler.strike(strand)
         if scheduler.on_send is not None:
             scheduler.on_send(self, data)
-        if self.lost is not None:
-            return False
-        if self._eof:
+        if scheduler.books is not None:
+            scheduler.books(self, data)
+        if self.lost is None and self._eof:
             self._lose(f"the connection to {self.peer} broke: Broken pipe")
+        if self.lost is not None:
+            for end in fds or ():
+                end.close("its descriptor could not be passed on")
             return False
         other = self.other
         if self._outbox or other._inbox_size >= CAPACITY:

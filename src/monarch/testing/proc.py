@@ -72,9 +72,15 @@ class SimProc(Proc):
         super()._on_lost(link)
 
     def _on_call(self, link: Any, frame: Frame) -> None:
-        if link is self.local and self.world.scheduler.on_send is not None:
+        if link is not self.local:
+            self.world.invariants.on_call(self, link, frame)
+        elif self.world.scheduler.on_send is not None:
             self.world.injector.on_request(frame.dest, self.uid)
         super()._on_call(link, frame)
+
+    def _on_post(self, link: Any, frame: Frame) -> None:
+        self.world.invariants.on_post(self, frame)
+        super()._on_post(link, frame)
 
     def _on_spawn(self, link: Any, frame: Frame) -> None:
         self.world.injector.on_spawn(frame.dest, frame.meta)

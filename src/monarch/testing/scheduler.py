@@ -140,8 +140,9 @@ class Scheduler:
         self.random = random.Random(f"{seed}/order")  # noqa: S311 - it is to be repeatable
         self.strand: Strand | None = None  # who runs; None: a reactor or the world
         self.strands: dict[Strand, None] = {}  # all there are
-        self.checks: list[Callable[[], None]] = []  # after each step
+        self.checks: list[Callable[[], object]] = []  # after each step
         self.failure: BaseException | None = None
+        self.books: Callable[[Any, bytes], None] | None = None  # of the invariants
         self.on_send: Callable[[Any, bytes], None] | None = None  # for faults at requests
         self.on_run: Callable[[Any, Any], None] | None = None
         self.interrupted = False  # by a fault that nobody handled

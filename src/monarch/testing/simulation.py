@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import inspect
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from monarch._engine.mesh import context as contexts
@@ -18,6 +19,7 @@ from monarch._engine.shapes import Slice
 from monarch._engine.shapes.shape import shape_of
 from monarch.testing.errors import UnhandledFaultError
 from monarch.testing.faults import Fault, FaultPlan, plan_of
+from monarch.testing.invariants import Invariant, View
 from monarch.testing.loop import ActorLoop, discard_tasks
 from monarch.testing.patches import patched
 from monarch.testing.world import World
@@ -58,6 +60,7 @@ def simulate(
     time_limit: float = 3600.0,
     step_limit: float = 30.0,
     trace: bool = False,
+    invariants: Sequence[Invariant] = (),
 ) -> Simulation:
     """Run `main` (plain or async) as the script of a runtime on simulated hosts.
 
@@ -70,12 +73,20 @@ def simulate(
         time_limit: virtual seconds after which the simulation fails.
         step_limit: real seconds that may pass between two things that happen.
         trace: keep what happens.
+        invariants: each is called with a `View` after every step, and raises if it does not hold.
 
-    Raises what `main` raises; `DeadlockError`, `TimeLimitError`, `StepBlockedError` when it does
-    not end; `UnhandledFaultError` when a failure reaches the script.
+    Raises what `main` and the invariants raise; `DeadlockError`, `TimeLimitError` or
+    `StepBlockedError` when it does not end; `UnhandledFaultError` when a failure reaches the
+    script; `InvariantError` when the runtime broke one of its own (then please report it).
+
+    >>> import time
+    >>> simulate(lambda: time.sleep(3600), time_limit=1e4).elapsed
+    3600.0
     """
     span = latency if isinstance(latency, tuple) else (latency, latency)
     world = World(seed, hosts, plan_of(faults), span, time_limit, step_limit, trace)
+    view = View(world)
+    world.scheduler.checks = [functools.partial(invariant, view) for invariant in invariants]
     with _installed(world), patched(world, seed):
         client = world.start_client()
         try:
@@ -115,6 +126,7 @@ def _end(world: World) -> None:
     contexts.close()
     shutdown.shutdown_context(10.0).get()
     world.scheduler.settle(60.0)
+    world.invariants.at_end(world.procs[0])
 
 
 def _reap(world: World) -> None:

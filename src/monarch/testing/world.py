@@ -14,6 +14,7 @@ from monarch.testing.driver import SimDriver, SimEvent
 from monarch.testing.faults import FaultPlan
 from monarch.testing.host import SimHost
 from monarch.testing.injector import Injector
+from monarch.testing.invariants import Invariants
 from monarch.testing.network import Network
 from monarch.testing.proc import SimProc
 from monarch.testing.scheduler import Scheduler
@@ -56,6 +57,8 @@ class World:
         self.hosts_by_name = {host.name: host for host in self.hosts}
         self.network = Network(self, latency)
         self.injector = Injector(self, plan)
+        self.invariants = Invariants(self)
+        self.scheduler.books = self.invariants.on_send
 
     def start_client(self) -> SimProc:
         """The process of the script, on the first host."""
@@ -82,6 +85,7 @@ class World:
         for link in list(proc.ends):
             link.close("the process ended")
         proc.ends.clear()
+        self.invariants.on_exit(proc)
         proc.host.exited(proc, status)
         strand = self.scheduler.strand
         running = clients._current if strand is None else strand.place.proc

@@ -1,0 +1,167 @@
+"""What always holds, whatever goes wrong; looked at while a simulation runs.
+
+* *Order*: the calls that one process sends to another reach the mailboxes in the order they were
+  sent; none is missing between two that arrive, none arrives twice.
+* *One answer*: a port that was opened for one answer per rank gets at most one, and at the end of
+  the script no call is without an outcome.
+* *Ownership*: ten seconds after a process has ended, none that it spawned runs; once the script is
+  over, none at all.
+* *Bounds*: a sender's queue and a mailbox hold no more than their limits, and what was under way.
+
+Each is looked at where it could be broken, which is cheaper than looking at everything after each
+step, and finds the culprit in the act. A program's own invariants are called after each step with
+a `View`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from monarch._engine.base.settings import settings
+from monarch._engine.mesh.future import PENDING, Future
+from monarch._engine.wire.frame import CALL, HEADER, HEADER_SIZE, ONCE, Frame
+from monarch.testing.errors import InvariantError
+from monarch.testing.link import CAPACITY
+
+if TYPE_CHECKING:
+    from monarch.testing.link import SimLink
+    from monarch.testing.proc import SimProc
+    from monarch.testing.world import World
+
+__all__ = ["Invariant", "Invariants", "View"]
+
+_ORPHAN_TIME = 10.0
+_SLACK = 1 << 20
+
+
+class View:
+    """What an invariant may look at: the simulation between two of its steps.
+
+    >>> from monarch.testing import simulate
+    >>> def time_passes(view): assert view.now >= 0
+    >>> simulate(lambda: None, invariants=[time_passes]).value
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    @property
+    def now(self) -> float:
+        """Seconds of virtual time."""
+        return self._world.scheduler.now
+
+    @property
+    def procs(self) -> list[str]:
+        """The labels of the processes that run, in the order of their spawns."""
+        return [proc.label for proc in self._world.procs if not proc.place.dead]
+
+    def actors(self, name: str) -> list[Any]:
+        """The objects of the living actors that were spawned under `name`, to look at."""
+        return [
+            cell.behaviour.actor
+            for proc in self._world.procs
+            if not proc.place.dead
+            for cell in proc.cells.values()
+            if cell.identity.name == name and cell.behaviour is not None
+        ]
+
+
+Invariant = Callable[[View], object]
+"""Raises (an assertion, say) when something does not hold."""
+
+
+class Invariants:
+    """See the module."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        # From and to which process: what is under way, oldest first.
+        self._calls: dict[tuple[int, int], deque[tuple[int, int, int, int]]] = {}
+        self._once: dict[tuple[int, int], set[int]] = {}  # (process, port): ranks that answered
+        self._names: dict[int, int] = {}  # a proc that replaced another: that one
+
+    # -- where they could be broken --------------------------------------------------------------
+
+    def on_send(self, link: SimLink, data: bytes) -> None:
+        """A process sends a frame to another."""
+        place = link.place
+        if place is None or place.proc is None or data[4] != CALL:
+            return
+        size, _, flags, _, dest, port, rank, _, _ = HEADER.unpack_from(data)
+        sender = place.proc.uid
+        key = (sender, link.uid)
+        calls = self._calls.get(key)
+        if calls is None:
+            calls = self._calls[key] = deque()
+        calls.append((dest, port, rank, size))
+        if flags & ONCE:
+            self._once.setdefault((sender, port), set())
+        if link.queued > link.queue_limit + _SLACK and link.queued > 2 * link.queue_limit:
+            self._broken(
+                f"{place.name} has {link.queued} bytes waiting for {link.peer}, more than twice "
+                f"the limit of {link.queue_limit}"
+            )
+
+    def on_call(self, proc: SimProc, link: SimLink, frame: Frame) -> None:
+        """A call has arrived at `proc`, and goes into a mailbox, or is refused."""
+        size = len(frame.meta) + len(frame.body)
+        calls = self._calls.get((link.uid, proc.uid))
+        if calls is None:  # it was on its way to one that `proc` replaced
+            return
+        arrived = (frame.dest, frame.port, frame.rank, size)
+        expected = calls.popleft() if calls else None
+        if arrived != expected:
+            self._broken(
+                f"calls from process {link.uid:x} to {proc.label} are out of order, lost or "
+                f"doubled: {arrived} arrived (mesh, port, rank, size), {expected} was sent next"
+            )
+        cell = proc.cells.get(frame.dest)
+        if cell is not None:
+            most = settings.mailbox_limit + (CAPACITY // HEADER_SIZE) * len(proc.links)
+            if cell.depth() > most:
+                self._broken(f"the mailbox of {cell.identity.display} holds {cell.depth()}")
+
+    def on_post(self, proc: SimProc, frame: Frame) -> None:
+        """An answer, or a message of a channel, has arrived at `proc`."""
+        answered = self._once.get((proc.uid, frame.dest))
+        if answered is not None:
+            if frame.rank in answered:
+                self._broken(f"port {frame.dest} of {proc.label} got two answers of {frame.rank}")
+            answered.add(frame.rank)
+
+    def on_exit(self, proc: SimProc) -> None:
+        """A process has ended."""
+        scheduler = self._world.scheduler
+        when = scheduler.now + _ORPHAN_TIME
+        scheduler.aside(when, None, self._check_orphans, proc)
+
+    # -- at the end ------------------------------------------------------------------------------
+
+    def at_end(self, client: SimProc) -> None:
+        """The script is over, and nothing happens any more."""
+        for sink in client.ports.values():
+            if isinstance(sink, Future) and sink._state == PENDING:
+                endpoint = getattr(sink, "_endpoint", None)
+                what = endpoint.name if endpoint is not None else type(sink).__name__
+                self._broken(f"a call of the script never had an outcome: {what}")
+        left = [proc.label for proc in self._world.procs[1:] if not proc.place.dead]
+        if left:
+            self._broken(f"the script is over, and these processes still run: {left}")
+
+    def _check_orphans(self, proc: SimProc) -> None:
+        left = [
+            child.label
+            for child in self._world.procs
+            if child.spec.get("parent") == proc.uid and not child.place.dead
+        ]
+        if left:
+            self._broken(f"{proc.label} ended {_ORPHAN_TIME:g} s ago, and it left {left} behind")
+
+    def _broken(self, text: str) -> None:
+        error = InvariantError(f"at {self._world.scheduler.now:.6f} s: {text}")
+        self._world.scheduler.fail(error)
+
+
+View.__module__ = "monarch.testing"
