@@ -18,6 +18,7 @@ from monarch.actor import (
     Channel,
     Endpoint,
     Future,
+    Point,
     Port,
     PortReceiver,
     ProcMesh,
@@ -71,6 +72,10 @@ class Async(Actor):
     async def later(self, port: Port[bytes], count: int) -> None:
         port.send(b"x" * count)
 
+    @endpoint
+    async def text(self, number: int) -> str:
+        return str(number)
+
     @concurrent_endpoint
     async def wait(self, seconds: float) -> bool:
         return seconds > 0
@@ -93,6 +98,35 @@ def adverbs(procs: ProcMesh) -> None:
         assert_type(future, Future[int])
     assert_type(mesh.reset.call_one().get(), None)
     assert_type(mesh.name.choose("a").get(), str)
+
+
+def options(mesh: Sync, asynchronous: Async) -> None:
+    quick = mesh.add.options(timeout=1)
+    assert_type(quick.call(1, times=2), Future[ValueMesh[int]])
+    assert_type(quick.call_one(1), Future[int])
+    assert_type(quick.choose(1), Future[int])
+    assert_type(quick.broadcast(1), None)
+    for future in quick.stream(1):
+        assert_type(future, Future[int])
+    partial = quick.options(on_failure="partial")
+    assert_type(partial.call(1), Future[ValueMesh[int | Exception]])
+    assert_type(partial.call_one(1), Future[int])
+    assert_type(partial.options(timeout=None).call(1).get().values(), list[int | Exception])
+    assert_type(partial.options(on_failure="raise").call(1), Future[ValueMesh[int]])
+    answers = mesh.add.options(timeout=0.5, on_failure="partial").call(1).get()
+    for point, value in answers.successes():
+        assert_type(point, Point)
+        assert_type(value, int)
+    for _, error in answers.failures():
+        assert_type(error, Exception)
+    assert_type(mesh.add.call(1).get().successes(), list[tuple[Point, int]])
+    assert_type(asynchronous.later.options(timeout=1).call_one(3), Future[bytes])
+    assert_type(any_endpoint(asynchronous.text.options(timeout=1)), str)
+    quick.call("1")  # type: ignore[arg-type]
+    partial.call(1, 2)  # type: ignore[call-arg]
+    mesh.add.options(timeout="1")  # type: ignore[call-overload]
+    mesh.add.options(on_failure="ignore")  # type: ignore[call-overload]
+    mesh.add.options(1)  # type: ignore[call-overload]
 
 
 def arguments(mesh: Sync) -> None:

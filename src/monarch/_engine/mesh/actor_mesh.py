@@ -152,8 +152,16 @@ class ActorMesh(MeshTrait):
     def failure_of_rank(self, rank: int, verdict: Verdict) -> Failure:
         """The end of the actor at `rank` of this mesh, whose process is gone."""
         base = self._shape.ndslice[rank]
-        display = self._display + self._proc_mesh._rank_text(base) + ">"
-        return Failure(display, verdict, _label(self._mesh_name, self._uid), (base,))
+        label = _label(self._mesh_name, self._uid)
+        return Failure(self.display_of_rank(rank), verdict, label, (base,))
+
+    def display_of_rank(self, rank: int) -> str:
+        """The display chain of the actor at `rank` of this mesh."""
+        return f"{self._display}{self.rank_text(rank)}>"
+
+    def rank_text(self, rank: int) -> str:
+        """Where the actor at `rank` of this mesh is in the mesh that was spawned."""
+        return self._proc_mesh._rank_text(self._shape.ndslice[rank])
 
     def __repr__(self) -> str:
         return f"ActorMesh(class={self._class}, shape={self._shape})"

@@ -12,6 +12,7 @@ reactor -> `Cell.put` -> `dispatch` -> reply -> this process's reactor -> `deliv
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import (
@@ -27,8 +28,9 @@ from typing import (
     overload,
 )
 
-from monarch._engine.mesh.future import RAW, Future
-from monarch._engine.mesh.reply import Arrivals, Replies, Reply, ValueStream
+from monarch._engine.mesh.future import PENDING, RAW, Future
+from monarch._engine.mesh.reply import Arrivals, PartialReplies, Replies, Reply, ValueStream
+from monarch._engine.mesh.roll_call import RollCall
 from monarch._engine.mesh.value_mesh import ValueMesh
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.dispatch import call_meta
@@ -38,6 +40,7 @@ from monarch._engine.wire.frame import CALL, FIRST, ONCE, pack
 
 if TYPE_CHECKING:
     import inspect
+    from types import EllipsisType
 
     from monarch._engine.mesh.actor_mesh import ActorMesh
     from monarch._engine.mesh.port import Port, PortRef
@@ -60,15 +63,45 @@ R_co = TypeVar("R_co", covariant=True)
 Propagator = Literal["cached", "inspect", "mocked"] | Callable[..., Any] | None
 
 
-class Endpoint(Protocol[P, R_co]):
-    """The type of ``mesh.method``, for annotations."""
+_NAMED = 8  # ranks that an error lists
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]: ...
+
+class _Adverbs(Protocol[P, R_co]):
+    """What all endpoints have, whatever their options."""
+
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]: ...
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]: ...
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> ValueStream[R_co]: ...
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+
+
+class Endpoint(_Adverbs[P, R_co], Protocol[P, R_co]):
+    """The type of ``mesh.method``, for annotations."""
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]: ...
+    @overload
+    def options(
+        self, *, timeout: float | None = ..., on_failure: Literal["partial"]
+    ) -> PartialEndpoint[P, R_co]: ...
+    @overload
+    def options(
+        self, *, timeout: float | None = ..., on_failure: Literal["raise"] = ...
+    ) -> Endpoint[P, R_co]: ...
+
+
+class PartialEndpoint(_Adverbs[P, R_co], Protocol[P, R_co]):
+    """The type of ``mesh.method.options(on_failure="partial")``."""
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co | Exception]]: ...
+    @overload
+    def options(
+        self, *, timeout: float | None = ..., on_failure: Literal["raise"]
+    ) -> Endpoint[P, R_co]: ...
+    @overload
+    def options(
+        self, *, timeout: float | None = ..., on_failure: Literal["partial"] = ...
+    ) -> PartialEndpoint[P, R_co]: ...
 
 
 class EndpointProperty(Generic[P, R_co]):
@@ -337,6 +370,9 @@ class ActorEndpoint(Generic[P, R_co]):
 
     __slots__ = ("_check", "_links", "_meta", "mesh", "method", "proc", "prop")
 
+    _gathers: type[Replies] = Replies
+    _timeout: float | None = None
+
     def __init__(
         self, mesh: ActorMesh, method: str, prop: EndpointProperty[P, R_co], proc: Proc
     ) -> None:
@@ -372,17 +408,13 @@ class ActorEndpoint(Generic[P, R_co]):
         """Call every actor; all results, in the mesh's shape. The first error settles the call."""
         links = self._links or self._resolve()
         self._check(args, kwargs)
-        future: Replies = Replies._new()
+        future: Replies = self._gathers._new()
         future._endpoint = self
-        port = future._open(self.proc, links)
-        if not links:
-            future._end(RAW, (0, None))
-            return future
-        try:
-            self._cast(links, args, kwargs, port, future, ONCE)
-        except BaseException:
-            future._close()
-            raise
+        if links:
+            self._collect(future, links, args, kwargs, ONCE)
+        else:
+            future._outcomes = []
+            future._resolve(RAW, (0, None))
         return future
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> ValueStream[R_co]:
@@ -396,12 +428,7 @@ class ActorEndpoint(Generic[P, R_co]):
             arrivals: Arrivals = Arrivals._new()
             arrivals._endpoint = self
             arrivals._line = deque(futures)
-            port = arrivals._open(self.proc, links)
-            try:
-                self._cast(links, args, kwargs, port, arrivals, FIRST)
-            except BaseException:
-                arrivals._close()
-                raise
+            self._collect(arrivals, links, args, kwargs, FIRST)
         return ValueStream(futures)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -409,6 +436,49 @@ class ActorEndpoint(Generic[P, R_co]):
         links = self._links or self._resolve()
         self._check(args, kwargs)
         self._cast(links, args, kwargs, 0, None, 0)
+
+    def options(
+        self,
+        *,
+        timeout: float | EllipsisType | None = ...,
+        on_failure: Literal["raise", "partial"] | None = None,
+    ) -> ActorEndpoint[P, R_co]:
+        """The same endpoint, called with options; what is not given stays as it is.
+
+        Args:
+            timeout: seconds from the send until the caller gives an answer up; None: never.
+                Whoever waits gets a TimeoutError that names the actors without an answer. They
+                are not interrupted: what they still answer is dropped.
+            on_failure: ``"raise"``: the first failure is raised by the future of a `call`;
+                ``"partial"``: it resolves when each actor has answered, failed or run out of time,
+                to a mesh with an exception in the place of each value that is missing (see
+                `ValueMesh.failures`). The other adverbs have one result per future, which raises.
+
+        Cheap, and made once may be used often. Raises TypeError or ValueError for impossible
+        options. `broadcast` and `send` have no answer to wait for: with a timeout they raise
+        ValueError.
+
+        >>> class Adder(Actor):
+        ...     @endpoint
+        ...     def inverse(self, x): return 1 / (x - current_rank()["gpus"])
+        >>> procs = this_host().spawn_procs({"gpus": 2})
+        >>> inverse = procs.spawn("adder", Adder).inverse
+        >>> answers = inverse.options(timeout=30, on_failure="partial").call(1).get()
+        >>> answers.successes()
+        [({'gpus': 0/2}, 1.0)]
+        >>> [(point["gpus"], error.exception) for point, error in answers.failures()]
+        [(1, ZeroDivisionError('division by zero'))]
+        >>> procs.stop().get()
+        """
+        gathers = self._gathers
+        if on_failure == "partial":
+            gathers = PartialReplies
+        elif on_failure == "raise":
+            gathers = Replies
+        elif on_failure is not None:
+            raise ValueError(f"on_failure must be 'raise' or 'partial', not {on_failure!r}")
+        seconds = self._timeout if timeout is ... else _checked(timeout)
+        return _OptionedEndpoint(self, seconds, gathers)
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Call on distributed tensors (needs the tensor engine and an active mesh)."""
@@ -459,7 +529,7 @@ class ActorEndpoint(Generic[P, R_co]):
 
     def _one(
         self, links: list[Any], rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Future[R_co]:
+    ) -> Reply[R_co]:
         self._check(args, kwargs)
         future: Reply[R_co] = Reply._new()
         future._endpoint = self
@@ -472,6 +542,37 @@ class ActorEndpoint(Generic[P, R_co]):
             self.proc.close_port(port)
             raise
         return future
+
+    def _collect(
+        self,
+        calls: RollCall[Any],
+        links: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        flags: int,
+    ) -> None:
+        """Call every actor; `calls` gets the answers."""
+        port = calls._open(self.proc, links)
+        try:
+            self._cast(links, args, kwargs, port, calls, flags)
+        except BaseException:
+            calls._close()
+            raise
+
+    def _late(self, ranks: list[int], count: int) -> TimeoutError:
+        """What the caller is told whose deadline is over before `ranks`, of `count`, answered."""
+        if len(ranks) == 1:
+            who = self.mesh.display_of_rank(ranks[0])
+        else:
+            named = ", ".join(self.mesh.rank_text(rank) for rank in ranks[:_NAMED])
+            more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+            who = f"{len(ranks)} of {count} actors: {named}{more}"
+        hint = "" if count == 1 else ', or take what came in time with on_failure="partial"'
+        return TimeoutError(
+            f"Endpoint call {self.name} failed, no answer within {self._timeout:g} s from {who}. "
+            "The endpoint goes on running there, and what it still answers is dropped. "
+            f"Give it more time with options(timeout=...){hint}."
+        )
 
     def _send_one(
         self,
@@ -488,7 +589,7 @@ class ActorEndpoint(Generic[P, R_co]):
         uid = self.mesh._uid
         payload = proc.encode_call(args, kwargs)
         if link.paused and uid in link.paused:
-            proc.wait_for_gate(link, uid, self.name)
+            proc.wait_for_gate(link, uid, self.name, self._timeout)
         stream = payload.stream
         if stream is not None and link is not proc.local and link.queued <= link.queue_limit:
             if not link.send(pack(CALL, uid, port, rank, self._meta, stream, flags)):
@@ -515,7 +616,7 @@ class ActorEndpoint(Generic[P, R_co]):
         payload = proc.encode_call(args, kwargs)
         for link in links:
             if link.paused and uid in link.paused:
-                proc.wait_for_gate(link, uid, self.name)
+                proc.wait_for_gate(link, uid, self.name, self._timeout)
         try:
             for rank, link in enumerate(links):
                 if not proc.send(link, CALL, uid, port, rank, meta, payload, flags):
@@ -542,6 +643,90 @@ class ActorEndpoint(Generic[P, R_co]):
         verdict = proc.verdicts.get(link.uid)
         if sink is not None and verdict is not None:
             sink.peer_lost(link, verdict)
+
+
+class _OptionedEndpoint(ActorEndpoint[P, R_co]):
+    """An endpoint with options: overrides the two places where calls begin, to set their deadline.
+
+    A deadline is a timer of the caller's reactor, set by the send and cancelled by the end of the
+    call. Nobody else hears of it; what is answered later finds its port closed. Calls without
+    options know nothing of this.
+    """
+
+    __slots__ = ("_gathers", "_timeout")
+
+    _gathers: type[Replies]
+    _timeout: float | None
+
+    def __init__(
+        self, endpoint: ActorEndpoint[P, R_co], timeout: float | None, gathers: type[Replies]
+    ) -> None:
+        for name in ActorEndpoint.__slots__:
+            setattr(self, name, getattr(endpoint, name))
+        self._timeout = timeout
+        self._gathers = gathers
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        if self._timeout is not None:
+            self._refuse("broadcast", "call")
+        super().broadcast(*args, **kwargs)
+
+    def _send(self, args: Any, kwargs: Any, port: Any, selection: str) -> None:
+        if self._timeout is not None:
+            self._refuse("send", "the receiver's recv().get(timeout=...)")
+        super()._send(args, kwargs, port, selection)
+
+    def _refuse(self, what: str, instead: str) -> NoReturn:
+        raise ValueError(
+            f"{self.name}: {what} waits for no answer, so it cannot have a timeout; use {instead}, "
+            f"or {what} without options(timeout=...)"
+        )
+
+    def _one(
+        self, links: list[Any], rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Reply[R_co]:
+        began = drivers.current.now()
+        future = super()._one(links, rank, args, kwargs)
+        self._limit(future, began)
+        return future
+
+    def _collect(
+        self,
+        calls: RollCall[Any],
+        links: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        flags: int,
+    ) -> None:
+        began = drivers.current.now()
+        super()._collect(calls, links, args, kwargs, flags)
+        self._limit(calls, began)
+
+    def _limit(self, waiting: Reply[Any] | RollCall[Any], began: float) -> None:
+        if self._timeout is None or waiting._state != PENDING:
+            return
+        left = self._timeout - (drivers.current.now() - began)  # a send may have had to wait
+        timer = self.proc.reactor.call_later(left, waiting._expire)
+        waiting._notify(timer.cancel)
+
+
+def _checked(timeout: Any) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(
+            f"timeout must be a number of seconds, or None for no deadline, not {timeout!r}"
+        )
+    try:
+        seconds = float(timeout)
+    except OverflowError:
+        seconds = math.inf
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ValueError(
+            f"invalid timeout {timeout}: it must be a finite, non-negative number of seconds, or "
+            "None for no deadline"
+        )
+    return seconds
 
 
 class NotAnEndpoint:
@@ -593,6 +778,8 @@ def send(
 
 
 ActorEndpoint.__module__ = "monarch._rust_bindings.monarch_hyperactor.endpoint"
+_OptionedEndpoint.__module__ = ActorEndpoint.__module__
+_OptionedEndpoint.__name__ = _OptionedEndpoint.__qualname__ = ActorEndpoint.__name__
 EndpointProperty.__module__ = "monarch._src.actor.endpoint"
 NotAnEndpoint.__module__ = "monarch._src.actor.endpoint"
 ValueStream.__module__ = "monarch._rust_bindings.monarch_hyperactor.endpoint"

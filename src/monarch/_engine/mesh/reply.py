@@ -2,7 +2,7 @@
 
 `Reply` waits for one actor, `Replies` for all of a mesh; `ValueStream` hands answers out as they
 arrive. `deliver` runs on the reactor and keeps the bytes, which the thread that looks decodes;
-`peer_lost` settles what can no longer come.
+`peer_lost` settles what can no longer come, `_expire` what comes too late for the caller.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from monarch._engine.base.errors import SupervisionError
 from monarch._engine.base.failure import Failure
 from monarch._engine.mesh.future import RAISED, RAW, VALUE, Future
 from monarch._engine.mesh.roll_call import RollCall
-from monarch._engine.mesh.value_mesh import ValueMesh
+from monarch._engine.mesh.value_mesh import Answered, Failed, ValueMesh, failure_of
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.dispatch import rebuild_error
 from monarch._engine.runtime.ends import Verdict
@@ -24,7 +24,7 @@ from monarch._engine.wire.frame import FAILURE
 if TYPE_CHECKING:
     from monarch._engine.mesh.endpoint import ActorEndpoint
 
-__all__ = ["RAISE", "Replies", "Reply", "ValueStream"]
+__all__ = ["RAISE", "Arrivals", "PartialReplies", "Replies", "Reply", "ValueStream"]
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -69,6 +69,10 @@ class Reply(Future[R_co]):
     def peer_moved(self, rank: int, old: Any, new: Any) -> None:
         self._link = new
 
+    def _expire(self) -> None:
+        self._endpoint.proc.ports.pop(self._port, None)
+        self._resolve(RAISED, self._endpoint._late([self._rank], 1))
+
     def _decode(self, content: Any) -> Any:
         flags, body = content
         if flags:
@@ -97,11 +101,50 @@ class Replies(RollCall[Any]):
     def _lost(self, rank: int, verdict: Verdict) -> None:
         self._end(RAISED, lost_error(self._endpoint, rank, verdict))
 
+    def _expire(self) -> None:
+        self._end(RAISED, self._endpoint._late(self._owed(), len(self._links)))
+
     def _decode(self, content: Any) -> Any:
         flags, body = content
         if flags:
             raise _error_of(flags, body, self._endpoint.name)
         return ValueMesh._lazy(self._endpoint.mesh._shape, self._outcomes)
+
+
+class PartialReplies(Replies):
+    """The answers of all actors of a mesh; an error is one like others."""
+
+    __slots__ = ()
+
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+        self._note(rank, (flags, body))
+
+    def _lost(self, rank: int, verdict: Verdict) -> None:
+        self._note(rank, lost_error(self._endpoint, rank, verdict))
+
+    def _expire(self) -> None:
+        for rank in self._owed():
+            self._note(rank, self._endpoint._late([rank], 1))
+
+    def _note(self, rank: int, outcome: Any) -> None:
+        if self._book(rank, outcome) and not self._missing:
+            self._resolve(RAW, (0, None))
+
+    def _decode(self, content: Any) -> Any:
+        cells = [self._cell(outcome) for outcome in self._outcomes]
+        return ValueMesh._of_cells(self._endpoint.mesh._shape, cells)
+
+    def _cell(self, outcome: Any) -> Any:
+        if isinstance(outcome, BaseException):
+            return Failed(failure_of(outcome))
+        flags, body = outcome
+        if not flags:
+            return Answered(body)
+        try:
+            error = _error_of(flags, body, self._endpoint.name)
+        except BaseException as problem:  # an exception that cannot be rebuilt here
+            error = problem
+        return Failed(failure_of(error))
 
 
 class Arrivals(RollCall[None]):
@@ -117,6 +160,10 @@ class Arrivals(RollCall[None]):
 
     def _lost(self, rank: int, verdict: Verdict) -> None:
         self._next(rank, RAISED, lost_error(self._endpoint, rank, verdict))
+
+    def _expire(self) -> None:
+        for rank in self._owed():
+            self._next(rank, RAISED, self._endpoint._late([rank], 1))
 
     def _next(self, rank: int, state: int, content: Any) -> None:
         if self._book(rank, True):

@@ -57,6 +57,10 @@ class RollCall(Future[R_co]):
         self._close()
         self._resolve(state, content)
 
+    def _owed(self) -> list[int]:
+        """The ranks without an outcome."""
+        return [rank for rank, outcome in enumerate(self._outcomes) if outcome is None]
+
     def _book(self, rank: int, outcome: Any) -> bool:
         """Note the outcome of `rank`, anything but None; False if it had one before."""
         outcomes = self._outcomes
@@ -82,4 +86,8 @@ class RollCall(Future[R_co]):
 
     def _lost(self, rank: int, verdict: Verdict) -> None:
         """The process of `rank` is gone before it answered."""
+        raise NotImplementedError
+
+    def _expire(self) -> None:
+        """The deadline is over: whoever has not answered is waited for no longer."""
         raise NotImplementedError

@@ -1,4 +1,8 @@
-"""`ValueMesh`: the results of a call on a mesh, in its shape, decoded one by one when looked at."""
+"""`ValueMesh`: the results of a call on a mesh, in its shape, decoded one by one when looked at.
+
+The result of a call with ``options(on_failure="partial")`` also holds failures. They are kept apart
+from values, since an endpoint may well return an exception as its value.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,13 @@ import threading
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Generic, NoReturn, TypeVar
 
+from monarch._engine.base.errors import ActorError
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.shapes import MeshTrait, Point, Shape, Slice
 from monarch._engine.shapes.point import point_of
 from monarch._engine.shapes.shape import shape_of
 
-__all__ = ["ValueMesh"]
+__all__ = ["Answered", "Failed", "ValueMesh", "failure_of"]
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -38,6 +43,33 @@ class _Undecoded:
                 self.error = error
                 self._body = None
         return self
+
+
+class Failed(_Undecoded):
+    """Takes the place of a value that there is not."""
+
+    __slots__ = ()
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(None)
+        self.error = error
+
+
+class Answered(_Undecoded):
+    """A value as bytes, of a mesh with failures: that it cannot be decoded here is one, too."""
+
+    __slots__ = ()
+
+    def decode(self) -> Any:
+        found = super().decode()
+        return Failed(failure_of(self.error)) if found is self else found
+
+
+def failure_of(error: BaseException) -> Exception:
+    """`error` as what stands in for a value, always an Exception."""
+    if isinstance(error, Exception):
+        return error
+    return ActorError(error, "The answer of a remote actor is not an ordinary exception.")
 
 
 class ValueMesh(MeshTrait, Generic[R_co]):
@@ -70,9 +102,13 @@ class ValueMesh(MeshTrait, Generic[R_co]):
 
     @classmethod
     def _lazy(cls, shape: Shape, bodies: list[Any]) -> ValueMesh[Any]:
+        return cls._of_cells(shape, [_Undecoded(body) for body in bodies])
+
+    @classmethod
+    def _of_cells(cls, shape: Shape, cells: list[Any]) -> ValueMesh[Any]:
         self: ValueMesh[Any] = object.__new__(cls)
         _set(self, "_shape", _dense(shape))
-        _set(self, "_cells", [_Undecoded(body) for body in bodies])
+        _set(self, "_cells", cells)
         return self
 
     @staticmethod
@@ -124,8 +160,30 @@ class ValueMesh(MeshTrait, Generic[R_co]):
             yield point_of(rank, extent), self._at(rank)
 
     def values(self) -> list[R_co]:
-        """The values, row-major."""
+        """The values, row-major; of a rank that failed, the exception (see `failures`)."""
         return [self._at(rank) for rank in range(len(self._cells))]
+
+    def failures(self) -> list[tuple[Point, Exception]]:
+        """Pairs of (point, exception) for the ranks that failed, row-major.
+
+        Only a call with ``options(on_failure="partial")`` has any. An exception that an endpoint
+        returned is a value like others.
+        """
+        extent = self._shape.extent
+        cells = enumerate(self._decoded())
+        return [(point_of(rank, extent), c.error) for rank, c in cells if type(c) is Failed]
+
+    def successes(self: ValueMesh[R | Exception]) -> list[tuple[Point, R]]:
+        """Pairs of (point, value) for the ranks that answered, row-major.
+
+        >>> from monarch._engine.shapes import Shape, Slice
+        >>> mesh = ValueMesh(Shape(["gpus"], Slice.new_row_major([2])), [7, 8])
+        >>> mesh.successes(), mesh.failures()
+        ([({'gpus': 0/2}, 7), ({'gpus': 1/2}, 8)], [])
+        """
+        extent = self._shape.extent
+        cells = enumerate(self._decoded())
+        return [(point_of(rank, extent), c) for rank, c in cells if type(c) is not Failed]
 
     def __iter__(self) -> Iterator[tuple[Point, R_co]]:
         return iter(self.items())
@@ -144,29 +202,45 @@ class ValueMesh(MeshTrait, Generic[R_co]):
     def _new_with_shape(self, shape: Shape) -> ValueMesh[R_co]:
         ranks = self._shape.ranks()
         if ranks == list(range(len(ranks))):
-            picked = [self._at(rank) for rank in shape.ranks()]
+            picked = [self._cell(rank) for rank in shape.ranks()]
         else:
             place = {rank: index for index, rank in enumerate(ranks)}
-            picked = [self._at(place[rank]) for rank in shape.ranks()]
+            picked = [self._cell(place[rank]) for rank in shape.ranks()]
         return ValueMesh(_dense(shape), picked)
 
     def _at(self, rank: int) -> R_co:
-        value: Any = self._cells[rank]
-        if type(value) is _Undecoded:
-            with _decoding:
-                value = self._cells[rank]
-                if type(value) is _Undecoded:
-                    value = self._cells[rank] = value.decode()
-        if type(value) is _Undecoded:
-            raise value.error.with_traceback(None)
-        found: R_co = value
+        cell: Any = self._cells[rank]
+        if isinstance(cell, _Undecoded):
+            cell = self._cell(rank)
+            if type(cell) is Failed:
+                cell = cell.error
+        found: R_co = cell
         return found
+
+    def _cell(self, rank: int) -> Any:
+        """The value of the rank, or the `Failed` in its place."""
+        cell: Any = self._cells[rank]
+        if isinstance(cell, _Undecoded):
+            with _decoding:
+                cell = self._cells[rank]
+                if isinstance(cell, _Undecoded):
+                    cell = self._cells[rank] = cell.decode()
+        if type(cell) is _Undecoded:
+            raise cell.error.with_traceback(None)
+        return cell
+
+    def _decoded(self) -> list[Any]:
+        return [self._cell(rank) for rank in range(len(self._cells))]
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"ValueMesh is read-only: cannot set {name!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ValueMesh, (self._shape, self.values())
+        cells = self._decoded()
+        failed = [rank for rank, cell in enumerate(cells) if type(cell) is Failed]
+        if failed:
+            return _rebuild_partial, (self._shape, self.values(), failed)
+        return ValueMesh, (self._shape, cells)
 
     def __repr__(self) -> str:
         import pprint
@@ -174,6 +248,12 @@ class ValueMesh(MeshTrait, Generic[R_co]):
 
         pairs = pprint.pformat(tuple(self.items()), width=78)
         return f"ValueMesh({self._shape.extent}):\n{textwrap.indent(pairs, '  ')}"
+
+
+def _rebuild_partial(shape: Shape, values: list[Any], failed: list[int]) -> ValueMesh[Any]:
+    for rank in failed:
+        values[rank] = Failed(values[rank])
+    return ValueMesh(shape, values)
 
 
 def _dense(shape: Shape) -> Shape:

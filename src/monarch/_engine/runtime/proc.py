@@ -227,8 +227,11 @@ class Proc:
         if payload.stored is not None:
             self.segments.release(None, payload.stored.id)
 
-    def wait_for_gate(self, link: Any, dest: int, who: str) -> None:
-        """Wait while the receiver `dest` behind `link` is full. Raises BackpressureError."""
+    def wait_for_gate(self, link: Any, dest: int, who: str, patience: float | None = None) -> None:
+        """Wait while the receiver `dest` behind `link` is full. Raises BackpressureError.
+
+        Waits `backpressure_timeout`, or at most `patience` seconds.
+        """
         cell = self.cells.get(dest) if link is self.local else None
         if cell is not None and cell.thread_id == threading.get_ident():
             raise BackpressureError(
@@ -236,9 +239,10 @@ class Proc:
                 "return from the endpoint first, or raise mailbox_limit"
             )
         gate = link.paused.get(dest)
-        if gate is not None and not gate.wait(self._patience):
+        patience = self._patience if patience is None else min(patience, self._patience)
+        if gate is not None and not gate.wait(patience):
             raise BackpressureError(
-                f"{who}: the receiver's mailbox stayed full for {self._patience:g} s "
+                f"{who}: the receiver's mailbox stayed full for {patience:g} s "
                 "(configuration keys mailbox_limit, backpressure_timeout); it is stuck or too slow"
             )
 
