@@ -23,7 +23,7 @@ MEMORY = 16 << 10
 PATIENCE = 10.0
 """Seconds after which what is still there is a leak: what was told to end takes a moment."""
 
-REMEMBERED = ("graves", "verdicts")
+REMEMBERED = ("graves", "successors", "verdicts")
 """Tables that keep the last ends, a bounded number, for those who ask late."""
 
 Footprint = dict[str, int]

@@ -7,10 +7,12 @@ import queue
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from monarch._engine.runtime.client import client_proc
 from monarch.actor import (
     Actor,
     MeshFailure,
@@ -18,13 +20,14 @@ from monarch.actor import (
     Restarted,
     SupervisionError,
     Supervisor,
+    context,
     current_rank,
     endpoint,
     this_host,
     this_proc,
 )
 
-from .conftest import WAIT, kill, until
+from .conftest import WAIT, kill, tables, until
 
 Fresh = Callable[..., Any]
 
@@ -260,6 +263,34 @@ def test_a_rank_that_does_not_end_is_killed_after_the_patience(fresh: Fresh) -> 
     assert stuck.incarnation.call().get(timeout=WAIT).values() == [1, 1]
 
 
+class SlowToEnd(Worker):
+    """Its clean-up lasts until a file is there."""
+
+    def __init__(self, gate: Path) -> None:
+        super().__init__()
+        self.gate = gate
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        if exc is not None and current_rank().rank == 1:
+            until(self.gate.exists)
+
+
+def test_a_rank_that_fails_when_it_is_asked_to_end_ends_once(fresh: Fresh, tmp_path: Path) -> None:
+    """Its failure and its acknowledgement arrive together: they are about the same end."""
+    gate = tmp_path / "gate"
+    supervisor = Supervisor("one_for_all", backoff=0.0)
+    mesh = supervisor.spawn(fresh(2), "mesh", SlowToEnd, gate)
+    for incarnation in (1, 2, 3):
+        crash(mesh.slice(gpus=1), "raise")  # its callers know, its owner does not yet
+        crash(mesh.slice(gpus=0), "raise")
+        until(lambda: supervisor._core._ending)
+        gate.touch()
+        supervisor.healthy.get(timeout=WAIT)
+        assert mesh.incarnation.call().get(timeout=WAIT).values() == [incarnation] * 2
+        gate.unlink()
+    assert sorted(event.rank for event in supervisor.restarts) == [0] * 3 + [1] * 3
+
+
 def test_too_many_failures_are_the_owners(fresh: Fresh, faults: queue.Queue[Any]) -> None:
     supervisor = Supervisor("one_for_all", max_restarts=2, backoff=0.0)
     workers = supervisor.spawn(fresh(2), "workers", Worker)
@@ -459,11 +490,25 @@ def test_stopped_procs_are_not_replaced(fresh: Fresh, faults: queue.Queue[Any]) 
     assert faults.empty()
 
 
+@pytest.mark.parametrize("how", ["stop the procs", "stop the mesh"])
+def test_a_supervisor_forgets_a_mesh_that_was_stopped(fresh: Fresh, how: str) -> None:
+    proc = client_proc()
+    before = tables(proc)
+    supervisor = Supervisor()
+    mesh = supervisor.spawn(fresh(2), "mesh", Worker)
+    crash(mesh.slice(gpus=0), "raise")
+    supervisor.healthy.get(timeout=WAIT)
+    (mesh if how == "stop the mesh" else mesh._proc_mesh).stop().get(timeout=WAIT)
+    until(lambda: not supervisor._meshes and not supervisor._by_uid)
+    mesh._proc_mesh.stop().get(timeout=WAIT)
+    until(lambda: tables(proc) == before)
+    assert mesh._uid not in context().actor_instance._meshes
+    supervisor.healthy.get(timeout=WAIT)
+
+
 def test_a_rank_that_stops_on_purpose_is_not_restarted(
     fresh: Fresh, faults: queue.Queue[Any]
 ) -> None:
-    from monarch.actor import context
-
     class Leaver(Worker):
         @endpoint
         def leave(self) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
 
+from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
+from monarch._engine.base.verdict import FAILED
 from monarch._engine.runtime.cell import Cell, Identity
-from monarch._engine.wire.frame import CALL, Frame
+from monarch._engine.wire.frame import CALL, STOP, Frame
 
 LIMIT = 8
 
@@ -22,12 +25,26 @@ class Sender:
 
 
 class Proc:
-    """Records what senders are told; `before` runs ahead of each telling."""
+    """Records what senders and owners are told; `before` runs ahead of each telling."""
 
     def __init__(self) -> None:
         self.before: Callable[[bool], None] = lambda full: None
         self.reactor = SimpleNamespace(call_later=lambda *_: None, call_soon=lambda *_: None)
         self.refused: list[Frame] = []
+        self.graves: dict[int, Failure] = {}
+        self.cells: dict[int, Cell] = {}
+        self.ending: dict[Cell, None] = {}
+        self.news: list[str] = []
+        self.hostname, self.pid = "host", 1
+
+    def report_end(self, owner: int, mesh: int, rank: int, failure: Failure) -> None:
+        self.before(True)
+        self.news.append(failure.kind)
+
+    def post(self, link: Sender, port: int, rank: int, obj: object) -> None:
+        self.news.append("acknowledged")
+
+    def cell_finished(self, cell: Cell) -> None: ...
 
     def flow(self, link: Sender, uid: int, full: bool) -> None:
         self.before(full)
@@ -116,3 +133,21 @@ def test_the_actor_may_empty_its_mailbox_before_the_sender_hears_that_it_is_full
     cell.proc.before = lambda full: None  # type: ignore[attr-defined]
     drain(cell)
     assert sender.told[-1] is False
+
+
+def test_a_failure_is_told_before_a_stop_that_comes_meanwhile_is_acknowledged(cell: Cell) -> None:
+    """Who asks for a stop takes the acknowledgement for the end of all news of the actor."""
+    proc: Proc = cell.proc  # type: ignore[assignment]
+    reactor: list[threading.Thread] = []
+
+    def stop_meanwhile(_: bool) -> None:
+        stop = Frame(STOP, 0, 1, 7, 0, 0, b"", b"enough")
+        reactor.append(threading.Thread(target=cell.request_stop, args=(Sender(), stop)))
+        reactor[0].start()
+        reactor[0].join(0.05)  # it waits, or has gone ahead by then
+
+    proc.before = stop_meanwhile
+    cell.settle(cell.own_failure("the reason"))
+    cell.finish()
+    reactor[0].join()
+    assert proc.news == [FAILED, "acknowledged"]

@@ -160,7 +160,8 @@ class Supervisor:
         self._fresh_process = fresh_process
         self._patience = patience
         self._on_restart = on_restart
-        self._meshes: list[_Supervised] = []
+        self._spawned = 0
+        self._meshes: dict[int, _Supervised] = {}  # by index, until nothing of them is wanted back
         self._by_uid: dict[int, _Supervised] = {}
         self._restarts: list[Restarted] = []
         self._ended: list[tuple[int, Child, Failure]] = []  # by process, to be reported together
@@ -221,8 +222,9 @@ class Supervisor:
         owned.owner = self
         owned.supervised = True
         owned.links = list(owned.links)  # ours to change
-        known = _Supervised(len(self._meshes), mesh, blueprint, owned)
-        self._meshes.append(known)
+        known = _Supervised(self._spawned, mesh, blueprint, owned)
+        self._spawned += 1
+        self._meshes[known.index] = known
         self._by_uid[owned.uid] = known
         ranks = range(len(owned.links))
 
@@ -242,14 +244,36 @@ class Supervisor:
         self._owner._disown(uid)
 
         def forget() -> None:
-            known = self._by_uid.pop(uid, None)
+            known = self._by_uid.get(uid)
             if known is not None:
-                self._unreported = {child for child in self._unreported if child[0] != known.index}
+                self._drop(known)
                 self._perform(self._core.remove(known.index, drivers.current.now()))
 
         self._proc.reactor.call_soon(forget)
 
     # -- on the reactor thread -------------------------------------------------------------------
+
+    def _drop(self, known: _Supervised) -> None:
+        """Nobody wants any rank of this mesh back."""
+        del self._by_uid[known.owned.uid]
+        self._unreported = {child for child in self._unreported if child[0] != known.index}
+        if not self._core.giving_up:  # else it may be the cause
+            del self._meshes[known.index]
+            for rank in range(len(known.owned.links)):
+                self._causes.pop((known.index, rank), None)
+
+    def _stopped(self, child: Child, now: float) -> None:
+        """A rank ended in good order; with the last one its mesh is over."""
+        self._perform(self._core.child_stopped(child, now))
+        known = self._meshes.get(child[0])
+        if known is None or known.owned.uid not in self._by_uid:
+            return
+        if len(known.owned.gone) < len(known.owned.links):
+            return
+        if not self._core.has_children(known.index):
+            self._drop(known)
+            self._proc.owned.pop(known.owned.uid, None)
+            self._owner._disown(known.owned.uid)
 
     def _note(self, mesh: OwnedMesh, rank: int, failure: Failure) -> None:
         known = self._by_uid.get(mesh.uid)
@@ -287,13 +311,15 @@ class Supervisor:
         ended, self._ended = self._ended, []
         groups: dict[int, list[Child]] = {}
         for uid, child, failure in ended:
-            known = self._meshes[child[0]]
+            known = self._meshes.get(child[0])
+            if known is None:
+                continue
             if failure.kind == FAILED:
                 self._causes[child] = failure
                 known.since[child[1]] = (now, failure.report())
                 groups.setdefault(uid, []).append(child)
             else:
-                self._perform(self._core.child_stopped(child, now))
+                self._stopped(child, now)
         for children in groups.values():
             self._perform(self._core.children_failed(children, now))
 
@@ -333,12 +359,6 @@ class Supervisor:
             return
         _Ending(self, known, rank, link).ask(reason, self._patience)
 
-    def _terminated(self, known: _Supervised, rank: int) -> None:
-        """A rank has ended as we asked."""
-        reason = known.since[rank][1]
-        known.owned.gone[rank] = known.mesh.failure_of_rank(rank, Verdict(STOPPED, reason))
-        self._perform(self._core.child_stopped((known.index, rank), drivers.current.now()))
-
     def _start(self, children: tuple[Child, ...]) -> None:
         launches: list[Callable[[], None]] = []
         for index, rank in children:
@@ -349,15 +369,15 @@ class Supervisor:
             try:
                 self._restart(known, rank, launches)
             except (OSError, RuntimeError) as error:  # no descriptors; not ours to replace
-                self._cannot(known, rank, Verdict(FAILED, f"error creating proc: {error}"))
+                self._book(known, rank, Verdict(FAILED, f"error creating proc: {error}"))
         for launch in launches:
             launch()
 
     def _forget(self, child: Child) -> None:
-        self._perform(self._core.child_stopped(child, drivers.current.now()))
+        self._stopped(child, drivers.current.now())
 
-    def _cannot(self, known: _Supervised, rank: int, verdict: Verdict) -> None:
-        """A rank could not be started."""
+    def _book(self, known: _Supervised, rank: int, verdict: Verdict) -> None:
+        """Have the books say that a rank ended, unless they do: an end is reported once."""
         failure = known.mesh.failure_of_rank(rank, verdict)
         self._proc.mesh_failed(known.owned.uid, rank, failure)
 
@@ -383,6 +403,8 @@ class Supervisor:
 
     def _started(self, known: _Supervised, rank: int) -> None:
         now = drivers.current.now()
+        if not self._core.is_alive((known.index, rank)):  # it is to end already
+            return
         self._core.child_started((known.index, rank), now)
         incarnation = known.incarnations[rank]
         if incarnation and rank in known.since:
@@ -436,6 +458,7 @@ class Supervisor:
             self._proc.owned.pop(other.owned.uid, None)
             self._owner._disown(other.owned.uid)
         self._by_uid.clear()
+        self._meshes.clear()
         self._owner.child_ended(known.owned, cause[1], fallen)
 
 
@@ -484,7 +507,8 @@ class _Asking:
             return
         self._open.remove(number)
         known, rank, _, ends = self._asked[number]
-        if ended == FAILED and known.ends[rank] == ends:
+        is_news = known.ends[rank] == ends and known.index in self._supervisor._meshes
+        if ended == FAILED and is_news:
             self._supervisor._unreported.add((known.index, rank))
         self._close_if_done()
 
@@ -518,7 +542,7 @@ class _Starting:
             return
         if not flags & FAILURE:  # the bootstrap callable of its process raised
             verdict = Verdict(FAILED, str(rebuild_error(body)), USER)
-            proc.reactor.call_soon(self._supervisor._cannot, self._known, rank, verdict)
+            proc.reactor.call_soon(self._supervisor._book, self._known, rank, verdict)
         # Otherwise the actor ended, which its process reports when its last act is over.
 
     def peer_lost(self, link: Any, verdict: Verdict) -> None:
@@ -534,10 +558,13 @@ class _Ending:
         self._known = known
         self._rank = rank
         self._link = link
+        self._incarnation = known.incarnations[rank]
         self._port = 0
+        self._reason = ""
         self._timer: Timer | None = None
 
     def ask(self, reason: str, patience: float) -> None:
+        self._reason = reason
         proc = self._supervisor._proc
         self._port = proc.open_port(self)
         self._timer = proc.reactor.call_later(patience, self._kill)
@@ -558,8 +585,11 @@ class _Ending:
 
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         self._close()
-        ended = functools.partial(self._supervisor._terminated, self._known, self._rank)
-        self._supervisor._proc.reactor.call_soon(ended)
+        # If it failed before it came to stop the books know already: a failure is told before a
+        # stop is acknowledged. It may even have been replaced meanwhile.
+        if self._incarnation == self._known.incarnations[self._rank]:
+            verdict = Verdict(STOPPED, self._reason)
+            self._supervisor._book(self._known, self._rank, verdict)
 
     def peer_lost(self, link: Any, verdict: Verdict) -> None:
         if link is self._link:

@@ -186,6 +186,11 @@ class Restarts:
         """Whether the child is starting or runs, as far as was reported."""
         return child in self._alive
 
+    def has_children(self, mesh: int) -> bool:
+        """Whether any rank of `mesh` is there, or is to come back."""
+        places: tuple[Iterable[Child], ...] = (self._alive, self._ending, self._down)
+        return any(child[0] == mesh for place in places for child in place)
+
     def add_children(self, mesh: int, ranks: Iterable[int]) -> list[Effect]:
         """Take charge of children that the owner has started, or is starting."""
         new = [(mesh, rank) for rank in ranks]

@@ -253,14 +253,15 @@ class Cell:
         with self._end_lock:
             if self.finished.is_set():
                 return
-            self.finished.set()
             acks, self._stop_acks = self._stop_acks, []
             timer = self._stop_timer
+            # A stop that nobody asked for is news to the owner, too. Told before the first stop
+            # can be acknowledged: that says that there is no more news.
+            if self.grave is not None and (self.grave.kind == FAILED or not acks):
+                self.proc.report_end(self.owner, self.uid, self.rank, self.grave)
+            self.finished.set()
         if timer is not None:
             timer.cancel()
-        # A stop that nobody asked for is news to the owner, too.
-        if self.grave is not None and (self.grave.kind == FAILED or not acks):
-            self.proc.report_end(self.owner, self.uid, self.rank, self.grave)
         for link, frame in acks:
             self._acknowledge(link, frame)
         self.proc.cell_finished(self)
