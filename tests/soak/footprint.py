@@ -8,6 +8,7 @@ what they had; the rest must be back exactly, or below.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import time
@@ -35,9 +36,10 @@ def footprint() -> Footprint:
     figures = {"files in /dev/shm": sum("monarch" in name for name in os.listdir("/dev/shm"))}
     for name, pid in _processes().items():
         proc = Path(f"/proc/{pid}")
-        figures[f"descriptors of {name}"] = len(os.listdir(proc / "fd"))
+        figures[f"descriptors of {name}"] = len(_descriptors(proc / "fd"))
         figures[f"threads of {name}"] = len(os.listdir(proc / "task"))
         figures[f"KiB of {name}"] = _resident(proc)
+    figures["segments in use"] = client_proc().segments.statistics[0]
     for name, table in vars(client_proc()).items():
         if isinstance(table, dict | list | set) and name not in REMEMBERED:
             figures[f"client_proc().{name}"] = len(table)
@@ -74,6 +76,15 @@ def _processes() -> dict[str, int]:
 def _children(pid: int) -> list[int]:
     threads = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for thread in threads for child in thread.read_text().split()]
+
+
+def _descriptors(folder: Path) -> list[str]:
+    """What is open, less the shared memory that is pooled for reuse (a bounded amount)."""
+    found: list[str] = []
+    for entry in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            found.append(os.readlink(entry))
+    return [target for target in found if not target.startswith("/memfd:monarch")]
 
 
 def _resident(proc: Path) -> int:

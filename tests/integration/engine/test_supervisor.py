@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from monarch._engine.mesh.supervisor import _Ending
 from monarch._engine.runtime.client import client_proc
+from monarch._engine.runtime.links import LostLink
 from monarch.actor import (
     Actor,
     MeshFailure,
@@ -289,6 +291,29 @@ def test_a_rank_that_fails_when_it_is_asked_to_end_ends_once(fresh: Fresh, tmp_p
         assert mesh.incarnation.call().get(timeout=WAIT).values() == [incarnation] * 2
         gate.unlink()
     assert sorted(event.rank for event in supervisor.restarts) == [0] * 3 + [1] * 3
+
+
+def test_what_cannot_be_asked_or_made_is_not_waited_for(fresh: Fresh) -> None:
+    """A link that was lost before: nobody tells those who come later."""
+    proc = client_proc()
+    supervisor = Supervisor()
+    mesh = supervisor.spawn(fresh(1), "mesh", Worker)
+    supervisor.healthy.get(timeout=WAIT)
+    before = tables(proc)
+    known = supervisor._by_uid[mesh._uid]
+    link = LostLink(known.owned.links[0].uid, "gone")
+    done = threading.Event()
+
+    def on_reactor() -> None:
+        _Ending(supervisor, known, 0, link).ask("replaced", WAIT)
+        known.owned.links[0], alive = link, known.owned.links[0]
+        supervisor._make(known, 0, "replaced")
+        known.owned.links[0] = alive
+        done.set()
+
+    proc.reactor.call_soon(on_reactor)
+    assert done.wait(WAIT)
+    until(lambda: tables(proc)["ports"] == before["ports"])
 
 
 def test_too_many_failures_are_the_owners(fresh: Fresh, faults: queue.Queue[Any]) -> None:

@@ -397,8 +397,9 @@ class Supervisor:
 
     def _make(self, known: _Supervised, rank: int, reason: str) -> None:
         link = known.owned.links[rank]
-        first = _Starting(self, known, rank, link).first(reason)
-        if not known.blueprint.make(link, rank, first):
+        starting = _Starting(self, known, rank, link)
+        if not known.blueprint.make(link, rank, starting.first(reason)):
+            starting.close()
             self._proc.rank_unreachable(known.owned.uid, rank, link)
 
     def _started(self, known: _Supervised, rank: int) -> None:
@@ -533,9 +534,12 @@ class _Starting:
     def first(self, reason: str) -> tuple[Any, ...]:
         return self._port, self._known.incarnations[self._rank], reason
 
+    def close(self) -> None:
+        self._supervisor._proc.close_port(self._port)
+
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         proc = self._supervisor._proc
-        proc.close_port(self._port)
+        self.close()
         if not flags:
             started = functools.partial(self._supervisor._started, self._known, rank)
             proc.reactor.call_soon(started)
@@ -547,7 +551,7 @@ class _Starting:
 
     def peer_lost(self, link: Any, verdict: Verdict) -> None:
         if link is self._link:
-            self._supervisor._proc.close_port(self._port)  # the books tell
+            self.close()  # the books tell
 
 
 class _Ending:
@@ -569,7 +573,8 @@ class _Ending:
         self._port = proc.open_port(self)
         self._timer = proc.reactor.call_later(patience, self._kill)
         uid = self._known.owned.uid
-        proc.say(self._link, STOP, uid, self._port, self._rank, reason.encode())
+        if not proc.say(self._link, STOP, uid, self._port, self._rank, reason.encode()):
+            self._close()  # it is gone: the books tell
 
     def _kill(self) -> None:
         supervisor = self._supervisor
