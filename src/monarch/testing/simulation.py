@@ -12,6 +12,7 @@ from typing import Any
 
 from monarch._engine.mesh import context as contexts
 from monarch._engine.mesh import logging_option, proc_mesh, shutdown
+from monarch._engine.mesh.faults import Faults
 from monarch._engine.mesh.host_mesh import HostMesh
 from monarch._engine.runtime import client as clients
 from monarch._engine.runtime import driver as drivers
@@ -123,7 +124,7 @@ def _all_hosts(world: World) -> HostMesh:
 
 def _end(world: World) -> None:
     """What the end of a script does: stop what it owns, then everything."""
-    contexts.close()
+    Faults.current.close()
     shutdown.shutdown_context(10.0).get()
     world.scheduler.settle(60.0)
     world.invariants.at_end(world.procs[0])
@@ -150,6 +151,9 @@ class _Gone:
     def call_ended(self, error: BaseException | None) -> None:
         """Nobody is left to be told."""
 
+    def unheard(self) -> None:
+        """Nor asked."""
+
     def cleanup(self, error: Exception | None) -> None:
         """A process that was killed cleans nothing up."""
 
@@ -159,13 +163,11 @@ def _installed(world: World) -> Generator[None, None, None]:
     """Make the simulation this process's runtime for the duration."""
     former = drivers.install(world.driver)
     kept = (clients._current, clients._agent_process, shutdown._begun, logging_option._printer)
-    lists = [(place, list(place)) for place in (contexts._faults, contexts._closing)]
+    unhandled, Faults.current = Faults.current, Faults()
     meshes = dict(proc_mesh._active)
     clients._agent_process = world.agent_process  # type: ignore[assignment]
     shutdown._begun = False
     logging_option._printer = None
-    for place, _ in lists:
-        place.clear()
     proc_mesh._active.clear()
     collecting = gc.isenabled()
     gc.disable()
@@ -174,8 +176,7 @@ def _installed(world: World) -> Generator[None, None, None]:
     finally:
         drivers.install(former)
         clients._current, clients._agent_process, shutdown._begun, logging_option._printer = kept
-        for place, content in lists:
-            place[:] = content
+        Faults.current = unhandled
         proc_mesh._active.clear()
         proc_mesh._active.update(meshes)
         if collecting:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, SupervisionError, endpoint
+from monarch.actor import Actor, Channel, MeshFailure, SupervisionError, endpoint
 
 from .conftest import WAIT, Inside, kill, until
 
@@ -79,6 +79,57 @@ def test_a_dead_process_ends_what_is_in_flight_and_what_comes_after(
     assert mortal.slice(gpus=1).pid.call_one().get(timeout=WAIT) != pid
     mortal.stop().get(timeout=WAIT)
     procs.stop().get(timeout=WAIT)
+
+
+def test_a_process_that_dies_while_its_mesh_stops_is_no_secret(fresh: Fresh, faults: Any) -> None:
+    mortal = fresh(2).spawn("mortal", Mortal)
+    kill(mortal.pid.call().get(timeout=WAIT).values()[1])
+    mortal.stop().get(timeout=WAIT)
+    assert "SIGKILL" in faults.get(timeout=WAIT).report()
+
+
+class Parent(Actor):
+    def __init__(self, procs: Any, handles: bool, port: Any) -> None:
+        self.child = procs.spawn("child", Mortal)
+        self.handles = handles
+        self.port = port
+
+    @endpoint
+    def lose(self) -> None:
+        self.child.exit.broadcast(3)
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.port.send(failure.error)
+        return self.handles
+
+
+class AsyncParent(Parent):
+    @endpoint
+    async def lose(self) -> None:  # type: ignore[override]
+        self.child.exit.broadcast(3)
+
+    async def __supervise__(self, failure: MeshFailure) -> bool:  # type: ignore[override]
+        self.port.send(failure.error)
+        return self.handles
+
+
+@pytest.mark.parametrize("handles", [True, False], ids=["handled", "unhandled"])
+@pytest.mark.parametrize("kind", [Parent, AsyncParent])
+def test_a_child_that_fails_while_its_parent_stops(
+    fresh: Fresh, faults: Any, kind: type[Parent], handles: bool
+) -> None:
+    """The parent is still asked; what it does not handle is its own owner's business."""
+    port, told = Channel[str].open()
+    parent = fresh().spawn("parent", kind, fresh(), handles, port)
+    parent.lose.broadcast()
+    parent.stop("enough").get(timeout=WAIT)
+    assert "non-zero code 3" in told.recv().get(timeout=WAIT)
+    if handles:
+        assert faults.empty()
+    else:
+        failure = faults.get(timeout=WAIT)
+        assert "Parent parent" in failure.actor
+        assert "non-zero code 3" in failure.root.error
 
 
 def test_a_call_to_a_new_mesh_ends_though_the_agent_is_dead(program: Program) -> None:

@@ -292,6 +292,10 @@ class _Behaviour:
     def stop_children(self) -> None:
         self.instance._stop_meshes(settings.stop_actor_timeout)
 
+    def unheard(self) -> Any:
+        instance = self.instance
+        return instance._unhandled_async() if self.cell.is_async else instance._unhandled()
+
     def cleanup(self, error: Exception | None) -> Any:
         if self._cleanup is None:
             return None

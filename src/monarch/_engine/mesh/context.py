@@ -9,19 +9,17 @@ meshes come to `child_failed`, and its end stops them.
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
-import socket
 import sys
 import threading
-import time
+from collections import deque
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch._engine.base.failure import Failure, MeshFailure
 from monarch._engine.base.identity import ActorAddr, Uid, normalize_label
-from monarch._engine.base.verdict import FAILED, STOPPED, Verdict
+from monarch._engine.base.verdict import FAILED, STOPPED
+from monarch._engine.mesh.faults import Faults
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.client import client_proc, when_forked
 from monarch._engine.runtime.dispatch import Died, End, end_by
@@ -32,7 +30,6 @@ from monarch._engine.shapes.point import point_of
 if TYPE_CHECKING:
     from monarch._engine.mesh.proc_mesh import ProcMesh
     from monarch._engine.runtime.cell import Cell
-    from monarch._engine.runtime.driver import Thread
     from monarch._engine.runtime.ends import OwnedMesh
 
 
@@ -103,6 +100,7 @@ class Instance:
         "_meshes",
         "_supervisor",
         "_uid",
+        "_unheard",
         "class_name",
         "creator",
         "name",
@@ -130,6 +128,7 @@ class Instance:
         self._uid = cell.uid if cell is not None else 0
         self._display: str | None = None
         self._supervisor: Callable[[MeshFailure], Any] | None = None
+        self._unheard: deque[Failure] = deque()  # of owned meshes, to be handled
         self._meshes: dict[int, Any] = {}  # owned meshes that are to be stopped with this
         self._lock = threading.Lock()
 
@@ -214,14 +213,15 @@ class Instance:
     def _disown(self, uid: int) -> None:
         self._meshes.pop(uid, None)
 
-    def _stop_meshes(self, timeout: float) -> None:
+    def _stop_meshes(self, timeout: float, reason: str = "") -> None:
         """Stop what this instance owns, newest first, and wait at most `timeout` seconds."""
+        reason = reason or f"its owner {self} ended"
         clock = drivers.current
         deadline = clock.now() + timeout
         while self._meshes:
             _, mesh = self._meshes.popitem()
             try:
-                future = mesh.stop(f"its owner {self} ended")
+                future = mesh.stop(reason)
                 future.get(timeout=max(0.0, deadline - clock.now()))
             except TimeoutError:
                 continue
@@ -237,39 +237,60 @@ class Instance:
         """A mesh that this instance owns failed (any thread)."""
         cell = self._cell
         if cell is None:
-            ask = functools.partial(_unhandled, failure)
-            _faults[:] = [fault for fault in _faults if fault.is_alive()]
-            _faults.append(drivers.current.start_thread("monarch-fault", ask))
-        elif cell.is_async:
-            cell.interrupt(lambda: self._supervise_async(failure))
+            Faults.current.add(failure)
         else:
-            cell.interrupt(lambda: self._supervise(failure))
+            self._unheard.append(failure)
+            cell.interrupt(self._supervise_async if cell.is_async else self._supervise)
 
-    def _supervise(self, failure: Failure) -> None:
-        if self._supervisor is not None:
-            enter(self, self.rank.rank, self.rank.extent)
-            try:
-                if self._supervisor(MeshFailure(failure)):
-                    return
-            except BaseException as error:  # a supervisor that raises fails its actor
-                raise Died(self._fallen(failure, error)) from None
-        raise Died(self._fallen(failure, None))
+    def _supervise(self) -> None:
+        """Between messages: ask `__supervise__` about the failure that is next, if any."""
+        if self._unheard and (end := self._judge()) is not None:
+            raise Died(end)
 
-    async def _supervise_async(self, failure: Failure) -> None:
-        cell = self._require_cell("supervise")
-        end = None
-        if self._supervisor is not None:
-            enter(self, self.rank.rank, self.rank.extent)
-            try:
-                handled = self._supervisor(MeshFailure(failure))
-                if hasattr(handled, "__await__"):
-                    handled = await handled
-                if handled:
-                    return
-            except BaseException as error:  # a supervisor that raises fails its actor
-                end = self._fallen(failure, error)
-        grave, told = end or self._fallen(failure, None)
-        cell.abort(told or RuntimeError(grave.report()), grave)
+    def _judge(self) -> End | None:
+        """The end of this actor by the next failure, unless its supervisor handles that."""
+        failure = self._unheard.popleft()
+        handled: Any = None
+        enter(self, self.rank.rank, self.rank.extent)
+        try:
+            handled = self._supervisor and self._supervisor(MeshFailure(failure))
+        except BaseException as error:  # a supervisor that raises fails its actor
+            return self._fallen(failure, error)
+        return None if handled else self._fallen(failure, None)
+
+    async def _supervise_async(self) -> None:
+        """The same as a task, at any await of the actor."""
+        if self._unheard and (end := await self._judge_async()) is not None:
+            cell = self._require_cell("supervise")
+            grave, told = end
+            cell.abort(told or RuntimeError(grave.report()), grave)
+            if cell.grave is not grave:  # it is stopping
+                cell.missed = cell.missed or grave
+
+    async def _judge_async(self) -> End | None:
+        failure = self._unheard.popleft()
+        handled: Any = None
+        enter(self, self.rank.rank, self.rank.extent)
+        try:
+            handled = self._supervisor and self._supervisor(MeshFailure(failure))
+            if hasattr(handled, "__await__"):
+                handled = await handled
+        except BaseException as error:  # a supervisor that raises fails its actor
+            return self._fallen(failure, error)
+        return None if handled else self._fallen(failure, None)
+
+    def _unhandled(self) -> Failure | None:
+        """At the end of a stop: this actor's end by a failure that came meanwhile, if any."""
+        while self._unheard:
+            if (end := self._judge()) is not None:
+                return end[0]
+        return None
+
+    async def _unhandled_async(self) -> Failure | None:
+        while self._unheard:
+            if (end := await self._judge_async()) is not None:
+                return end[0]
+        return None
 
     def _fallen(self, child: Failure, raised: BaseException | None) -> End:
         cell = self._require_cell("supervise")
@@ -308,8 +329,6 @@ for _public in (Context, CreatorInstance, Instance):
     _public.__module__ = "monarch._src.actor.actor_mesh"
 
 _context: ContextVar[Context | None] = ContextVar("monarch_context", default=None)
-_faults: list[Thread] = []  # asking the hook
-_closing: list[Any] = []  # not empty once the client shuts down; faults since then follow
 _lock = threading.Lock()
 _own_proc_mesh: Callable[[], ProcMesh]
 
@@ -384,58 +403,3 @@ def current_size() -> dict[str, int]:
 def current_actor_name() -> str:
     """A string that is unique to the current actor instance; treat it as opaque."""
     return str(context().actor_instance.actor_id)
-
-
-def close() -> None:
-    """The client shuts down: unhandled faults no longer interrupt the main thread."""
-    _closing.append(None)
-
-
-def faults_at_exit(patience: float) -> int:
-    """How many faults nobody handled arrived after `close`; waits `patience` s for the hook."""
-    while _faults:
-        _faults.pop().join(patience)
-    return len(_closing) - 1
-
-
-def _unhandled(failure: Failure) -> None:
-    """A failure reached the root: ask the hook, and end the program if it does not handle it."""
-    facade = sys.modules["monarch.actor"]
-    try:
-        facade.unhandled_fault_hook(MeshFailure(failure))
-    except BaseException:  # any exception says: not handled
-        _show(failure)
-        if _closing:  # the program is over: `shutdown` ends it with the exit code of a fault
-            _closing.append(failure)
-            return
-        drivers.current.interrupt_main()
-
-
-# Unhandled faults that were printed, by what happened, and the ranks that were named.
-_shown: dict[Verdict, set[tuple[str, int]]] = {}
-_SHOWN = 100  # faults remembered
-
-
-def _show(failure: Failure) -> None:
-    """Print a fault that nobody handled: in full if nothing like it was, else whom it hit."""
-    root = failure.root
-    what = root.verdict._replace(host="", pid=0, when=0.0)
-    own = {(root.mesh_name, rank) for rank in root.ranks}
-    with _lock:
-        named = _shown.get(what)
-        if named is None:
-            when = time.strftime("%Y-%m-%d %H:%M:%S")
-            text = (
-                f"Unhandled monarch error on the root actor, hostname={socket.gethostname()}, "
-                f"PID={os.getpid()} at time {when}:\n{failure.report()}\n"
-            )
-            while len(_shown) >= _SHOWN:
-                del _shown[next(iter(_shown))]
-            others = root.others.items()
-            named = _shown[what] = {(mesh, rank) for mesh, ranks in others for rank in ranks}
-        elif own and own <= named:
-            return
-        else:
-            text = f"The same happened to {root.actor} {root.where()}"
-        named |= own
-        print(text, file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ import sys
 import threading
 
 from monarch._engine.base.verdict import STOPPED
-from monarch._engine.mesh import context as contexts
+from monarch._engine.mesh.faults import Faults
 from monarch._engine.mesh.future import RAISED, VALUE, Future
 from monarch._engine.mesh.logging_option import close_printer
 from monarch._engine.runtime import driver as drivers
@@ -25,6 +25,7 @@ __all__ = ["shutdown_context"]
 
 _DEFAULT_GRACE = 10.0
 _EXIT_GRACE = 1.0
+_REASON = "stop host: the client was shut down"
 _lock = threading.Lock()
 _begun = False
 
@@ -68,8 +69,8 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
 def _shut_down(grace: float) -> None:
     proc = current_proc()
     if proc is not None and proc.context is not None:
-        proc.context.actor_instance._stop_meshes(grace)
-    close_client(_EXIT_GRACE, Verdict(STOPPED, "stop host"))
+        proc.context.actor_instance._stop_meshes(grace, _REASON)
+    close_client(_EXIT_GRACE, Verdict(STOPPED, _REASON))
     close_printer(_EXIT_GRACE)
 
 
@@ -79,11 +80,12 @@ def _at_exit(proc: Proc) -> None:
 
 
 def _exit() -> None:
-    contexts.close()
+    Faults.current.close()
     # A little more than it can take; what is not done by then ends with this process anyway.
     with contextlib.suppress(TimeoutError):
         shutdown_context(_EXIT_GRACE).get(timeout=3 * _EXIT_GRACE)
-    if contexts.faults_at_exit(_EXIT_GRACE) > 0:  # they came too late to interrupt the program
+    interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
+    if Faults.current.at_exit(_EXIT_GRACE) and not interrupted:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

@@ -90,6 +90,12 @@ class Behaviour(Protocol):
     def stop_children(self) -> None:
         """Stop the meshes this actor owns and wait for it (within the configured time)."""
 
+    def unheard(self) -> Any:
+        """Handle the failures of children that came while the actor stopped.
+
+        The actor's own end by one that was not handled, or None; of async actors, an awaitable.
+        """
+
     def cleanup(self, error: Exception | None) -> Any:
         """Call `__cleanup__`; None or an awaitable."""
 
@@ -149,6 +155,7 @@ class Cell:
         self._stop_timer: Any = None
         self.finished = threading.Event()
         self.fatal: BaseException | None = None
+        self.missed: Failure | None = None  # the end by a child's failure, while it stopped
         self.watchers: dict[int, list[Callable[[BaseException | None], None]]] = {}
 
     def start(self, run: Callable[[Cell], None]) -> None:
@@ -257,8 +264,9 @@ class Cell:
             timer = self._stop_timer
             # A stop that nobody asked for is news to the owner, too. Told before the first stop
             # can be acknowledged: that says that there is no more news.
-            if self.grave is not None and (self.grave.kind == FAILED or not acks):
-                self.proc.report_end(self.owner, self.uid, self.rank, self.grave)
+            end = self.missed or self.grave
+            if end is not None and (end.kind == FAILED or not acks):
+                self.proc.report_end(self.owner, self.uid, self.rank, end)
             self.finished.set()
         if timer is not None:
             timer.cancel()

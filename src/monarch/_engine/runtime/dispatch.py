@@ -151,6 +151,8 @@ def _finish_sync(cell: Cell, grave: Failure, error: Exception | None) -> None:
     assert behaviour is not None
     if behaviour.has_children:
         behaviour.stop_children()
+    if grave.kind == STOPPED:
+        cell.missed = behaviour.unheard()
     timer = cell.proc.reactor.call_later(settings.cleanup_timeout, cell.finish)
     try:
         behaviour.cleanup(error)

@@ -16,6 +16,7 @@ from typing import Any
 
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
+from monarch._engine.base.verdict import STOPPED
 from monarch._engine.runtime.bridge import gate_of
 from monarch._engine.runtime.cell import DEAD, Cell, Handler
 from monarch._engine.runtime.dispatch import (
@@ -256,6 +257,10 @@ async def _finish_async(
         await asyncio.wait(running, timeout=settings.cleanup_timeout)
     if behaviour.has_children:
         await asyncio.get_running_loop().run_in_executor(None, behaviour.stop_children)
+    if grave.kind == STOPPED:
+        unheard = behaviour.unheard()
+        if unheard is not None:
+            cell.missed = cell.missed or await unheard
     timer = cell.proc.reactor.call_later(settings.cleanup_timeout, cell.finish)
     try:
         cleaning = behaviour.cleanup(error)

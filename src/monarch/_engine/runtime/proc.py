@@ -578,23 +578,27 @@ class Proc:
             del self.links[link.uid]  # whoever looks it up again gets a LostLink
         while len(self.verdicts) > _VERDICTS:
             del self.verdicts[next(iter(self.verdicts))]
+        lost = self._owned_behind([link])  # before a stop that ends with this forgets its mesh
         for sink in list(self.ports.values()):
             sink.peer_lost(link, verdict)
-        self._book([link], verdict)
+        self._book(lost, verdict)
 
-    def _book(self, links: Collection[Any], verdict: Verdict) -> None:
-        """Book the end of everything we own that was behind `links`: one event."""
-        gone = [
-            (uid, mesh, rank)
-            for uid, mesh in self.owned.items()
+    def _owned_behind(self, links: Collection[Any]) -> list[tuple[OwnedMesh, int]]:
+        return [
+            (mesh, rank)
+            for mesh in list(self.owned.values())
             for rank, link in enumerate(mesh.links)
-            if link in links and rank not in mesh.gone
+            if link in links
         ]
+
+    def _book(self, lost: list[tuple[OwnedMesh, int]], verdict: Verdict) -> None:
+        """Book the end of these ranks, by one event."""
         others: dict[str, tuple[int, ...]] = {}
-        for _, mesh, rank in gone:
-            others[mesh.name] = (*others.get(mesh.name, ()), rank)
-        for uid, mesh, rank in gone:
-            self.mesh_failed(uid, rank, mesh.failure_of(rank, verdict, others))
+        for mesh, rank in lost:
+            if rank not in mesh.gone:
+                others[mesh.name] = (*others.get(mesh.name, ()), rank)
+        for mesh, rank in lost:
+            self._ended(mesh, rank, mesh.failure_of(rank, verdict, others))
 
     def rank_unreachable(self, mesh_uid: int, rank: int, link: Any) -> None:
         """An actor could not be created: its process is gone. Books it once the reason is known."""
@@ -603,7 +607,7 @@ class Proc:
             return
 
         def book(verdict: Verdict) -> None:
-            self.mesh_failed(mesh_uid, rank, mesh.failure_of(rank, verdict, {}))
+            self._ended(mesh, rank, mesh.failure_of(rank, verdict, {}))
 
         self.when_gone(link.uid, book)
 
@@ -615,7 +619,7 @@ class Proc:
             for uid, link in self.links.items()
             if link is not self.local and self.verdicts.setdefault(uid, verdict) is verdict
         }
-        self._book(lost, verdict)
+        self._book(self._owned_behind(lost), verdict)
         for uid, link in list(self.links.items()):
             if link is not self.local:
                 known = self.verdicts.setdefault(uid, verdict)
@@ -632,12 +636,16 @@ class Proc:
     def mesh_failed(self, mesh_uid: int, rank: int, failure: Failure) -> None:
         """Book the end of one rank of an owned mesh and tell the owner, once per rank."""
         mesh = self.owned.get(mesh_uid)
-        if mesh is None or rank in mesh.gone:
+        if mesh is not None:
+            self._ended(mesh, rank, failure)
+
+    def _ended(self, mesh: OwnedMesh, rank: int, failure: Failure) -> None:
+        if rank in mesh.gone:
             return
         mesh.gone[rank] = failure
         if len(mesh.gone) == len(mesh.links) and not mesh.supervised:
-            self.owned.pop(mesh_uid, None)
-            mesh.owner._disown(mesh_uid)
+            self.owned.pop(mesh.uid, None)
+            mesh.owner._disown(mesh.uid)
         mesh.owner.child_ended(mesh, rank, failure)
 
     def cell_finished(self, cell: Any) -> None:

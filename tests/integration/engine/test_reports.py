@@ -1,0 +1,530 @@
+"""What people read when something fails for real. The texts are complete but for what differs from
+run to run; `tests/unit/test_reports.py` has the rarer shapes.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch._engine.base.failure import PLEASE_REPORT
+from monarch._engine.runtime import dispatch
+from monarch.actor import (
+    Actor,
+    ActorError,
+    MeshFailure,
+    SupervisionError,
+    context,
+    endpoint,
+    this_proc,
+)
+from monarch.config import configured
+
+from .conftest import WAIT, kill
+
+Fresh = Callable[..., Any]
+Faults = queue.Queue[MeshFailure]
+
+_DIFFERS = [
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d", "TIME"),
+    (r"host [^ ,]+, pid \d+", "host HOST, pid PID"),
+    (r"host [^ ,]+, TIME", "host HOST, TIME"),
+    (r"\(pid \d+\)", "(pid PID)"),
+    (r"\b([a-z]+)-[A-HJ-NP-Za-km-z1-9]{5,11}(?=\)|,| rank)", r"\1-UID"),
+    (r'File "[^"]*/([^/"]+)", line \d+', r'File "\1", line N'),
+    (r"\n *[~^]+(?=\n|$)", ""),
+    (re.escape(f"{__name__}."), ""),
+]
+
+
+def same(text: str) -> str:
+    for pattern, instead in _DIFFERS:
+        text = re.sub(pattern, instead, text)
+    return text
+
+
+def shows(text: object, expected: str) -> None:
+    assert same(str(text)) == textwrap.dedent(expected).strip("\n")
+
+
+class Worker(Actor):
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("bad value")
+
+    @endpoint
+    def leave(self) -> None:
+        raise SystemExit("leaving")
+
+    @endpoint
+    def exit(self, code: int) -> None:
+        os._exit(code)
+
+    @endpoint
+    def crash(self) -> None:
+        faulthandler.enable(all_threads=False)
+        print("step 41", flush=True)
+        faulthandler._sigsegv()
+
+    @endpoint
+    def give_up(self, reason: str) -> None:
+        context().actor_instance.abort(reason)
+
+    @endpoint
+    def end(self, reason: str) -> None:
+        context().actor_instance.stop(reason)
+
+
+class Unborn(Actor):
+    def __init__(self) -> None:
+        raise RuntimeError("no luck")
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Manager(Actor):
+    def __init__(self, procs: Any) -> None:
+        self.workers = procs.spawn("workers", Worker)
+
+    @endpoint
+    def fail(self) -> None:
+        self.workers.fail.call_one().get()
+
+    @endpoint
+    def lose(self) -> None:
+        self.workers.exit.broadcast(3)
+
+
+class Boss(Actor):
+    def __init__(self, procs: Any, others: Any) -> None:
+        self.managers = procs.spawn("managers", Manager, others)
+
+    @endpoint
+    def lose_worker(self) -> None:
+        self.managers.lose.broadcast()
+
+
+class Clumsy(Manager):
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        raise KeyError("clumsy")
+
+
+def failure_of(call: Any, kind: type[Exception] = SupervisionError) -> Any:
+    with pytest.raises(kind) as caught:
+        call.get(timeout=WAIT)
+    return caught.value
+
+
+def test_an_endpoint_raises(fresh: Fresh) -> None:
+    workers = fresh(2).spawn("workers", Worker)
+    pids = workers.pid.call().get(timeout=WAIT).values()
+    error = failure_of(workers.slice(gpus=1).fail.call(), ActorError)
+    shows(
+        error,
+        """
+        Actor call workers.fail failed.
+         ValueError: bad value
+         in <root>.<Worker workers{'gpus': 1/2}>
+         (user code: rank 1 of workers-UID, host HOST, pid PID, TIME)
+         Traceback of where the remote call failed (most recent call last):
+          File "test_reports.py", line N, in fail
+            raise ValueError("bad value")
+        ValueError: bad value
+        """,
+    )
+    assert (error.rank, error.pid, error.host) == (1, pids[1], os.uname().nodename)
+    assert error.message == "Actor call workers.fail failed."
+
+
+def test_an_endpoint_passes_an_error_on(fresh: Fresh) -> None:
+    manager = fresh().spawn("manager", Manager, fresh())
+    error = failure_of(manager.fail.call_one(), ActorError)
+    shows(
+        error,
+        """
+        Actor call manager.fail failed.
+         ValueError: bad value
+         in <root>.<Manager manager>.<Worker workers>
+         (user code: rank 0 of workers-UID, host HOST, pid PID, TIME)
+         as a consequence:
+           <root>.<Manager manager>, which did not catch it
+         Traceback of where the remote call failed (most recent call last):
+          File "test_reports.py", line N, in fail
+            self.workers.fail.call_one().get()
+        monarch._src.actor.actor_mesh.ActorError: Actor call workers.fail failed.
+         ValueError: bad value
+         in <root>.<Manager manager>.<Worker workers>
+         (user code: rank 0 of workers-UID, host HOST, pid PID, TIME)
+         Traceback of where the remote call failed (most recent call last):
+          File "test_reports.py", line N, in fail
+            raise ValueError("bad value")
+        ValueError: bad value
+        """,
+    )
+    assert error.root.pid != error.pid
+
+
+def test_an_actor_dies_of_an_exception(fresh: Fresh, faults: Faults) -> None:
+    error = failure_of(fresh(2).spawn("workers", Worker).slice(gpus=1).leave.call())
+    text = """
+        The actor <root>.<Worker workers{'gpus': 1/2}> and all its descendants have failed:
+          actor explicitly aborted due to: SystemExit: leaving
+          (user code: rank 1 of workers-UID, host HOST, pid PID, TIME)
+          Traceback of where the remote call failed (most recent call last):
+            File "test_reports.py", line N, in leave
+              raise SystemExit("leaving")
+          SystemExit: leaving
+        """
+    shows(error.message, text)
+    shows(faults.get(timeout=WAIT).report(), text)
+    assert (error.failure.cause, error.failure.ranks) == ("user code", (1,))
+
+
+def test_an_actor_aborts_itself(fresh: Fresh, faults: Faults) -> None:
+    workers = fresh().spawn("workers", Worker)
+    workers.give_up.broadcast("enough\nof this")
+    shows(
+        faults.get(timeout=WAIT).report(),
+        """
+        The actor <root>.<Worker workers> and all its descendants have failed:
+          actor explicitly aborted due to: enough
+          of this
+          (user code: rank 0 of workers-UID, host HOST, pid PID, TIME)
+        """,
+    )
+
+
+def test_a_constructor_raises(fresh: Fresh, faults: Faults) -> None:
+    error = failure_of(fresh().spawn("unborn", Unborn).pid.call_one())
+    shows(
+        error,
+        """
+        Endpoint call unborn.pid() failed, The actor <root>.<Unborn unborn> and all its \
+descendants have failed:
+          actor explicitly aborted due to: RuntimeError: no luck
+          (user code: rank 0 of unborn-UID, host HOST, pid PID, TIME)
+          Traceback of where the remote call failed (most recent call last):
+            File "test_reports.py", line N, in __init__
+              raise RuntimeError("no luck")
+          RuntimeError: no luck
+        """,
+    )
+
+
+def test_a_process_exits_and_takes_others_along(fresh: Fresh, faults: Faults) -> None:
+    """Callers are told what happened, the owner also what else it cost: per mesh and rank."""
+    procs = fresh(2)
+    workers, helpers = procs.spawn("workers", Worker), procs.spawn("helpers", Worker)
+    pid = helpers.pid.call().get(timeout=WAIT).values()[1]
+    error = failure_of(workers.slice(gpus=1).exit.call_one(3))
+    shows(
+        error.message,
+        """
+        The actor <root>.<Worker workers{'gpus': 1/2}> and all its descendants have failed:
+          the process this actor was running on exited with non-zero code 3
+          (system: rank 1 of workers-UID, host HOST, pid PID, TIME)
+        """,
+    )
+    found = {failure.mesh_name: failure for failure in (faults.get(timeout=WAIT) for _ in range(2))}
+    first, second = (found[name] for name in sorted(found))
+    shows(
+        first.report(),
+        """
+        The actor <root>.<Worker helpers{'gpus': 1/2}> and all its descendants have failed:
+          the process this actor was running on exited with non-zero code 3
+          (system: rank 1 of helpers-UID, host HOST, pid PID, TIME)
+          as a consequence:
+            workers-UID rank 1
+        """,
+    )
+    assert first.others == second.others == dict.fromkeys(found, (1,))
+    assert [first.pid, second.pid, error.failure.pid] == [pid] * 3
+    assert first.when == second.when
+
+
+def test_a_process_is_killed(fresh: Fresh) -> None:
+    workers = fresh().spawn("workers", Worker)
+    kill(workers.pid.call_one().get(timeout=WAIT))
+    shows(
+        failure_of(workers.pid.call_one()).message,
+        """
+        The actor <root>.<Worker workers> and all its descendants have failed:
+          the process this actor was running on failed: Killed(sig=9), SIGKILL
+          (system: rank 0 of workers-UID, host HOST, pid PID, TIME)
+        """,
+    )
+
+
+def test_a_process_crashes_with_last_words(fresh: Fresh) -> None:
+    with configured(tail_log_lines=100):
+        workers = fresh().spawn("workers", Worker)
+        error = failure_of(workers.crash.call_one())
+    text = same(error.message).split("Extension modules")[0]
+    assert text.startswith(
+        "The actor <root>.<Worker workers> and all its descendants have failed:\n"
+        "  the process this actor was running on failed: Killed(sig=11), SIGSEGV\n"
+        "  (system: rank 0 of workers-UID, host HOST, pid PID, TIME)\n"
+        "  last output lines:\n"
+        "    step 41\n"
+        "    Fatal Python error: Segmentation fault\n"
+    )
+    assert "step 41" in error.failure.tail
+    assert any("in crash" in line for line in error.failure.tail)
+
+
+def test_a_process_that_cannot_be_started(fresh: Fresh) -> None:
+    with pytest.raises(ValueError, match="error creating proc") as caught:
+        fresh(1, proc_bind=[{"cpunodebind": "99"}]).initialized.get(timeout=WAIT)
+    assert not isinstance(caught.value, SupervisionError)
+
+
+def test_two_owners_did_not_handle_a_failure(fresh: Fresh, faults: Faults) -> None:
+    boss = fresh().spawn("boss", Boss, fresh(), fresh())
+    boss.lose_worker.broadcast()
+    failure = faults.get(timeout=WAIT)
+    shows(
+        failure.report(),
+        """
+        The actor <root>.<Boss boss>.<Manager managers>.<Worker workers> and all its descendants \
+have failed:
+          the process this actor was running on exited with non-zero code 3
+          (system: rank 0 of workers-UID, host HOST, pid PID, TIME)
+          as a consequence:
+            <root>.<Boss boss>.<Manager managers>, which did not handle it
+            <root>.<Boss boss>, which did not handle it
+        """,
+    )
+    assert failure.mesh_name.startswith("boss-")
+    assert failure.root.mesh_name.startswith("workers-")
+
+
+def test_a_supervisor_raises(fresh: Fresh, faults: Faults) -> None:
+    clumsy = fresh().spawn("clumsy", Clumsy, fresh())
+    clumsy.lose.broadcast()
+    failure = faults.get(timeout=WAIT)
+    shows(
+        failure.report(),
+        """
+        The actor <root>.<Clumsy clumsy> and all its descendants have failed:
+          actor explicitly aborted due to: KeyError: 'clumsy'
+          (user code: rank 0 of clumsy-UID, host HOST, pid PID, TIME)
+          Traceback of where the remote call failed (most recent call last):
+            File "test_reports.py", line N, in __supervise__
+              raise KeyError("clumsy")
+          KeyError: 'clumsy'
+        This error occurred while handling another failure:
+          The actor <root>.<Clumsy clumsy>.<Worker workers> and all its descendants have failed:
+            the process this actor was running on exited with non-zero code 3
+            (system: rank 0 of workers-UID, host HOST, pid PID, TIME)
+        """,
+    )
+    assert failure.root.actor == failure.actor
+    assert failure.child is not None
+    assert failure.child.cause == "system"
+
+
+STOPS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "the mesh": (lambda procs, mesh: mesh.stop("the night falls"), "the night falls"),
+    "the actor itself": (lambda procs, mesh: mesh.end.call_one("had enough"), "had enough"),
+    "the mesh, without a reason": (lambda procs, mesh: mesh.stop(), "stopped by client"),
+    "the processes": (lambda procs, mesh: procs.stop("no money"), "no money"),
+    "the process exits": (lambda procs, mesh: mesh.exit.call_one(0), "process exited cleanly"),
+}
+
+
+@pytest.mark.parametrize("who", STOPS)
+def test_later_callers_see_the_reason_of_a_stop(fresh: Fresh, faults: Faults, who: str) -> None:
+    stop, reason = STOPS[who]
+    procs = fresh()
+    workers = procs.spawn("workers", Worker)
+    workers.pid.call_one().get(timeout=WAIT)
+    stop(procs, workers).exception(timeout=WAIT)
+    error = failure_of(workers.pid.call_one())
+    shows(
+        error,
+        f"""
+        Endpoint call workers.pid() failed, Supervision event: actor <root>.<Worker workers> \
+has status:
+          stopped: {reason}
+          (rank 0 of workers-UID, host HOST, pid PID, TIME)
+        """,
+    )
+    assert error.failure.kind == "stopped"
+    assert faults.empty()
+
+
+def test_a_bug_of_ours(monkeypatch: pytest.MonkeyPatch, faults: Faults) -> None:
+    """It ends the actor, which is said to be no fault of the program."""
+    worker = this_proc().spawn("worker", Worker)
+    worker.pid.call_one().get(timeout=WAIT)
+
+    code = compile("def broken(*_args): raise KeyError(3)", dispatch.__file__, "exec")
+    exec(code, scope := {})  # as if it were the engine's own
+    monkeypatch.setattr(dispatch, "prepare", scope["broken"])
+    monkeypatch.setattr(dispatch, "failed", scope["broken"])
+    error = failure_of(worker.pid.call_one())
+    assert error.failure.cause == "internal"
+    assert "\n  internal error: KeyError: 3\n  (internal: rank 0 of worker-" in str(error)
+    assert str(error).endswith(textwrap.indent(PLEASE_REPORT, "  "))
+    assert faults.get(timeout=WAIT).cause == "internal"
+
+
+def test_the_host_agent_dies(program: Callable[[str], str]) -> None:
+    said = program(
+        """
+        import queue
+        faults = queue.Queue()
+        monarch.actor.unhandled_fault_hook = faults.put
+        echo = this_host().spawn_procs(per_host={"gpus": 2}).spawn("echo", Echo)
+        echo.pid.call().get(timeout=20)
+        os.kill(agent_pid(), signal.SIGKILL)
+        found = [faults.get(timeout=20) for _ in range(2)]
+        print(min(found, key=lambda failure: failure.ranks).report())
+        print(echo.slice(gpus=1).pid.call_one().exception(timeout=20))
+        """
+    )
+    shows(
+        said,
+        """
+        The actor <root>.<__main__.Echo echo{'gpus': 0/2}> and all its descendants have failed:
+          the host agent of this machine (pid PID) ended unexpectedly
+          (infrastructure: rank 0 of echo-UID, host HOST, TIME)
+          as a consequence:
+            echo-UID rank 1
+        Endpoint call echo.pid() failed, The actor <root>.<__main__.Echo echo{'gpus': 1/2}> and \
+all its descendants have failed:
+          the host agent of this machine (pid PID) ended unexpectedly
+          (infrastructure: rank 1 of echo-UID, host HOST, TIME)
+        """,
+    )
+
+
+UNHANDLED = """
+import os, time
+from monarch.actor import Actor, endpoint, this_host
+
+class Worker(Actor):
+    @endpoint
+    def ready(self): pass
+
+    @endpoint
+    def fail(self): raise ValueError("bad value")
+
+    @endpoint
+    def exit(self): os._exit(3)
+
+class Manager(Actor):
+    def __init__(self, procs): self.workers = procs.spawn("workers", Worker)
+
+    @endpoint
+    def ready(self): self.workers.ready.call().get()
+
+    @endpoint
+    def fail(self): self.workers.fail.broadcast()
+
+def spawn(name, kind, count, *args):
+    mesh = this_host().spawn_procs({"gpus": count}).spawn(name, kind, *args)
+    mesh.ready.call().get()
+    return mesh
+
+"""
+
+
+def run(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "program.py"
+    path.write_text(UNHANDLED + program)
+    return subprocess.run(
+        [sys.executable, str(path)], check=False, capture_output=True, text=True, timeout=2 * WAIT
+    )
+
+
+def test_faults_that_nobody_handles_are_told_once_per_cause(tmp_path: Path) -> None:
+    """Four ranks fail of the same: the last lines on the screen still say of what."""
+    done = run(tmp_path, 'spawn("w", Worker, 4).fail.broadcast()\ntime.sleep(30)')
+    assert done.returncode == -signal.SIGINT
+    lines = same(done.stderr).splitlines()
+    assert lines[0].startswith("Unhandled monarch error on the root actor, hostname=")
+    full = "\n".join(lines[1:8])
+    rank = re.findall(r"gpus': (\d)/4", full)[0]
+    shows(
+        full,
+        f"""
+        The actor <root>.<__main__.Worker w{{'gpus': {rank}/4}}> and all its descendants have \
+failed:
+          actor explicitly aborted due to: ValueError: bad value
+          (user code: rank {rank} of w-UID, host HOST, pid PID, TIME)
+          Traceback of where the remote call failed (most recent call last):
+            File "program.py", line N, in fail
+              def fail(self): raise ValueError("bad value")
+          ValueError: bad value
+        """,
+    )
+    folded = [line for line in lines if line.startswith("The same happened to ")]
+    for line in folded:
+        also = re.findall(r"gpus': (\d)/4", line)[0]
+        assert line == (
+            f"The same happened to <root>.<__main__.Worker w{{'gpus': {also}/4}}> "
+            f"(user code: rank {also} of w-UID, host HOST, pid PID, TIME)"
+        )
+    assert "KeyboardInterrupt" in done.stderr
+    assert done.stderr.count("Traceback of where") == 1
+
+
+LAST_ACTS = {
+    "an actor fails": 'spawn("w", Worker, 2).fail.broadcast()',
+    "a process exits": 'spawn("w", Worker, 2).exit.broadcast()',
+    "a child fails": """
+procs = this_host().spawn_procs()
+spawn("m", Manager, 1, procs).fail.broadcast()
+""",
+}
+
+
+@pytest.mark.parametrize("act", LAST_ACTS)
+def test_a_fault_of_the_last_moment_is_not_lost(tmp_path: Path, act: str) -> None:
+    done = run(tmp_path, LAST_ACTS[act])
+    assert done.returncode not in (0, None), done.stderr
+    assert done.stderr.count("Unhandled monarch error") == 1
+
+
+def test_after_a_shutdown(program: Callable[[str], str]) -> None:
+    said = program(
+        """
+        echo = this_host().spawn_procs().spawn("echo", Echo)
+        echo.pid.call_one().get(timeout=20)
+        shutdown_context().get(timeout=20)
+        print(echo.pid.call_one().exception(timeout=20))
+        late = this_host().spawn_procs().spawn("late", Echo)
+        print(late.pid.call_one().exception(timeout=20))
+        """
+    )
+    shows(
+        said,
+        """
+        Endpoint call echo.pid() failed, Supervision event: actor <root>.<__main__.Echo echo> has \
+status:
+          stopped: stop host: the client was shut down
+          (rank 0 of echo-UID, host HOST, pid PID, TIME)
+        Endpoint call late.pid() failed, Supervision event: actor <root>.<__main__.Echo late> has \
+status:
+          stopped: stop host: the client was shut down
+          (rank 0 of late-UID)
+        """,
+    )

@@ -1,0 +1,162 @@
+"""Failures that reach the script: what is printed, and how often the main thread is interrupted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import monarch.actor
+from monarch._engine.base.failure import Failure
+from monarch._engine.base.verdict import FAILED, SYSTEM, Verdict
+from monarch._engine.mesh import faults as module
+from monarch._engine.mesh.faults import Faults
+from monarch._engine.runtime import driver as drivers
+
+
+class World(drivers.Driver):
+    """A driver whose time stands still, and whose threads run at once."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+        self.interrupts = 0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def start_thread(self, name: str, run: Callable[[], None]) -> Any:
+        run()
+        return SimpleNamespace(join=lambda timeout: None, is_alive=lambda: False)
+
+    def interrupt_main(self) -> None:
+        self.interrupts += 1
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> None:
+        self.timers.append((self.time + delay, callback))
+
+    def pass_time(self) -> None:
+        while self.timers:
+            self.time, callback = self.timers.pop(0)
+            callback()
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    def unhandled(failure: Any) -> None:
+        sys.exit(1)
+
+    world = World()
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", unhandled)
+    monkeypatch.setattr(module, "client_proc", lambda: SimpleNamespace(reactor=world))
+    former = drivers.install(world)
+    yield world
+    drivers.install(former)
+
+
+def fault(rank: int, error: str = "oh", mesh: str = "w-1", **fields: Any) -> Failure:
+    verdict = Verdict(FAILED, error, SYSTEM, "vm", 100 + rank, 1.5e9 + rank)
+    return Failure(f"<root>.<W {mesh} {rank}>", verdict, mesh, (rank,), **fields)
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Each line that begins a report or stands for one."""
+    lines = capsys.readouterr().err.splitlines()
+    return [line.split(" and all")[0] for line in lines if line.startswith("The ")]
+
+
+def test_a_fault_is_printed_and_interrupts(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults = Faults()
+    faults.add(fault(0))
+    text = capsys.readouterr().err
+    assert text.startswith("Unhandled monarch error on the root actor, hostname=")
+    assert fault(0).report() in text
+    assert world.interrupts == 1
+    faults.close()
+    assert not faults.at_exit(1.0)
+
+
+def test_what_the_hook_handles_is_no_fault(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: None)
+    faults = Faults()
+    faults.add(fault(0))
+    faults.close()
+    faults.add(fault(1))
+    assert (capsys.readouterr().err, world.interrupts) == ("", 0)
+    assert not faults.at_exit(1.0)
+
+
+def test_ranks_that_fail_of_the_same_are_one_fault(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults = Faults()
+    for rank in range(3):
+        faults.add(fault(rank))
+    assert printed(capsys) == [
+        "The actor <root>.<W w-1 0>",
+        f"The same happened to <root>.<W w-1 1> {fault(1).where()}",
+        f"The same happened to <root>.<W w-1 2> {fault(2).where()}",
+    ]
+    world.pass_time()
+    assert world.interrupts == 1
+
+
+def test_whom_the_first_report_named_needs_no_other(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = {"w-1": (0,), "helpers-1": (0,)}
+    faults = Faults()
+    faults.add(fault(0, others=others))
+    faults.add(fault(0, mesh="helpers-1", others=others))
+    assert printed(capsys) == ["The actor <root>.<W w-1 0>"]
+    world.pass_time()
+    assert world.interrupts == 1
+
+
+def test_interrupts_for_different_causes_keep_a_distance(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first must not be disturbed in what it sets going; a program that goes on gets both."""
+    faults = Faults()
+    for rank in range(4):
+        faults.add(fault(rank, f"cause {rank}"))
+    assert len(printed(capsys)) == 4
+    assert world.interrupts == 1
+    world.pass_time()
+    assert (world.interrupts, world.time) == (2, 101.0)
+
+
+def test_the_same_again_in_a_new_mesh_is_a_new_fault(world: World) -> None:
+    faults = Faults()
+    faults.add(fault(0))
+    world.time += 60
+    faults.add(fault(0, mesh="w-2"))
+    assert world.interrupts == 2
+
+
+def test_a_program_that_ends_before_it_is_interrupted_does_not_end_well(world: World) -> None:
+    faults = Faults()
+    faults.add(fault(0))
+    faults.add(fault(0, "another"))
+    faults.close()
+    world.pass_time()
+    assert world.interrupts == 1
+    assert faults.at_exit(1.0)
+
+
+def test_a_fault_after_the_end_of_the_program(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults = Faults()
+    faults.close()
+    faults.add(fault(0))
+    assert printed(capsys) == ["The actor <root>.<W w-1 0>"]
+    assert world.interrupts == 0
+    assert faults.at_exit(1.0)
