@@ -1,0 +1,82 @@
+"""One kit for links, real and simulated."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from monarch._engine.runtime.client import client_proc
+from monarch._engine.transport.link import Link
+from monarch.testing import simulate
+from monarch.testing.conformance import FRAME_LIMIT, QUEUE_LIMIT, check_link
+from monarch.testing.link import socket_pair
+
+
+class RealPair:
+    """Two links over a socket pair, with a hand for a reactor."""
+
+    def __init__(self, opened):
+        self.opened = opened
+        left, right = socket.socketpair()
+        self.left = Link(left, "the other", lambda link, on: None, FRAME_LIMIT, QUEUE_LIMIT)
+        self.right = Link(right, "the other", lambda link, on: None, FRAME_LIMIT, QUEUE_LIMIT)
+        self.scratch = memoryview(bytearray(1 << 18))
+
+    def move(self):
+        self.left.flush()
+        self.right.flush()
+
+    def receive(self, link):
+        frames = []
+        while link.lost is None and (new := link.receive(self.scratch)):
+            frames += new
+        return frames
+
+    def descriptor(self):
+        fd = os.open("/dev/null", os.O_RDONLY)
+        self.opened.append(fd)
+        return fd
+
+    def same(self, sent, arrived):
+        self.opened.append(arrived)
+        return os.path.sameopenfile(sent, arrived)
+
+
+class SimulatedPair:
+    """Two simulated links; to be used on the main strand of a simulation."""
+
+    def __init__(self):
+        proc = client_proc()
+        self.scheduler = proc.world.scheduler
+        left, right = socket_pair(self.scheduler)
+        self.left, self.right = left.link, right.link
+        for link in (self.left, self.right):
+            link.attach(proc.place, "the other", lambda link: None, FRAME_LIMIT, QUEUE_LIMIT)
+
+    def move(self):
+        self.scheduler.sleep(0.001)
+
+    def receive(self, link):
+        frames = []
+        while link.lost is None and (new := link.receive(None)):
+            frames += new
+        return frames
+
+    def descriptor(self):
+        return socket_pair(self.scheduler)[0].link
+
+    def same(self, sent, arrived):
+        return sent is arrived
+
+
+def test_real_links():
+    opened = []
+    try:
+        check_link(lambda: RealPair(opened))
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def test_simulated_links():
+    simulate(lambda: check_link(SimulatedPair))
