@@ -1,0 +1,475 @@
+"""`python tests/soak/chaos.py [--seconds 600] [--procs 16] [--seed N]`: calls while all fails.
+
+Callers in several processes send calls of every kind to supervised meshes, while their processes
+are killed and stopped, their actors raise, exit, fork, cannot be constructed, restored or cleaned
+up, callers are killed, meshes are given up and stopped by their owner, and launchers die. All write
+down what they do (`history`), and afterwards that is checked: each call has had one outcome,
+nothing was executed twice or out of order, and nothing reached an actor that was meant for the one
+before it.
+
+The program is a client that is watched by another process. It works in rounds: spawn everything,
+chaos, then calm, in which everything must be answered, then stop everything; after the first
+round it must be back to base line after each. When it has ended, within a second no process that it
+started is left. At the end a second client is killed in the middle of its first round: nothing of
+that one is left either.
+
+A fault prints the seed and the lines that show it; the folder of the run is kept. The seed gives
+the same choices again, not the same interleaving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import queue
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from footprint import excess, footprint
+from history import Journal, summary, violations
+from report import end
+from workload import AsyncCaller, AsyncWorker, Caller, Sender, Target, Worker, block
+
+import monarch.actor
+from monarch._engine.launch.children import die_with_parent
+from monarch.actor import SupervisionError, Supervisor, this_host
+from monarch.config import configure
+
+MARK = "MONARCH_CHAOS_MARK"
+"""A variable of the environment by which every process of a run is known, whoever its parent is."""
+
+WAIT = 60.0
+"""Seconds after which a wait is a hang."""
+
+ROUND = 60.0
+"""Seconds of chaos in a round."""
+
+FIRST_ROUND = 10.0
+
+BETWEEN = 0.25
+"""Mean seconds between two faults."""
+
+LEFT_WITHIN = 1.0
+"""Seconds after the end of the client until nothing of it is left."""
+
+QUIET = {"max_restarts": 1_000_000, "within": 5.0, "backoff": 0.01, "max_backoff": 0.2}
+
+
+# -- the client ----------------------------------------------------------------------------------
+
+
+class Group:
+    """Meshes under one supervisor, and how to make them anew when it has given up."""
+
+    def __init__(
+        self, name: str, make: Callable[[str], tuple[Supervisor, list[Any], list[Target]]]
+    ) -> None:
+        self._name = name
+        self._make = make
+        self._generation = 0
+        self.renew()
+
+    def renew(self) -> None:
+        self._generation += 1
+        self.supervisor, self.procs, self.targets = self._make(f"{self._name}.{self._generation}")
+
+    def stop(self) -> None:
+        for procs in self.procs:
+            procs.stop().get(timeout=WAIT)
+
+
+class Chaos:
+    """One round."""
+
+    def __init__(self, folder: Path, procs: int, seed: int, number: int) -> None:
+        self.folder = folder
+        self.seed = seed
+        self.number = number
+        self.chance = random.Random(f"{seed} {number}")
+        self.journal = Journal(folder / "history")
+        self.client = Sender(self.journal, f"client{number}", seed)
+        self.villain = Sender(self.journal, f"villain{number}", seed)
+        self.over = threading.Event()
+        self.problems: queue.Queue[str] = queue.Queue()
+        callers = max(2, procs // 4)
+        rest = procs - callers
+        sizes = [(rest + 3 - i) // 4 for i in range(4)]
+        self.callers = Group(f"callers{number}", lambda name: self._callers(name, callers))
+        self.groups = [
+            Group(f"a{number}", lambda name: self._one_for_one(name, sizes[0])),
+            Group(f"b{number}", lambda name: self._one_for_all(name, sizes[1])),
+            Group(f"c{number}", lambda name: self._rest_for_one(name, sizes[2], sizes[3])),
+        ]
+
+    # -- who is there ----------------------------------------------------------------------------
+
+    def _spawn(self, supervisor: Supervisor, procs: Any, name: str, cls: Any) -> Target:
+        return Target(name, supervisor.spawn(procs, name, cls, self.folder, name))
+
+    def _callers(self, name: str, count: int) -> tuple[Supervisor, list[Any], list[Target]]:
+        supervisor = Supervisor(**QUIET)
+        folder, seed = self.folder, self.seed + self.number
+        procs = [this_host().spawn_procs({"gpus": n}) for n in (count // 2, count - count // 2)]
+        targets = [
+            Target(f"{name}{kind}", supervisor.spawn(on, name, cls, folder, f"{name}{kind}", seed))
+            for on, kind, cls in zip(procs, "sa", (Caller, AsyncCaller), strict=True)
+        ]
+        return supervisor, procs, targets
+
+    def _one_for_one(self, name: str, count: int) -> tuple[Supervisor, list[Any], list[Target]]:
+        """Actors of two meshes share their processes, and are replaced in them."""
+        supervisor = Supervisor(**QUIET)
+        procs = this_host().spawn_procs({"gpus": count})
+        targets = [
+            self._spawn(supervisor, procs, f"{name}s", Worker),
+            self._spawn(supervisor, procs, f"{name}a", AsyncWorker),
+        ]
+        return supervisor, [procs], targets
+
+    def _one_for_all(self, name: str, count: int) -> tuple[Supervisor, list[Any], list[Target]]:
+        """Its processes are replaced, too; and it gives up now and then."""
+        limits = {**QUIET, "max_restarts": 4, "within": 1.5}
+        supervisor = Supervisor("one_for_all", fresh_process=True, patience=0.3, **limits)
+        procs = this_host().spawn_procs({"gpus": count})
+        return supervisor, [procs], [self._spawn(supervisor, procs, f"{name}s", Worker)]
+
+    def _rest_for_one(
+        self, name: str, first: int, then: int
+    ) -> tuple[Supervisor, list[Any], list[Target]]:
+        supervisor = Supervisor("rest_for_one", patience=0.3, **QUIET)
+        procs = [this_host().spawn_procs({"gpus": count}) for count in (first, then)]
+        targets = [
+            self._spawn(supervisor, on, f"{name}{kind}", cls)
+            for on, kind, cls in zip(procs, "sa", (Worker, AsyncWorker), strict=True)
+        ]
+        return supervisor, procs, targets
+
+    def targets(self) -> list[Target]:
+        return [target for group in self.groups for target in group.targets]
+
+    # -- what they do ----------------------------------------------------------------------------
+
+    def run(self, seconds: float) -> None:
+        threads = [
+            threading.Thread(target=self._guard, args=args, name=f"chaos-{args[0].__name__}")
+            for args in [
+                (self._load_here,),
+                *(
+                    (self._load_there, target, rank)
+                    for target in self.callers.targets
+                    for rank in range(len(target.mesh))
+                ),
+            ]
+        ]
+        for thread in threads:
+            thread.start()
+        self._guard(self._faults, time.monotonic() + seconds)
+        self.over.set()
+        for thread in threads:
+            thread.join()
+        self._guard(self._calm)
+        self._guard(self._stop)
+
+    def _guard(self, function: Callable[..., Any], *args: Any) -> None:
+        try:
+            function(*args)
+        except BaseException as error:
+            self.problems.put(f"{function.__name__}: {type(error).__name__}: {error}")
+            self.over.set()
+
+    def _load_here(self) -> None:
+        while not self.over.is_set():
+            block(self.client.load(self.targets(), 50))
+
+    def _load_there(self, target: Target, rank: int) -> None:
+        while not self.over.is_set():
+            with contextlib.suppress(SupervisionError):  # callers fail, too
+                target.mesh.slice(gpus=rank).load.call_one(self.targets(), 50).get(timeout=WAIT)
+
+    def _calm(self) -> None:
+        for group in (self.callers, *self.groups):
+            try:
+                group.supervisor.healthy.get(timeout=WAIT)
+            except SupervisionError:
+                self._renew(group)
+                group.supervisor.healthy.get(timeout=WAIT)
+        self.journal.write("note", "calm")
+        block(self.client.calm(self.targets()))
+        for target in self.callers.targets:
+            target.mesh.calm.call(self.targets()).get(timeout=2 * WAIT)
+
+    def _stop(self) -> None:
+        for group in self.groups:
+            group.stop()
+        for target in self.callers.targets:
+            target.mesh.finish.call().get(timeout=2 * WAIT)
+        for sender in (self.client, self.villain):
+            block(sender.finish())
+        self.callers.stop()
+
+    # -- what befalls them -----------------------------------------------------------------------
+
+    def _faults(self, until: float) -> None:
+        faults = {
+            self._kill: 4.0,
+            self._raise: 4.0,
+            self._exit: 2.0,
+            self._pause: 3.0,
+            self._pause_and_kill: 1.0,
+            self._fork: 1.0,
+            self._kill_caller: 1.0,
+            self._launcher: 0.2,
+            self._renew_one: 0.4,
+        }
+        while time.monotonic() < until and not self.over.is_set():
+            for group in self.groups:  # one of them gives up easily
+                if group.supervisor._fallen is not None:
+                    self.journal.write("note", "given-up", group.targets[0].name)
+                    self._renew(group)
+            (fault,) = self.chance.choices(list(faults), list(faults.values()))
+            fault()
+            self.over.wait(self.chance.expovariate(1 / BETWEEN))
+
+    def _victim(self) -> tuple[Target, int]:
+        target = self.chance.choice(self.targets())
+        return target, self.chance.randrange(len(target.mesh))
+
+    def _signal(self, number: int, name: str, rank: int) -> bool:
+        path = self.folder / f"{name}.{rank}.pid"
+        if not path.exists():
+            return False  # not constructed yet
+        return signal_own(int(path.read_text() or 0), number)
+
+    def _kill(self) -> None:
+        target, rank = self._victim()
+        self.journal.write("note", "kill", target.name, rank)
+        self._signal(signal.SIGKILL, target.name, rank)
+
+    def _kill_caller(self) -> None:
+        target = self.chance.choice(self.callers.targets)
+        rank = self.chance.randrange(len(target.mesh))
+        self.journal.write("note", "kill-caller", target.name, rank)
+        self._signal(signal.SIGKILL, target.name, rank)
+
+    def _pause(self) -> None:
+        target, rank = self._victim()
+        self.journal.write("note", "pause", target.name, rank)
+        if self._signal(signal.SIGSTOP, target.name, rank):
+            self.over.wait(self.chance.uniform(0.02, 0.4))
+            self._signal(signal.SIGCONT, target.name, rank)
+
+    def _pause_and_kill(self) -> None:
+        target, rank = self._victim()
+        self.journal.write("note", "pause-and-kill", target.name, rank)
+        if self._signal(signal.SIGSTOP, target.name, rank):
+            self.over.wait(self.chance.uniform(0.02, 0.4))
+            self._signal(signal.SIGKILL, target.name, rank)
+
+    def _make_fail(self, how: str) -> None:
+        target, rank = self._victim()
+        self.journal.write("note", how, target.name, rank)
+        self.villain.window.append(self.villain.send_one(target, rank, "one", how))
+
+    def _raise(self) -> None:
+        self._make_fail("raise")
+
+    def _exit(self) -> None:
+        self._make_fail(self.chance.choice(("exit", "kill")))
+
+    def _fork(self) -> None:
+        self._make_fail(self.chance.choice(("fork", "daemon", "command")))
+
+    def _launcher(self) -> None:
+        """With a launcher all that it started goes."""
+        agent = next(pid for pid in children(os.getpid()) if is_own(pid))
+        if launchers := [pid for pid in children(agent) if is_own(pid)]:
+            self.journal.write("note", "kill-launcher")
+            signal_own(self.chance.choice(launchers), signal.SIGKILL)
+
+    def _renew_one(self) -> None:
+        self._renew(self.chance.choice(self.groups))
+
+    def _renew(self, group: Group) -> None:
+        self.journal.write("note", "renew", group.targets[0].name)
+        for target in group.targets:
+            target.mesh.stop("renewed")
+        group.stop()
+        group.renew()
+
+
+def client(folder: Path, seconds: float, procs: int, seed: int) -> None:
+    """The program that is watched: rounds of chaos. Prints what is wrong; exit code 1 if it is."""
+    die_with_parent()
+    configure(cleanup_timeout="300ms", stop_actor_timeout="2s", stop_grace_period="1s")
+    given_up: list[Any] = []
+    monarch.actor.unhandled_fault_hook = given_up.append
+    start = time.monotonic()
+    before: dict[str, int] = {}
+    number = 0
+    wrong: list[str] = []
+    while not wrong and (left := seconds - (time.monotonic() - start)) > 0:
+        number += 1
+        chaos = Chaos(folder, procs, seed, number)
+        chaos.run(min(left / 2, FIRST_ROUND) if number == 1 else min(left, ROUND))
+        wrong += chaos.problems.queue
+        wrong += [
+            f"not to be given up: {failure.report()}"
+            for failure in given_up
+            if not failure.mesh_name.startswith("b")
+        ]
+        names = [failure.mesh_name for failure in given_up]
+        wrong += [f"given up twice: {name}" for name in names if names.count(name) > 1]
+        del chaos
+        if number == 1:
+            before = footprint()
+        else:
+            wrong += excess(before)
+        if children_left := [pid for pid in marked(os.environ[MARK]) if not is_runtime(pid)]:
+            wrong.append(f"left after round {number}: {children_left}")
+    print("\n".join(wrong), flush=True)
+    sys.exit(bool(wrong))
+
+
+# -- processes -----------------------------------------------------------------------------------
+
+
+def children(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for thread in threads for child in thread.read_text().split()]
+
+
+def is_own(pid: int, mark: str | None = None) -> bool:
+    """Whether the process belongs to this run: pids are used again, and others run as well."""
+    variable = f"{MARK}={os.environ[MARK] if mark is None else mark}".encode()
+    try:
+        return variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False
+
+
+def signal_own(pid: int, number: int) -> bool:
+    try:
+        fd = os.pidfd_open(pid)
+    except (ProcessLookupError, OSError):
+        return False
+    try:
+        if not is_own(pid):
+            return False
+        signal.pidfd_send_signal(fd, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def marked(mark: str) -> list[int]:
+    """The processes of a run that have not ended."""
+    found = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in found if pid != os.getpid() and is_own(pid, mark)]
+
+
+def is_runtime(pid: int) -> bool:
+    """Whether it is the client, its agent, or a launcher: procs are below these."""
+    parent = ""
+    with contextlib.suppress(FileNotFoundError):
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    agents = children(os.getpid())
+    return pid == os.getpid() or pid in agents or int(parent or 0) in agents
+
+
+# -- the watching process ------------------------------------------------------------------------
+
+
+class Run:
+    """A client under watch."""
+
+    def __init__(self, folder: Path, arguments: list[str]) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.wrong: list[str] = []
+        with (folder / "printed").open("w") as printed:  # no pipe: what is left would hold it open
+            self.client = subprocess.Popen(
+                [sys.executable, __file__, "--client", str(folder), *arguments],
+                env={**os.environ, MARK: self.mark, "TMPDIR": str(folder)},
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+            )
+
+    def finish(self) -> list[str]:
+        """Wait for the client to end; everything that was wrong, the history included."""
+        code = self.client.wait()
+        ended = time.monotonic()
+        if code not in (0, -signal.SIGKILL):
+            self.wrong.append(f"exit code {code}: {(self.folder / 'printed').read_text()[-5000:]}")
+        while (left := marked(self.mark)) and time.monotonic() - ended < LEFT_WITHIN:
+            time.sleep(0.01)
+        for pid in left:
+            with contextlib.suppress(FileNotFoundError):
+                what = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                self.wrong.append(f"process {pid} outlived the client: {what}")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        expected = {"history", "printed"}
+        files = {path.name for path in self.folder.iterdir() if path.suffix != ".pid"}
+        self.wrong += [f"file {name} outlived the client" for name in files - expected]
+        self.wrong += [str(found) for found in violations(self.lines())]
+        return self.wrong
+
+    def lines(self) -> list[str]:
+        return (self.folder / "history").read_text().splitlines()
+
+
+def watch(seconds: float, procs: int, seed: int) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    arguments = [f"--seconds={seconds}", f"--procs={procs}", f"--seed={seed}"]
+    start = time.monotonic()
+    run = Run(folder / "whole", arguments)
+    faults = run.finish()
+    if not faults:
+        killed = Run(folder / "killed", arguments)
+        try:
+            killed.client.wait(min(seconds / 4, FIRST_ROUND / 2))
+        except subprocess.TimeoutExpired:
+            killed.client.kill()
+        faults += killed.finish()
+    counts = ", ".join(f"{name} {count:,}" for name, count in summary(run.lines()).items())
+    print(f"seed {seed}: {counts}")
+    if faults:
+        for fault in faults[:20]:
+            print(fault)
+        print(f"the history is in {folder}, the seed was {seed}")
+        faults = [f"{len(faults)} faults"]
+    else:
+        shutil.rmtree(folder)
+    end(f"chaos on {procs} procs, seed {seed}", time.monotonic() - start, faults)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--procs", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--client", type=Path, default=None, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    seed = random.randrange(1 << 32) if options.seed is None else options.seed
+    if options.client is None:
+        watch(options.seconds, options.procs, seed)
+    else:
+        client(options.client, options.seconds, options.procs, seed)
+
+
+if __name__ == "__main__":
+    main()
