@@ -116,6 +116,97 @@ def test_a_cancelled_receive_takes_no_message() -> None:
     assert asyncio.run(program()) == 7
 
 
+@pytest.mark.parametrize("how", ["await", "as_asyncio"])
+@pytest.mark.parametrize("arrived", [False, True])
+def test_a_receive_cancelled_as_its_message_comes_gives_it_back(how: str, arrived: bool) -> None:
+    """Also one that has arrived and that the loop has not seen yet; and in its order."""
+    port, receiver = Channel[int].open()
+
+    async def observe() -> int:
+        future = receiver.recv()
+        return await (future if how == "await" else future.as_asyncio())
+
+    async def program() -> list[int]:
+        waiting = asyncio.ensure_future(observe())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if arrived:
+            port.send(1)
+        waiting.cancel()
+        if not arrived:
+            port.send(1)
+        port.send(2)
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+            pytest.fail("the cancellation was swallowed")
+        return [await asyncio.wait_for(receiver.recv(), WAIT) for _ in range(2)]
+
+    assert asyncio.run(program()) == [1, 2]
+
+
+def test_a_message_that_is_given_back_goes_to_the_next_in_line() -> None:
+    port, receiver = Channel[int].open()
+
+    async def observe(future: Future[int]) -> int:
+        return await future
+
+    async def program() -> tuple[int, int]:
+        first = asyncio.ensure_future(observe(receiver.recv()))
+        second = asyncio.ensure_future(observe(receiver.recv()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        port.send(1)
+        first.cancel()
+        got = await asyncio.wait_for(second, WAIT)
+        port.send(2)
+        return got, await asyncio.wait_for(receiver.recv(), WAIT)
+
+    assert asyncio.run(program()) == (1, 2)
+
+
+def test_a_receive_that_one_of_two_gives_up_still_waits_for_the_other() -> None:
+    port, receiver = Channel[int].open()
+    future = receiver.recv()
+    got: list[int] = []
+    other = threading.Thread(target=lambda: got.append(future.get(timeout=WAIT)))
+    other.start()
+    while not future._waiters:
+        pass
+    with pytest.raises(TimeoutError):
+        future.get(timeout=0.01)
+    port.send(7)
+    other.join(WAIT)
+    assert got == [7]
+    assert future.get() == 7
+
+
+def test_a_receive_that_was_given_up_can_be_asked_again() -> None:
+    port, receiver = Channel[int].open()
+    future = receiver.recv()
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            future.get(timeout=0)
+    port.send(7)
+    assert future.get(timeout=WAIT) == 7
+    port.send(8)
+    assert future.get() == 7
+    assert receiver.recv().get(timeout=WAIT) == 8
+
+
+def test_waits_that_are_given_up_leave_nothing_behind() -> None:
+    future: Future[int] = Future._new()
+
+    async def program() -> None:
+        for _ in range(20):
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(future, 0.001)
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(future.as_asyncio(), 0.001)
+
+    asyncio.run(program())
+    assert future._waiters == []
+
+
 def test_receives_of_many_threads_share_the_messages() -> None:
     port, receiver = Channel[int].open()
     got: list[int] = []

@@ -121,11 +121,12 @@ class Future(Generic[R_co]):
             self._drive_async(loop)
         if self._state == PENDING:
             arrived = loop.create_future()
-            self._notify(_gate(loop, arrived, None))
+            waiter = _gate(loop, arrived, None)
+            self._notify(waiter)
             try:
                 yield from arrived
             except BaseException:
-                self._undrive()
+                self._give_up(waiter)
                 raise
         return self._observe()
 
@@ -235,14 +236,31 @@ class Future(Generic[R_co]):
             if self._state == RAW:
                 content = self._content
                 try:
-                    value = self._decode(content)
+                    value: R_co = self._decode(content)
                 except BaseException as error:
                     self._content = error
                     self._state = RAISED
                     raise
                 self._content = value
                 self._state = VALUE
+                return value
+        if self._state == PENDING:  # what had arrived was given back, by another who gave up
+            self._block(None)
         return self._observe()
+
+    def _take_back(self) -> Any:
+        """What arrived and nobody has looked at yet, or None; then this is pending again."""
+        lock = _decoding[id(self) >> 4 & 63]
+        if not lock.acquire(blocking=False):
+            return None  # somebody may be looking right now
+        try:
+            if self._state != RAW:
+                return None
+            content, self._content = self._content, None
+            self._state = PENDING
+            return content
+        finally:
+            lock.release()
 
     def _attach(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[R_co]:
         mirror: asyncio.Future[R_co] = loop.create_future()
@@ -261,7 +279,11 @@ class Future(Generic[R_co]):
         if self._state != PENDING:
             copy()
         else:
-            self._notify(_gate(loop, None, copy))
+            waiter = _gate(loop, None, copy)
+            mirror.add_done_callback(
+                lambda done: self._give_up(waiter) if done.cancelled() else None
+            )
+            self._notify(waiter)
         return mirror
 
 

@@ -222,12 +222,22 @@ class _Queue(Inbox):
     def _take(self, rank: int, flags: int, body: Any, link: Any) -> None:
         with self.lock:
             message = (rank, flags, body)
-            while self.line:
-                receive = self.line.popleft()
-                if receive._resolve(RAW, message):
-                    return
+            if self._hand_out(message):
+                return
             self.messages.append(message)
         self.gauge.put(link, _size(body), len(self.messages))
+
+    def put_back(self, message: Any) -> None:
+        """A message was taken and not looked at: it is the next again; call it under the lock."""
+        if not self._hand_out(message):
+            self.messages.appendleft(message)
+            self.gauge.put_back(_size(message[2]))
+
+    def _hand_out(self, message: Any) -> bool:
+        while self.line:
+            if self.line.popleft()._resolve(RAW, message):
+                return True
+        return False
 
     def take(self) -> Any:
         """The next message; call it under the lock, and only if there is one."""
@@ -241,17 +251,25 @@ def _size(body: Any) -> int:
 
 
 class _Receive(Future[Any]):
-    """A receive: takes its place in line when first observed, gives it up with the observation."""
+    """A receive: takes its place in line when first observed, gives it up with the observation.
 
-    __slots__ = ("_queue", "_ranked")
+    A message that came to an observation that was given up goes back: it is not lost with a future
+    that nobody looks at again.
+    """
 
+    __slots__ = ("_observers", "_queue", "_ranked")
+
+    _observers: int
     _queue: _Queue
     _ranked: bool
 
     def _drive(self, timeout: float | None) -> None:
         queue = self._queue
         with queue.lock:
-            if self._state != PENDING or self in queue.line:
+            if self._state != PENDING:
+                return
+            self._observers += 1
+            if self._observers > 1:
                 return
             if queue.messages:
                 self._resolve(RAW, queue.take())
@@ -261,8 +279,13 @@ class _Receive(Future[Any]):
     def _undrive(self) -> None:
         queue = self._queue
         with queue.lock:
-            if self in queue.line:
+            self._observers -= 1
+            if self._observers:
+                return
+            if self._state == PENDING:
                 queue.line.remove(self)
+            elif (message := self._take_back()) is not None:
+                queue.put_back(message)
 
     def _decode(self, content: Any) -> Any:
         rank, flags, body = content
@@ -300,6 +323,7 @@ class PortReceiver(Generic[T_co]):
                 raise ValueError("OncePort is already used: it delivers one message")
             queue.used = True
         receive: _Receive = _Receive._new()
+        receive._observers = 0
         receive._queue = queue
         receive._ranked = self._is_ranked
         return receive

@@ -75,6 +75,12 @@ class Gauge:
         if self._held and self._has_room():
             self.release()
 
+    def put_back(self, size: int) -> None:
+        """A message of `size` bytes that was taken waits again."""
+        if size >= _COUNTED:
+            with self._lock:
+                self.bytes += size
+
     def _has_room(self) -> bool:
         return self._closed or (
             self._depth() <= self._limit // 2 and self.bytes <= self._bytes_limit // 2
