@@ -108,6 +108,8 @@ PATIENCE = {
     "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": "5m",
 }
 
+ONCE = {OURS: 1, REFERENCE: 1}
+
 PROGRAMS = (
     Program("roundtrip"),
     Program("between_actors"),
@@ -134,6 +136,20 @@ PROGRAMS = (
     Program("torch_ready", timeout=120, repeats={REFERENCE: 2, RAY: 2}),
     Program("memory"),
     Program("kill"),
+    # 200 kills each, in one process; for torchmonarch those that fit into a minute.
+    Program("kills", "idle", engines=MONARCHS, timeout=180, quick=False, repeats=ONCE),
+    Program("kills", "load", engines=MONARCHS, timeout=180, quick=False, repeats=ONCE),
+    Program("kills", "gloo", engines=MONARCHS, timeout=240, quick=False, repeats=ONCE),
+    Program("restart", engines=(OURS,)),  # the others have no supervisors
+    Program(
+        "stop",
+        "64",
+        engines=MONARCHS,
+        timeout=300,
+        quick=False,
+        repeats={REFERENCE: 2},
+        environment=PATIENCE,
+    ),
     Program("spawn_actor", engines=MONARCHS),
     Program("import_time"),
 )
@@ -250,6 +266,14 @@ GROUPS = {
         ),
         Row("torch_again", "8 procs ready for torch, again", "torch_ready", "again", SECONDS, 25),
         Row("stop_64", "stop 64 procs", "mesh 64", "stop", MILLISECONDS, 40),
+        Row(
+            "stop_cleanup_64",
+            "stop 64 procs, each with a `__cleanup__`",
+            "stop 64",
+            "stop",
+            MILLISECONDS,
+            40,
+        ),
         Row("pss", "memory of an idle proc (PSS)", "memory", "pss", MEGABYTES, 8),
         Row(
             "kill",
@@ -258,6 +282,65 @@ GROUPS = {
             "exception",
             MILLISECONDS,
             limit=0.010,
+        ),
+        Row(
+            "kill_idle",
+            "`kill -9` to the exception, idle",
+            "kills idle",
+            "exception",
+            MILLISECONDS,
+            limit=0.010,
+        ),
+        Row(
+            "kill_idle_p99",
+            "`kill -9` to the exception, idle, 99th percentile",
+            "kills idle",
+            "exception",
+            MILLISECONDS,
+            limit=0.050,
+            statistic="p99",
+        ),
+        Row(
+            "kill_load",
+            "`kill -9` to the exception, under call load",
+            "kills load",
+            "exception",
+            MILLISECONDS,
+            limit=0.010,
+        ),
+        Row(
+            "kill_load_p99",
+            "`kill -9` to the exception, under call load, 99th percentile",
+            "kills load",
+            "exception",
+            MILLISECONDS,
+            limit=0.050,
+            statistic="p99",
+        ),
+        Row(
+            "kill_gloo",
+            "`kill -9` to the exception, survivors blocked in gloo",
+            "kills gloo",
+            "exception",
+            MILLISECONDS,
+            limit=0.010,
+        ),
+        Row(
+            "kill_gloo_p99",
+            "`kill -9` to the exception, survivors blocked in gloo, 99th percentile",
+            "kills gloo",
+            "exception",
+            MILLISECONDS,
+            limit=0.050,
+            statistic="p99",
+        ),
+        Row(
+            "restart",
+            "`kill -9` to the answer of the successor, with torch",
+            "restart",
+            "restart",
+            MILLISECONDS,
+            limit=0.300,
         ),
         Row(
             "spawn_actor",
