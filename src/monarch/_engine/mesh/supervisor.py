@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from monarch._engine.base.errors import SupervisionError, format_remote, headline
-from monarch._engine.base.failure import Failure
+from monarch._engine.base.failure import Failure, MeshFailure
 from monarch._engine.base.verdict import FAILED, STOPPED, USER, Verdict
 from monarch._engine.mesh.actor import Actor
 from monarch._engine.mesh.actor_mesh import ActorMesh, Blueprint, spawn_actors
@@ -438,6 +438,7 @@ class Supervisor:
     def _tell_waiting(self) -> None:
         if self._fallen is not None:
             error = SupervisionError(f"the supervisor gave up: {self._fallen.report()}")
+            error.failure = MeshFailure(self._fallen)
             for future in self._waiting:
                 future._resolve(RAISED, error)
         elif self._core.settled and not (self._ended or self._dying or self._unreported):
