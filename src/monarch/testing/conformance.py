@@ -35,12 +35,14 @@ class LinkHarness(Protocol):
 
     def receive(self, link: Any) -> list[Frame]:
         """All frames that have arrived; like `Link.receive`, it finds out about the end."""
+        ...
 
     def descriptor(self) -> Any:
         """Something that may be passed on with a frame."""
 
     def same(self, sent: Any, arrived: Any) -> bool:
         """Whether `arrived` is what `sent` was."""
+        ...
 
 
 def check_link(harness: Callable[[], LinkHarness]) -> None:
