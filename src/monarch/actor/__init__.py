@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.address import ChannelTransport
 from monarch._engine.base.bootstrap_command import BootstrapCommand
-from monarch._engine.base.errors import ActorError, SupervisionError
+from monarch._engine.base.errors import ActorError, DeadlockError, SupervisionError
 from monarch._engine.base.failure import MeshFailure
 from monarch._engine.base.identity import ProcId, Uid
 from monarch._engine.mesh import log_prefix as config
@@ -70,6 +70,7 @@ __all__ = [
     "Channel",
     "ChannelTransport",
     "Context",
+    "DeadlockError",
     "Endpoint",
     "Extent",
     "Future",

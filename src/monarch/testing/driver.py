@@ -183,6 +183,7 @@ class SyncActor(Strand):
             pass
         finally:
             scheduler.strand = None
+            self._cell.thread_id = 0  # the thread goes on to others
         if self.doom is not None:
             scheduler.strand = self
             scheduler.strike(self)
@@ -252,6 +253,18 @@ class SimEvent:
             wait.release()
 
 
+class SimClock:
+    """Timers of the current place that do not count as something left to happen."""
+
+    def __init__(self, driver: SimDriver, scheduler: Scheduler) -> None:
+        self._driver = driver
+        self._scheduler = scheduler
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> None:
+        scheduler = self._scheduler
+        scheduler.aside(scheduler.now + delay, self._driver._here(), callback)
+
+
 class SimDriver(drivers.Driver):
     """See the module.
 
@@ -291,6 +304,9 @@ class SimDriver(drivers.Driver):
 
     def event(self) -> Any:
         return self._former.event() if self._foreign() else SimEvent(self._scheduler)
+
+    def clock(self) -> drivers.Clock:
+        return self._former.clock() if self._foreign() else SimClock(self, self._scheduler)
 
     def start_actor(self, cell: Cell, run: Callable[[Cell], None]) -> None:
         if self._foreign():

@@ -42,6 +42,7 @@ class SimGate:
     """What others use to run something on a loop; the face of `LoopGate`."""
 
     def __init__(self, loop: SimLoop) -> None:
+        self.on_wait: Callable[[asyncio.Future[None]], None] | None = None
         self._loop = loop
         self._context = contextvars.copy_context()
 
@@ -189,6 +190,7 @@ class ActorLoop(Strand):
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(None)
             loop._thread_id = None
+            self._cell.thread_id = 0  # the thread goes on to others
             scheduler.strand = None
             self._running = False
         if fatal is not None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LIMIT = 8 << 20
 BIG = 65536  # bodies above are received into their final memory
 
-KINDS = st.integers(CALL, wire.QUERY)
+KINDS = st.integers(CALL, wire.PROBE)
 CASES = [
     Frame(CALL, 0, 1, 2, 3, 0, b"", b""),
     Frame(CALL, 1, 1, 2, 3, 0, b"meta", b""),
@@ -150,7 +150,7 @@ def header(size: int, kind: int = CALL, meta_len: int = 0, check: int = wire.CHE
     [
         (header(0, check=0), "not contain frames"),
         (header(0, kind=0), "frame kind 0"),
-        (header(0, kind=wire.QUERY + 1), f"frame kind {wire.QUERY + 1}"),
+        (header(0, kind=wire.PROBE + 1), f"frame kind {wire.PROBE + 1}"),
         (header(0, kind=255), "frame kind 255"),
         (header(3, meta_len=4), "meta of 4"),
         (header(LIMIT + 1), "codec_max_frame_length"),

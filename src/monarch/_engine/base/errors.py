@@ -2,6 +2,7 @@
 
 ``ActorError``        the endpoint raised: user code on the other side failed, the actor lives on.
 ``SupervisionError``  the actor, its process or its mesh is dead, dying or stopped.
+``DeadlockError``     actors wait for each other in a circle; one of them is told.
 ``BackpressureError`` a receiver stayed full for longer than the configured time.
 ``PayloadTooLarge``   a message is larger than the configured limit; refused at the call.
 ``ProtocolError``     a peer sent bytes that are not our protocol; never the user's fault.
@@ -14,6 +15,7 @@ the reference match and unpickle them.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
 from monarch._engine.base.failure import Failure, MeshFailure
@@ -21,12 +23,14 @@ from monarch._engine.base.failure import Failure, MeshFailure
 __all__ = [
     "ActorError",
     "BackpressureError",
+    "DeadlockError",
     "PayloadTooLarge",
     "ProtocolError",
     "RemoteException",
     "SupervisionError",
     "UnhandledFaultHookException",
     "WouldBlockRuntime",
+    "is_engine_frame",
 ]
 
 _HEADER = "Traceback (most recent call last):"
@@ -53,10 +57,10 @@ def format_remote(exception: BaseException) -> str:
         if getattr(shown, "exceptions", None):  # it is a group
             pending += zip(shown.exceptions, error.exceptions, strict=False)
         stack = shown.stack
-        while stack and _is_engine_frame(stack[0].filename):
+        while stack and is_engine_frame(stack[0].filename):
             del stack[0]
         if isinstance(error, _DELIBERATE):
-            while stack and _is_engine_frame(stack[-1].filename):
+            while stack and is_engine_frame(stack[-1].filename):
                 del stack[-1]
     return "".join(report.format()).replace(_HEADER, _REMOTE_HEADER).rstrip("\n")
 
@@ -64,7 +68,8 @@ def format_remote(exception: BaseException) -> str:
 _ENGINE_DIR = __file__.rsplit("base", 1)[0]
 
 
-def _is_engine_frame(filename: str) -> bool:
+def is_engine_frame(filename: str) -> bool:
+    """Whether the code in this file is the runtime's, not the user's."""
     return filename.startswith(_ENGINE_DIR)
 
 
@@ -73,7 +78,7 @@ def is_ours(exception: BaseException) -> bool:
     trace = exception.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and _is_engine_frame(trace.tb_frame.f_code.co_filename)
+    return trace is not None and is_engine_frame(trace.tb_frame.f_code.co_filename)
 
 
 def headline(exception: BaseException) -> str:
@@ -244,6 +249,47 @@ class BackpressureError(RuntimeError):
     """A send waited `backpressure_timeout` for a receiver that stayed full."""
 
 
+class DeadlockError(RuntimeError):
+    """This wait could never end: actors wait for each other in a circle.
+
+    It is raised by the ``get`` or ``await`` of one of them; the others then get the error of a call
+    that failed. The call that was waited for is not taken back: its actor may still handle it.
+
+    Attributes:
+        cycle: for each actor who waits, for which call, and where in its program. Each waits for
+            the next one, the last for the first.
+
+    >>> print(DeadlockError([("<root>.<app.Cook cook>", "cook.taste()", "app.py:12, in cook")]))
+    <root>.<app.Cook cook> waits for itself, so it can never answer:
+      it waits for cook.taste() at app.py:12, in cook
+    An actor handles one message at a time and answers nobody while it waits. ...
+    """
+
+    def __init__(self, cycle: Iterable[tuple[str, str, str]]) -> None:
+        self.cycle = tuple(cycle)
+        super().__init__(self.cycle)
+
+    def __str__(self) -> str:
+        if len(self.cycle) == 1:
+            ((who, call, place),) = self.cycle
+            lines = [
+                f"{who} waits for itself, so it can never answer:",
+                f"  it waits for {call} at {place}",
+            ]
+        else:
+            lines = [f"{len(self.cycle)} actors wait for each other, so none can ever answer:"]
+            lines += [f"  {who} waits for {call} at {place}" for who, call, place in self.cycle]
+        return "\n".join([*lines, _REMEDY])
+
+
+_REMEDY = (
+    "An actor handles one message at a time and answers nobody while it waits. Ways out: call a "
+    "plain method for what an actor wants of itself; send the call and return, without waiting for "
+    "the result; wait in a concurrent_endpoint of an async actor, which takes other messages "
+    "meanwhile; or give up after a time, with get(timeout=...)."
+)
+
+
 class PayloadTooLarge(ValueError):
     """A message exceeds `codec_max_frame_length`; nothing was sent."""
 
@@ -256,6 +302,7 @@ class ProtocolError(Exception):
 _DELIBERATE = (
     ActorError,
     BackpressureError,
+    DeadlockError,
     PayloadTooLarge,
     SupervisionError,
     TimeoutError,
@@ -266,4 +313,5 @@ _DELIBERATE = (
 ActorError.__module__ = "monarch._src.actor.actor_mesh"
 SupervisionError.__module__ = "monarch._rust_bindings.monarch_hyperactor.supervision"
 WouldBlockRuntime.__module__ = "monarch._rust_bindings.monarch_hyperactor.handle"
+DeadlockError.__module__ = "monarch.actor"
 UnhandledFaultHookException.__module__ = "monarch._src.actor.supervision"

@@ -29,7 +29,7 @@ from typing import (
 )
 
 from monarch._engine.mesh.future import PENDING, RAW, Future
-from monarch._engine.mesh.reply import Arrivals, PartialReplies, Replies, Reply, ValueStream
+from monarch._engine.mesh.reply import Arrival, Arrivals, PartialReplies, Replies, Reply, ValueStream
 from monarch._engine.mesh.roll_call import RollCall
 from monarch._engine.mesh.value_mesh import ValueMesh
 from monarch._engine.runtime import driver as drivers
@@ -421,13 +421,14 @@ class ActorEndpoint(Generic[P, R_co]):
         """Call every actor; an iterator of one Future each, resolving as answers arrive."""
         links = self._links or self._resolve()
         self._check(args, kwargs)
-        futures: list[Reply[R_co]] = [Reply._new() for _ in links]
-        for future in futures:
-            future._endpoint = self
+        futures: list[Arrival[R_co]] = [Arrival._new() for _ in links]
         if links:
             arrivals: Arrivals = Arrivals._new()
             arrivals._endpoint = self
             arrivals._line = deque(futures)
+            for future in futures:
+                future._endpoint = self
+                future._arrivals = arrivals
             self._collect(arrivals, links, args, kwargs, FIRST)
         return ValueStream(futures)
 

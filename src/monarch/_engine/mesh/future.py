@@ -24,12 +24,15 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar
 
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.client import client_proc
+from monarch._engine.runtime.watch import AWAITING, BLOCKING
 
 if TYPE_CHECKING:
     import asyncio
     import contextvars
 
     from typing_extensions import Self
+
+    from monarch._engine.runtime.driver import Parker
 
 __all__ = ["Future", "returns_future"]
 
@@ -44,6 +47,8 @@ RAISED = 3
 
 # Decoding happens once per future; striped locks spare each future one of its own.
 _decoding = [threading.RLock() for _ in range(64)]
+
+_refused: dict[Parker, BaseException] = {}  # waits that were ended with an error
 
 
 class Future(Generic[R_co]):
@@ -206,19 +211,35 @@ class Future(Generic[R_co]):
         self._drive(timeout)
         if self._state != PENDING:
             return
-        lock = drivers.current.parker()
-        self._waiters.append(lock.release)
+        parker = drivers.current.parker()
+        self._waiters.append(parker.release)
         if self._state != PENDING:
             return
         try:
-            if lock.acquire(timeout=-1 if timeout is None else timeout):
+            if parker.acquire(timeout=-1 if timeout is None else timeout):
+                if self._state == PENDING:
+                    raise _refused.pop(parker)
                 return
         except BaseException:
-            self._give_up(lock.release)
+            self._give_up(parker.release)
             raise
-        self._give_up(lock.release)
+        self._give_up(parker.release)
         if self._state == PENDING:  # else the result came while we gave up: it is ours
             raise TimeoutError
+
+    def _is_awaited(self, parker: Parker) -> bool:
+        """Whether a thread waits at `parker`."""
+        return parker.release in self._waiters
+
+    def _refuse(self, parker: Parker, error: BaseException) -> None:
+        """Make the wait at `parker`, if it goes on, and nothing else, end with `error`."""
+        _refused[parker] = error
+        try:
+            self._waiters.remove(parker.release)
+        except ValueError:
+            del _refused[parker]  # the resolving thread has it, or it gave up
+        else:
+            parker.release()
 
     def _give_up(self, waiter: Callable[[], object]) -> None:
         with contextlib.suppress(ValueError):  # the resolving thread has it already
@@ -288,6 +309,8 @@ class Future(Generic[R_co]):
 
 
 Future.__module__ = "monarch._src.actor.future"
+AWAITING.add(vars(Future)["_await"].__code__)
+BLOCKING.add(vars(Future)["_block"].__code__)
 
 
 def _gate(
@@ -299,6 +322,8 @@ def _gate(
     from monarch._engine.runtime.bridge import gate_of
 
     gate = gate_of(loop)
+    if gate.on_wait is not None and arrived is not None:
+        gate.on_wait(arrived)
     if callback is not None:
         return functools.partial(gate.post, _run, callback)
     return functools.partial(gate.post, _arrive, arrived)

@@ -2,7 +2,8 @@
 
 `Reply` waits for one actor, `Replies` for all of a mesh; `ValueStream` hands answers out as they
 arrive. `deliver` runs on the reactor and keeps the bytes, which the thread that looks decodes;
-`peer_lost` settles what can no longer come, `_expire` what comes too late for the caller.
+`peer_lost` settles what can no longer come, `_expire` what comes too late for the caller. While
+somebody blocks for an answer, the proc's watch looks for deadlocks.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._engine.base.errors import SupervisionError
 from monarch._engine.base.failure import Failure
-from monarch._engine.mesh.future import RAISED, RAW, VALUE, Future
+from monarch._engine.mesh.future import PENDING, RAISED, RAW, VALUE, Future
 from monarch._engine.mesh.roll_call import RollCall
 from monarch._engine.mesh.value_mesh import Answered, Failed, ValueMesh, failure_of
 from monarch._engine.runtime.body import decode_body
@@ -22,9 +23,12 @@ from monarch._engine.runtime.ends import Verdict
 from monarch._engine.wire.frame import FAILURE
 
 if TYPE_CHECKING:
-    from monarch._engine.mesh.endpoint import ActorEndpoint
+    import asyncio
 
-__all__ = ["RAISE", "Arrivals", "PartialReplies", "Replies", "Reply", "ValueStream"]
+    from monarch._engine.mesh.endpoint import ActorEndpoint
+    from monarch._engine.protocol.deadlock import Call
+
+__all__ = ["RAISE", "Arrival", "Arrivals", "PartialReplies", "Replies", "Reply", "ValueStream"]
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -47,15 +51,62 @@ def lost_error(endpoint: ActorEndpoint[Any, Any], rank: int, verdict: Verdict) -
     return SupervisionError.of(endpoint.mesh.failure_of_rank(rank, verdict), endpoint.name)
 
 
-class Reply(Future[R_co]):
+class _Called(Future[R_co]):
+    """What a call of an endpoint gives: `runtime.watch.Answer`."""
+
+    __slots__ = ()
+
+    _endpoint: ActorEndpoint[Any, Any]
+
+    def _is_pending(self) -> bool:
+        return self._state == PENDING
+
+    def _call_name(self) -> str:
+        return self._endpoint.name
+
+    def _unanswered(self) -> list[Call]:
+        endpoint = self._endpoint
+        if endpoint._timeout is not None:
+            return []  # it ends by itself
+        if endpoint.prop._user_port:
+            return []  # it is answered by whoever has the port, and that may be anybody
+        from monarch._engine.protocol.deadlock import Call
+
+        uid = endpoint.mesh._uid
+        port, links = self._needs()
+        return [Call(link, uid, port) for link in links]
+
+    def _needs(self) -> tuple[int, list[Any]]:
+        """The port, and the links over which answers are missing, if all of them are needed."""
+        raise NotImplementedError
+
+    def _drive(self, timeout: float | None) -> None:
+        if timeout is None:
+            watch = self._endpoint.proc.watch
+            if watch.resting:
+                watch.rouse()
+
+    def _drive_async(self, loop: asyncio.AbstractEventLoop) -> None:
+        """There is nothing to start; loops of actors have their gate tell the watch."""
+
+    def _decode(self, content: Any) -> Any:
+        flags, body = content
+        if flags:
+            raise _error_of(flags, body, self._endpoint.name)
+        return decode_body(body)
+
+
+class Reply(_Called[R_co]):
     """The answer of one actor."""
 
     __slots__ = ("_endpoint", "_link", "_port", "_rank")
 
-    _endpoint: ActorEndpoint[Any, Any]
     _link: Any
     _port: int
     _rank: int
+
+    def _needs(self) -> tuple[int, list[Any]]:
+        return self._port, [self._link]
 
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         self._endpoint.proc.ports.pop(self._port, None)
@@ -73,19 +124,14 @@ class Reply(Future[R_co]):
         self._endpoint.proc.ports.pop(self._port, None)
         self._resolve(RAISED, self._endpoint._late([self._rank], 1))
 
-    def _decode(self, content: Any) -> Any:
-        flags, body = content
-        if flags:
-            raise _error_of(flags, body, self._endpoint.name)
-        return decode_body(body)
 
-
-class Replies(RollCall[Any]):
+class Replies(RollCall[Any], _Called[Any]):
     """The answers of all actors of a mesh; the first error settles it."""
 
     __slots__ = ("_endpoint",)
 
-    _endpoint: ActorEndpoint[Any, Any]
+    def _needs(self) -> tuple[int, list[Any]]:
+        return self._port, self._owing()
 
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         # `_book`, in line: this runs once per rank of every call.
@@ -147,13 +193,26 @@ class PartialReplies(Replies):
         return Failed(failure_of(error))
 
 
+class Arrival(_Called[R_co]):
+    """One of the answers to a stream."""
+
+    __slots__ = ("_arrivals", "_endpoint")
+
+    _arrivals: Arrivals
+
+    def _needs(self) -> tuple[int, list[Any]]:
+        arrivals = self._arrivals
+        last = list(arrivals._line)[-1:]
+        return arrivals._port, arrivals._owing() if last == [self] else []
+
+
 class Arrivals(RollCall[None]):
     """The answers of all actors of a mesh, each to the next future in line."""
 
     __slots__ = ("_endpoint", "_line")
 
     _endpoint: ActorEndpoint[Any, Any]
-    _line: deque[Reply[Any]]
+    _line: deque[Arrival[Any]]
 
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         self._next(rank, RAW, (flags, body))
@@ -175,7 +234,7 @@ class Arrivals(RollCall[None]):
 class ValueStream(Generic[R_co]):
     """An iterator of exactly one Future per actor, which resolve in the order answers arrive."""
 
-    def __init__(self, futures: list[Reply[R_co]]) -> None:
+    def __init__(self, futures: list[Arrival[R_co]]) -> None:
         self._futures = futures
         self._iterator = iter(futures)
 

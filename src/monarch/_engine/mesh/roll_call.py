@@ -72,6 +72,10 @@ class RollCall(Future[R_co]):
             return True
         return False
 
+    def _owing(self) -> list[Any]:
+        """The links over which an outcome has yet to come."""
+        return [link for link, got in zip(self._links, self._outcomes, strict=True) if got is None]
+
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         raise NotImplementedError
 

@@ -46,6 +46,7 @@ from monarch._engine.wire.frame import STOP, Frame
 __all__ = ["agent_main", "launcher_main", "main", "proc_main"]
 
 _RUN_ASYNC = "monarch._engine.runtime.dispatch_async"
+_DEADLOCK = "monarch._engine.protocol.deadlock"
 _SETTINGS_VARIABLES = ("MONARCH_", "HYPERACTOR_", "OTEL_", "ENABLE_", "SCUBA_", "PYSPY_")
 
 
@@ -66,7 +67,7 @@ def launcher_main(fd: int) -> None:
 
 def _warm_up() -> None:
     """Load and set up what children need anyway: they inherit it. By name, since it is above."""
-    for name in ("asyncio", "cloudpickle", "monarch.actor", _RUN_ASYNC):
+    for name in ("asyncio", "cloudpickle", "monarch.actor", _RUN_ASYNC, _DEADLOCK):
         importlib.import_module(name)
     sys.breakpointhook = _breakpoint
     # A proc has threads and sockets: plain forks of it by multiprocessing would be unsafe.

@@ -22,6 +22,8 @@ class LoopGate:
     """Runs callbacks of other threads on one asyncio loop. Make it with `gate_of`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Told of the next wait for a future on this loop, while somebody wants to know.
+        self.on_wait: Callable[[asyncio.Future[None]], None] | None = None
         self._ready: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._signalled = False
         self._read_fd, self._write_fd = _event()

@@ -145,6 +145,7 @@ class Cell:
         self.idle = False
         self.current: tuple[Any, Frame] | None = None  # the message in hand, until it is answered
         self.owed: dict[int, tuple[Any, int, int]] = {}  # link, port, rank of answers for later
+        self.aside: set[tuple[Any, int]] = set()  # calls (link, port) that tasks are to answer
         self.relays: set[int] = set()  # ports here where others may answer for this actor
         self._tickets = itertools.count(1)
         self.thread_id = 0

@@ -49,6 +49,7 @@ __all__ = [
     "prepare",
     "rebuild_error",
     "reply",
+    "route",
     "run_sync",
     "send_error",
     "serve_sync",
@@ -64,15 +65,16 @@ def call_meta(name: str, extent: bytes) -> bytes:
     return len(encoded).to_bytes(2, "little") + encoded + extent
 
 
-def _route(meta: bytes) -> tuple[str, bytes]:
-    route = _routes.get(meta)
-    if route is None:
+def route(meta: bytes) -> tuple[str, bytes]:
+    """The inverse of `call_meta`."""
+    known = _routes.get(meta)
+    if known is None:
         length = int.from_bytes(meta[:2], "little")
-        route = (meta[2 : 2 + length].decode(), meta[2 + length :])
+        known = (meta[2 : 2 + length].decode(), meta[2 + length :])
         if len(_routes) > 4096:
             _routes.clear()
-        _routes[meta] = route
-    return route
+        _routes[meta] = known
+    return known
 
 
 # -- sync actors ---------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ def construct(cell: Cell) -> bool:
 
 
 def prepare(cell: Cell, link: Any, frame: Frame) -> tuple[Handler, Any, Any]:
-    name, extent = _route(frame.meta)
+    name, extent = route(frame.meta)
     behaviour = cell.behaviour
     assert behaviour is not None
     handler = behaviour.handlers.get(name)
@@ -232,7 +234,7 @@ def failed(
     ordinary = isinstance(error, Exception)
     survives = (ordinary or _is_cancellation(error)) and frame.port
     if survives and not (handler is not None and handler.explicit):
-        name = handler.name if handler is not None else _route(frame.meta)[0]
+        name = handler.name if handler is not None else route(frame.meta)[0]
         suffix = "failed." if ordinary else "failed with BaseException."
         owed, cell.current = cell.current, None
         if owed is not None:

@@ -30,6 +30,7 @@ from monarch._engine.runtime.dispatch import (
     send_error,
     stopped,
 )
+from monarch._engine.runtime.loop_watch import Awaits, Pulse
 from monarch._engine.wire.frame import CALL, Frame
 
 __all__ = ["run_async"]
@@ -48,6 +49,7 @@ def run_async(cell: Cell) -> None:
     except BaseException as error:  # nobody may wait for an actor without a loop
         cell.broken_by(error)
     finally:
+        gate_of(loop).on_wait = None  # it must not keep the loop
         try:
             _cancel_all(loop)
             loop.run_until_complete(loop.shutdown_asyncgens())
@@ -84,6 +86,8 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
     run: Coroutine[Any, Any, None] | None
     over: Callable[[asyncio.Task[None]], None] | None
     serving = asyncio.current_task()
+    assert serving is not None
+    pulse = Pulse(cell, gate)
     tasks: set[asyncio.Task[None]] = set()
     ends: list[End] = []
     control = cell.control
@@ -99,12 +103,14 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
                 ends.append(died.end)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-        elif cell.state is DEAD and serving is not None:
+        elif cell.state is DEAD:
             serving.cancel()  # aborted: the suspended endpoint has nobody to answer
 
     def wake_from_anywhere() -> None:
         cell.idle = False
         gate.post(wake, None)
+        if pulse.resting:
+            pulse.start()
 
     cell.wake = wake_from_anywhere
     if not construct(cell):
@@ -113,6 +119,9 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
     assert behaviour is not None
     mailbox = cell.mailbox
     encode_answer = cell.proc.encode_result
+    Awaits(cell, gate, serving)
+    if mailbox and pulse.resting:
+        pulse.start()
     handled = 0
     while True:
         if ends:
@@ -146,7 +155,9 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
             handler, args, kwargs = prepare(cell, link, frame)
             if handler.concurrent:
                 ticket = cell.owe() if frame.port and not handler.explicit else 0
-                over = functools.partial(_abandoned, cell, ticket, link, frame, handler)
+                if ticket:
+                    cell.aside.add((link, frame.port))
+                over = functools.partial(_over, cell, ticket, link, frame, handler)
                 run = _concurrent(cell, ticket, link, frame, handler, args, kwargs)
                 _start_task(tasks, loop, run).add_done_callback(over)
             else:
@@ -235,12 +246,14 @@ def _fail(
         send_error(cell, link, frame, handler.name, error, suffix)
 
 
-def _abandoned(
+def _over(
     cell: Cell, ticket: int, link: Any, frame: Frame, handler: Handler, task: asyncio.Task[None]
 ) -> None:
     """A task is over; if it was cancelled before it began, its caller does not know yet."""
-    if ticket and task.cancelled():
-        _fail(cell, ticket, link, frame, handler, asyncio.CancelledError())
+    if ticket:
+        if task.cancelled():
+            _fail(cell, ticket, link, frame, handler, asyncio.CancelledError())
+        cell.aside.discard((link, frame.port))
 
 
 async def _finish_async(

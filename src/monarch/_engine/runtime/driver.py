@@ -16,11 +16,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._engine.runtime.reactor import Reactor
+from monarch._engine.runtime.slow_clock import SlowClock
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.cell import Cell
 
-__all__ = ["Driver", "Event", "Parker", "Thread", "current", "install"]
+__all__ = ["Clock", "Driver", "Event", "Parker", "Thread", "current", "install"]
 
 
 class Parker(Protocol):
@@ -35,6 +36,12 @@ class Event(Protocol):
 
     def wait(self, timeout: float | None = None) -> bool: ...
     def set(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Timers."""
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> None: ...
 
 
 class Thread(Protocol):
@@ -65,6 +72,10 @@ class Driver:
     def event(self) -> Event:
         """A fresh `Event`."""
         return threading.Event()
+
+    def clock(self) -> Clock:
+        """What fires the timers of a proc that are in no hurry."""
+        return SlowClock()
 
     def start_actor(self, cell: Cell, run: Callable[[Cell], None]) -> None:
         """Run the loop of an actor on a thread of its own."""

@@ -37,6 +37,7 @@ from monarch._engine.runtime.body import LocalBody, MappedBody
 from monarch._engine.runtime.ends import OwnedMesh, Sink, Verdict
 from monarch._engine.runtime.links import Gate, LocalLink, LostLink
 from monarch._engine.runtime.reactor import WRITE
+from monarch._engine.runtime.watch import Watch
 from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool
 from monarch._engine.wire.codec import Payload, encode, encode_call, encode_result
@@ -48,6 +49,7 @@ from monarch._engine.wire.frame import (
     FAILURE,
     FLOW,
     POST,
+    PROBE,
     QUERY,
     RELEASE,
     SEGMENT,
@@ -132,6 +134,7 @@ class Proc:
         self._queue_limit: int = settings.send_buffer_limit
         self._patience: float = settings.backpressure_timeout
         self.segments = SegmentPool(settings.shm_pool_limit)
+        self.watch = Watch(self)
         self._on = {
             CALL: self._on_call,
             POST: self._on_post,
@@ -142,6 +145,7 @@ class Proc:
             RELEASE: self._on_release,
             CONTROL: self._on_control,
             QUERY: self._on_query,
+            PROBE: self.watch.on_probe,
         }
 
     def start(self) -> None:

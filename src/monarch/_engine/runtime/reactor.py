@@ -29,7 +29,7 @@ from typing import Any
 
 from monarch._engine.base.failure import PLEASE_REPORT
 
-__all__ = ["READ", "WRITE", "Reactor", "Timer"]
+__all__ = ["READ", "WRITE", "Reactor", "Timer", "report_error"]
 
 READ = select.POLLIN
 WRITE = select.POLLOUT
@@ -156,13 +156,13 @@ class Reactor:
                     try:
                         callback(mask)
                     except Exception:  # the last boundary: one bad link must not stop the others
-                        _report()
+                        report_error()
             while soon:
                 function, args = soon.popleft()
                 try:
                     function(*args)
                 except Exception:
-                    _report()
+                    report_error()
             if self._timers:
                 self._fire()
 
@@ -202,10 +202,10 @@ class Reactor:
                 try:
                     callback()
                 except Exception:
-                    _report()
+                    report_error()
 
 
-def _report() -> None:
+def report_error() -> None:
     print(
         f"monarch: internal error in the reactor of process {os.getpid()}:\n"
         f"{traceback.format_exc()}{PLEASE_REPORT}",

@@ -42,6 +42,7 @@ __all__ = [
     "HEADER",
     "ONCE",
     "POST",
+    "PROBE",
     "QUERY",
     "RELEASE",
     "SEGMENT",
@@ -67,7 +68,8 @@ FLOW = 6  # the mailbox `dest` is full (flags 1) or has room again (flags 0)
 RELEASE = 7  # shared segments the receiver of a payload no longer uses
 CONTROL = 8  # a request to, or a notice from, the host agent: JSON
 QUERY = 9  # is the actor `dest` there? Answered at `port`
-_LAST_KIND = QUERY
+PROBE = 10  # who waits for the actor `dest`, or (flags 1) for whom it waits: see protocol.deadlock
+_LAST_KIND = PROBE
 
 # Flags: what the body is. The low bits are the outcome of a POST; a CALL has its own.
 ONCE = 1  # the port of this CALL takes one answer
