@@ -29,7 +29,14 @@ from typing import (
 )
 
 from monarch._engine.mesh.future import PENDING, RAW, Future
-from monarch._engine.mesh.reply import Arrival, Arrivals, PartialReplies, Replies, Reply, ValueStream
+from monarch._engine.mesh.reply import (
+    Arrival,
+    Arrivals,
+    PartialReplies,
+    Replies,
+    Reply,
+    ValueStream,
+)
 from monarch._engine.mesh.roll_call import RollCall
 from monarch._engine.mesh.value_mesh import ValueMesh
 from monarch._engine.runtime import driver as drivers
