@@ -22,8 +22,8 @@ from monarch.actor import (
     this_host,
 )
 from monarch.testing import (
-    DeadlockError,
     StepBlockedError,
+    StuckError,
     TimeLimitError,
     UnhandledFaultError,
     simulate,
@@ -288,7 +288,7 @@ def test_a_report_says_who_waits_for_what_and_where():
 
 
 def test_waiting_for_ever_on_a_loop_is_a_deadlock():
-    with pytest.raises(DeadlockError, match=r"(?s)main waits.*has tasks:.*in .*wait"):
+    with pytest.raises(StuckError, match=r"(?s)main waits.*has tasks:.*in .*wait"):
         simulate(lambda: spawn(Sleeper).wait.call().get())
 
 

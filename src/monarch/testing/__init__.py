@@ -38,10 +38,10 @@ A fault strikes at a moment, or at a place in the life of a request:
 from __future__ import annotations
 
 from monarch.testing.errors import (
-    DeadlockError,
     InvariantError,
     SimulationError,
     StepBlockedError,
+    StuckError,
     TimeLimitError,
     UnhandledFaultError,
 )
@@ -69,7 +69,6 @@ __all__ = [
     "Case",
     "Crash",
     "CrashHost",
-    "DeadlockError",
     "Delay",
     "Drop",
     "Duplicate",
@@ -87,6 +86,7 @@ __all__ = [
     "SimulationError",
     "Slow",
     "StepBlockedError",
+    "StuckError",
     "TimeLimitError",
     "UnhandledFaultError",
     "View",

@@ -274,6 +274,8 @@ class SimDriver(drivers.Driver):
         former: the driver for everybody else's threads.
     """
 
+    loops_stall = False
+
     def __init__(self, scheduler: Scheduler, chance: Any, former: drivers.Driver) -> None:
         self._scheduler = scheduler
         self._chance = chance

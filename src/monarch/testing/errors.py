@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 __all__ = [
-    "DeadlockError",
     "InvariantError",
     "SimulationError",
     "StepBlockedError",
+    "StuckError",
     "TimeLimitError",
     "UnhandledFaultError",
 ]
@@ -16,8 +16,11 @@ class SimulationError(AssertionError):
     """The simulated program did what it must not."""
 
 
-class DeadlockError(SimulationError):
-    """Everybody waits and nothing is left that could happen."""
+class StuckError(SimulationError):
+    """Everybody waits and nothing is left that could happen.
+
+    Actors that wait for each other in a circle get their ``monarch.actor.DeadlockError`` first.
+    """
 
 
 class TimeLimitError(SimulationError):
@@ -38,7 +41,7 @@ class UnhandledFaultError(SimulationError):
 
 _public: type
 for _public in (
-    DeadlockError,
+    StuckError,
     InvariantError,
     SimulationError,
     StepBlockedError,

@@ -35,7 +35,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch._engine.runtime import client as clients
-from monarch.testing.errors import DeadlockError, StepBlockedError, TimeLimitError
+from monarch.testing.errors import StepBlockedError, StuckError, TimeLimitError
 from monarch.testing.stacks import describe_strand, stack_of
 
 __all__ = ["Entry", "Place", "Scheduler", "Strand", "Unwound", "Vanished", "Wait"]
@@ -402,7 +402,7 @@ class Scheduler:
                 return
             if not self._awaited and (not heap or heap[0][0] > self._eventful + self._uneventful):
                 if self._quiet is None:
-                    self.fail(DeadlockError(self._describe("nothing is left to happen")))
+                    self.fail(StuckError(self._describe("nothing is left to happen")))
                 self._hand_to(self._main, carrier)
                 return
             entry = pop(heap)

@@ -76,7 +76,7 @@ def simulate(
         trace: keep what happens.
         invariants: each is called with a `View` after every step, and raises if it does not hold.
 
-    Raises what `main` and the invariants raise; `DeadlockError`, `TimeLimitError` or
+    Raises what `main` and the invariants raise; `StuckError`, `TimeLimitError` or
     `StepBlockedError` when it does not end; `UnhandledFaultError` when a failure reaches the
     script; `InvariantError` when the runtime broke one of its own (then please report it).
 

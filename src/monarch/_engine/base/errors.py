@@ -259,7 +259,8 @@ class DeadlockError(RuntimeError):
         cycle: for each actor who waits, for which call, and where in its program. Each waits for
             the next one, the last for the first.
 
-    >>> print(DeadlockError([("<root>.<app.Cook cook>", "cook.taste()", "app.py:12, in cook")]))
+    >>> me = "<root>.<app.Cook cook>"
+    >>> print(DeadlockError([(me, "cook.taste()", "app.py:12, in cook")]))  # doctest: +ELLIPSIS
     <root>.<app.Cook cook> waits for itself, so it can never answer:
       it waits for cook.taste() at app.py:12, in cook
     An actor handles one message at a time and answers nobody while it waits. ...

@@ -110,7 +110,7 @@ class Probe(NamedTuple):
     def from_bytes(data: bytes | bytearray) -> Probe:
         """Raises ValueError, TypeError or LookupError for what is no probe.
 
-        >>> probe = Probe(1, (Node(7, 8, 9),), (("a", "b.f()", "p.py:1"),))
+        >>> probe = Probe(1, (Node(7, 8, 9), Node(7, 5, 2)), (("a", "b.f()", "p.py:1"),))
         >>> Probe.from_bytes(probe.to_bytes()) == probe
         True
         """

@@ -54,6 +54,9 @@ class Thread(Protocol):
 class Driver:
     """The real world."""
 
+    loops_stall = True
+    """Whether time goes on while an event loop stands still."""
+
     def reactor(self) -> Reactor:
         """What fires a proc's timers and moves its bytes."""
         return Reactor()

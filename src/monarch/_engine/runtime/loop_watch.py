@@ -154,7 +154,7 @@ class Pulse:
     def __init__(self, cell: Cell, gate: LoopGate) -> None:
         self._cell = cell
         self._gate = gate
-        self._limit: float = settings.loop_stall_timeout
+        self._limit = settings.loop_stall_timeout if drivers.current.loops_stall else 0.0
         self._due = False  # a look is under way
         self._asked: float | None = None  # when, if there was no sign of life since
         self._looks = 0  # since then: a process that is stopped does not look

@@ -1,8 +1,8 @@
 """A clock for looks that are in no hurry, on a thread of its own.
 
 While a timer of the reactor or of an event loop is pending, each of its sleeps has a time limit,
-and that costs the kernel 1 µs per wake-up: per message, that is. Whoever only wants to look in a few
-times a second has its timer here, where nobody else sleeps. The thread is started by the first.
+and that costs the kernel 1 µs per wake-up: per message, that is. Whoever only wants to look in a
+few times a second has its timer here, where nobody else sleeps. The thread is started by the first.
 """
 
 from __future__ import annotations

@@ -177,7 +177,8 @@ class Watch:
             if inner is None:
                 continue
             local: dict[str, Any] = inner.f_locals
-            answer, parker = local["self"], local.get("parker")
+            answer: Any = local["self"]
+            parker: Parker | None = local.get("parker")
             if local["timeout"] is not None or not hasattr(answer, "_unanswered"):
                 continue
             if parker is None:
