@@ -7,11 +7,13 @@ import os
 import select
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from monarch.actor import Actor, Channel, MeshFailure, SupervisionError, endpoint
+from monarch.config import configured
 
 from .conftest import WAIT, Inside, kill, until
 
@@ -32,6 +34,10 @@ class Mortal(Actor):
     def read(self, path: str) -> str:
         with open(path) as fifo:
             return fifo.read()
+
+    @endpoint
+    def compute(self) -> int:
+        return sum(range(20_000_000))
 
 
 DEATHS = {
@@ -130,6 +136,51 @@ def test_a_child_that_fails_while_its_parent_stops(
         failure = faults.get(timeout=WAIT)
         assert "Parent parent" in failure.actor
         assert "non-zero code 3" in failure.root.error
+
+
+def test_a_stopped_process_is_given_up(fresh: Fresh, faults: Any) -> None:
+    """Calls to it end as if it had been killed, and it is."""
+    with configured(unresponsive_timeout="200ms"):
+        procs = fresh(2)
+    mortal = procs.spawn("mortal", Mortal)
+    pid = mortal.slice(gpus=0).pid.call_one().get(timeout=WAIT)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(SupervisionError, match="became unresponsive and is assumed dead") as error:
+        mortal.slice(gpus=0).pid.call_one().get(timeout=WAIT)
+    assert "(SIGSTOP) for 0.2 s" in str(error.value)
+    assert f"pid {pid}" in str(error.value)
+    assert "became unresponsive" in str(faults.get(timeout=WAIT))
+    until(lambda: not Path(f"/proc/{pid}").exists())
+    assert mortal.slice(gpus=1).pid.call_one().get(timeout=WAIT) != pid
+
+
+def test_a_stopped_process_that_goes_on_in_time_answers(fresh: Fresh) -> None:
+    mortal = fresh(1).spawn("mortal", Mortal)
+    pid = mortal.pid.call_one().get(timeout=WAIT)
+    for _ in range(2):
+        os.kill(pid, signal.SIGSTOP)
+        answer = mortal.pid.call_one()
+        until(lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "T")
+        os.kill(pid, signal.SIGCONT)
+        assert answer.get(timeout=WAIT) == pid
+
+
+def test_a_process_that_computes_is_not_given_up(fresh: Fresh) -> None:
+    with configured(unresponsive_timeout="10ms"):
+        mortal = fresh(1).spawn("mortal", Mortal)
+    assert mortal.compute.call_one().get(timeout=WAIT) == sum(range(20_000_000))
+
+
+def test_a_stopped_launcher_goes_on(program: Program) -> None:
+    said = program(
+        """
+        this_host().spawn_procs().spawn("x", Echo).echo.call(1).get(timeout=20)
+        launcher, = open(f"/proc/{agent_pid()}/task/{agent_pid()}/children").read().split()
+        os.kill(int(launcher), signal.SIGSTOP)
+        print(this_host().spawn_procs().spawn("y", Echo).echo.call_one(2).get(timeout=20))
+        """
+    )
+    assert said == "2"
 
 
 def test_a_call_to_a_new_mesh_ends_though_the_agent_is_dead(program: Program) -> None:

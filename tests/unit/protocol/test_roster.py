@@ -36,7 +36,7 @@ def roster() -> Roster:
 
 def spawn(roster: Roster, parent: int, *uids: int, **fields: Any) -> list[Effect]:
     procs = [{"uid": uid, **fields} for uid in uids]
-    return roster.spawn(parent, procs, "launcher", 0.0, ready_timeout=30)
+    return roster.spawn(parent, procs, "launcher", 0.0, ready_timeout=30, unresponsive_timeout=10)
 
 
 def gone(to: int, *ends: tuple[Any, ...]) -> Tell:
@@ -220,6 +220,54 @@ def test_the_dead_do_not_spawn(roster: Roster) -> None:
         spawn(roster, 10, 20)
 
 
+# -- stopped processes -----------------------------------------------------------------------------
+
+
+def test_a_proc_that_stays_stopped_is_given_up(roster: Roster) -> None:
+    roster.stopped(10, "SIGSTOP", 5)
+    assert roster.tick(14.9) == []
+    (effect,) = roster.tick(15)
+    assert isinstance(effect, Condemn)
+    assert effect.uid == 10
+    assert "became unresponsive and is assumed dead" in effect.error
+    assert "SIGSTOP" in effect.error
+    assert "10 s" in effect.error
+    assert not roster.alive(10)
+
+
+def test_a_proc_that_goes_on_in_time_lives(roster: Roster) -> None:
+    roster.stopped(10, "SIGSTOP", 5)
+    roster.continued(10)
+    roster.stopped(10, "SIGTSTP", 12)
+    assert roster.tick(15) == []
+    roster.continued(10)
+    assert roster.tick(22) == []
+    assert roster.alive(10)
+
+
+def test_time_in_which_nobody_ran_does_not_count(roster: Roster) -> None:
+    """All of us were stopped: the news that it goes on may be under way."""
+    roster.stopped(10, "SIGSTOP", 5)
+    assert roster.tick(100) == []
+    assert roster.deadline == 110
+    assert isinstance(roster.tick(110)[0], Condemn)
+
+
+def test_who_is_stopped_may_also_end(roster: Roster) -> None:
+    roster.stopped(10, "SIGSTOP", 5)
+    ended(roster, 10)
+    assert roster.tick(15) == []
+    roster.stopped(10, "SIGSTOP", 20)
+    roster.continued(10)
+    assert roster.deadline == math.inf
+
+
+def test_patience_may_be_endless(roster: Roster) -> None:
+    roster.spawn(CLIENT, [{"uid": 20}], "launcher", 0)
+    roster.stopped(20, "SIGSTOP", 5)
+    assert roster.deadline == math.inf
+
+
 # -- restarts --------------------------------------------------------------------------------------
 
 
@@ -342,7 +390,7 @@ class AnyOrder(RuleBasedStateMachine):
         for proc in procs:
             self.parents[proc["uid"]] = parent
             self.state[proc["uid"]] = "runs"
-        self.perform(self.roster.spawn(parent, procs, parent % 2, self.now, 5.0))
+        self.perform(self.roster.spawn(parent, procs, parent % 2, self.now, 5.0, 2.0))
 
     @rule(data=st.data())
     def introduce(self, data: st.DataObject) -> None:
@@ -379,6 +427,14 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data())
     def ready(self, data: st.DataObject) -> None:
         self.roster.ready(data.draw(st.sampled_from(self.uids)))
+
+    @rule(data=st.data(), goes_on=st.booleans())
+    def stopped(self, data: st.DataObject, goes_on: bool) -> None:
+        uid = data.draw(st.sampled_from(self.uids))
+        if goes_on:
+            self.roster.continued(uid)
+        else:
+            self.roster.stopped(uid, "SIGSTOP", self.now)
 
     @precondition(lambda self: len(self.uids) > 1)
     @rule(data=st.data())

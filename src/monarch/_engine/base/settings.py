@@ -287,6 +287,8 @@ class Settings:
     send_buffer_limit = _integer(64 * 2**20, "MONARCH_SEND_BUFFER_LIMIT", "bytes queued on one link before its senders are slowed")
     backpressure_timeout = _seconds("5m", "MONARCH_BACKPRESSURE_TIMEOUT", "how long a send may wait for a full receiver before it raises")
     loop_stall_timeout = _seconds("30s", "MONARCH_LOOP_STALL_TIMEOUT", "how long an actor's event loop may stand still before that is reported; 0: for ever")
+    # Tools that stop a process to look at it or to save it need seconds, not tens of them.
+    unresponsive_timeout = _seconds("10s", "MONARCH_UNRESPONSIVE_TIMEOUT", "how long a proc may be stopped by a signal (SIGSTOP) before it counts as dead; 0: for ever")
 
     # -- transport, logs, limits
     default_transport = _transport(ChannelTransport.Unix, "HYPERACTOR_MESH_DEFAULT_TRANSPORT", "how hosts are reached; see enable_transport")

@@ -41,6 +41,7 @@ GRACE = 0.3
 PATIENCE = 1.0
 """Seconds for all to be gone at the end."""
 
+_CHANGES = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
 _JANITORS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -70,8 +71,8 @@ class Children:
     """See the module. To be made on the main thread: it takes over SIGCHLD.
 
     `own` holds the pids of those that were started here, `debris` the directories of the dead,
-    which are removed when no orphan is left. `fileno` is readable when a child ended: then `reap`,
-    and some time later, when more urgent things are done, `sweep`.
+    which are removed when no orphan is left. `fileno` is readable when a child ended or was
+    stopped: then `reap`, and some time later, when more urgent things are done, `sweep`.
     """
 
     def __init__(self) -> None:
@@ -92,16 +93,21 @@ class Children:
         os.close(self._wake)
 
     def reap(self) -> list[tuple[int, int]]:
-        """Pid and wait status of each own child that ended since. Orphans are reaped as well."""
+        """What became of own children since, in order: pid and wait status.
+
+        They ended, were stopped, or go on. Orphans are reaped as well.
+        """
         with contextlib.suppress(BlockingIOError):
             os.read(self.fileno, 4096)
-        ended: list[tuple[int, int]] = []
+        changed: list[tuple[int, int]] = []
         with contextlib.suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                if found[0] in self.own:
-                    self.own.discard(found[0])
-                    ended.append(found)
-        return ended
+            while (found := os.waitpid(-1, _CHANGES))[0]:
+                pid, status = found
+                if pid in self.own:
+                    if not (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
+                        self.own.discard(pid)
+                    changed.append(found)
+        return changed
 
     def sweep(self) -> float:
         """Kill the orphans that came. When to come again though no child ends; infinity: never."""

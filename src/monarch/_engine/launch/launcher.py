@@ -7,8 +7,9 @@ libraries read while they are imported (`launch_key`). Everything else a process
 environment, cwd, ``sys.path``) comes with the request and is set after the fork.
 
 It speaks frames of JSON with descriptors on one socket to its host agent, and reports every start
-(with a pidfd) and every exit. A custom command is executed instead of forked (`BootstrapCommand`).
-What a proc leaves behind is killed as soon as the proc has ended (`Children`).
+(with a pidfd), every exit, and who is stopped by a signal or goes on. A custom command is executed
+instead of forked (`BootstrapCommand`). What a proc leaves behind is killed as soon as the proc has
+ended (`Children`).
 
 It ends with the agent, whose socket closes, but not before everything below it has. Should it be
 importing when the agent ends, a signal tells it (`SIGTERM` is its parent-death signal).
@@ -289,6 +290,13 @@ class Launcher:
     def _reap(self) -> None:
         exited: list[dict[str, int]] = []
         for pid, status in self._children.reap():
+            if os.WIFSTOPPED(status):
+                number = os.WSTOPSIG(status)
+                self._tell({"op": "stopped", "uid": self._procs[pid][0], "signal": number})
+                continue
+            if os.WIFCONTINUED(status):
+                self._tell({"op": "continued", "uid": self._procs[pid][0]})
+                continue
             uid, scratch = self._procs.pop(pid)
             process = self._commands.pop(pid, None)
             if process is not None:

@@ -13,6 +13,8 @@ What a roster promises, whatever the order of its inputs:
 * The tree of processes is the tree of spawns: with a proc go the procs it spawned, and with the
   client all.
 * Nothing is told to the gone, and nothing is handed to them.
+* A proc whose process stays stopped by a signal for longer than it may (`stopped`) is given up.
+  Time in which nobody ticked does not count: then the host, or all of us, were stopped.
 * A proc that replaces another (a restart) is made known to everybody who had to do with the old
   one, after the old one's end, and introductions to the old one go to the new one.
 
@@ -46,6 +48,7 @@ REMEMBERED = 10_000
 _FORGOTTEN = Verdict(FAILED, "the process does not exist, or ended long ago")
 _CLOSED = Verdict(FAILED, "the process this actor was running on closed its connection")
 _LEFT = Verdict(STOPPED, "it has left")
+_LATE = 1.0  # seconds that a tick is late only if the driver did not run either
 _LAUNCHER_LOST = "the process was killed: its launcher ended unexpectedly"
 
 
@@ -90,7 +93,9 @@ class _Member:
         "known",
         "launcher",
         "parent",
+        "patience",
         "ready",
+        "stopped_at",
         "successor",
         "told",
         "uid",
@@ -102,6 +107,8 @@ class _Member:
         self.parent = parent
         self.launcher = launcher
         self.ready = ready
+        self.patience = math.inf  # seconds it may be stopped
+        self.stopped_at = math.inf
         self.guest = False  # lives elsewhere: not ours to watch, nor to end
         self.exited = False
         self.verdict: Verdict | None = None
@@ -151,13 +158,15 @@ class Roster:
         launcher: Any,
         now: float,
         ready_timeout: float = math.inf,
+        unresponsive_timeout: float = math.inf,
     ) -> list[Effect]:
         """Member `parent` starts procs, through `launcher` (any hashable).
 
         Of each of `procs` it matters here: its ``uid``; whether it is a ``command``, which must
         become `ready` within `ready_timeout` seconds; and which uid it ``replaces``, if any: who
-        is in that one's place now is ended, if need be. Raises ValueError, and changes nothing, if
-        the parent is not alive, a uid is not new, or the parent or the client is to be replaced.
+        is in that one's place now is ended, if need be. `unresponsive_timeout` is how long they may
+        be `stopped`. Raises ValueError, and changes nothing, if the parent is not alive, a uid is
+        not new, or the parent or the client is to be replaced.
         """
         procs = list(procs)
         replaced = {
@@ -177,6 +186,7 @@ class Roster:
         for proc in procs:
             uid = proc["uid"]
             member = _Member(uid, parent, launcher, ready="command" not in proc)
+            member.patience = unresponsive_timeout
             self._members[uid] = member
             self._members[parent].children[uid] = None
             if not member.ready:
@@ -268,6 +278,19 @@ class Roster:
         self._forget()
         return effects
 
+    def stopped(self, uid: int, signal: str, now: float) -> None:
+        """The process was stopped by a signal, of that name."""
+        member = self._members.get(uid)
+        if member is not None and not member.exited:
+            member.stopped_at = now
+            self._call_at(now + member.patience, self._check_stopped, member, signal)
+
+    def continued(self, uid: int) -> None:
+        """The process goes on."""
+        member = self._members.get(uid)
+        if member is not None:
+            member.stopped_at = math.inf
+
     def launcher_lost(self, launcher: Any) -> list[Effect]:
         """A launcher is gone, and with it whoever would report the ends of what it started."""
         lost = [
@@ -303,13 +326,13 @@ class Roster:
         effects: list[Effect] = []
         while self._timers and self._timers[0][0] <= now:
             _, _, function, args = heapq.heappop(self._timers)
-            effects += function(*args)
+            effects += function(now, *args)
         return effects
 
     # -- how it works ----------------------------------------------------------------------------
 
     def _call_at(self, when: float, function: Callable[..., list[Effect]], *args: Any) -> None:
-        """Have `tick` call `function`, which looks for itself whether it still matters."""
+        """Have `tick` call `function` (with its `now`), which looks whether it still matters."""
         if when < math.inf:
             heapq.heappush(self._timers, (when, next(self._order), function, args))
 
@@ -334,7 +357,7 @@ class Roster:
     def _condemn(self, member: _Member, error: str) -> list[Effect]:
         return [Condemn(member.uid, error), *self._exited([member])]
 
-    def _still_alive(self, member: _Member, asker: int) -> list[Effect]:
+    def _still_alive(self, _now: float, member: _Member, asker: int) -> list[Effect]:
         """A question has been open for long enough."""
         if member.exited or asker not in member.askers:
             return []  # answered, or it will be with the end
@@ -347,13 +370,28 @@ class Roster:
             return []
         return [Tell(asker, gone([[member.uid, *_CLOSED]]))]
 
-    def _check_ready(self, member: _Member, patience: float) -> list[Effect]:
+    def _check_ready(self, _now: float, member: _Member, patience: float) -> list[Effect]:
         """Give up on an executed command that did not become a proc."""
         if member.ready or member.exited:
             return []
         error = (
             f"error creating proc: its command did not become a proc within {patience:g} s "
             "(configuration key host_spawn_ready_timeout)"
+        )
+        return self._condemn(member, error)
+
+    def _check_stopped(self, now: float, member: _Member, signal: str) -> list[Effect]:
+        """Give up on a process that stays stopped."""
+        due = member.stopped_at + member.patience
+        if member.exited or due > now:
+            return []
+        if now > due + _LATE:
+            self.stopped(member.uid, signal, now)
+            return []
+        error = (
+            "the process this actor was running on became unresponsive and is assumed dead: it has "
+            f"been stopped by a signal ({signal}) for {member.patience:g} s (configuration key "
+            "unresponsive_timeout)"
         )
         return self._condemn(member, error)
 

@@ -70,7 +70,7 @@ _REQUESTS = {
         "spawn",
     )
 }
-_REPORTS = {op: f"_on_{op}" for op in ("started", "exited")}
+_REPORTS = {op: f"_on_{op}" for op in ("started", "exited", "stopped", "continued")}
 
 
 class _Process:
@@ -200,9 +200,9 @@ class Agent:
         if len(fds) != len(procs):
             raise ValueError(f"{len(procs)} procs to spawn, {len(fds)} links for them")
         launcher = self._launcher_for(spec)
-        patience = spec["ready_timeout"]
         now = drivers.current.now()
-        self._perform(self._roster.spawn(link.uid, procs, launcher, now, patience))
+        ready, unresponsive = spec["ready_timeout"], spec["unresponsive_timeout"] or math.inf
+        self._perform(self._roster.spawn(link.uid, procs, launcher, now, ready, unresponsive))
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         # Each takes two that stay (its control link and a pidfd), or four with its output, and as
         # many again on their way to the launcher.
@@ -368,8 +368,13 @@ class Agent:
         self._perform(self._roster.launcher_lost(launcher))
 
     def _on_child(self, _mask: int = 0) -> None:
-        """A launcher, or an orphan, ended. What a launcher left is below this process now."""
-        self._children.reap()
+        """A launcher, or an orphan, ended. What a launcher left is below this process now.
+
+        (Or a launcher was stopped.)
+        """
+        for pid, status in self._children.reap():
+            if os.WIFSTOPPED(status):  # it must not be: it is the one who reports
+                os.kill(pid, signal.SIGCONT)
         self._sweep()
 
     def _sweep(self) -> None:
@@ -387,6 +392,14 @@ class Agent:
                     process.pidfd = fds[index]
                     kept.append(fds[index])
         return kept
+
+    def _on_stopped(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        name = _signal_name(message["signal"])
+        self._roster.stopped(message["uid"], name, drivers.current.now())
+        self._set_alarm()
+
+    def _on_continued(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        self._roster.continued(message["uid"])
 
     def _on_exited(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         for exited in message["procs"]:

@@ -198,6 +198,7 @@ def launch_spec() -> dict[str, Any]:
         "preload": _preloads(),
         "config": settings.snapshot(),
         "ready_timeout": settings.host_spawn_ready_timeout,
+        "unresponsive_timeout": settings.unresponsive_timeout,
         "pdeathsig": settings.mesh_bootstrap_enable_pdeathsig,
     }
 
