@@ -113,7 +113,7 @@ class Worker(Actor):
     def owed(self) -> tuple[int, int, int]:
         proc = client_proc()
         cells = list(proc.cells.values())
-        relays = sum(len(cell.relays) for cell in cells)
+        relays = sum(len(cell.ports) for cell in cells)
         return sum(len(cell.owed) for cell in cells), relays, len(proc.ports)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.context import CreatorInstance, Instance, context, enter
 from monarch._engine.mesh.endpoint import EndpointProperty, is_async
+from monarch._engine.mesh.undeliverable import ReturnPort
 from monarch._engine.runtime.cell import Cell, Handler
 from monarch._engine.runtime.dispatch import Died, end_by
 from monarch._engine.runtime.spawn import READY
@@ -23,7 +24,7 @@ from monarch._engine.shapes import Extent, MeshTrait, Point, Shape, Slice
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from monarch._engine.base.failure import MeshFailure
+    from monarch._engine.base.failure import MeshFailure, UndeliverableMessageEnvelope
     from monarch._engine.mesh.future import Future
     from monarch._engine.mesh.proc_mesh import ProcMesh
     from monarch._engine.wire.frame import Frame
@@ -74,7 +75,17 @@ class Actor(MeshTrait):
         def``. If it raises, the actor fails.
         """
 
-    def _handle_undeliverable_message(self, message: Any) -> bool:
+    def _handle_undeliverable_message(self, message: UndeliverableMessageEnvelope) -> Any:
+        """Override to learn of one-way messages of this actor whose receiver was gone.
+
+        Called with ``message.sender()``, ``dest()`` and ``error_msg()``, all texts, on this actor's
+        thread between messages, or as a task of its loop; it may be async if the endpoints are.
+        What a truthy result says was handled is settled. The rest is counted, and logged once per
+        receiver: a sender never fails because of its receivers.
+
+        One-way are `broadcast`, `send` without a port, and `Port.send` (of a port whose
+        `return_undeliverable` is True). A call fails its own future, and nothing else.
+        """
         return False
 
     # Meshes of actors are annotated with the actor's class, so that type checkers know the
@@ -229,6 +240,9 @@ class _Behaviour:
         self._cleanup = actor.__cleanup__ if hook(cls, "__cleanup__") is not None else None
         if hook(cls, "__supervise__") is not None:
             instance._supervisor = actor.__supervise__
+        if hook(cls, "_handle_undeliverable_message") is not None:
+            returned = actor._handle_undeliverable_message
+            instance._returns = ReturnPort(instance, cell, returned)
 
     @property
     def has_children(self) -> bool:

@@ -98,6 +98,7 @@ class Instance:
         "_display",
         "_lock",
         "_meshes",
+        "_returns",
         "_supervisor",
         "_uid",
         "_unheard",
@@ -127,6 +128,7 @@ class Instance:
         self._cell = cell
         self._uid = cell.uid if cell is not None else 0
         self._display: str | None = None
+        self._returns: Any = None  # the `ReturnPort` of an actor that has one
         self._supervisor: Callable[[MeshFailure], Any] | None = None
         self._unheard: deque[Failure] = deque()  # of owned meshes, to be handled
         self._meshes: dict[int, Any] = {}  # owned meshes that are to be stopped with this

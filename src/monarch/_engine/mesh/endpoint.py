@@ -12,6 +12,7 @@ reactor -> `Cell.put` -> `dispatch` -> reply -> this process's reactor -> `deliv
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -28,6 +29,7 @@ from typing import (
     overload,
 )
 
+from monarch._engine.mesh.context import context
 from monarch._engine.mesh.future import PENDING, RAW, Future
 from monarch._engine.mesh.reply import (
     Arrival,
@@ -38,6 +40,7 @@ from monarch._engine.mesh.reply import (
     ValueStream,
 )
 from monarch._engine.mesh.roll_call import RollCall
+from monarch._engine.mesh.undeliverable import ReturnPort, give_back
 from monarch._engine.mesh.value_mesh import ValueMesh
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.dispatch import call_meta
@@ -443,7 +446,7 @@ class ActorEndpoint(Generic[P, R_co]):
         """Send to every actor and forget: no result, no acknowledgement, no error."""
         links = self._links or self._resolve()
         self._check(args, kwargs)
-        self._cast(links, args, kwargs, 0, None, 0)
+        self._cast(links, args, kwargs, 0, None, 0, self._one_way_meta())
 
     def options(
         self,
@@ -508,15 +511,16 @@ class ActorEndpoint(Generic[P, R_co]):
             raise ValueError(f"Invalid selection: {selection}; use 'all' or 'choose'")
         self._check(args, kwargs)
         inbox = None if port is None else port.inbox()
+        meta = self._one_way_meta() if port is None else self._meta
         number = 0 if port is None else port.port if inbox is None else inbox.port
         ranks = list(range(len(links))) if selection == "all" else [_pick(links)]
         if inbox is not None:
             inbox.expect(self, links, ranks)
         try:
             if selection == "all":
-                self._cast(links, args, kwargs, number, inbox, 0)
+                self._cast(links, args, kwargs, number, inbox, 0, meta)
             else:
-                self._send_one(links, ranks[0], args, kwargs, number, inbox, 0)
+                self._send_one(links, ranks[0], args, kwargs, number, inbox, 0, meta)
         except BaseException:
             if inbox is not None:
                 for rank in ranks:
@@ -545,7 +549,7 @@ class ActorEndpoint(Generic[P, R_co]):
         future._rank = rank
         future._port = port = self.proc.open_port(future)
         try:
-            self._send_one(links, rank, args, kwargs, port, future, ONCE)
+            self._send_one(links, rank, args, kwargs, port, future, ONCE, self._meta)
         except BaseException:
             self.proc.close_port(port)
             raise
@@ -562,7 +566,7 @@ class ActorEndpoint(Generic[P, R_co]):
         """Call every actor; `calls` gets the answers."""
         port = calls._open(self.proc, links)
         try:
-            self._cast(links, args, kwargs, port, calls, flags)
+            self._cast(links, args, kwargs, port, calls, flags, self._meta)
         except BaseException:
             calls._close()
             raise
@@ -591,6 +595,7 @@ class ActorEndpoint(Generic[P, R_co]):
         port: int,
         sink: Any,
         flags: int,
+        meta: bytes,
     ) -> None:
         proc = self.proc
         link = links[rank]
@@ -600,12 +605,12 @@ class ActorEndpoint(Generic[P, R_co]):
             proc.wait_for_gate(link, uid, self.name, self._timeout)
         stream = payload.stream
         if stream is not None and link is not proc.local and link.queued <= link.queue_limit:
-            if not link.send(pack(CALL, uid, port, rank, self._meta, stream, flags)):
-                self._resend(link, rank, payload, port, sink, flags)
+            if not link.send(pack(CALL, uid, port, rank, meta, stream, flags)):
+                self._resend(link, rank, payload, port, sink, flags, meta)
             return
         try:
-            if not proc.send(link, CALL, uid, port, rank, self._meta, payload, flags):
-                self._resend(link, rank, payload, port, sink, flags)
+            if not proc.send(link, CALL, uid, port, rank, meta, payload, flags):
+                self._resend(link, rank, payload, port, sink, flags, meta)
         finally:
             proc.sent(payload)
 
@@ -617,10 +622,10 @@ class ActorEndpoint(Generic[P, R_co]):
         port: int,
         sink: Any,
         flags: int,
+        meta: bytes,
     ) -> None:
         proc = self.proc
         uid = self.mesh._uid
-        meta = self._meta
         payload = proc.encode_call(args, kwargs)
         for link in links:
             if link.paused and uid in link.paused:
@@ -628,16 +633,17 @@ class ActorEndpoint(Generic[P, R_co]):
         try:
             for rank, link in enumerate(links):
                 if not proc.send(link, CALL, uid, port, rank, meta, payload, flags):
-                    self._resend(link, rank, payload, port, sink, flags)
+                    self._resend(link, rank, payload, port, sink, flags, meta)
         finally:
             proc.sent(payload)
 
     def _resend(
-        self, link: Any, rank: int, payload: Payload, port: int, sink: Any, flags: int
+        self, link: Any, rank: int, payload: Payload, port: int, sink: Any, flags: int, meta: bytes
     ) -> None:
         """A send was refused, so it may be repeated: to the process that replaced the lost one.
 
         If there is none the sink is told, now if the reason is known, else when it is (`_bury`).
+        Without a sink nobody waits, and the sender is told.
         """
         proc = self.proc
         while proc.newest(link.uid) != link.uid:
@@ -646,11 +652,21 @@ class ActorEndpoint(Generic[P, R_co]):
                 break
             if sink is not None:
                 sink.peer_moved(rank, old, link)
-            if proc.send(link, CALL, self.mesh._uid, port, rank, self._meta, payload, flags):
+            if proc.send(link, CALL, self.mesh._uid, port, rank, meta, payload, flags):
                 return
         verdict = proc.verdicts.get(link.uid)
-        if sink is not None and verdict is not None:
+        if not port:
+            give_back(link, functools.partial(self.mesh.failure_of_rank, rank))
+        elif sink is not None and verdict is not None:
             sink.peer_lost(link, verdict)
+
+    def _one_way_meta(self) -> bytes:
+        """The meta of a message without a reply port: an actor may want it back."""
+        if self.proc.returns:
+            back: ReturnPort | None = context().actor_instance._returns
+            if back is not None:
+                return call_meta(self.method, self.mesh._shape.extent.to_bytes(), back.number)
+        return self._meta
 
 
 class _OptionedEndpoint(ActorEndpoint[P, R_co]):

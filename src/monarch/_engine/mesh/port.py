@@ -20,6 +20,7 @@ from monarch._engine.base.failure import Failure
 from monarch._engine.mesh.context import context
 from monarch._engine.mesh.future import PENDING, RAW, Future
 from monarch._engine.mesh.reply import RAISE
+from monarch._engine.mesh.undeliverable import give_back
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.dispatch import rebuild_error
@@ -71,7 +72,11 @@ class Port(Generic[T]):
 
     @property
     def return_undeliverable(self) -> bool:
-        """Accepted for programs that set it. This release drops what cannot be delivered."""
+        """Whether an actor that sends here is told if the receiver's process is gone.
+
+        See `Actor._handle_undeliverable_message`. What is sent to a receiver that was dropped, in
+        a process that lives, is dropped as well.
+        """
         return self._return_undeliverable
 
     @return_undeliverable.setter
@@ -99,7 +104,13 @@ class Port(Generic[T]):
             proc.wait_for_gate(link, port, "Port.send")
         payload = proc.encode(obj)
         self._spend()
-        proc.send_one(link, POST, port, 0, self._rank, b"", payload, flags)
+        sent = proc.send_one(link, POST, port, 0, self._rank, b"", payload, flags)
+        if not sent and self._return_undeliverable:
+            give_back(link, self._unreachable)
+
+    def _unreachable(self, verdict: Verdict) -> Failure:
+        uid, number = self._port_ref
+        return Failure(f"<port {number} of proc {uid:x}>", verdict)
 
     def _spend(self) -> None:
         """A message is about to be sent; raises RuntimeError if it is one too many."""

@@ -52,6 +52,7 @@ class ResponsePort(Port[T]):
         self._once = bool(frame.flags & ONCE)
         self._is_call = bool(frame.flags & (ONCE | FIRST))
         self._relay: _Relay | None = None
+        self._return_undeliverable = False  # whoever called has no use for an answer any more
         if frame.port:
             self._ticket = cell.owe()
 
@@ -100,12 +101,12 @@ class _Relay:
         self._number = number
         self._rank = rank
         self.port = cell.proc.open_port(self)
-        cell.relays.add(self.port)
+        cell.ports.add(self.port)
 
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         cell = self._cell
         cell.proc.close_port(self.port)
-        cell.relays.discard(self.port)
+        cell.ports.discard(self.port)
         if cell.redeem(self._ticket):
             forward(cell.proc, body, self._link, self._number, self._rank, flags)
 

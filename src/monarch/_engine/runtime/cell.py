@@ -146,7 +146,7 @@ class Cell:
         self.current: tuple[Any, Frame] | None = None  # the message in hand, until it is answered
         self.owed: dict[int, tuple[Any, int, int]] = {}  # link, port, rank of answers for later
         self.aside: set[tuple[Any, int]] = set()  # calls (link, port) that tasks are to answer
-        self.relays: set[int] = set()  # ports here where others may answer for this actor
+        self.ports: set[int] = set()  # those that close with the actor
         self._tickets = itertools.count(1)
         self.thread_id = 0
         self.grave: Failure | None = None
@@ -251,8 +251,8 @@ class Cell:
             self.refuse(*current)
         self.refuse_queued()
         self._refuse_owed(grave)
-        for relay in list(self.relays):
-            proc.close_port(relay)
+        for port in list(self.ports):
+            proc.close_port(port)
         self.gauge.close()
         return True
 

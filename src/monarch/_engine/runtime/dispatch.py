@@ -49,6 +49,7 @@ __all__ = [
     "prepare",
     "rebuild_error",
     "reply",
+    "return_port_of",
     "route",
     "run_sync",
     "send_error",
@@ -59,10 +60,29 @@ __all__ = [
 _routes: dict[bytes, tuple[str, bytes]] = {}
 
 
-def call_meta(name: str, extent: bytes) -> bytes:
-    """Meta of a CALL: the endpoint's name and the extent of the caller's mesh."""
+_RETURNS = 0x8000  # of the length: a return port follows the name
+
+
+def call_meta(name: str, extent: bytes, return_port: int = 0) -> bytes:
+    """Meta of a CALL: the endpoint's name and the extent of the caller's mesh.
+
+    `return_port`: where the sender wants to hear that a message without a reply port did not
+    arrive.
+    """
     encoded = name.encode()
-    return len(encoded).to_bytes(2, "little") + encoded + extent
+    if not return_port:
+        return len(encoded).to_bytes(2, "little") + encoded + extent
+    head = (len(encoded) | _RETURNS).to_bytes(2, "little")
+    return head + encoded + return_port.to_bytes(8, "little") + extent
+
+
+def return_port_of(meta: bytes) -> int:
+    """The return port in the meta of a CALL; 0: there is none."""
+    length = int.from_bytes(meta[:2], "little")
+    if not length & _RETURNS:
+        return 0
+    end = 2 + (length & ~_RETURNS)
+    return int.from_bytes(meta[end : end + 8], "little")
 
 
 def route(meta: bytes) -> tuple[str, bytes]:
@@ -70,7 +90,8 @@ def route(meta: bytes) -> tuple[str, bytes]:
     known = _routes.get(meta)
     if known is None:
         length = int.from_bytes(meta[:2], "little")
-        known = (meta[2 : 2 + length].decode(), meta[2 + length :])
+        end = 2 + (length & ~_RETURNS)
+        known = (meta[2:end].decode(), meta[end + 8 * bool(length & _RETURNS) :])
         if len(_routes) > 4096:
             _routes.clear()
         _routes[meta] = known

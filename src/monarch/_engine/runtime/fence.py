@@ -52,8 +52,7 @@ class Fence:
 
     def _put(self, link: Any, frame: Frame) -> None:
         if frame.kind == CALL and link in self._silent:
-            if frame.port:
-                self._cell.proc.post_failure(link, frame.port, frame.rank, self._grave)
+            self._cell.proc.give_back(link, frame, self._grave)
         else:
             self._enqueue(link, frame)
 

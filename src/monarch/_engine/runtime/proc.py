@@ -34,6 +34,8 @@ from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, STOPPED
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.body import LocalBody, MappedBody
+from monarch._engine.runtime.dead_letters import DeadLetters
+from monarch._engine.runtime.dispatch import return_port_of
 from monarch._engine.runtime.ends import OwnedMesh, Sink, Verdict
 from monarch._engine.runtime.links import Gate, LocalLink, LostLink
 from monarch._engine.runtime.reactor import WRITE
@@ -121,6 +123,8 @@ class Proc:
         self.successors: dict[int, int] = {}  # procs that were replaced, and by whom
         self.moves = 0  # how often a proc was replaced: who keeps links looks them up again
         self.expected: dict[int, str] = {}  # procs we asked to stop, and the reason
+        self.dead_letters = DeadLetters()
+        self.returns = False  # whether an actor here wants messages back that did not arrive
         self.setup: Any = None  # the bootstrap callable's gate, when there is one
         self.notices: dict[str, Callable[[dict[str, Any]], None]] = {}
         self._asked: set[int] = set()
@@ -420,14 +424,21 @@ class Proc:
 
     def refuse(self, link: Any, frame: Frame) -> None:
         """Answer a message whose actor is gone."""
-        if frame.port:
-            if self.setup is not None and self.setup.answer is not None:
-                self.post(link, frame.port, frame.rank, self.setup.answer, ERROR)
-                return
-            failure = self.graves.get(frame.dest)
-            if failure is None:
-                failure = Failure("<unknown>", _FORGOTTEN)
-            self.post_failure(link, frame.port, frame.rank, failure)
+        if frame.port and self.setup is not None and self.setup.answer is not None:
+            self.post(link, frame.port, frame.rank, self.setup.answer, ERROR)
+            return
+        failure = self.graves.get(frame.dest)
+        if failure is None:
+            failure = Failure("<unknown>", _FORGOTTEN)
+        self.give_back(link, frame, failure)
+
+    def give_back(self, link: Any, frame: Frame, failure: Failure) -> None:
+        """Tell the sender of a message why its actor will not handle it."""
+        port = frame.port or return_port_of(frame.meta)
+        if port:
+            self.post_failure(link, port, frame.rank, failure)
+        else:
+            self.dead_letters.add(failure)
 
     def _on_post(self, link: Any, frame: Frame) -> None:
         body = self._body(link, frame) if frame.flags & SEGMENT else frame.body

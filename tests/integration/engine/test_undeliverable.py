@@ -1,0 +1,282 @@
+"""One-way messages to whoever is gone: the sender may learn of it, and never fails."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from monarch._engine.runtime.client import client_proc
+from monarch._engine.runtime.proc import Proc
+from monarch.actor import (
+    Actor,
+    Channel,
+    Port,
+    SupervisionError,
+    context,
+    endpoint,
+    send,
+)
+
+from .conftest import WAIT, Inside, kill, until
+
+Fresh = Callable[..., Any]
+
+
+class Receiver(Actor):
+    @endpoint
+    def take(self, value: Any = None) -> Any:
+        return value
+
+    @endpoint
+    def die(self) -> None:
+        raise SystemExit("died on request")
+
+    @endpoint
+    def hold(self, ready: Port[Port[None]]) -> None:
+        go, gone = Channel[None].open()
+        ready.send(go)
+        gone.recv().get()
+        context().actor_instance.stop("enough")
+
+    @endpoint
+    def open(self) -> Port[Any]:
+        port, self.receiver = Channel[Any].open()
+        return port
+
+
+class Sender(Actor):
+    """Tells `port` of each message that came back; handles those to receivers named "wanted"."""
+
+    def __init__(self, port: Port[Any]) -> None:
+        self.port = port
+
+    @endpoint
+    def broadcast(self, mesh: Any, count: int = 1) -> None:
+        for number in range(count):
+            mesh.take.broadcast(number)
+
+    @endpoint
+    def send(self, mesh: Any, selection: str) -> None:
+        send(mesh.take, (), {}, None, selection)  # type: ignore[arg-type]
+
+    @endpoint
+    def send_to(self, port: Port[Any], value: Any, wanted: bool = True) -> None:
+        port.return_undeliverable = wanted
+        port.send(value)
+
+    @endpoint
+    def call(self, mesh: Any) -> int:
+        failures = 0
+        futures = [mesh.take.call(), mesh.take.choose(), *mesh.take.stream()]
+        for future in futures:
+            try:
+                future.get()
+            except SupervisionError:
+                failures += 1
+        return failures
+
+    @endpoint
+    def dead_letters(self) -> int:
+        return client_proc().dead_letters.count
+
+    def _handle_undeliverable_message(self, message: Any) -> bool:
+        self.port.send((message.sender(), message.dest(), message.error_msg()))
+        if "raise" in message.dest():
+            raise ValueError("the handler itself")
+        return "wanted" in message.dest()
+
+
+class AsyncSender(Actor):
+    def __init__(self, port: Port[Any]) -> None:
+        self.port = port
+
+    @endpoint
+    async def broadcast(self, mesh: Any, count: int = 1) -> None:
+        for number in range(count):
+            mesh.take.broadcast(number)
+
+    @endpoint
+    async def dead_letters(self) -> int:
+        return client_proc().dead_letters.count
+
+    async def _handle_undeliverable_message(self, message: Any) -> bool:
+        context().actor_instance.proc.extent  # noqa: B018 - it is this actor's
+        self.port.send((message.sender(), message.dest(), message.error_msg()))
+        return "wanted" in message.dest()
+
+
+class HalfAsyncSender(AsyncSender):
+    def _handle_undeliverable_message(self, message: Any) -> bool:  # type: ignore[override]
+        self.port.send((message.sender(), message.dest(), message.error_msg()))
+        return True
+
+
+def dead(procs: Any, name: str, how: str) -> Any:
+    """A mesh of one actor that is gone; its process lives unless it was killed."""
+    mesh = procs.spawn(name, Receiver)
+    if how == "stopped":
+        mesh.stop().get(timeout=WAIT)
+    elif how == "failed":
+        with pytest.raises(SupervisionError):
+            mesh.die.call_one().get(timeout=WAIT)
+    else:
+        kill(procs.spawn("inside", Inside).pid.call_one().get(timeout=WAIT))
+        with pytest.raises(SupervisionError):
+            until(lambda: mesh.take.call_one().get(timeout=WAIT))
+    return mesh
+
+
+WHY = {"stopped": "stopped", "failed": "died on request", "killed": "Killed"}
+
+
+@pytest.mark.parametrize("how", WHY)
+@pytest.mark.parametrize("kind", [Sender, AsyncSender, HalfAsyncSender])
+def test_the_sender_is_asked_about_each_message(fresh: Fresh, kind: Any, how: str) -> None:
+    port, returned = Channel[Any].open()
+    sender = fresh(1).spawn("sender", kind, port)
+    mesh = dead(fresh(1), "wanted", how)
+    sender.broadcast.call_one(mesh, 3).get(timeout=WAIT)
+    for _ in range(3):
+        who, whom, why = returned.recv().get(timeout=WAIT)
+        assert "Sender sender" in who
+        assert "Receiver wanted" in whom
+        assert WHY[how] in why
+    assert sender.dead_letters.call_one().get(timeout=WAIT) == 0
+    with pytest.raises(TimeoutError):
+        returned.recv().get(timeout=0)
+
+
+@pytest.mark.parametrize("selection", ["all", "choose"])
+def test_a_send_without_a_port_is_one_way_too(fresh: Fresh, selection: str) -> None:
+    port, returned = Channel[Any].open()
+    sender = fresh(1).spawn("sender", Sender, port)
+    for how in ("stopped", "killed"):
+        mesh = dead(fresh(1), "wanted", how)
+        sender.send.call_one(mesh, selection).get(timeout=WAIT)
+        assert WHY[how] in returned.recv().get(timeout=WAIT)[2]
+
+
+def test_what_waited_when_the_receiver_ended_comes_back(fresh: Fresh) -> None:
+    port, returned = Channel[Any].open()
+    sender = fresh(1).spawn("sender", Sender, port)
+    mesh = fresh(1).spawn("wanted", Receiver)
+    ready, gates = Channel[Port[None]].open()
+    mesh.hold.broadcast(ready)
+    go = gates.recv().get(timeout=WAIT)
+    sender.broadcast.call_one(mesh, 5).get(timeout=WAIT)
+    go.send(None)
+    for _ in range(5):
+        assert "enough" in returned.recv().get(timeout=WAIT)[2]
+
+
+def test_only_the_ranks_that_are_gone(fresh: Fresh) -> None:
+    port, returned = Channel[Any].open()
+    sender = fresh(1).spawn("sender", Sender, port)
+    procs = fresh(3)
+    mesh = procs.spawn("wanted", Receiver)
+    with pytest.raises(SupervisionError):
+        mesh.slice(gpus=1).die.call_one().get(timeout=WAIT)
+    sender.broadcast.call_one(mesh).get(timeout=WAIT)
+    assert "{'gpus': 1/3}" in returned.recv().get(timeout=WAIT)[1]
+    assert mesh.slice(gpus=0).take.call_one(1).get(timeout=WAIT) == 1
+    with pytest.raises(TimeoutError):
+        returned.recv().get(timeout=0)
+
+
+def test_a_call_fails_its_future_and_nothing_else(fresh: Fresh) -> None:
+    port, returned = Channel[Any].open()
+    sender = fresh(1).spawn("sender", Sender, port)
+    for how in WHY:
+        mesh = dead(fresh(1), "wanted", how)
+        assert sender.call.call_one(mesh).get(timeout=WAIT) == 3
+    with pytest.raises(TimeoutError):
+        returned.recv().get(timeout=0)
+    assert sender.dead_letters.call_one().get(timeout=WAIT) == 0
+
+
+def test_a_port_of_a_process_that_is_gone(fresh: Fresh) -> None:
+    port, returned = Channel[Any].open()
+    sender = fresh(1).spawn("sender", Sender, port)
+    procs = fresh(1)
+    target = procs.spawn("opens", Receiver).open.call_one().get(timeout=WAIT)
+    dead(procs, "beside", "killed")
+    sender.send_to.call_one(target, 1).get(timeout=WAIT)
+    _, whom, why = returned.recv().get(timeout=WAIT)
+    assert "port" in whom
+    assert "Killed" in why
+    before = sender.dead_letters.call_one().get(timeout=WAIT)
+    sender.send_to.call_one(target, 2, wanted=False).get(timeout=WAIT)
+    assert sender.dead_letters.call_one().get(timeout=WAIT) == before
+    with pytest.raises(TimeoutError):
+        returned.recv().get(timeout=0)
+
+
+@pytest.mark.parametrize("name", ["unloved", "raise"])
+def test_a_message_that_is_not_handled_fails_nobody(
+    fresh: Fresh, faults: queue.Queue[Any], name: str
+) -> None:
+    """It is a dead letter of the sender's process."""
+    port, returned = Channel[Any].open()
+    sender = fresh(1).spawn("sender", Sender, port)
+    mesh = dead(fresh(1), name, "stopped")
+    sender.broadcast.call_one(mesh, 3).get(timeout=WAIT)
+    for _ in range(3):
+        returned.recv().get(timeout=WAIT)
+    assert until(lambda: sender.dead_letters.call_one().get(timeout=WAIT) == 3)
+    assert faults.empty()
+
+
+def test_a_sender_without_a_handler_goes_on(
+    fresh: Fresh, proc: Proc, faults: queue.Queue[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The script has none, nor have most actors. Who looks at the log is told once."""
+    procs = fresh(1)
+    mesh = dead(procs, "gone", "killed")
+    faults.get(timeout=WAIT)
+    before = proc.dead_letters.count
+    with caplog.at_level(logging.WARNING, "monarch"):
+        for _ in range(5):
+            mesh.take.broadcast()
+        until(lambda: proc.dead_letters.count == before + 5)
+    (record,) = [r for r in caplog.records if "without a waiting caller" in r.getMessage()]
+    assert "Receiver gone" in record.getMessage()
+    assert "Killed" in record.getMessage()
+    assert faults.empty()
+
+
+def test_dead_letters_of_a_stopped_actor_are_nothing_to_warn_of(
+    fresh: Fresh, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They are counted where the actor lived."""
+    procs = fresh(1)
+    mesh = dead(procs, "gone", "stopped")
+    beside = procs.spawn("beside", Letters)
+    for _ in range(5):
+        mesh.take.broadcast()
+    assert beside.count.call_one().get(timeout=WAIT) == 5
+    procs.stop().get(timeout=WAIT)
+    assert "without a waiting caller" not in "".join(capfd.readouterr())
+
+
+class Letters(Actor):
+    @endpoint
+    def count(self) -> int:
+        return client_proc().dead_letters.count
+
+
+def test_a_sender_that_ended_is_not_asked(fresh: Fresh) -> None:
+    port, returned = Channel[Any].open()
+    procs = fresh(1)
+    sender = procs.spawn("sender", Sender, port)
+    inside = procs.spawn("inside", Inside)
+    before = inside.tables.call_one().get(timeout=WAIT)["ports"]
+    other = procs.spawn("other", Sender, port)
+    other.stop().get(timeout=WAIT)
+    assert inside.tables.call_one().get(timeout=WAIT)["ports"] == before
+    mesh = dead(fresh(1), "wanted", "stopped")
+    sender.broadcast.call_one(mesh).get(timeout=WAIT)
+    assert "Sender sender" in returned.recv().get(timeout=WAIT)[0]
