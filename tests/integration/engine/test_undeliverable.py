@@ -48,7 +48,29 @@ class Receiver(Actor):
         return port
 
 
-class Sender(Actor):
+class Learner(Actor):
+    """Has met the processes that it sends to: what is on its way into one that dies is lost."""
+
+    @endpoint
+    def meet(self, mesh: Any) -> bool:
+        try:
+            mesh.take.call().get(timeout=WAIT)
+        except SupervisionError:
+            return True
+        return False
+
+
+class AsyncLearner(Actor):
+    @endpoint
+    async def meet(self, mesh: Any) -> bool:
+        try:
+            await mesh.take.call()
+        except SupervisionError:
+            return True
+        return False
+
+
+class Sender(Learner):
     """Tells `port` of each message that came back; handles those to receivers named "wanted"."""
 
     def __init__(self, port: Port[Any]) -> None:
@@ -90,7 +112,7 @@ class Sender(Actor):
         return "wanted" in message.dest()
 
 
-class AsyncSender(Actor):
+class AsyncSender(AsyncLearner):
     def __init__(self, port: Port[Any]) -> None:
         self.port = port
 
@@ -139,6 +161,7 @@ def test_the_sender_is_asked_about_each_message(fresh: Fresh, kind: Any, how: st
     port, returned = Channel[Any].open()
     sender = fresh(1).spawn("sender", kind, port)
     mesh = dead(fresh(1), "wanted", how)
+    assert sender.meet.call_one(mesh).get(timeout=WAIT)
     sender.broadcast.call_one(mesh, 3).get(timeout=WAIT)
     for _ in range(3):
         who, whom, why = returned.recv().get(timeout=WAIT)
@@ -156,6 +179,7 @@ def test_a_send_without_a_port_is_one_way_too(fresh: Fresh, selection: str) -> N
     sender = fresh(1).spawn("sender", Sender, port)
     for how in ("stopped", "killed"):
         mesh = dead(fresh(1), "wanted", how)
+        assert sender.meet.call_one(mesh).get(timeout=WAIT)
         sender.send.call_one(mesh, selection).get(timeout=WAIT)
         assert WHY[how] in returned.recv().get(timeout=WAIT)[2]
 
@@ -203,7 +227,8 @@ def test_a_port_of_a_process_that_is_gone(fresh: Fresh) -> None:
     sender = fresh(1).spawn("sender", Sender, port)
     procs = fresh(1)
     target = procs.spawn("opens", Receiver).open.call_one().get(timeout=WAIT)
-    dead(procs, "beside", "killed")
+    mesh = dead(procs, "beside", "killed")
+    assert sender.meet.call_one(mesh).get(timeout=WAIT)
     sender.send_to.call_one(target, 1).get(timeout=WAIT)
     _, whom, why = returned.recv().get(timeout=WAIT)
     assert "port" in whom
@@ -236,7 +261,8 @@ def test_a_sender_without_a_handler_goes_on(
     """The script has none, nor have most actors. Who looks at the log is told once."""
     procs = fresh(1)
     mesh = dead(procs, "gone", "killed")
-    faults.get(timeout=WAIT)
+    for _ in ("gone", "inside"):
+        faults.get(timeout=WAIT)
     before = proc.dead_letters.count
     with caplog.at_level(logging.WARNING, "monarch"):
         for _ in range(5):
@@ -273,6 +299,7 @@ def test_a_sender_that_ended_is_not_asked(fresh: Fresh) -> None:
     procs = fresh(1)
     sender = procs.spawn("sender", Sender, port)
     inside = procs.spawn("inside", Inside)
+    sender.dead_letters.call_one().get(timeout=WAIT)  # it is there
     before = inside.tables.call_one().get(timeout=WAIT)["ports"]
     other = procs.spawn("other", Sender, port)
     other.stop().get(timeout=WAIT)

@@ -6,7 +6,7 @@ happens to the sender: what is not handled is a dead letter (`runtime.dead_lette
 
 * A process that lives, where the receiver lived, refuses the message. It says so at the sender's
   *return port*, whose number travels in the message's meta.
-* That a process is gone, the send itself notices.
+* That a process is gone, the send itself notices, once the sender has learned of it.
 * What was on its way into a process that died is lost: nobody knows what became of it.
 """
 
