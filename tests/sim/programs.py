@@ -12,7 +12,15 @@ import random
 import time
 
 import monarch.actor
-from monarch.actor import Actor, ActorError, Channel, SupervisionError, endpoint, this_host
+from monarch.actor import (
+    Actor,
+    ActorError,
+    Channel,
+    SupervisionError,
+    Supervisor,
+    endpoint,
+    this_host,
+)
 from monarch.testing import Rates
 
 
@@ -154,6 +162,78 @@ def managed(cls, count=6):
     return main
 
 
+class Keeper(Actor):
+    """Keeps ledgers alive: what fails comes back."""
+
+    def __init__(self, hosts, cls, strategy, fresh):
+        self.failures = []
+        procs = hosts.spawn_procs({"gpus": 2}, name="ledger")
+        self.supervisor = Supervisor(
+            strategy, max_restarts=5, within=60, backoff=0.01, fresh_process=fresh
+        )
+        self.ledgers = self.supervisor.spawn(procs, "ledger", cls)
+
+    @endpoint
+    def run(self, rounds):
+        answered = 0
+        for number in range(rounds):
+            for future in self.ledgers.note.stream("keeper", 2 * number):
+                try:
+                    assert future.get(timeout=120) == 2 * number
+                    answered += 1
+                except (ActorError, SupervisionError):
+                    continue
+        self.check_notes()
+        return answered, len(self.supervisor.restarts)
+
+    def check_notes(self):
+        for future in self.ledgers.all_notes.stream():
+            try:
+                numbers = [number for name, number in future.get(timeout=120) if name == "keeper"]
+            except SupervisionError:
+                continue
+            assert numbers == sorted(set(numbers)), f"out of order or twice: {numbers}"
+
+    @endpoint
+    def check(self):
+        """Once it has settled: either all are back, or the supervisor gave up and said so."""
+        try:
+            self.supervisor.healthy.get(timeout=120)
+        except SupervisionError:
+            return "gave up"
+        return len(self.ledgers.all_notes.call().get(timeout=120).values())
+
+    @endpoint
+    def told(self):
+        return self.failures
+
+    def __supervise__(self, failure):
+        self.failures.append(failure.report())
+        return True
+
+
+def kept(cls, strategy, fresh):
+    """A program whose ledgers are restarted when something happens to them."""
+
+    def main(hosts):
+        with quiet_faults():
+            keeper = (
+                this_host()
+                .spawn_procs(name="keeper")
+                .spawn("keeper", Keeper, hosts, cls, strategy, fresh)
+            )
+            try:
+                keeper.run.call_one(8).get()
+                time.sleep(5)
+                found = keeper.check.call_one().get()
+                told = keeper.told.call_one().get()
+                assert found == 2 * len(hosts) or (found == "gave up" and told), (found, told)
+            except SupervisionError:
+                pass  # the keeper's own process was hit
+
+    return main
+
+
 @contextlib.contextmanager
 def quiet_faults():
     """What reaches the script was meant to."""
@@ -221,4 +301,6 @@ PROGRAMS = {
     "sync ledgers": managed(Ledger),
     "async ledgers": managed(AsyncLedger),
     "streams": streams,
+    "kept": kept(Ledger, "one_for_one", False),
+    "kept all": kept(AsyncLedger, "one_for_all", True),
 }

@@ -10,7 +10,7 @@ import pytest
 from monarch.testing import explore, random_faults, simulate
 from tests.sim.programs import PROGRAMS, cases, rates
 
-SEEDS = 45
+SEEDS = 60
 
 
 @pytest.mark.parametrize(("seed", "name", "hosts"), list(cases(range(SEEDS))))
@@ -18,7 +18,7 @@ def test_promises_are_kept(seed, name, hosts):
     explore(PROGRAMS[name], seeds=[seed], hosts=hosts, faults=rates(hosts))
 
 
-@pytest.mark.parametrize(("seed", "name", "hosts"), list(cases(range(9))))
+@pytest.mark.parametrize(("seed", "name", "hosts"), list(cases(range(15))))
 def test_the_same_seed_is_the_same_run(seed, name, hosts):
     plan = random_faults(seed, rates(hosts), hosts)
     first, again = (
