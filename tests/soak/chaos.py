@@ -39,7 +39,7 @@ from typing import Any
 from footprint import excess, footprint
 from history import Journal, summary, violations
 from report import end
-from workload import AsyncCaller, AsyncWorker, Caller, Sender, Target, Worker, block
+from workload import AsyncCaller, AsyncWorker, Caller, Owner, Sender, Target, Worker, block
 
 import monarch.actor
 from monarch._engine.launch.children import die_with_parent
@@ -82,11 +82,37 @@ class Group:
 
     def renew(self) -> None:
         self._generation += 1
-        self.supervisor, self.procs, self.targets = self._make(f"{self._name}.{self._generation}")
+        self.supervisor, self._procs, self.own = self._make(f"{self._name}.{self._generation}")
+
+    @property
+    def targets(self) -> list[Target]:
+        """What is to be called."""
+        return self.own
+
+    def await_health(self) -> None:
+        self.supervisor.healthy.get(timeout=WAIT)
 
     def stop(self) -> None:
-        for procs in self.procs:
+        for procs in self._procs:
             procs.stop().get(timeout=WAIT)
+
+
+class OwnersGroup(Group):
+    """An owner, whose mesh is called; it is another one with each incarnation."""
+
+    _owned: tuple[Target, ...] = ()
+
+    @property
+    def targets(self) -> list[Target]:
+        (owner,) = self.own
+        with contextlib.suppress(SupervisionError):  # then we call those that went with it
+            self._owned = (owner.mesh.target.call_one().get(timeout=WAIT),)
+        return list(self._owned)
+
+    def await_health(self) -> None:
+        super().await_health()
+        (owner,) = self.own
+        owner.mesh.healthy.call_one().get(timeout=WAIT)
 
 
 class Chaos:
@@ -104,12 +130,14 @@ class Chaos:
         self.problems: queue.Queue[str] = queue.Queue()
         callers = max(2, procs // 4)
         rest = procs - callers
-        sizes = [(rest + 3 - i) // 4 for i in range(4)]
+        sizes = [(rest + 3 - i) // 5 for i in range(5)]  # and a process for the owner
         self.callers = Group(f"callers{number}", lambda name: self._callers(name, callers))
+        self.owners = OwnersGroup(f"d{number}", lambda name: self._owner(name, sizes[4] or 1))
         self.groups = [
             Group(f"a{number}", lambda name: self._one_for_one(name, sizes[0])),
             Group(f"b{number}", lambda name: self._one_for_all(name, sizes[1])),
             Group(f"c{number}", lambda name: self._rest_for_one(name, sizes[2], sizes[3])),
+            self.owners,
         ]
 
     # -- who is there ----------------------------------------------------------------------------
@@ -154,6 +182,12 @@ class Chaos:
             for on, kind, cls in zip(procs, "sa", (Worker, AsyncWorker), strict=True)
         ]
         return supervisor, procs, targets
+
+    def _owner(self, name: str, count: int) -> tuple[Supervisor, list[Any], list[Target]]:
+        supervisor = Supervisor(**QUIET)
+        procs = this_host().spawn_procs({"gpus": 1})
+        owner = Target(name, supervisor.spawn(procs, name, Owner, self.folder, name, count))
+        return supervisor, [procs], [owner]
 
     def targets(self) -> list[Target]:
         return [target for group in self.groups for target in group.targets]
@@ -200,14 +234,15 @@ class Chaos:
     def _calm(self) -> None:
         for group in (self.callers, *self.groups):
             try:
-                group.supervisor.healthy.get(timeout=WAIT)
+                group.await_health()
             except SupervisionError:
                 self._renew(group)
-                group.supervisor.healthy.get(timeout=WAIT)
+                group.await_health()
         self.journal.write("note", "calm")
-        block(self.client.calm(self.targets()))
+        targets = self.targets()
+        block(self.client.calm(targets))
         for target in self.callers.targets:
-            target.mesh.calm.call(self.targets()).get(timeout=2 * WAIT)
+            target.mesh.calm.call(targets).get(timeout=2 * WAIT)
 
     def _stop(self) -> None:
         for group in self.groups:
@@ -229,13 +264,16 @@ class Chaos:
             self._pause_and_kill: 1.0,
             self._fork: 1.0,
             self._kill_caller: 1.0,
+            self._kill_owner: 0.5,
+            self._too_much: 0.3,
+            self._pause_runtime: 0.5,
             self._launcher: 0.2,
             self._renew_one: 0.4,
         }
         while time.monotonic() < until and not self.over.is_set():
             for group in self.groups:  # one of them gives up easily
                 if group.supervisor._fallen is not None:
-                    self.journal.write("note", "given-up", group.targets[0].name)
+                    self.journal.write("note", "given-up", group.own[0].name)
                     self._renew(group)
             (fault,) = self.chance.choices(list(faults), list(faults.values()))
             fault()
@@ -290,19 +328,45 @@ class Chaos:
     def _fork(self) -> None:
         self._make_fail(self.chance.choice(("fork", "daemon", "command")))
 
+    def _kill_owner(self) -> None:
+        """What it owns goes with it."""
+        (owner,) = self.owners.own
+        self.journal.write("note", "kill-owner", owner.name)
+        self._signal(signal.SIGKILL, owner.name, 0)
+
+    def _too_much(self) -> None:
+        """More failures of the second group than its supervisor puts up with."""
+        (target,) = self.groups[1].own
+        self.journal.write("note", "too-much", target.name)
+        for _ in range(8):
+            rank = self.chance.randrange(len(target.mesh))
+            self.villain.window.append(self.villain.send_one(target, rank, "one", "raise"))
+            self.over.wait(0.1)
+
     def _launcher(self) -> None:
         """With a launcher all that it started goes."""
-        agent = next(pid for pid in children(os.getpid()) if is_own(pid))
-        if launchers := [pid for pid in children(agent) if is_own(pid)]:
+        if launchers := self._runtime()[1:]:
             self.journal.write("note", "kill-launcher")
             signal_own(self.chance.choice(launchers), signal.SIGKILL)
+
+    def _pause_runtime(self) -> None:
+        pid = self.chance.choice(self._runtime())
+        self.journal.write("note", "pause-runtime")
+        signal_own(pid, signal.SIGSTOP)
+        self.over.wait(self.chance.uniform(0.02, 0.3))
+        signal_own(pid, signal.SIGCONT)
+
+    def _runtime(self) -> list[int]:
+        """The host agent, and the launchers."""
+        agent = next(pid for pid in children(os.getpid()) if is_own(pid))
+        return [agent, *(pid for pid in children(agent) if is_own(pid))]
 
     def _renew_one(self) -> None:
         self._renew(self.chance.choice(self.groups))
 
     def _renew(self, group: Group) -> None:
-        self.journal.write("note", "renew", group.targets[0].name)
-        for target in group.targets:
+        self.journal.write("note", "renew", group.own[0].name)
+        for target in group.own:
             target.mesh.stop("renewed")
         group.stop()
         group.renew()

@@ -136,7 +136,7 @@ def summary(lines: Iterable[str]) -> dict[str, int]:
         elif kind == "got":
             counts[f"got {words[4]}"] += 1
         elif kind == "note":
-            counts[" ".join(words[1:3])] += 1
+            counts[words[1]] += 1
         else:
             counts[kind] += 1
     return dict(sorted(counts.items()))

@@ -29,15 +29,20 @@ from monarch.actor import (
     Channel,
     Restart,
     SupervisionError,
+    Supervisor,
     concurrent_endpoint,
     context,
     endpoint,
+    this_host,
 )
 
-__all__ = ["AsyncCaller", "AsyncWorker", "Caller", "Sender", "Target", "Worker", "block"]
+__all__ = ["AsyncCaller", "AsyncWorker", "Caller", "Owner", "Sender", "Target", "Worker", "block"]
 
 WINDOW = 24
 """Calls of one sender under way."""
+
+BURST = 40
+"""Calls that are sometimes sent in a row."""
 
 PAUSE = 0.008
 """Mean seconds between two calls of one sender."""
@@ -54,6 +59,13 @@ PAYLOADS = (0, 0, 0, 0, 100, 5_000, 80_000, 300_000, 1_300_000)
 
 VERBS = ("one", "one", "one", "choose", "call", "call", "partial", "stream", "tell", "port")
 SILENT = ("tell", "port")
+
+
+class Target(NamedTuple):
+    """A mesh to be called: its name in the history, and itself."""
+
+    name: str
+    mesh: Any
 
 
 class _Work:
@@ -200,19 +212,31 @@ class AsyncWorker(Actor):
         self.work.owe(port, call)
 
 
+class Owner(Actor):
+    """Has a supervised mesh of its own, which goes with it."""
+
+    def __init__(self, folder: Path, name: str, count: int) -> None:
+        (folder / f"{name}.0.pid").write_text(str(os.getpid()))
+        mesh = f"{name}.{os.getpid()}-{os.urandom(4).hex()}"
+        self.supervisor = Supervisor(max_restarts=1_000_000, backoff=0.01, max_backoff=0.2)
+        procs = this_host().spawn_procs({"gpus": count})
+        self.owned = Target(mesh, self.supervisor.spawn(procs, mesh, Worker, folder, mesh))
+
+    @endpoint
+    def target(self) -> Target:
+        return self.owned
+
+    @endpoint
+    def healthy(self) -> None:
+        self.supervisor.healthy.get(timeout=PATIENCE)
+
+
 OUTCOMES = {SupervisionError: "failed", ActorError: "error", TimeoutError: "timeout"}
 
 
 def _not_yet(value: Any) -> bool:
     """Whether the wait has ended, not the call: a call's own timeout says more."""
     return isinstance(value, TimeoutError) and not value.args
-
-
-class Target(NamedTuple):
-    """A mesh to be called: its name in the history, and itself."""
-
-    name: str
-    mesh: Any
 
 
 class _Sent(NamedTuple):
@@ -354,8 +378,10 @@ class Sender:
     def load(self, targets: list[Target], calls: int) -> Generator[Any, Any, None]:
         """So many calls, of all kinds, some with a short timeout."""
         for _ in range(calls):
-            self.send(self.chance.choice(targets))
-            if len(self.window) > WINDOW:
+            target = self.chance.choice(targets)
+            for _ in range(BURST if self.chance.random() < 0.02 else 1):
+                self.send(target)
+            while len(self.window) > WINDOW:
                 sent = self.window.popleft()
                 patience = self.chance.choice((0.0, 0.02, 0.5, 0.5))
                 if not (yield from self.settle(sent, patience)):

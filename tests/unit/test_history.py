@@ -249,7 +249,7 @@ def test_summary() -> None:
     assert counts["ran"] == 13
     assert counts["got failed"] == 3
     assert counts["sent one"] == 5
-    assert counts["kill a"] == 1
+    assert counts["kill"] == 1
 
 
 WRITER = """
