@@ -4,6 +4,7 @@ run to run; `tests/unit/test_reports.py` has the rarer shapes.
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import os
 import queue
@@ -23,6 +24,7 @@ from monarch._engine.runtime import dispatch
 from monarch.actor import (
     Actor,
     ActorError,
+    BootstrapCommand,
     MeshFailure,
     SupervisionError,
     context,
@@ -82,12 +84,35 @@ class Worker(Actor):
         faulthandler._sigsegv()
 
     @endpoint
+    def crash_silently(self) -> None:
+        faulthandler._sigsegv()
+
+    @endpoint
+    def abort_process(self) -> None:
+        os.abort()
+
+    @endpoint
+    def lose_child(self) -> int:
+        """The wait status of a forked child that crashes."""
+        pid = os.fork()
+        if not pid:
+            faulthandler._sigsegv()
+        return os.waitpid(pid, 0)[1]
+
+    @endpoint
     def give_up(self, reason: str) -> None:
         context().actor_instance.abort(reason)
 
     @endpoint
     def end(self, reason: str) -> None:
         context().actor_instance.stop(reason)
+
+
+class Async(Actor):
+    @endpoint
+    async def abort_process(self) -> None:
+        await asyncio.sleep(0)
+        os.abort()
 
 
 class Unborn(Actor):
@@ -287,6 +312,62 @@ def test_a_process_crashes_with_last_words(fresh: Fresh) -> None:
     )
     assert "step 41" in error.failure.tail
     assert any("in crash" in line for line in error.failure.tail)
+
+
+def test_a_process_crashes(fresh: Fresh) -> None:
+    """It says where, though nobody enabled `faulthandler` in it."""
+    error = failure_of(fresh().spawn("workers", Worker).crash_silently.call_one())
+    shows(
+        error.message,
+        """
+        The actor <root>.<Worker workers> and all its descendants have failed:
+          the process this actor was running on failed: Killed(sig=11), SIGSEGV
+          (system: rank 0 of workers-UID, host HOST, pid PID, TIME)
+          Traceback of where the process crashed (most recent call last):
+            File "test_reports.py", line N, in crash_silently
+          Segmentation fault
+        """,
+    )
+    assert error.failure.traceback.endswith("in crash_silently\nSegmentation fault")
+
+
+@pytest.mark.parametrize("kind", [Worker, Async])
+def test_a_process_aborts(fresh: Fresh, kind: type[Any]) -> None:
+    error = failure_of(fresh().spawn("actor", kind).abort_process.call_one())
+    shows(
+        error.failure.traceback,
+        """
+        Traceback of where the process crashed (most recent call last):
+          File "test_reports.py", line N, in abort_process
+        Aborted
+        """,
+    )
+
+
+def test_an_executed_process_crashes(fresh: Fresh) -> None:
+    command = BootstrapCommand(
+        sys.executable, None, ["-m", "monarch._src.actor.bootstrap_main"], {}
+    )
+    workers = fresh(1, bootstrap_command=command).spawn("workers", Worker)
+    trace = failure_of(workers.abort_process.call_one()).failure.traceback
+    assert trace.endswith("in abort_process\nAborted")
+
+
+def test_a_signal_from_outside_shows_what_the_program_was_doing(fresh: Fresh) -> None:
+    workers = fresh().spawn("workers", Worker)
+    pid = workers.pid.call_one().get(timeout=WAIT)
+    os.kill(pid, signal.SIGBUS)
+    trace = failure_of(workers.pid.call_one()).failure.traceback
+    assert trace.startswith("Traceback of where the process crashed")
+    assert trace.endswith("Bus error")
+
+
+def test_the_crash_of_a_forked_child_is_not_the_actors(fresh: Fresh) -> None:
+    workers = fresh().spawn("workers", Worker)
+    status = workers.lose_child.call_one().get(timeout=WAIT)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGSEGV
+    error = failure_of(workers.exit.call_one(3))
+    assert error.failure.traceback == ""
 
 
 def test_a_process_that_cannot_be_started(fresh: Fresh) -> None:

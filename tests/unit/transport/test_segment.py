@@ -284,7 +284,7 @@ def test_a_segment_that_cannot_be_had_leaves_nothing(
     def refuse(size: int) -> int:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(segments, "_memory_file", refuse)
+    monkeypatch.setattr(segments, "memory_file", refuse)
     with pytest.raises(OSError, match="Too many open files"):
         peer.send(encode(numbers(), THRESHOLD))
     assert pool.statistics == (0, 0, 0)
@@ -422,7 +422,7 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("size", [0, 4096])
 def test_a_table_that_does_not_fit_is_refused(lie: str, size: int) -> None:
-    fd = segments._memory_file(size)
+    fd = segments.memory_file(size)
     ident = os.fstat(fd).st_ino
     try:
         stream, buffers = open_parts(LIES[lie], fd, lambda ident: None)
@@ -436,7 +436,7 @@ def test_a_table_that_does_not_fit_is_refused(lie: str, size: int) -> None:
 
 @given(st.binary(max_size=80), st.integers(0, 8192))
 def test_random_tables(data: bytes, size: int) -> None:
-    fd = segments._memory_file(size)
+    fd = segments.memory_file(size)
     try:
         stream, buffers = open_parts(data, fd, lambda ident: None)
     except ValueError:

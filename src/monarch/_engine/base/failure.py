@@ -7,7 +7,8 @@ lines, who starts at the top:
 
 1. who failed, and what happened in one line: the *root*, never those it took along;
 2. in parentheses who has to look (user code, system, ...), which rank, host, pid, and when;
-3. the evidence: the user's traceback, and the last lines that the process printed;
+3. the evidence: the user's traceback, of an exception or a crash, and the last lines that the
+   process printed;
 4. what failed as a consequence, folded.
 
 ::
@@ -333,7 +334,7 @@ class MeshFailure:
 
     @property
     def traceback(self) -> str:
-        """The user's traceback, if it was an exception; else empty."""
+        """The user's traceback: of an exception, or of a crash by a signal such as SIGSEGV."""
         return self._failure.verdict.trace
 
     @property

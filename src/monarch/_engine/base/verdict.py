@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
     tail: tuple[str, ...] = ()
     """The last lines that the process printed, if they were kept."""
     trace: str = ""
-    """The traceback, if it was an exception."""
+    """The traceback: of an exception, or of the crash of a process."""
 
     @property
     def never_began(self) -> bool:

@@ -7,9 +7,9 @@ libraries read while they are imported (`launch_key`). Everything else a process
 environment, cwd, ``sys.path``) comes with the request and is set after the fork.
 
 It speaks frames of JSON with descriptors on one socket to its host agent, and reports every start
-(with a pidfd), every exit, and who is stopped by a signal or goes on. A custom command is executed
-instead of forked (`BootstrapCommand`). What a proc leaves behind is killed as soon as the proc has
-ended (`Children`).
+(with a pidfd and the `black_box`), every exit, and who is stopped by a signal or goes on. A custom
+command is executed instead of forked (`BootstrapCommand`). What a proc leaves behind is killed as
+soon as the proc has ended (`Children`).
 
 It ends with the agent, whose socket closes, but not before everything below it has. Should it be
 importing when the agent ends, a signal tells it (`SIGTERM` is its parent-death signal).
@@ -36,6 +36,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from monarch._engine.base.memory_file import memory_file
+from monarch._engine.launch import black_box
 from monarch._engine.launch.binding import apply_binding, resolve_binding
 from monarch._engine.launch.children import Children, adopt_orphans, die_with_parent
 from monarch._engine.wire.frame import CONTROL, FrameReader, pack
@@ -179,19 +181,23 @@ class Launcher:
                 os.close(fd)
             return
         started: list[tuple[int, int]] = []
-        pidfds: list[int] = []
+        handles: list[int] = []
         per_proc = len(fds) // len(message["procs"])
         for index, proc in enumerate(message["procs"]):
             mine = fds[index * per_proc : (index + 1) * per_proc]
-            pid = self._start({**message["spec"], **proc}, mine)
+            box = memory_file()
+            pid = self._start({**message["spec"], **proc}, [*mine[:2], box, *mine[2:]])
             for fd in mine:
                 os.close(fd)
             if pid:
                 started.append((proc["uid"], pid))
                 if hasattr(os, "pidfd_open"):
-                    pidfds.append(os.pidfd_open(pid))
-        self._tell({"op": "started", "procs": started}, pidfds)
-        for fd in pidfds:
+                    handles.append(os.pidfd_open(pid))
+                handles.append(box)
+            else:
+                os.close(box)
+        self._tell({"op": "started", "procs": started}, handles)
+        for fd in handles:
             os.close(fd)
 
     def _preload(self, message: dict[str, Any]) -> None:
@@ -227,23 +233,24 @@ class Launcher:
         if pid:
             return pid
         try:
-            self._become_child(spec, fds)
-            self._child_main(spec, fds[0], fds[1])
+            link, agent, box, *output = fds
+            self._become_child(spec, (link, agent, box), output)
+            black_box.install(box)
+            self._child_main(spec, link, agent)
         except BaseException as error:  # the last line of a process: say what happened, then end
             sys.excepthook(type(error), error, error.__traceback__)
         finally:
             os._exit(1)
 
-    def _become_child(self, spec: dict[str, Any], fds: list[int]) -> None:
+    def _become_child(self, spec: dict[str, Any], kept: tuple[int, ...], output: list[int]) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._children.leave_in_child()
         self._sock.detach()
-        if len(fds) == 4:
-            os.dup2(fds[2], 1)
-            os.dup2(fds[3], 2)
+        for standard, fd in enumerate(output, 1):
+            os.dup2(fd, standard)
         # All the launcher has open is its own or another proc's: keep only ours.
         first = 3
-        for fd in sorted(fds[:2]):
+        for fd in sorted(kept):
             os.closerange(first, fd)
             first = fd + 1
         os.closerange(first, _OPEN_MAX)
@@ -255,7 +262,8 @@ class Launcher:
     def _execute(self, spec: dict[str, Any], fds: list[int]) -> int:
         command = spec["command"]
         boot = {k: v for k, v in spec.items() if k not in ("env", "command", "path")}
-        boot["fds"] = fds[:2]
+        boot["fds"] = passed = fds[:3]
+        out, err = fds[3:] or (None, None)
         environ = dict(spec["env"]) if command["inherit_env"] else {}
         for name, value in command["env"].items():
             if value is None:
@@ -276,10 +284,10 @@ class Launcher:
                 executable=command["program"],
                 env=environ,
                 cwd=spec["cwd"],
-                pass_fds=fds[:2],
+                pass_fds=passed,
                 stdin=subprocess.DEVNULL,
-                stdout=fds[2] if len(fds) == 4 else None,
-                stderr=fds[3] if len(fds) == 4 else None,
+                stdout=out,
+                stderr=err,
                 preexec_fn=in_child,  # noqa: PLW1509 - this process has no threads
             )
         except subprocess.SubprocessError as error:

@@ -34,8 +34,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from monarch._engine.base.crash import crash_trace
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED, SYSTEM, Verdict
+from monarch._engine.launch import black_box
 from monarch._engine.launch.children import Children, adopt_orphans
 from monarch._engine.launch.launcher import Launcher, launch_key
 from monarch._engine.launch.scratch import scratch_path
@@ -74,9 +76,9 @@ _REPORTS = {op: f"_on_{op}" for op in ("started", "exited", "stopped", "continue
 
 
 class _Process:
-    """What the agent holds of a member of the roster until it is gone: link, pid, pidfd."""
+    """What the agent holds of a member of the roster until it is gone."""
 
-    __slots__ = ("captured", "launcher", "link", "pid", "pidfd", "scratch", "uid")
+    __slots__ = ("box", "captured", "launcher", "link", "pid", "pidfd", "scratch", "uid")
 
     def __init__(
         self, uid: int, link: Link, launcher: _LauncherLink | None = None, scratch: str = ""
@@ -87,6 +89,7 @@ class _Process:
         self.scratch = scratch
         self.pid = 0
         self.pidfd = -1
+        self.box = -1  # the `black_box`
         self.captured = False  # its output comes by the relay
 
 
@@ -204,9 +207,9 @@ class Agent:
         ready, unresponsive = spec["ready_timeout"], spec["unresponsive_timeout"] or math.inf
         self._perform(self._roster.spawn(link.uid, procs, launcher, now, ready, unresponsive))
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        # Each takes two that stay (its control link and a pidfd), or four with its output, and as
-        # many again on their way to the launcher.
-        coming = sum(process.pidfd < 0 for process in self._processes.values())
+        # Each takes three that stay (its control link, a pidfd and a black box), or five with its
+        # output, and up to three more on their way to the launcher.
+        coming = 2 * sum(process.box < 0 for process in self._processes.values())
         taken = len(os.listdir("/dev/fd")) + coming
         if taken + 8 * len(procs) + _SPARE > limit:
             error = (
@@ -384,13 +387,15 @@ class Agent:
 
     def _on_started(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
         kept: list[int] = []
+        each = len(fds) // max(1, len(message["procs"]))  # not every system has pidfds
         for index, (uid, pid) in enumerate(message["procs"]):
             process = self._processes.get(uid)
             if process is not None:
                 process.pid = pid
-                if fds:
-                    process.pidfd = fds[index]
-                    kept.append(fds[index])
+                mine = fds[index * each : (index + 1) * each]
+                *pidfd, process.box = mine
+                process.pidfd = pidfd[0] if pidfd else -1
+                kept += mine
         return kept
 
     def _on_stopped(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
@@ -418,20 +423,24 @@ class Agent:
             while process.link.fileno >= 0 and self._read(process.link):
                 pass
             self._perform(self._roster.exited([process.uid]))
-            self._left(process, kind, text, cause)
+            crashed = kind == FAILED and process.box >= 0
+            trace = crash_trace(black_box.read(process.box)) if crashed else ""
+            self._left(process, kind, text, cause, trace)
 
     # -- ends ------------------------------------------------------------------------------------
 
-    def _left(self, process: _Process, kind: str, text: str, cause: str) -> None:
+    def _left(self, process: _Process, kind: str, text: str, cause: str, trace: str = "") -> None:
         """There is no process any more: announce it, once what it printed is out."""
         uid = process.uid
         now = drivers.current.wall_time()
-        verdict = Verdict(kind, text, cause, self._host, process.pid, now)
+        verdict = Verdict(kind, text, cause, self._host, process.pid, now, trace=trace)
         del self._processes[uid]
         if process.link.fileno >= 0:
             self._close(process.link)
         if process.pidfd >= 0:
             os.close(process.pidfd)
+        if process.box >= 0:
+            os.close(process.box)
         if self._relay is None or not process.captured:
             self._announce(uid, verdict)
             return

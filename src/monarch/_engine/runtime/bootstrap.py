@@ -31,6 +31,7 @@ import types
 from typing import Any
 
 from monarch._engine.base.settings import settings
+from monarch._engine.launch import black_box
 from monarch._engine.launch.launcher import BOOT_VARIABLE, Launcher
 from monarch._engine.launch.scratch import give_multiprocessing, install
 from monarch._engine.runtime.agent import Agent
@@ -133,6 +134,8 @@ def main() -> None:
             "to start a host of your own use monarch.actor.run_worker_loop_forever"
         )
     spec = json.loads(boot)
+    link_fd, agent_fd, box = spec["fds"]
+    black_box.install(box)
     _announce(spec)
     os.environ["HYPERACTOR_PROCESS_NAME"] = _process_name(spec)
     if os.getcwd() not in sys.path:
@@ -142,7 +145,7 @@ def main() -> None:
     raise_descriptor_limit()
     _Prepared.modules = frozenset(sys.modules)
     _Prepared.callbacks = atexit._ncallbacks()
-    _serve(spec, *spec["fds"], executed=True)
+    _serve(spec, link_fd, agent_fd, executed=True)
 
 
 def _bootstrap_file() -> str:

@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from monarch._engine.base.memory_file import memory_file
 from monarch._engine.wire.bulk import is_bulk
 from monarch._engine.wire.codec import Payload
 
@@ -49,7 +50,7 @@ class _Segment:
     def __init__(self, ident: int, size: int) -> None:
         self.id = ident
         self.size = size
-        self.fd = _memory_file(size)
+        self.fd = memory_file(size)
         self.map = mmap.mmap(self.fd, size)
         if size >= 2 << 20 and hasattr(mmap, "MADV_HUGEPAGE"):
             # An optimisation the kernel may refuse (huge pages configured away); nothing is lost.
@@ -61,18 +62,6 @@ class _Segment:
     def close(self) -> None:
         self.map.close()
         os.close(self.fd)
-
-
-def _memory_file(size: int) -> int:
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("monarch", os.MFD_CLOEXEC)
-    else:  # not Linux: an unlinked temporary file, kept in the page cache
-        import tempfile
-
-        fd, path = tempfile.mkstemp(prefix="monarch-")
-        os.unlink(path)
-    os.ftruncate(fd, size)
-    return fd
 
 
 def _size_class(size: int) -> int:
