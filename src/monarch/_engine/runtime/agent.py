@@ -40,6 +40,7 @@ from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED, SYSTEM
 from monarch._engine.launch import black_box
 from monarch._engine.launch.children import Children, adopt_orphans
 from monarch._engine.launch.launcher import Launcher, launch_key
+from monarch._engine.launch.out_of_memory import KillCount
 from monarch._engine.launch.scratch import scratch_path
 from monarch._engine.protocol.roster import Condemn, Effect, Hand, Roster, Tell
 from monarch._engine.runtime import driver as drivers
@@ -78,7 +79,7 @@ _REPORTS = {op: f"_on_{op}" for op in ("started", "exited", "stopped", "continue
 class _Process:
     """What the agent holds of a member of the roster until it is gone."""
 
-    __slots__ = ("box", "captured", "launcher", "link", "pid", "pidfd", "scratch", "uid")
+    __slots__ = ("box", "captured", "killed", "launcher", "link", "pid", "pidfd", "scratch", "uid")
 
     def __init__(
         self, uid: int, link: Link, launcher: _LauncherLink | None = None, scratch: str = ""
@@ -90,6 +91,7 @@ class _Process:
         self.pid = 0
         self.pidfd = -1
         self.box = -1  # the `black_box`
+        self.killed = False  # by us
         self.captured = False  # its output comes by the relay
 
 
@@ -117,6 +119,7 @@ class Agent:
         self._client_uid = client_uid
         self._host = socket.gethostname()
         self._relay: LogRelay | None = None
+        self._kill_count: KillCount | None = None
         self._ends: list[tuple[int, Verdict]] = []  # to be announced
         self._alarm: Timer | None = None
         self._alarm_at = math.inf  # the roster's deadline that it is for
@@ -396,6 +399,8 @@ class Agent:
                 *pidfd, process.box = mine
                 process.pidfd = pidfd[0] if pidfd else -1
                 kept += mine
+        if self._kill_count is None:  # not before: nobody waits for us now
+            self._kill_count = KillCount()
         return kept
 
     def _on_stopped(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
@@ -411,13 +416,19 @@ class Agent:
             process = self._processes.get(exited["uid"])
             if process is None:
                 continue  # condemned before
+            killer = ""
+            if exited.get("status") == signal.SIGKILL and not process.killed and self._kill_count:
+                killer = self._kill_count.claim()
             kind, text, cause = _cause(exited)
             if not self._roster.is_ready(process.uid) and "status" in exited:
                 kind = FAILED
+                status = " ".join(filter(None, [_status(exited["status"]), killer]))
                 text = (
                     "error creating proc: its command ended before it became a proc "
-                    f"({_status(exited['status'])}); does its interpreter have monarch?"
+                    f"({status}); does its interpreter have monarch?"
                 )
+            elif killer:
+                text += f", {killer}"
             # What it asked for before it ended still counts. (The link may stay open: a child that
             # user code forked holds it, too.)
             while process.link.fileno >= 0 and self._read(process.link):
@@ -464,6 +475,7 @@ class Agent:
         self._perform(self._roster.ended(ends))
 
     def _kill(self, process: _Process) -> None:
+        process.killed = True
         if process.pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):  # it has ended, the news is under way
                 signal.pidfd_send_signal(process.pidfd, signal.SIGKILL)
