@@ -110,8 +110,12 @@ class Reactor:
 
     def watch_writes(self, fd: int, on: bool) -> None:
         """Also call back when `fd` takes bytes. Ignored when `fd` is no longer registered."""
+        self.watch(fd, reads=True, writes=on)
+
+    def watch(self, fd: int, *, reads: bool, writes: bool) -> None:
+        """Say what to call back for; hang-ups and errors always. See `watch_writes`."""
         try:
-            self._poll.modify(fd, READ | WRITE if on else READ)
+            self._poll.modify(fd, (READ if reads else 0) | (WRITE if writes else 0))
         except OSError:
             if fd in self._callbacks:
                 raise

@@ -1,0 +1,86 @@
+"""The secret that the hosts of a job share, and where it is found.
+
+In this order:
+
+1. the file descriptor or file that the launcher of a job passes on (``MONARCH_JOB_SECRET_FILE``):
+   the path is no secret, the content never is in an argument list, the environment or a log;
+2. the file that ``MONARCH_SECRET_FILE`` names;
+3. a file of the user, made at first use: ``$XDG_CONFIG_HOME/pymonarch/secret`` (``~/.config`` by
+   default), mode 0600. So processes of one user on one machine, or on machines that share a home,
+   simply work together, and those of another user are refused.
+
+A file must belong to this user (or root) and be closed to others, as with SSH's keys. What counts
+is its content without surrounding white space; the key is a digest of it, so any text will do.
+Whoever chooses one: ``head -c 32 /dev/urandom | base64``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+__all__ = ["SecretError", "find_secret"]
+
+_LEAST = 16  # characters
+
+
+class SecretError(RuntimeError):
+    """The secret cannot be used; the text says which file, and what to do."""
+
+
+def find_secret() -> bytes:
+    """The key of this process's job, 32 bytes. Raises SecretError."""
+    for variable in ("MONARCH_JOB_SECRET_FILE", "MONARCH_SECRET_FILE"):
+        named = os.environ.get(variable)
+        if named:
+            return _read(Path(named), f"the secret file that {variable} names")
+    path = _user_file()
+    if not path.exists():
+        _make(path)
+    return _read(path, "this user's secret file")
+
+
+def _user_file() -> Path:
+    config = os.environ.get("XDG_CONFIG_HOME")
+    base = Path(config) if config else Path.home() / ".config"
+    return base / "pymonarch" / "secret"
+
+
+def _make(path: Path) -> None:
+    """Write a fresh secret; when several processes try, one wins and all read the same."""
+    draft = path.with_name(f"secret.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        content = os.urandom(32).hex().encode() + b"\n"  # noqa: TID251 - the point of it
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(fd, content)
+        finally:
+            os.close(fd)
+        with contextlib.suppress(FileExistsError):  # another process came first
+            os.link(draft, path)
+        os.unlink(draft)
+    except OSError as error:
+        raise SecretError(
+            f"no secret for connections between hosts: {path} cannot be made "
+            f"({error.strerror}); name a file with MONARCH_SECRET_FILE"
+        ) from error
+
+
+def _read(path: Path, what: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            content = file.read(1 << 16).strip()
+    except OSError as error:
+        raise SecretError(f"{what} cannot be read: {path}: {error.strerror}") from error
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise SecretError(f"{what} is open to others: chmod 600 {path}")
+    if status.st_uid not in (os.getuid(), 0):
+        raise SecretError(f"{what} belongs to another user: {path}")
+    if len(content) < _LEAST:
+        raise SecretError(f"{what} has less than {_LEAST} characters: {path}")
+    return hashlib.sha256(b"monarch secret\n" + content).digest()
