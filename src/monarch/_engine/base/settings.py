@@ -290,6 +290,8 @@ class Settings:
     # Tools that stop a process to look at it or to save it need seconds, not tens of them.
     unresponsive_timeout = _seconds("10s", "MONARCH_UNRESPONSIVE_TIMEOUT", "how long a proc may be stopped by a signal (SIGSTOP) before it counts as dead; 0: for ever")
 
+    host_timeout = _seconds("3s", "MONARCH_HOST_TIMEOUT", "until a host that cannot be reached counts as lost")
+
     # -- transport, logs, limits
     default_transport = _transport(ChannelTransport.Unix, "HYPERACTOR_MESH_DEFAULT_TRANSPORT", "how hosts are reached; see enable_transport")
     enable_log_forwarding = _boolean(False, "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING", "send the output of procs to the client")

@@ -1,7 +1,7 @@
 """`HostMesh`: the machines, where processes are spawned.
 
-A mesh that names no hosts is the client's own. Others have a name for each, by which the host
-agents know them: a spawn says where each process is to run, and the agents see to it.
+Each host has a name by which the host agents know it; the client's own is `HOME`. A spawn says where
+each process is to run, and the agents see to it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from monarch._engine.mesh.future import Future
 from monarch._engine.mesh.logging_option import capture_options
 from monarch._engine.mesh.mock import inherited as mocks
 from monarch._engine.mesh.proc_mesh import ProcMesh, Recipe, announce
+from monarch._engine.protocol.federation import HOME
 from monarch._engine.runtime.client import (
     client_proc,
     launch_spec,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from monarch._engine.mesh.attachment import Attachment
+
 __all__ = ["HostMesh", "default_bootstrap_cmd", "local_host", "own_proc_mesh", "this_host"]
 
 before_spawn: list[Callable[[], None]] = []  # what the first processes of a client rely on
@@ -46,15 +49,23 @@ _MAIN_MODULE = "monarch._src.actor.bootstrap_main"
 
 
 class HostMesh(MeshTrait):
-    """A mesh of hosts. `this_host()` is the local one, of extent ``{}``."""
+    """A mesh of hosts. `this_host()` is the local one, of extent ``{}``.
+
+    Args:
+        shape: over the ranks of `hosts`.
+        python: the interpreter of the processes, or None.
+        hosts: what the hosts are called in this job (see `attach_to_workers`).
+    """
 
     def __init__(
-        self, shape: Shape, python: str | None = None, hosts: tuple[str, ...] | None = None
+        self, shape: Shape, python: str | None = None, hosts: tuple[str, ...] = (HOME,)
     ) -> None:
         self._shape = shape
         self._python = python
-        self._hosts = hosts  # as agents call them; the shape's ranks count in it
+        self._hosts = hosts
         self._stream_logs = False
+        self._attachment: Attachment | None = None  # of who attached to them
+        self._is_slice = False
 
     # -- mesh ------------------------------------------------------------------------------------
 
@@ -67,12 +78,13 @@ class HostMesh(MeshTrait):
         return self._shape._labels
 
     def _new_with_shape(self, shape: Shape) -> HostMesh:
-        return HostMesh(shape, self._python, self._hosts)
+        mesh = HostMesh(shape, self._python, self._hosts)
+        mesh._attachment = self._attachment
+        mesh._is_slice = True
+        return mesh
 
     def _host_at(self, rank: int) -> HostMesh:
         """The host at `rank` of this mesh, as a mesh of one."""
-        if self._hosts is None:
-            return self
         return HostMesh(Shape.unity(), self._python, (self._hosts[self._shape.ndslice[rank]],))
 
     @property
@@ -130,7 +142,10 @@ class HostMesh(MeshTrait):
         start_agent()
         for prepare in before_spawn:
             prepare()
+        if self._attachment is not None:
+            self._attachment.check()
         base = new_uid()
+        hosts = [self._hosts[rank] for rank in self._shape.ranks()]
         label = normalize_label(name) if name is not None else "anon"
         spec = {
             **launch_spec(),
@@ -142,8 +157,7 @@ class HostMesh(MeshTrait):
         procs: list[dict[str, Any]] = []
         for rank in range(count):
             entry: dict[str, Any] = {"uid": base + rank, "rank": rank, "label": f"{label}-{rank}"}
-            if self._hosts is not None:
-                entry["host"] = self._hosts[self._shape.ndslice[rank // on_each]]
+            entry["host"] = hosts[rank // on_each]
             command = self._command_for(rank, extent, bootstrap_command)
             if command is not None:
                 entry["command"] = {
@@ -180,6 +194,8 @@ class HostMesh(MeshTrait):
                 raise
             mesh._recipe.set_up = set_up
         announce(mesh)
+        if self._attachment is not None:
+            self._attachment.procs.append(mesh)
         return mesh
 
     def _extent_with(self, per_host: dict[str, int] | None) -> Extent:
@@ -215,29 +231,46 @@ class HostMesh(MeshTrait):
 
     def with_python_executable(self, path: str) -> HostMesh:
         """The same hosts, whose processes run another interpreter that has monarch installed."""
-        return HostMesh(self._shape, os.fspath(path), self._hosts)
+        mesh = HostMesh(self._shape, os.fspath(path), self._hosts)
+        mesh._attachment = self._attachment
+        return mesh
 
     # -- life ------------------------------------------------------------------------------------
 
     @property
     def initialized(self) -> Future[Literal[True]]:
-        """Resolves to True when the hosts can spawn."""
+        """Resolves to True when the hosts can spawn.
+
+        Raises RuntimeError that names the workers that could not be reached, and why.
+        """
+        if self._attachment is not None:
+            return self._attachment.ready()
         start_agent()
         return Future._of(True)
 
-    def shutdown(self) -> NoReturn:
-        """Only for hosts that were attached; the local one lives as long as the client."""
-        raise RuntimeError(
-            "cannot shut down `HostMesh` that is a reference instead of owned; this_host() ends "
-            "with the program, stop its proc meshes instead"
-        )
+    def shutdown(self) -> Future[None]:
+        """Stop what was spawned here, and end the worker loops of these hosts; starts at once.
 
-    def stop(self) -> NoReturn:
-        """Only for hosts that were attached; the local one lives as long as the client."""
-        raise RuntimeError(
-            "cannot stop `HostMesh` that is a reference instead of owned; stop the proc meshes "
-            "spawned on it instead"
-        )
+        Only for hosts that were attached; the local one lives as long as the client. Other clients
+        of these workers lose their processes, too.
+        """
+        return self._own("shut down").leave(shutdown=True)
+
+    def stop(self) -> Future[None]:
+        """Stop what was spawned on these hosts through this mesh; starts at once.
+
+        The workers go on for other clients. Only for hosts that were attached.
+        """
+        return self._own("stop").leave(shutdown=False)
+
+    def _own(self, what: str) -> Attachment:
+        if self._attachment is None or self._is_slice:
+            raise RuntimeError(
+                f"cannot {what} `HostMesh` that is a reference instead of owned; this_host() ends "
+                "with the program, and attached hosts are let go by the mesh that "
+                "attach_to_workers returned; stop proc meshes instead"
+            )
+        return self._attachment
 
     async def __aenter__(self) -> Self:
         return self
@@ -248,7 +281,7 @@ class HostMesh(MeshTrait):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.shutdown()
+        await self.shutdown()
 
     async def sync_workspace(
         self, workspace: Any, conda: bool = False, auto_reload: bool = False
@@ -262,16 +295,19 @@ class HostMesh(MeshTrait):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, HostMesh):
             return NotImplemented
-        return self.__reduce__() == other.__reduce__()
+        return self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash(self.__reduce__())
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return self._shape, self._python, self._hosts
 
     def __repr__(self) -> str:
         return f"<HostMesh {self.extent}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HostMesh, (self._shape, self._python, self._hosts)
+        return HostMesh, self._key()
 
 
 HostMesh.__module__ = "monarch._src.actor.host_mesh"
@@ -303,8 +339,7 @@ def _inherited_fields() -> dict[str, Any]:
 def local_host() -> HostMesh:
     """The host of this process, with the interpreter it was told to use."""
     spec = client_proc().spec
-    hosts = (spec["host"],) if "host" in spec else None
-    return HostMesh(Shape.unity(), spec.get("python_override"), hosts)
+    return HostMesh(Shape.unity(), spec.get("python_override"), (spec.get("host", HOME),))
 
 
 def own_proc_mesh() -> ProcMesh:

@@ -1,12 +1,24 @@
-"""Hosts beyond this one: not in this release. The names exist and say so."""
+"""Hosts beyond this one: attaching to worker loops, and being one."""
 
 from __future__ import annotations
 
+import socket
+import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from monarch._engine.base.address import BindSpec, parse_transport
 from monarch._engine.base.settings import settings
-from monarch._engine.runtime.client import current_proc
+from monarch._engine.base.worker_address import parse_worker_address
+from monarch._engine.mesh.attachment import Attachment
+from monarch._engine.mesh.context import context
+from monarch._engine.mesh.future import RAISED, VALUE, Future
+from monarch._engine.mesh.host_mesh import HostMesh
+from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.client import current_proc, start_agent
+from monarch._engine.runtime.worker import Worker
+from monarch._engine.shapes import Slice
+from monarch._engine.shapes.shape import shape_of
 
 __all__ = [
     "attach",
@@ -43,34 +55,98 @@ def enable_transport(transport: Any) -> None:
     settings.configure(default_transport=transport)
 
 
-def _one_host(name: str) -> NoReturn:
-    raise NotImplementedError(
-        f"{name}: this release runs on one host; use this_host().spawn_procs(...)"
-    )
-
-
 def attach_to_workers(
-    *, private_key: Any = None, ca: Any, workers: Any, name: str | None = None
-) -> NoReturn:
-    """Hosts that run worker loops; not in this release (NotImplementedError)."""
-    _one_host("attach_to_workers")
+    *,
+    private_key: Any = None,
+    ca: Any,
+    workers: Sequence[str | Future[str]],
+    name: str | None = None,
+) -> HostMesh:
+    """The hosts at these addresses, which run worker loops; at once, of extent ``{hosts: n}``.
+
+    Args:
+        private_key: must be None: connections are authenticated by a shared secret.
+        ca: must be ``"trust_all_connections"``: there are no certificates to check.
+        workers: addresses such as ``tcp://host:4444``, or futures of them (waited for here).
+        name: for people.
+
+    Both sides prove that they know the same secret (see docs/design.md) before anything is said.
+    Whether the workers were reached is what `HostMesh.initialized` says; processes may be spawned
+    before. Raises RuntimeError for what is no address, NotImplementedError for TLS.
+    """
+    _check_security(private_key, ca)
+    context()  # makes the client if need be
+    start_agent()
+    hosts: dict[str, str] = {}
+    for worker in workers:
+        text = worker.get() if isinstance(worker, Future) else worker
+        try:
+            address = parse_worker_address(text, resolve=_resolve).address
+        except (ValueError, NotImplementedError) as error:
+            raise RuntimeError(f'invalid worker address "{text}": {error}') from error
+        hosts[str(address)] = str(address)
+    shape = shape_of(("hosts",), Slice.new_row_major([len(hosts)]))
+    mesh = HostMesh(shape, None, tuple(hosts))
+    mesh._attachment = Attachment(hosts)
+    return mesh
 
 
 def attach(addr: str) -> NoReturn:
-    """Connect this client through a remote worker; not in this release (NotImplementedError)."""
-    _one_host("attach")
+    """Connect this client through a remote worker: not needed, the client always dials.
+
+    Raises NotImplementedError: workers never dial a client here, so it need not be reachable.
+    """
+    raise NotImplementedError(
+        "attach: not in this release, and not needed: the client dials its workers, which need "
+        "not reach it"
+    )
 
 
 def run_worker_loop_forever(*, private_key: Any = None, ca: Any, address: str) -> NoReturn:
-    """Serve this host at `address`; not in this release (NotImplementedError)."""
-    _one_host("run_worker_loop_forever")
+    """Serve this host at `address`; blocks.
+
+    Exits the process with status 0 after a client's `HostMesh.shutdown`. When a client vanishes
+    its processes end, and the loop waits for others. See `attach_to_workers` for the arguments.
+    Raises ValueError for what is no address, OSError if it cannot be listened at.
+    """
+    run_worker_loop_until_shutdown(private_key=private_key, ca=ca, address=address)
+    sys.exit(0)
 
 
-def run_worker_loop_until_shutdown(*, private_key: Any = None, ca: Any, address: str) -> NoReturn:
-    """Serve this host at `address`; not in this release (NotImplementedError)."""
-    _one_host("run_worker_loop_until_shutdown")
+def run_worker_loop_until_shutdown(*, private_key: Any = None, ca: Any, address: str) -> None:
+    """As `run_worker_loop_forever`, but returns after a client's `HostMesh.shutdown`."""
+    _worker(private_key, ca, address).run()
 
 
-def start_worker_loop_forever(*, private_key: Any = None, ca: Any, address: str) -> NoReturn:
-    """Serve this host at `address`; not in this release (NotImplementedError)."""
-    _one_host("start_worker_loop_forever")
+def start_worker_loop_forever(*, private_key: Any = None, ca: Any, address: str) -> Future[None]:
+    """As `run_worker_loop_until_shutdown`, aside; the Future resolves after the shutdown."""
+    worker = _worker(private_key, ca, address)
+    future: Future[None] = Future._new()
+
+    def run() -> None:
+        try:
+            worker.run()
+        except BaseException as error:
+            future._resolve(RAISED, error)
+        else:
+            future._resolve(VALUE, None)
+
+    drivers.current.start_thread("monarch-worker", run)
+    return future
+
+
+def _worker(private_key: Any, ca: Any, address: str) -> Worker:
+    _check_security(private_key, ca)
+    return Worker(parse_worker_address(address, resolve=_resolve).address)
+
+
+def _check_security(private_key: Any, ca: Any) -> None:
+    if private_key is not None or ca != "trust_all_connections":
+        raise NotImplementedError(
+            "TLS security plumbing is not in this release; connections are authenticated by a "
+            'shared secret: pass ca="trust_all_connections" and no private_key'
+        )
+
+
+def _resolve(host: str) -> str:
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])

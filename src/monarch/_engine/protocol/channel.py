@@ -364,6 +364,10 @@ class Channel:
             self._bye = reason.encode()[:1000]
         return self._over(reason)
 
+    def be_patient(self, patience: float) -> None:
+        """From the next break on, live this many seconds without a link."""
+        self._terms = self._terms._replace(patience=patience)
+
     @property
     def up(self) -> bool:
         """Whether packets can go out now."""

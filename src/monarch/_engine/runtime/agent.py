@@ -18,11 +18,17 @@ Output is captured if the spawn asks for it, and is the `LogRelay`'s business.
 Who is whose child, who is to hear what, and who must go is the business of the `Roster`
 (protocol/roster.py); the agent tells it what it was asked and what it saw, and performs what comes
 back. The agent's own end closes every control link, which ends every proc at once.
+
+With other hosts the agents are one (`Federation`): a `Neighbour` leads to each, and carries links
+between procs of the two hosts. On the client's host the agent is started by the client, and dials
+workers (``attach``); there a worker starts one for each client, and hands it the connections that
+are for it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -34,19 +40,28 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from monarch._engine.base.address import ChannelAddr
 from monarch._engine.base.crash import crash_trace
 from monarch._engine.base.errors import ProtocolError
+from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED, SYSTEM, Verdict
 from monarch._engine.launch import black_box
 from monarch._engine.launch.children import Children, adopt_orphans
 from monarch._engine.launch.launcher import Launcher, launch_key
 from monarch._engine.launch.out_of_memory import KillCount
 from monarch._engine.launch.scratch import scratch_path
-from monarch._engine.protocol.roster import Condemn, Effect, Hand, Roster, Tell
+from monarch._engine.protocol.federation import HOME, Effect, Federation, Refuse, Send, Tunnel
+from monarch._engine.protocol.handshake import HandshakeError
+from monarch._engine.protocol.roster import Condemn, Hand, Roster, Tell
 from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.greeting import dial
 from monarch._engine.runtime.log_relay import LogRelay
+from monarch._engine.runtime.neighbour import Neighbour
 from monarch._engine.runtime.reactor import WRITE, Reactor, Timer
+from monarch._engine.runtime.secret import SecretError, find_secret
+from monarch._engine.runtime.tunnel import Tunnel as TunnelEnd
 from monarch._engine.transport.link import Link
+from monarch._engine.transport.segment import SegmentPool
 from monarch._engine.wire.frame import CONTROL, Frame, pack
 
 __all__ = ["Agent"]
@@ -62,7 +77,10 @@ _LAST_OUTPUT_WAIT = 0.5  # seconds that the agent's own end does
 _REQUESTS = {
     op: f"_on_{op}"
     for op in (
+        "attach",
         "autopsy",
+        "connection",
+        "detach",
         "introduce",
         "kill",
         "log_flush",
@@ -73,6 +91,7 @@ _REQUESTS = {
         "spawn",
     )
 }
+_FOR_GUESTS = ("autopsy", "kill", "logging", "log_flush", "log_printed")
 _REPORTS = {op: f"_on_{op}" for op in ("started", "exited", "stopped", "continued")}
 
 
@@ -95,6 +114,15 @@ class _Process:
         self.captured = False  # its output comes by the relay
 
 
+class _Guest:
+    """A member that lives on another host, with as much of a link as requests need."""
+
+    __slots__ = ("uid",)
+
+    def __init__(self, uid: int) -> None:
+        self.uid = uid
+
+
 class _LauncherLink:
     __slots__ = ("link", "pid")
 
@@ -104,15 +132,34 @@ class _LauncherLink:
 
 
 class Agent:
-    """See the module. `first` connects the client, whose uid is `client_uid`."""
+    """See the module.
+
+    Args:
+        first: connects the client, or the worker that started this agent for it.
+        client_uid: the client.
+        child_main: see `Launcher`.
+        prepare: see `Launcher`.
+        here: the name of this host in the client's job.
+    """
 
     def __init__(
-        self, first: socket.socket, client_uid: int, child_main: Any, prepare: Any
+        self,
+        first: socket.socket,
+        client_uid: int,
+        child_main: Any,
+        prepare: Any,
+        here: str = HOME,
     ) -> None:
         self._child_main = child_main
         self._prepare = prepare
         self.reactor = Reactor()
         self._roster = Roster(client_uid)
+        self._federation = Federation(self._roster, here)
+        self._neighbours: dict[str, Neighbour] = {}
+        self._addresses: dict[str, str] = {}  # of hosts, as the client gave them
+        self._attaching: dict[str, int] = {}  # hosts that a member waits for
+        self._ends_held: dict[tuple[int, int], int] = {}  # descriptors: of whom, for whom
+        self.segments = SegmentPool(settings.shm_pool_limit)
         self._processes: dict[int, _Process] = {}
         self._launchers: dict[Any, _LauncherLink] = {}
         self._own_key = launch_key(os.environ)
@@ -127,9 +174,11 @@ class Agent:
         self._children = Children()  # launchers, and what a killed launcher leaves behind
         self.reactor.register(self._children.fileno, self._on_child)
         self._launchers[(self._own_key, sys.executable)] = self._fork_launcher(first)
-        link = self._connect(first, "the client")
+        link = self._connect(first, "the client" if here == HOME else "the worker")
+        self._first = link
         link.uid = client_uid
-        self._processes[client_uid] = _Process(client_uid, link)
+        if here == HOME:
+            self._processes[client_uid] = _Process(client_uid, link)
 
     def run(self) -> None:
         self.reactor.run()
@@ -166,7 +215,8 @@ class Agent:
         except (ProtocolError, ValueError, TypeError, LookupError) as error:
             print(f"monarch: {link.peer} sent what it must not: {error}", file=sys.stderr)
             link.lose(str(error))
-            self._perform(self._roster.kill([link.uid]))  # it cannot be spoken to any more
+            if link is not self._first:
+                self._perform(self._roster.kill([link.uid]))  # it cannot be spoken to any more
         if link.lost is None:
             return bool(frames)
         if link.fileno >= 0:
@@ -182,11 +232,16 @@ class Agent:
     def _link_lost(self, link: Link) -> None:
         if isinstance(link.owner, _LauncherLink):
             self._launcher_lost(link.owner)
-        elif link.uid == self._client_uid:
+        elif link is self._first:
             self._end()
         # A proc's control link closes when it ends: its exit is reported by the launcher.
 
-    def _tell(self, link: Link, message: dict[str, Any], fds: list[int] | None = None) -> None:
+    def _tell(
+        self, link: Link | _Guest, message: dict[str, Any], fds: list[int] | None = None
+    ) -> None:
+        if isinstance(link, _Guest):
+            self._perform(self._federation.route([Tell(link.uid, message)]))
+            return
         body = json.dumps(message, separators=(",", ":")).encode()
         link.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=len(fds or ())), fds)
 
@@ -201,14 +256,38 @@ class Agent:
 
     # -- requests --------------------------------------------------------------------------------
 
-    def _on_spawn(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+    def _on_spawn(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
         spec, procs = message["spec"], message["procs"]
         if len(fds) != len(procs):
             raise ValueError(f"{len(procs)} procs to spawn, {len(fds)} links for them")
+        here = self._federation.here
+        hosts = [here if (host := proc.get("host")) is None else host for proc in procs]
+        if all(host == here for host in hosts):
+            self._spawn_here(link.uid, spec, procs, fds)
+            return []
+        kept: list[int] = []
+        uids = [proc["uid"] for proc in procs]
+        self._perform(self._federation.spawned(uids, hosts))
+        for host in dict.fromkeys(hosts):
+            those = [index for index, other in enumerate(hosts) if other == host]
+            theirs = [procs[index] for index in those]
+            if host == here:
+                self._spawn_here(link.uid, spec, theirs, [fds[index] for index in those])
+                continue
+            for index in those:
+                self._ends_held[link.uid, uids[index]] = fds[index]
+                kept.append(fds[index])
+            self._perform(self._federation.spawn_there(link.uid, host, spec, theirs))
+        return kept
+
+    def _spawn_here(
+        self, parent: int, spec: dict[str, Any], procs: list[dict[str, Any]], fds: list[int]
+    ) -> None:
         launcher = self._launcher_for(spec)
         now = drivers.current.now()
         ready, unresponsive = spec["ready_timeout"], spec["unresponsive_timeout"] or math.inf
-        self._perform(self._roster.spawn(link.uid, procs, launcher, now, ready, unresponsive))
+        spawned = self._roster.spawn(parent, procs, launcher, now, ready, unresponsive)
+        self._perform(self._federation.route(spawned))
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         # Each takes three that stay (its control link, a pidfd and a black box), or five with its
         # output, and up to three more on their way to the launcher.
@@ -220,7 +299,7 @@ class Agent:
                 "(ulimit -n); start fewer processes, or raise the limit"
             )
             refused = Verdict(FAILED, error)
-            self._perform(self._roster.ended([(proc["uid"], refused) for proc in procs]))
+            self._perform(self._federation.ended([(proc["uid"], refused) for proc in procs]))
             return
         passed: list[int] = []
         ours: list[int] = []
@@ -237,7 +316,7 @@ class Agent:
                 handed += self._capture(uid, proc, spec["logs"])
             ours += handed
             passed += [fds[index], *handed]
-            orders.append({**proc, "parent": link.uid, "scratch": scratch})
+            orders.append({**proc, "parent": parent, "scratch": scratch})
         self._tell(
             launcher.link,
             {
@@ -258,7 +337,8 @@ class Agent:
     def _capture(self, uid: int, proc: dict[str, Any], options: dict[str, Any]) -> list[int]:
         """Pipes for the output of a new proc; what it is to have as stdout and stderr."""
         if self._relay is None:
-            client = self._processes[self._client_uid].link
+            known = self._processes.get(self._client_uid)
+            client = _Guest(self._client_uid) if known is None else known.link
             run = f"{self._client_uid & (1 << 63) - 1:x}"
             self._relay = LogRelay(lambda message: self._tell(client, message), run)
         out, theirs_out = os.pipe()
@@ -267,15 +347,23 @@ class Agent:
         self._processes[uid].captured = True
         return [theirs_out, theirs_err]
 
-    def _on_introduce(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+    def _on_introduce(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
         # Without a taker the descriptor closes, and the asker asks why.
-        self._perform(self._roster.introduce(link.uid, message["to"]), fds)
+        to = message["to"]
+        effects = self._federation.introduce(link.uid, to, drivers.current.now())
+        if any(isinstance(effect, Hand) for effect in effects):
+            self._perform(effects, fds)
+            return []
+        self._ends_held[link.uid, to] = fds[0]
+        self._perform(effects)
+        return fds
 
     def _on_autopsy(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        self._perform(self._roster.autopsy(link.uid, message["uid"], drivers.current.now()))
+        now = drivers.current.now()
+        self._perform(self._federation.autopsy(link.uid, message["uid"], now))
 
     def _on_kill(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        self._perform(self._roster.kill(message["uids"]))
+        self._perform(self._federation.kill(message["uids"]))
 
     def _on_preload(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         spec = {"env": message["env"], "python": None}
@@ -371,7 +459,7 @@ class Agent:
             os.waitpid(launcher.pid, 0)  # its socket closed: it is ending
         lost = [process for process in self._processes.values() if process.launcher is launcher]
         self._children.debris += [process.scratch for process in lost]
-        self._perform(self._roster.launcher_lost(launcher))
+        self._perform(self._federation.route(self._roster.launcher_lost(launcher)))
 
     def _on_child(self, _mask: int = 0) -> None:
         """A launcher, or an orphan, ended. What a launcher left is below this process now.
@@ -433,7 +521,7 @@ class Agent:
             # user code forked holds it, too.)
             while process.link.fileno >= 0 and self._read(process.link):
                 pass
-            self._perform(self._roster.exited([process.uid]))
+            self._perform(self._federation.exited([process.uid]))
             crashed = kind == FAILED and process.box >= 0
             trace = crash_trace(black_box.read(process.box)) if crashed else ""
             self._left(process, kind, text, cause, trace)
@@ -472,7 +560,7 @@ class Agent:
 
     def _announce_all(self) -> None:
         ends, self._ends = self._ends, []
-        self._perform(self._roster.ended(ends))
+        self._perform(self._federation.ended(ends))
 
     def _kill(self, process: _Process) -> None:
         process.killed = True
@@ -488,6 +576,8 @@ class Agent:
 
     def _end(self) -> None:
         """The client is gone: so is everything it started."""
+        for neighbour in list(self._neighbours.values()):
+            neighbour.link.end("the client has ended")
         self._perform(self._roster.client_lost())
         self._children.end(ask=True)
         if self._relay is not None:
@@ -496,7 +586,7 @@ class Agent:
 
     # -- what the roster decides -----------------------------------------------------------------
 
-    def _perform(self, effects: list[Effect], fds: Sequence[int] = ()) -> None:
+    def _perform(self, effects: Sequence[Effect], fds: Sequence[int] = ()) -> None:
         for effect in effects:
             if isinstance(effect, Tell):
                 self._tell(self._processes[effect.to].link, effect.notice)
@@ -507,13 +597,22 @@ class Agent:
                 process = self._processes[effect.uid]
                 self._kill(process)
                 self._left(process, FAILED, effect.error, INFRASTRUCTURE)
+            elif isinstance(effect, Send):
+                self._neighbour(effect.host).say(effect.message)
+            elif isinstance(effect, Tunnel):
+                fd = self._ends_held.pop((effect.near, effect.far))
+                sock = socket.socket(fileno=fd)
+                near, far, first = effect.near, effect.far, effect.first
+                self._neighbour(effect.host).open(near, far, sock, first=first)
+            elif isinstance(effect, Refuse):
+                os.close(self._ends_held.pop((effect.near, effect.far)))
             else:
                 for uid in effect.uids:
                     self._kill(self._processes[uid])
         self._set_alarm()
 
     def _set_alarm(self) -> None:
-        deadline = self._roster.deadline
+        deadline = self._federation.deadline
         if deadline < self._alarm_at:
             if self._alarm is not None:
                 self._alarm.cancel()
@@ -522,7 +621,158 @@ class Agent:
 
     def _tick(self) -> None:
         self._alarm_at = math.inf
-        self._perform(self._roster.tick(drivers.current.now()))
+        self._perform(self._federation.tick(drivers.current.now()))
+
+    # -- other hosts -----------------------------------------------------------------------------
+
+    def _neighbour(self, host: str) -> Neighbour:
+        """The agent of `host`: dialed, unless it is there."""
+        neighbour = self._neighbours.get(host)
+        if neighbour is None:
+            neighbour = self._neighbours[host] = Neighbour(
+                self,
+                host,
+                self._dial,
+                drivers.current.chance(1 << 62) + 1,
+                settings.mesh_attach_config_timeout,
+                settings.host_timeout,
+                settings.codec_max_frame_length,
+            )
+        return neighbour
+
+    def _dial(self, neighbour: Neighbour) -> None:
+        """Open a connection to a worker, aside."""
+        address = self._addresses.get(neighbour.name)
+        if address is None:  # the home of a job dials, it is not dialed
+            neighbour.dial_failed("its address is not known here", for_good=True)
+            return
+        purpose = {
+            "client": self._client_uid,
+            "from": self._federation.here,
+            "as": neighbour.name,
+        }
+
+        def run() -> None:
+            try:
+                timeout = settings.host_timeout
+                sock = dial(ChannelAddr.parse(address), find_secret(), purpose, timeout)
+            except (HandshakeError, SecretError) as error:
+                failed = functools.partial(neighbour.dial_failed, str(error), for_good=True)
+                self.reactor.call_soon(failed)
+            except OSError as error:
+                text = error.strerror or str(error)
+                failed = functools.partial(neighbour.dial_failed, text, for_good=False)
+                self.reactor.call_soon(failed)
+            else:
+                self.reactor.call_soon(neighbour.link.adopt, sock)
+
+        drivers.current.start_thread("monarch-dial", run)
+
+    def _on_attach(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        """The client wants these hosts: by name, the addresses where their workers listen."""
+        self._addresses.update(message["hosts"])
+        for host in message["hosts"]:
+            self._attaching[host] = link.uid
+            if self._neighbour(host).link.up:
+                self.neighbour_up(self._neighbours[host])
+        for neighbour in self._neighbours.values():
+            neighbour.say({"op": "addresses", "hosts": self._addresses})
+
+    def _on_detach(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        """The client is done with these hosts; `shutdown`: so is everybody."""
+        for host in message["hosts"]:
+            neighbour = self._neighbours.get(host)
+            if neighbour is not None:
+                neighbour.say({"op": "leave", "shutdown": message["shutdown"]})
+
+    def _on_connection(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        """The worker passes a connection on: of the client's host, or of another of its job."""
+        host = message["from"]
+        sock = socket.socket(fileno=os.dup(fds[0]))
+        neighbour = self._neighbours.get(host)
+        if neighbour is None:
+            neighbour = self._neighbours[host] = Neighbour(
+                self,
+                host,
+                None,
+                drivers.current.chance(1 << 62) + 1,
+                settings.host_timeout,
+                settings.host_timeout,
+                settings.codec_max_frame_length,
+            )
+        neighbour.link.adopt(sock)
+
+    def neighbour_up(self, neighbour: Neighbour) -> None:
+        """There is a connection to another host for the first time."""
+        host = neighbour.name
+        if self._federation.here == HOME:
+            neighbour.say({"op": "addresses", "hosts": self._addresses})
+        self._tell_attached(host, None)
+
+    def neighbour_lost(self, neighbour: Neighbour, reason: str) -> None:
+        """There is no way to that host any more."""
+        host = neighbour.name
+        if self._neighbours.get(host) is not neighbour:
+            return
+        if host == HOME:
+            self._end()
+        text = f"host {host} is unreachable: {reason}"
+        self._tell_attached(host, reason)
+        self._perform(self._federation.host_lost(host, Verdict(FAILED, text, INFRASTRUCTURE)))
+
+    def _tell_attached(self, host: str, error: str | None) -> None:
+        asker = self._attaching.pop(host, 0)
+        process = self._processes.get(asker)
+        if process is not None:
+            self._tell(process.link, {"op": "attached", "host": host, "error": error})
+
+    def tunnel_opened(self, neighbour: Neighbour, tunnel: TunnelEnd, *, first: bool) -> None:
+        """Another agent carries a link to a proc of this host."""
+        ours, theirs = socket.socketpair()
+        tunnel.attach(ours)
+        asker, to = tunnel.far, tunnel.near
+        if first:  # the proc comes with the next message
+            self._federation.admit(asker, neighbour.name)
+            self._ends_held[asker, to] = theirs.detach()
+            return
+        effects = self._federation.opened(neighbour.name, asker, to)
+        self._perform(effects, [theirs.fileno()])
+        theirs.close()  # nobody took it: the other end sees that
+
+    def from_neighbour(self, neighbour: Neighbour, message: dict[str, Any]) -> None:
+        """A message of another agent."""
+        op = message["op"]
+        if op == "spawn":
+            self._spawn_for_guest(neighbour, message)
+        elif op == "ask":
+            request = message["request"]
+            asker = message.get("from", 0)
+            if asker:
+                self._federation.admit(asker, neighbour.name)
+            if request["op"] not in _FOR_GUESTS:
+                raise ProtocolError(f"a guest may not ask for {request['op']!r}")
+            getattr(self, _REQUESTS[request["op"]])(_Guest(asker), request, [])
+        elif op == "addresses":
+            self._addresses.update(message["hosts"])
+        elif op == "leave":
+            if message["shutdown"]:
+                self._tell(self._first, {"op": "shutdown"})
+            self._end()
+        else:
+            now = drivers.current.now()
+            self._perform(self._federation.heard(neighbour.name, message, now))
+
+    def _spawn_for_guest(self, neighbour: Neighbour, message: dict[str, Any]) -> None:
+        parent, procs = message["parent"], message["procs"]
+        self._federation.admit(parent, neighbour.name)
+        ends = [self._ends_held.pop((parent, proc["uid"])) for proc in procs]
+        # What a process inherits is this host's: its worker was set up for it.
+        spec = {**message["spec"], "env": dict(os.environ), "cwd": os.getcwd()}
+        spec["path"] = [*sys.path, *(entry for entry in spec["path"] if entry not in sys.path)]
+        if self._roster.alive(parent):
+            self._spawn_here(parent, spec, procs, ends)
+        for fd in ends:
+            os.close(fd)
 
 
 def _cause(message: dict[str, Any]) -> tuple[str, str, str]:

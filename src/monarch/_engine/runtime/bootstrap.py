@@ -34,6 +34,7 @@ from monarch._engine.base.settings import settings
 from monarch._engine.launch import black_box
 from monarch._engine.launch.launcher import BOOT_VARIABLE, Launcher
 from monarch._engine.launch.scratch import give_multiprocessing, install
+from monarch._engine.protocol.federation import HOME
 from monarch._engine.runtime.agent import Agent
 from monarch._engine.runtime.client import (
     become,
@@ -51,12 +52,12 @@ _DEADLOCK = "monarch._engine.protocol.deadlock"
 _SETTINGS_VARIABLES = ("MONARCH_", "HYPERACTOR_", "OTEL_", "ENABLE_", "SCUBA_", "PYSPY_")
 
 
-def agent_main(fd: int, client_uid: int) -> None:
-    """The host agent's process."""
+def agent_main(fd: int, client_uid: int, here: str = HOME) -> None:
+    """The host agent's process; `here` is what the client calls this host."""
     _warm_up()
     restore_tunables()
     raise_descriptor_limit()
-    Agent(socket.socket(fileno=fd), client_uid, proc_main, prepare).run()
+    Agent(socket.socket(fileno=fd), client_uid, proc_main, prepare, here).run()
 
 
 def launcher_main(fd: int) -> None:

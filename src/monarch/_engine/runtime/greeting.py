@@ -128,7 +128,7 @@ class Greeting:
             with contextlib.suppress(OSError):  # it is told if it still listens
                 self._sock.send(self._side.farewell)
             self._close(str(error))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError) as error:
             self._close(f"{type(error).__name__}: {error}")
 
     def _read(self) -> None:
@@ -145,7 +145,7 @@ class Greeting:
             return
         purpose = json.loads(self._said[_LENGTH.size :])
         if not isinstance(purpose, dict):
-            raise ValueError("a purpose that is no object")
+            raise TypeError("a purpose that is no object")
         self._stop()
         self._accepted(self._sock, purpose)
 
@@ -172,5 +172,5 @@ class Greeting:
 
 
 def _unix_path(address: ChannelAddr) -> str:
-    name = address.path
+    name = address.name
     return "\0" + name[1:] if name.startswith("@") else name

@@ -1,0 +1,191 @@
+"""A neighbour: the agent of another host of the same job, and the tunnels that lead there.
+
+Lane 0 of the host link carries what the agents tell each other (`protocol.federation`), as JSON.
+Every other lane is a tunnel; the side that opens it picks the number, the dialer odd ones, the
+other even ones, so that both may open at once.
+
+Two orders have to be kept together. A proc's last words travel in a tunnel, the news of its end on
+the control lane, which is faster; so such a notice waits until the tunnels between the two are
+closed, which the other agent does when the proc's sockets closed, but no longer than `_LAST_WORDS`
+seconds: a child that the proc forked may hold them open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from monarch._engine.base.errors import ProtocolError
+from monarch._engine.protocol.channel import Channel, Terms
+from monarch._engine.protocol.lanes import CONTROL
+from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.host_link import HostLink, Receiver
+from monarch._engine.runtime.reactor import Reactor
+from monarch._engine.runtime.tunnel import Tunnel
+from monarch._engine.transport.segment import SegmentPool
+
+__all__ = ["Neighbour", "Neighbourhood"]
+
+_LAST_WORDS = 1.0
+
+
+class Neighbourhood(Protocol):
+    """What a neighbour needs of its agent."""
+
+    reactor: Reactor
+    segments: SegmentPool
+
+    def from_neighbour(self, neighbour: Neighbour, message: dict[str, Any]) -> None: ...
+    def tunnel_opened(self, neighbour: Neighbour, tunnel: Tunnel, *, first: bool) -> None: ...
+    def neighbour_up(self, neighbour: Neighbour) -> None: ...
+    def neighbour_lost(self, neighbour: Neighbour, reason: str) -> None: ...
+
+
+class Neighbour(Receiver):
+    """See the module.
+
+    Args:
+        agent: this side.
+        name: of the other host.
+        dial: opens a connection (on whatever thread) and ends with `link.adopt` or `dial_failed`
+            on the reactor thread; None if the other side dials.
+        session: a random number, not 0.
+        first_patience: seconds that the first connection may take.
+        patience: seconds that a break may take before the host counts as unreachable.
+        frame_limit: the largest frame of a proc, bytes.
+    """
+
+    def __init__(
+        self,
+        agent: Neighbourhood,
+        name: str,
+        dial: Callable[[Neighbour], None] | None,
+        session: int,
+        first_patience: float,
+        patience: float,
+        frame_limit: int,
+    ) -> None:
+        self.name = name
+        self._agent = agent
+        self._dial = dial
+        self._patience = patience
+        self._frame_limit = frame_limit
+        self.tunnels: dict[int, Tunnel] = {}
+        self._lanes = itertools.count(1 if dial is not None else 2, 2)
+        self._held: list[dict[str, Any]] = []  # notices that wait for tunnels to close
+        self.problem = ""  # why the last dial led to nothing
+        self.channel = Channel(
+            session,
+            dials=dial is not None,
+            now=drivers.current.now(),
+            peer=f"host {name or 'of the client'}",
+            terms=Terms(patience=first_patience, message_limit=frame_limit + (1 << 20)),
+        )
+        peer = f"host {name or 'of the client'}"
+        self.link = HostLink(agent.reactor, peer, self, self.channel)
+        self.link.start()
+
+    # -- out -------------------------------------------------------------------------------------
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Send a message to the agent there."""
+        self.link.send(CONTROL, [json.dumps(message, separators=(",", ":")).encode()])
+
+    def open(self, near: int, far: int, sock: socket.socket, *, first: bool) -> None:
+        """Carry what passes through `sock`, whose other end `near` has, to `far` there."""
+        lane = next(self._lanes) % 65536
+        while lane == CONTROL or lane in self.tunnels:
+            lane = next(self._lanes) % 65536
+        tunnel = self._tunnel(lane, near, far)
+        self.say({"op": "open", "lane": lane, "near": near, "far": far, "first": first})
+        tunnel.attach(sock)
+
+    def _tunnel(self, lane: int, near: int, far: int) -> Tunnel:
+        agent = self._agent
+        tunnel = self.tunnels[lane] = Tunnel(
+            agent.reactor,
+            self.link,
+            lane,
+            near,
+            far,
+            agent.segments,
+            self._frame_limit,
+            self._tunnel_closed,
+        )
+        return tunnel
+
+    # -- in (see Receiver) -----------------------------------------------------------------------
+
+    def delivered(self, lane: int, data: bytes | bytearray | memoryview) -> None:
+        if lane != CONTROL:
+            tunnel = self.tunnels.get(lane)
+            if tunnel is not None:
+                tunnel.deliver(data)
+            return
+        message = json.loads(bytes(data))
+        if message["op"] == "open":
+            lane = message["lane"]
+            if lane in self.tunnels or not 0 < lane < 65536:
+                raise ProtocolError(f"lane {lane} is open already")
+            # (Seen from here, near and far change places.)
+            tunnel = self._tunnel(lane, message["far"], message["near"])
+            self._agent.tunnel_opened(self, tunnel, first=message["first"])
+        elif message["op"] == "notice" and (self._held or self._awaits(message)):
+            if not self._held:
+                self._agent.reactor.call_later(_LAST_WORDS, self._release_all)
+            self._held.append(message)
+        else:
+            self._agent.from_neighbour(self, message)
+
+    def _awaits(self, message: dict[str, Any]) -> bool:
+        """Whether the last words of who is said to be gone are still under way."""
+        notice = message["notice"]
+        if notice["op"] != "gone":
+            return False
+        gone = {uid for uid, *_ in notice["procs"]}
+        return any(
+            tunnel.near == message["to"] and tunnel.far in gone for tunnel in self.tunnels.values()
+        )
+
+    def _tunnel_closed(self, tunnel: Tunnel) -> None:
+        self.tunnels.pop(tunnel.lane, None)
+        while self._held and not self._awaits(self._held[0]):
+            self._agent.from_neighbour(self, self._held.pop(0))
+
+    def _release_all(self) -> None:
+        held, self._held = self._held, []
+        for message in held:
+            self._agent.from_neighbour(self, message)
+
+    def room(self, lane: int) -> None:
+        tunnel = self.tunnels.get(lane)
+        if tunnel is not None:
+            tunnel.room()
+
+    def connected(self, *, again: bool) -> None:
+        if not again:
+            self.channel.be_patient(self._patience)
+            self._agent.neighbour_up(self)
+
+    def dial(self) -> None:
+        assert self._dial is not None
+        self._dial(self)
+
+    def dial_failed(self, problem: str, *, for_good: bool) -> None:
+        """A dial led to nothing; `for_good`: the next would not either."""
+        self.problem = problem
+        if for_good:
+            self.link.end(problem)
+        else:
+            self.link.failed()
+
+    def ended(self, reason: str) -> None:
+        for tunnel in list(self.tunnels.values()):
+            tunnel.close(reason)
+        self._release_all()
+        with contextlib.suppress(KeyError):
+            self._agent.neighbour_lost(self, self.problem or reason)

@@ -1,0 +1,179 @@
+"""The worker loop: the door of a host. It lets clients in, and runs one host agent for each.
+
+A worker listens at one address. Whoever comes proves that it knows the secret (`greeting`) and says
+for which client it comes: its own host agent, or that of another host of the same job. The first
+connection for a client starts an agent for it, a process of its own; that one gets the connection,
+and all further ones for the same client. So jobs share nothing but the door, an agent's end takes
+everything of its job with it and nothing of others, and the worker itself never parses what an
+agent says.
+
+A refused stranger is counted, and logged with its address.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from monarch._engine.base.address import ChannelAddr
+from monarch._engine.protocol.handshake import key_name
+from monarch._engine.runtime.greeting import Greeting, listen
+from monarch._engine.runtime.reactor import Reactor
+from monarch._engine.runtime.secret import find_secret
+from monarch._engine.transport.link import Link
+from monarch._engine.wire.frame import CONTROL, pack
+
+__all__ = ["Worker"]
+
+_FRAME_LIMIT = 1 << 20
+_MOST_STRANGERS = 1000  # in the middle of a handshake
+_log = logging.getLogger("monarch.worker")
+
+
+class _Job:
+    """A client's agent on this host."""
+
+    __slots__ = ("link", "process")
+
+    def __init__(self, process: subprocess.Popen[bytes], link: Link) -> None:
+        self.process = process
+        self.link = link
+
+
+class Worker:
+    """See the module. `run` serves until a client shuts this host down, or `stop` is called.
+
+    Args:
+        address: where to listen; raises OSError when that is not possible, SecretError without a
+            usable secret.
+    """
+
+    def __init__(self, address: ChannelAddr) -> None:
+        key = find_secret()
+        self._keys = {key_name(key): key}
+        self._sock = listen(address)
+        self._sock.setblocking(False)
+        self._reactor = Reactor()
+        self._jobs: dict[int, _Job] = {}
+        self._strangers = 0
+        self.refused = 0
+        """Connections that were turned away."""
+        self._reactor.register(self._sock.fileno(), self._accept)
+
+    @property
+    def port(self) -> int:
+        """The port it listens at; 0 for a Unix socket."""
+        name = self._sock.getsockname()
+        return int(name[1]) if isinstance(name, tuple) else 0
+
+    def run(self) -> None:
+        """Serve. Returns once shut down; everything that ran here for clients has ended."""
+        try:
+            self._reactor.run()
+        finally:
+            self._sock.close()
+            for job in self._jobs.values():
+                job.link.sock.close()  # its agent ends, and what that started
+            for job in self._jobs.values():
+                job.process.wait()
+
+    def stop(self) -> None:
+        """Have `run` return; from any thread."""
+        self._reactor.stop()
+
+    # -- the door --------------------------------------------------------------------------------
+
+    def _accept(self, _mask: int) -> None:
+        try:
+            sock, address = self._sock.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        if self._strangers >= _MOST_STRANGERS:
+            sock.close()
+            self._refuse(address, "too many are in the middle of a handshake")
+            return
+        self._strangers += 1
+
+        def accepted(sock: socket.socket, purpose: dict[str, Any]) -> None:
+            self._strangers -= 1
+            self._admit(sock, purpose, address)
+
+        def refused(why: str) -> None:
+            self._strangers -= 1
+            self._refuse(address, why)
+
+        Greeting(self._reactor, sock, self._keys.get, accepted, refused)
+
+    def _refuse(self, address: Any, why: str) -> None:
+        self.refused += 1
+        _log.warning("refused a connection from %s: %s", _show(address), why)
+
+    def _admit(self, sock: socket.socket, purpose: dict[str, Any], address: Any) -> None:
+        """Pass an authenticated connection on to the agent it is for."""
+        try:
+            client, host, here = purpose["client"], purpose["from"], purpose["as"]
+            if not (isinstance(client, int) and isinstance(host, str) and isinstance(here, str)):
+                raise TypeError("client, from or as")
+        except (LookupError, TypeError) as error:
+            sock.close()
+            self._refuse(address, f"it did not say what it came for: {error}")
+            return
+        job = self._jobs.get(client)
+        if job is None:
+            if host:  # another host of a job that has not come here, or has ended
+                sock.close()
+                return
+            job = self._start(client, here)
+        body = json.dumps({"op": "connection", "from": host}).encode()
+        job.link.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=1), [sock.fileno()])
+        sock.close()
+
+    # -- agents ----------------------------------------------------------------------------------
+
+    def _start(self, client: int, here: str) -> _Job:
+        ours, theirs = socket.socketpair()
+        root = os.path.dirname(__file__.rsplit("_engine", 1)[0].rstrip("/"))
+        code = (
+            f"import sys; sys.path[:] = {[root, *sys.path]!r}; "
+            "from monarch._engine.runtime.bootstrap import agent_main; "
+            f"agent_main({theirs.fileno()}, {client}, {here!r})"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        link = Link(ours, "an agent", self._want_write, _FRAME_LIMIT, _FRAME_LIMIT)
+        job = self._jobs[client] = _Job(process, link)
+        self._reactor.register(link.fileno, self._reader(client, link))
+        return job
+
+    def _want_write(self, link: Link, on: bool) -> None:
+        self._reactor.watch_writes(link.fileno, on)
+
+    def _reader(self, client: int, link: Link) -> Callable[[int], None]:
+        def ready(_mask: int) -> None:
+            link.flush()
+            for frame in link.receive(self._reactor.scratch):
+                if json.loads(frame.body)["op"] == "shutdown":
+                    self._reactor.stop()
+            if link.lost is not None:
+                self._reactor.unregister(link.fileno)
+                link.close(link.lost)
+                self._jobs.pop(client).process.wait()
+
+        return ready
+
+
+def _show(address: Any) -> str:
+    if isinstance(address, tuple):
+        return f"{address[0]}:{address[1]}"
+    return "this machine"
