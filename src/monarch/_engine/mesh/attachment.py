@@ -6,6 +6,7 @@ through the mesh and its slices, and how the hosts are let go.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.mesh.future import RAISED, VALUE, Future
@@ -35,6 +36,7 @@ class Attachment:
         self.procs: list[ProcMesh] = []
         proc = client_proc()
         proc.notices.setdefault("attached", _on_attached)
+        _users.update(list(hosts))
         for host in hosts:
             _attaching.setdefault(host, []).append(self)
         proc.tell_agent({"op": "attach", "hosts": self._hosts})
@@ -78,6 +80,7 @@ class Attachment:
 
 
 _attaching: dict[str, list[Attachment]] = {}
+_users: Counter[str] = Counter()  # attachments that use a host
 
 
 def _on_attached(message: dict[str, Any]) -> None:
@@ -100,7 +103,8 @@ class _Leaving(Future[None]):
             nonlocal missing
             missing -= 1
             if not missing:
-                hosts = list(attachment._hosts)
+                _users.subtract(list(attachment._hosts))
+                hosts = [host for host in attachment._hosts if shutdown or not _users[host]]
                 proc.tell_agent({"op": "detach", "hosts": hosts, "shutdown": shutdown})
                 self._resolve(VALUE, None)
 

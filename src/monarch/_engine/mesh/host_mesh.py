@@ -1,7 +1,7 @@
 """`HostMesh`: the machines, where processes are spawned.
 
-Each host has a name by which the host agents know it; the client's own is `HOME`. A spawn says where
-each process is to run, and the agents see to it.
+Each host has a name by which the host agents know it; the client's own is `HOME`. A spawn says
+where each process is to run, and the agents see to it.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch._engine.base.address import BindSpec, parse_transport
 from monarch._engine.base.settings import settings
@@ -16,9 +15,11 @@ from monarch._engine.mesh.future import RAISED, VALUE, Future
 from monarch._engine.mesh.host_mesh import HostMesh
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.client import current_proc, start_agent
-from monarch._engine.runtime.worker import Worker
 from monarch._engine.shapes import Slice
 from monarch._engine.shapes.shape import shape_of
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.worker import Worker
 
 __all__ = [
     "attach",
@@ -136,6 +137,8 @@ def start_worker_loop_forever(*, private_key: Any = None, ca: Any, address: str)
 
 
 def _worker(private_key: Any, ca: Any, address: str) -> Worker:
+    from monarch._engine.runtime.worker import Worker  # few programs are workers
+
     _check_security(private_key, ca)
     return Worker(parse_worker_address(address, resolve=_resolve).address)
 
@@ -149,4 +152,6 @@ def _check_security(private_key: Any, ca: Any) -> None:
 
 
 def _resolve(host: str) -> str:
+    import socket
+
     return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])

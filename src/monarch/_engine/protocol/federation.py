@@ -199,6 +199,10 @@ class Federation:
         """Effects of the roster, with what is for guests sent to where they live."""
         return self._route(effects)
 
+    def host_found(self, host: str) -> None:
+        """There is a way to `host` again; what was there is gone all the same."""
+        self._lost.pop(host, None)
+
     def host_lost(self, host: str, verdict: Verdict) -> list[Effect]:
         """There is no way to `host` any more: its procs are gone, and its guests have left."""
         self._lost[host] = verdict

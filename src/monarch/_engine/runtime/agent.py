@@ -672,6 +672,7 @@ class Agent:
         """The client wants these hosts: by name, the addresses where their workers listen."""
         self._addresses.update(message["hosts"])
         for host in message["hosts"]:
+            self._federation.host_found(host)
             self._attaching[host] = link.uid
             if self._neighbour(host).link.up:
                 self.neighbour_up(self._neighbours[host])
@@ -681,9 +682,12 @@ class Agent:
     def _on_detach(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """The client is done with these hosts; `shutdown`: so is everybody."""
         for host in message["hosts"]:
-            neighbour = self._neighbours.get(host)
+            # Forgotten at once, so that attaching again begins anew.
+            neighbour = self._neighbours.pop(host, None)
             if neighbour is not None:
                 neighbour.say({"op": "leave", "shutdown": message["shutdown"]})
+                verdict = Verdict(FAILED, f"host {host} was let go", INFRASTRUCTURE)
+                self._perform(self._federation.host_lost(host, verdict))
 
     def _on_connection(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """The worker passes a connection on: of the client's host, or of another of its job."""
@@ -714,6 +718,7 @@ class Agent:
         host = neighbour.name
         if self._neighbours.get(host) is not neighbour:
             return
+        del self._neighbours[host]
         if host == HOME:
             self._end()
         text = f"host {host} is unreachable: {reason}"

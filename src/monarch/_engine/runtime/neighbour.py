@@ -167,6 +167,7 @@ class Neighbour(Receiver):
             tunnel.room()
 
     def connected(self, *, again: bool) -> None:
+        self.problem = ""
         if not again:
             self.channel.be_patient(self._patience)
             self._agent.neighbour_up(self)
