@@ -264,7 +264,7 @@ def test_a_sender_without_a_handler_goes_on(
     for _ in ("gone", "inside"):
         faults.get(timeout=WAIT)
     before = proc.dead_letters.count
-    with caplog.at_level(logging.WARNING, "monarch"):
+    with caplog.at_level(logging.INFO, "monarch"):
         for _ in range(5):
             mesh.take.broadcast()
         until(lambda: proc.dead_letters.count == before + 5)

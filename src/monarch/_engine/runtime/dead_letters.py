@@ -1,8 +1,9 @@
 """Dead letters: one-way messages that reached nobody and that nobody wanted back.
 
 A sender that asked for no answer is not to fail because there is nobody to answer. So what cannot
-be delivered is counted, and logged once per receiver: as a warning if the receiver failed, for
-those who look closely if it was stopped, since messages that cross a stop are nothing unusual.
+be delivered is counted, and logged once per receiver for those who look: at level INFO if the
+receiver failed, of which its owner is told anyway, and DEBUG if it was stopped, since messages that
+cross a stop are nothing unusual.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class DeadLetters:
         self._told[actor] = None
         import logging  # most processes never come here
 
-        level = logging.WARNING if failure.kind == FAILED else logging.DEBUG
+        level = logging.INFO if failure.kind == FAILED else logging.DEBUG
         logging.getLogger("monarch").log(
             level,
             "A message without a waiting caller could not be delivered to %s, and was dropped; "

@@ -143,8 +143,8 @@ class Greeting:
         self._said += data
         if self._missing():
             return
-        purpose = json.loads(self._said[_LENGTH.size :])
-        if not isinstance(purpose, dict):
+        purpose: dict[str, Any] = json.loads(self._said[_LENGTH.size :])
+        if type(purpose) is not dict:
             raise TypeError("a purpose that is no object")
         self._stop()
         self._accepted(self._sock, purpose)

@@ -69,8 +69,8 @@ class Worker:
     @property
     def port(self) -> int:
         """The port it listens at; 0 for a Unix socket."""
-        name = self._sock.getsockname()
-        return int(name[1]) if isinstance(name, tuple) else 0
+        name: tuple[str, int] | str | bytes = self._sock.getsockname()
+        return 0 if isinstance(name, (str, bytes)) else int(name[1])
 
     def run(self) -> None:
         """Serve. Returns once shut down; everything that ran here for clients has ended."""
