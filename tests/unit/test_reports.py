@@ -98,6 +98,22 @@ def test_a_process_was_killed() -> None:
     )
 
 
+def test_what_would_have_told_more_comes_last_of_what_is_told() -> None:
+    advised = KILLED._replace(tail=(), advice="for more: more=1")
+    assert Verdict.from_fields(advised.to_fields()) == advised
+    shows(
+        worker(advised, others={"helpers-1": (1,)}).report(),
+        """
+        The actor <root>.<prog.Worker w{'gpus': 1/4}> and all its descendants have failed:
+          the process this actor was running on failed: Killed(sig=9), SIGKILL
+          (system: rank 1 of w-3zhPeU, host vm, pid 4711, 2026-05-01 12:00:00.125+02:00)
+          for more: more=1
+          as a consequence:
+            helpers-1 rank 1
+        """,
+    )
+
+
 def test_an_exception() -> None:
     shows(
         worker(RAISED).report(),

@@ -265,6 +265,7 @@ def test_a_process_exits_and_takes_others_along(fresh: Fresh, faults: Faults) ->
         The actor <root>.<Worker workers{'gpus': 1/2}> and all its descendants have failed:
           the process this actor was running on exited with non-zero code 3
           (system: rank 1 of workers-UID, host HOST, pid PID, TIME)
+          configure(tail_log_lines=20) would show here what it printed last
         """,
     )
     found = {failure.mesh_name: failure for failure in (faults.get(timeout=WAIT) for _ in range(2))}
@@ -275,6 +276,7 @@ def test_a_process_exits_and_takes_others_along(fresh: Fresh, faults: Faults) ->
         The actor <root>.<Worker helpers{'gpus': 1/2}> and all its descendants have failed:
           the process this actor was running on exited with non-zero code 3
           (system: rank 1 of helpers-UID, host HOST, pid PID, TIME)
+          configure(tail_log_lines=20) would show here what it printed last
           as a consequence:
             workers-UID rank 1
         """,
@@ -293,8 +295,18 @@ def test_a_process_is_killed(fresh: Fresh) -> None:
         The actor <root>.<Worker workers> and all its descendants have failed:
           the process this actor was running on failed: Killed(sig=9), SIGKILL
           (system: rank 0 of workers-UID, host HOST, pid PID, TIME)
+          configure(tail_log_lines=20) would show here what it printed last
         """,
     )
+
+
+def test_a_process_that_printed_nothing_is_killed(fresh: Fresh) -> None:
+    """Its lines were kept: no advice to keep them."""
+    with configured(tail_log_lines=1):
+        workers = fresh().spawn("workers", Worker)
+        kill(workers.pid.call_one().get(timeout=WAIT))
+        error = failure_of(workers.pid.call_one())
+    assert same(error.message).endswith("pid PID, TIME)")
 
 
 def test_a_process_crashes_with_last_words(fresh: Fresh) -> None:
@@ -387,6 +399,7 @@ def test_two_owners_did_not_handle_a_failure(fresh: Fresh, faults: Faults) -> No
 have failed:
           the process this actor was running on exited with non-zero code 3
           (system: rank 0 of workers-UID, host HOST, pid PID, TIME)
+          configure(tail_log_lines=20) would show here what it printed last
           as a consequence:
             <root>.<Boss boss>.<Manager managers>, which did not handle it
             <root>.<Boss boss>, which did not handle it
@@ -414,6 +427,7 @@ def test_a_supervisor_raises(fresh: Fresh, faults: Faults) -> None:
           The actor <root>.<Clumsy clumsy>.<Worker workers> and all its descendants have failed:
             the process this actor was running on exited with non-zero code 3
             (system: rank 0 of workers-UID, host HOST, pid PID, TIME)
+            configure(tail_log_lines=20) would show here what it printed last
         """,
     )
     assert failure.root.actor == failure.actor

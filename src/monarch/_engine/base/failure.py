@@ -187,7 +187,7 @@ class Failure:
     def details(self) -> str:
         """What happened, where, and the evidence; a line for each of the first two."""
         found = self.verdict
-        parts = [found.error, self.where(), found.trace, _folded(found.tail)]
+        parts = [found.error, self.where(), found.trace, _folded(found.tail), found.advice]
         if self.kind == FAILED and found.cause == INTERNAL:
             parts.append(PLEASE_REPORT)
         return "\n".join(filter(None, parts))

@@ -23,7 +23,7 @@ INTERNAL = "internal"  # a bug in this library
 
 CAUSES = frozenset({USER, SYSTEM, INFRASTRUCTURE, INTERNAL})
 
-_TYPES: tuple[Any, ...] = (str, str, str, str, int, (int, float), (list, tuple), str)
+_TYPES: tuple[Any, ...] = (str, str, str, str, int, (int, float), (list, tuple), str, str)
 _LATEST = 1e11  # a time after the year 5000 is no time
 
 
@@ -50,6 +50,8 @@ class Verdict(NamedTuple):
     """The last lines that the process printed, if they were kept."""
     trace: str = ""
     """The traceback: of an exception, or of the crash of a process."""
+    advice: str = ""
+    """What would have told more; empty if nothing is known to."""
 
     @property
     def never_began(self) -> bool:

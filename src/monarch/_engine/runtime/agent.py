@@ -69,6 +69,7 @@ __all__ = ["Agent"]
 _FRAME_LIMIT = 64 << 20
 _QUEUE_LIMIT = 1 << 40  # control messages are small and few; the agent never waits
 _OUTPUT_WAIT = 5.0  # seconds that the news of an end waits for a stuck terminal to take the output
+_ADVICE = "configure(tail_log_lines=20) would show here what it printed last"
 _SPARE = 64  # descriptors for everything else
 _LAST_OUTPUT_WAIT = 0.5  # seconds that the agent's own end does
 
@@ -98,7 +99,18 @@ _REPORTS = {op: f"_on_{op}" for op in ("started", "exited", "stopped", "continue
 class _Process:
     """What the agent holds of a member of the roster until it is gone."""
 
-    __slots__ = ("box", "captured", "killed", "launcher", "link", "pid", "pidfd", "scratch", "uid")
+    __slots__ = (
+        "box",
+        "captured",
+        "killed",
+        "launcher",
+        "link",
+        "pid",
+        "pidfd",
+        "remembered",
+        "scratch",
+        "uid",
+    )
 
     def __init__(
         self, uid: int, link: Link, launcher: _LauncherLink | None = None, scratch: str = ""
@@ -112,6 +124,7 @@ class _Process:
         self.box = -1  # the `black_box`
         self.killed = False  # by us
         self.captured = False  # its output comes by the relay
+        self.remembered = False  # and its last lines are kept
 
 
 class _Guest:
@@ -345,6 +358,7 @@ class Agent:
         err, theirs_err = os.pipe()
         self._relay.add(uid, proc["label"], proc["rank"], options, (out, err))
         self._processes[uid].captured = True
+        self._processes[uid].remembered = options["tail"] > 0
         return [theirs_out, theirs_err]
 
     def _on_introduce(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
@@ -524,15 +538,20 @@ class Agent:
             self._perform(self._federation.exited([process.uid]))
             crashed = kind == FAILED and process.box >= 0
             trace = crash_trace(black_box.read(process.box)) if crashed else ""
-            self._left(process, kind, text, cause, trace)
+            # Only for who died without a word, and of what nobody knows.
+            known = trace or killer or process.killed or process.remembered
+            advice = "" if cause != SYSTEM or kind != FAILED or known else _ADVICE
+            self._left(process, kind, text, cause, trace, advice)
 
     # -- ends ------------------------------------------------------------------------------------
 
-    def _left(self, process: _Process, kind: str, text: str, cause: str, trace: str = "") -> None:
+    def _left(
+        self, process: _Process, kind: str, text: str, cause: str, trace: str = "", advice: str = ""
+    ) -> None:
         """There is no process any more: announce it, once what it printed is out."""
         uid = process.uid
         now = drivers.current.wall_time()
-        verdict = Verdict(kind, text, cause, self._host, process.pid, now, trace=trace)
+        verdict = Verdict(kind, text, cause, self._host, process.pid, now, (), trace, advice)
         del self._processes[uid]
         if process.link.fileno >= 0:
             self._close(process.link)
