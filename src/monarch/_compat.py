@@ -110,6 +110,12 @@ PATHS: dict[str, dict[str, str]] = {
             METER Counter Histogram Meter TracingForwarder UpDownCounter get_monarch_tracer
         """,
     },
+    "monarch._src.job.job": {
+        "monarch.job": """
+            DEFAULT_JOB_PATH JobState JobTrait LocalJob ProcessJob exec_command job_load job_loads
+        """,
+        "monarch.job.batch": "BatchJob",
+    },
     "monarch._rust_bindings": {"monarch._compat": "has_tensor_engine"},
     "monarch._rust_bindings.monarch_hyperactor.actor": {"monarch.actor": "Actor"},
     "monarch._rust_bindings.monarch_hyperactor.buffers": {
@@ -195,9 +201,13 @@ INTERNAL: dict[str, dict[str, str]] = {
     "monarch._src.actor.host_mesh": {
         "_spawn_admin": "the admin server is not part of this release",
         "create_local_host_mesh fake_in_process_host": "use monarch.actor.this_host()",
-        "hosts_from_config": "jobs are not part of this release; use monarch.actor.this_host()",
+        "hosts_from_config": "it moved to monarch.job",
     },
     "monarch._src.actor.logging": {"_pending_flush_tasks": _LOGS},
+    "monarch._src.job.job": {
+        "BashActor": "use monarch.job.exec_command()",
+        "LoginJob SSHJob": "run `monarch worker` over ssh, and attach_to_workers()",
+    },
     "monarch._src.actor.proc_mesh": {"HyProcMesh": _MESHES},
     "monarch._rust_bindings.monarch_hyperactor.actor": {
         "MethodSpecifier PythonMessage PythonMessageKind": _WIRE,

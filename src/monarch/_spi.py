@@ -1,6 +1,6 @@
 """What features may use of the engine beyond the public interface.
 
-`monarch._debug`, `monarch._telemetry` and others of their kind import the engine only through
+`monarch._debug`, `monarch._telemetry`, jobs and others of their kind import the engine only through
 here. Small on purpose: a name that is added becomes a promise.
 """
 
@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from monarch._engine.base import instrument
 from monarch._engine.mesh.context import context
+from monarch._engine.mesh.transport import attach_hosts, serve_host
 
-__all__ = ["at_call_end", "instrument"]
+__all__ = ["at_call_end", "attach_hosts", "instrument", "serve_host"]
 
 
 def at_call_end(callback: Callable[[BaseException | None], None]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-FACADES = ["monarch", "monarch.actor", "monarch.config", "monarch.testing"]
+FACADES = ["monarch", "monarch.actor", "monarch.config", "monarch.job", "monarch.testing"]
 
 
 def public() -> Iterator[tuple[str, Any]]:
@@ -22,7 +22,7 @@ def public() -> Iterator[tuple[str, Any]]:
             thing = getattr(module, name) if name else module
             for part in thing.__mro__ if inspect.isclass(thing) else (thing,):
                 ours = getattr(part, "__module__", facade).startswith("monarch")
-                if ours and id(part) not in seen:
+                if ours and hasattr(part, "__name__") and id(part) not in seen:
                     seen.add(id(part))
                     yield f"{facade}.{name}".rstrip("."), part
 

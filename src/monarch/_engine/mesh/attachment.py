@@ -25,9 +25,10 @@ class Attachment:
 
     Args:
         hosts: from the names to the addresses of their workers.
+        secret_file: of the job they belong to; None: they know the secret of this process.
     """
 
-    def __init__(self, hosts: Mapping[str, str]) -> None:
+    def __init__(self, hosts: Mapping[str, str], secret_file: str | None = None) -> None:
         self._hosts = dict(hosts)
         self._errors: dict[str, str] = {}
         self._missing = set(hosts)
@@ -39,7 +40,8 @@ class Attachment:
         _users.update(list(hosts))
         for host in hosts:
             _attaching.setdefault(host, []).append(self)
-        proc.tell_agent({"op": "attach", "hosts": self._hosts})
+        secrets = {} if secret_file is None else dict.fromkeys(hosts, secret_file)
+        proc.tell_agent({"op": "attach", "hosts": self._hosts, "secrets": secrets})
 
     def ready(self) -> Future[Any]:
         """Resolves to True when there is a connection to each worker, or raises RuntimeError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch._engine.base.address import BindSpec, parse_transport
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "attach",
+    "attach_hosts",
     "attach_to_workers",
     "enable_transport",
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",
+    "serve_host",
     "start_worker_loop_forever",
 ]
 
@@ -76,11 +78,16 @@ def attach_to_workers(
     before. Raises RuntimeError for what is no address, NotImplementedError for TLS.
     """
     _check_security(private_key, ca)
+    texts = [worker.get() if isinstance(worker, Future) else worker for worker in workers]
+    return attach_hosts(texts)
+
+
+def attach_hosts(workers: Sequence[str], secret_file: str | None = None) -> HostMesh:
+    """As `attach_to_workers`; for workers of a job that has a secret of its own, in this file."""
     context()  # makes the client if need be
     start_agent()
     hosts: dict[str, str] = {}
-    for worker in workers:
-        text = worker.get() if isinstance(worker, Future) else worker
+    for text in workers:
         try:
             address = parse_worker_address(text, resolve=_resolve).address
         except (ValueError, NotImplementedError) as error:
@@ -88,7 +95,7 @@ def attach_to_workers(
         hosts[str(address)] = str(address)
     shape = shape_of(("hosts",), Slice.new_row_major([len(hosts)]))
     mesh = HostMesh(shape, None, tuple(hosts))
-    mesh._attachment = Attachment(hosts)
+    mesh._attachment = Attachment(hosts, secret_file)
     return mesh
 
 
@@ -117,6 +124,27 @@ def run_worker_loop_forever(*, private_key: Any = None, ca: Any, address: str) -
 def run_worker_loop_until_shutdown(*, private_key: Any = None, ca: Any, address: str) -> None:
     """As `run_worker_loop_forever`, but returns after a client's `HostMesh.shutdown`."""
     _worker(private_key, ca, address).run()
+
+
+def serve_host(address: str, ready: Callable[[str], None]) -> None:
+    """Serve this host at `address` until a client shuts it down, or SIGTERM or SIGINT comes.
+
+    `ready(url)` is called once it listens, with the port that was taken if `address` left it open.
+    Blocks; for the main thread of a process. When it returns, all that ran here for clients has
+    ended. Raises as `run_worker_loop_forever`.
+    """
+    import signal
+
+    worker = _worker(None, "trust_all_connections", address)
+
+    def stop(_number: int, _frame: Any) -> None:
+        worker.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    url = address if not address.endswith(":0") else f"{address[:-2]}:{worker.port}"
+    ready(url)
+    worker.run()
 
 
 def start_worker_loop_forever(*, private_key: Any = None, ca: Any, address: str) -> Future[None]:

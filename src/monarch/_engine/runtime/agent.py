@@ -170,6 +170,7 @@ class Agent:
         self._federation = Federation(self._roster, here)
         self._neighbours: dict[str, Neighbour] = {}
         self._addresses: dict[str, str] = {}  # of hosts, as the client gave them
+        self._secrets: dict[str, str] = {}  # files, of hosts that belong to other jobs than we do
         self._attaching: dict[str, int] = {}  # hosts that a member waits for
         self._ends_held: dict[tuple[int, int], int] = {}  # descriptors: of whom, for whom
         self.segments = SegmentPool(settings.shm_pool_limit)
@@ -674,7 +675,8 @@ class Agent:
         def run() -> None:
             try:
                 timeout = settings.host_timeout
-                sock = dial(ChannelAddr.parse(address), find_secret(), purpose, timeout)
+                key = find_secret(self._secrets.get(neighbour.name))
+                sock = dial(ChannelAddr.parse(address), key, purpose, timeout)
             except (HandshakeError, SecretError) as error:
                 failed = functools.partial(neighbour.dial_failed, str(error), for_good=True)
                 self.reactor.call_soon(failed)
@@ -690,13 +692,14 @@ class Agent:
     def _on_attach(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """The client wants these hosts: by name, the addresses where their workers listen."""
         self._addresses.update(message["hosts"])
+        self._secrets.update(message["secrets"])
         for host in message["hosts"]:
             self._federation.host_found(host)
             self._attaching[host] = link.uid
             if self._neighbour(host).link.up:
                 self.neighbour_up(self._neighbours[host])
         for neighbour in self._neighbours.values():
-            neighbour.say({"op": "addresses", "hosts": self._addresses})
+            neighbour.say(self._directory())
 
     def _on_detach(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """The client is done with these hosts; `shutdown`: so is everybody."""
@@ -725,11 +728,15 @@ class Agent:
             )
         neighbour.link.adopt(sock)
 
+    def _directory(self) -> dict[str, Any]:
+        """What other hosts need for connections between them."""
+        return {"op": "addresses", "hosts": self._addresses, "secrets": self._secrets}
+
     def neighbour_up(self, neighbour: Neighbour) -> None:
         """There is a connection to another host for the first time."""
         host = neighbour.name
         if self._federation.here == HOME:
-            neighbour.say({"op": "addresses", "hosts": self._addresses})
+            neighbour.say(self._directory())
         self._tell_attached(host, None)
 
     def neighbour_lost(self, neighbour: Neighbour, reason: str) -> None:
@@ -778,6 +785,9 @@ class Agent:
             getattr(self, _REQUESTS[request["op"]])(_Guest(asker), request, [])
         elif op == "addresses":
             self._addresses.update(message["hosts"])
+            # Paths of the client's machine. On another one there is our job's own secret only.
+            secrets = message["secrets"].items()
+            self._secrets.update({host: path for host, path in secrets if os.path.exists(path)})
         elif op == "leave":
             if message["shutdown"]:
                 self._tell(self._first, {"op": "shutdown"})

@@ -31,8 +31,13 @@ class SecretError(RuntimeError):
     """The secret cannot be used; the text says which file, and what to do."""
 
 
-def find_secret() -> bytes:
-    """The key of this process's job, 32 bytes. Raises SecretError."""
+def find_secret(of_job: str | None = None) -> bytes:
+    """The key of this process's job, 32 bytes; or of the job whose secret file is `of_job`.
+
+    Raises SecretError.
+    """
+    if of_job is not None:
+        return _read(Path(of_job), "the secret file of a job")
     for variable in ("MONARCH_JOB_SECRET_FILE", "MONARCH_SECRET_FILE"):
         named = os.environ.get(variable)
         if named:

@@ -1,0 +1,88 @@
+"""Jobs: from a description of hosts to meshes of them, and back to them from another script.
+
+>>> from monarch.job import LocalJob
+>>> job = LocalJob(("trainers",))
+>>> job.state(cached_path=None).trainers
+<HostMesh {}>
+
+`ProcessJob` gives every host a process of this machine. A job that runs is found again by the next
+script through the file that `JobTrait.state` writes; see docs/jobs.md. Each name is loaded when it
+is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monarch.job.command import exec_command
+    from monarch.job.current import load_current_job, set_current_job
+    from monarch.job.local import LocalJob
+    from monarch.job.process import ProcessJob, hosts_from_config
+    from monarch.job.saved import DEFAULT_JOB_PATH
+    from monarch.job.state import JobState
+    from monarch.job.trait import JobTrait, job_load, job_loads
+
+__all__ = [
+    "DEFAULT_JOB_PATH",
+    "JobState",
+    "JobTrait",
+    "LocalJob",
+    "ProcessJob",
+    "exec_command",
+    "hosts_from_config",
+    "job_load",
+    "job_loads",
+    "load_current_job",
+    "set_current_job",
+]
+
+_HOMES = {
+    "DEFAULT_JOB_PATH": "saved",
+    "JobState": "state",
+    "JobTrait": "trait",
+    "LocalJob": "local",
+    "ProcessJob": "process",
+    "exec_command": "command",
+    "hosts_from_config": "process",
+    "job_load": "trait",
+    "job_loads": "trait",
+    "load_current_job": "current",
+    "set_current_job": "current",
+}
+
+_SERVICES = "workers are known by their addresses; a service identity in front of one is accepted"
+
+#: Names of the interface that are not part of this release, and what to do instead.
+_MISSING = {
+    "MeshAdminConfig": "there is no admin server yet",
+    "PortForwarder": "there is no port forwarding yet; use ssh -L",
+    "SERVICE_PROC_IDS_ENV": _SERVICES,
+    "SERVICE_PROC_RANK_ENV": _SERVICES,
+    "SlurmJob": "run `monarch worker` under srun, and attach_to_workers()",
+    "TelemetryConfig": "there is no telemetry store yet; see monarch.actor.get_meter()",
+    "deserialize_service_proc_ids": _SERVICES,
+    "kubernetes": "run `monarch worker` in pods, and attach_to_workers()",
+    "new_service_proc_id": _SERVICES,
+    "ranked_service_proc_id_from_env": _SERVICES,
+    "serialize_service_proc_ids": _SERVICES,
+    "service_proc_addr": _SERVICES,
+    "service_proc_addrs": _SERVICES,
+    "shell": "there is no interactive shell yet; use exec_command()",
+    "spmd": "there are no SPMD jobs yet",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is not None:
+        value = getattr(importlib.import_module(f"monarch.job.{home}"), name)
+        globals()[name] = value
+        return value
+    if instead := _MISSING.get(name):
+        # ImportError, so that `from monarch.job import SlurmJob` shows this text.
+        raise ImportError(
+            f"monarch.job.{name} is not part of this release: {instead}", name=__name__
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

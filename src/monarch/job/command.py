@@ -1,0 +1,231 @@
+"""Running commands on hosts.
+
+A command is a child of a process that is spawned for it, so it ends with the script that asked,
+whatever happens to either. What it prints is sent as it comes; a Python program is no exception,
+and its ``sys.exit`` is its exit status and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, TypeAlias
+
+from monarch.actor import (
+    Actor,
+    Channel,
+    Extent,
+    Future,
+    HostMesh,
+    Point,
+    Port,
+    ProcMesh,
+    context,
+    current_rank,
+    endpoint,
+    returns_future,
+)
+
+__all__ = ["exec_command"]
+
+_Chunk: TypeAlias = tuple[str, bytes]  # "out" or "err", and what was printed there
+_SIZE = 1 << 16
+_NOT_FOUND = 127  # as shells say it
+
+
+def exec_command(
+    host_mesh: HostMesh,
+    cmd: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    workdir: str | None = None,
+    output_dir: str | None = None,
+    rank: int | None = None,
+    point: Mapping[str, int] | None = None,
+    per_host: Mapping[str, int] | None = None,
+) -> Future[int]:
+    """Run a command on hosts, at once; the Future is the largest exit status.
+
+    Args:
+        host_mesh: where.
+        cmd: a program and its arguments. A file that ends in ``.py``, and ``-m module``, are run by
+            the Python of the host.
+        env: more variables for it.
+        workdir: where it runs; default: this directory, if there is one of that name, or else
+            that of the host.
+        output_dir: where it writes ``stdout.txt`` and ``stderr.txt`` on its host, below a directory
+            for each rank if there are several (or where ``$SUBDIR`` says so). Default: what it
+            prints is printed here, as it comes.
+        rank, point: only on the process with this rank, or with these coordinates.
+        per_host: names and sizes of the dimensions per host, if several shall run on each.
+
+    Each has ``MONARCH_RANK_<dim>`` and ``MONARCH_SIZE_<dim>`` in its environment. 127: there is no
+    such program; 128 + n: ended by signal n. The Future raises what befell the process around the
+    command. ValueError for an empty command, and for a rank or point that is not there.
+
+    >>> import sys
+    >>> exec_command(this_host(), [sys.executable, "-c", "print('hi')"]).get()
+    hi
+    0
+    """
+    if not cmd:
+        raise ValueError("there is no command to run")
+    if rank is not None and point is not None:
+        raise ValueError("give rank or point, not both")
+    extra = dict(per_host or {})
+    if rank is not None:
+        extent = Extent([*host_mesh.extent, *extra], [*host_mesh.extent.sizes, *extra.values()])
+        if not 0 <= rank < extent.nelements:
+            raise ValueError(f"rank {rank} is not one of the {extent.nelements} of {extent}")
+        point = dict(Point(rank, extent))
+    coordinates = dict(point or {})
+    known = {**host_mesh.extent, **extra}
+    for name, at in coordinates.items():
+        if name not in known:
+            raise ValueError(f"{name!r} is no dimension of {known}")
+        if not 0 <= at < known[name]:
+            raise ValueError(f"{name}={at} is outside of {known}")
+    there = {name: at for name, at in coordinates.items() if name in host_mesh.extent}
+    inside = {name: at for name, at in coordinates.items() if name in extra}
+    context()  # the client is made by the caller, not by the thread below
+    where = host_mesh.slice(**there) if there else host_mesh
+    fixed = {name: (at, known[name]) for name, at in coordinates.items()}
+    command = _Command(tuple(cmd), dict(env or {}), fixed, workdir, os.getcwd(), output_dir)
+    outcome: concurrent.futures.Future[int] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(_run(where, extra, inside, command))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="monarch-exec", daemon=True).start()
+
+    @returns_future
+    async def status() -> int:
+        return await asyncio.wrap_future(outcome)
+
+    return status()
+
+
+class _Command:
+    """What to run, and how; travels to the hosts."""
+
+    def __init__(
+        self,
+        words: tuple[str, ...],
+        env: dict[str, str],
+        fixed: dict[str, tuple[int, int]],
+        workdir: str | None,
+        here: str,
+        output_dir: str | None,
+    ) -> None:
+        self.words = words
+        self.env = env
+        self.fixed = fixed  # position and size in dimensions that were sliced away
+        self.workdir = workdir
+        self.here = here
+        self.output_dir = output_dir
+
+
+def _run(hosts: HostMesh, extra: dict[str, int], inside: dict[str, int], command: _Command) -> int:
+    procs = hosts.spawn_procs(extra, name="exec")
+    try:
+        return _run_on(procs.slice(**inside) if inside else procs, command)
+    finally:
+        procs.stop().get()
+
+
+def _run_on(procs: ProcMesh, command: _Command) -> int:
+    runners = procs.spawn("exec", _Runner)
+    port, receiver = Channel[_Chunk | None].open()
+
+    def show() -> None:
+        while (chunk := receiver.recv().get()) is not None:
+            stream, data = chunk
+            file = sys.stdout if stream == "out" else sys.stderr
+            file.write(data.decode(errors="replace"))
+            file.flush()
+
+    shower = threading.Thread(target=show, name="monarch-exec-output", daemon=True)
+    shower.start()
+    try:
+        return max(runners.run.call(command, port).get().values())
+    finally:
+        port.send(None)  # comes after all that the commands printed
+        shower.join()
+
+
+class _Runner(Actor):
+    """Runs a command in a child of its process."""
+
+    @endpoint
+    def run(self, command: _Command, port: Port[_Chunk | None]) -> int:
+        words = list(command.words)
+        if words[0].endswith(".py") or words[0] == "-m":
+            words = [sys.executable, *words]
+        at = current_rank()
+        environ = dict(os.environ)
+        places = {name: (position, at.extent[name]) for name, position in at.items()}
+        for name, (position, size) in {**places, **command.fixed}.items():
+            environ[f"MONARCH_RANK_{name}"] = str(position)
+            environ[f"MONARCH_SIZE_{name}"] = str(size)
+        environ.update(command.env)
+        workdir = command.workdir
+        if workdir is None and os.path.isdir(command.here):
+            workdir = command.here
+        out, err = self._outputs(command.output_dir, at)
+        try:
+            child = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=out or subprocess.PIPE,
+                stderr=err or subprocess.PIPE,
+                env=environ,
+                cwd=workdir,
+            )
+        except OSError as error:
+            port.send(("err", f"{words[0]}: {error.strerror}\n".encode()))
+            return _NOT_FOUND
+        finally:
+            for file in filter(None, (out, err)):
+                file.close()
+        readers = [
+            threading.Thread(target=_forward, args=(pipe, kind, port), name=f"monarch-exec-{kind}")
+            for pipe, kind in ((child.stdout, "out"), (child.stderr, "err"))
+            if pipe is not None
+        ]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        status = child.wait()
+        if status < 0:
+            with contextlib.suppress(ValueError):  # real-time signals have no names
+                port.send(("err", f"{words[0]}: {signal.Signals(-status).name}\n".encode()))
+            return 128 - status
+        return status
+
+    def _outputs(self, folder: str | None, at: Any) -> tuple[IO[bytes] | None, IO[bytes] | None]:
+        if folder is None:
+            return None, None
+        below = "_".join(f"{name}_{position}" for name, position in at.items())
+        if "$SUBDIR" in folder:
+            folder = folder.replace("$SUBDIR", below)
+        elif below:
+            folder = os.path.join(folder, below)
+        os.makedirs(folder, exist_ok=True)
+        stdout, stderr = (os.path.join(folder, f"{name}.txt") for name in ("stdout", "stderr"))
+        return open(stdout, "wb"), open(stderr, "wb")
+
+
+def _forward(pipe: IO[bytes], kind: str, port: Port[_Chunk | None]) -> None:
+    with pipe:
+        while data := os.read(pipe.fileno(), _SIZE):
+            port.send((kind, data))
