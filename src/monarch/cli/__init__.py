@@ -1,0 +1,88 @@
+"""The ``monarch`` command.
+
+Jobs of a directory (``apply``, ``exec``, ``kill``, ``context``), and hosts (``worker``).
+``monarch COMMAND --help`` shows the options of each, with examples.
+
+Results go to stdout, everything else to stderr. Exit status: 0; 1 when something failed, said in
+one line; 2 for a wrong command line; 130 after Ctrl-C; ``exec`` has that of its command. What a
+command needs is loaded when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "apply": ("jobs", "start the job of this directory, or find it running"),
+    "exec": ("jobs", "run a command on its hosts"),
+    "shell": ("jobs", "an interactive shell on a host (not in this release)"),
+    "kill": ("jobs", "end the job and everything on its hosts"),
+    "context": ("jobs", "several jobs in one directory: create, use, rm, ls"),
+    "worker": ("worker", "be a host for clients that attach"),
+}
+
+_EXAMPLES = """\
+examples:
+  monarch apply train.job          start the job that train.py defines as `job`
+  monarch exec --all -- nvidia-smi run a command on all its hosts
+  monarch kill                     end it
+  monarch worker tcp://node1:4444  serve this machine as a host
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(
+        prog="monarch",
+        description="Actors on meshes of processes: jobs and hosts.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    # Only the one that is asked for is loaded: the first word that is no option.
+    asked = next((word for word in words if not word.startswith("-")), None)
+    for name, (home, text) in _COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if name == asked:
+            module = importlib.import_module(f"monarch.cli.{home}")
+            add: Callable[[argparse.ArgumentParser], None] = getattr(module, f"add_{name}")
+            add(command)
+    options = parser.parse_args(words)
+    if options.version:
+        import monarch
+
+        print(monarch.__version__)
+        return 0
+    if options.command is None:
+        parser.print_help(sys.stderr)
+        return 1
+    if os.getcwd() not in sys.path:  # a job is defined by a module of this directory
+        sys.path.insert(0, os.getcwd())
+    try:
+        status: int = options.run(options)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `monarch ... | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if options.traceback:
+            raise
+        text = str(error) or type(error).__name__
+        print(f"monarch {options.command}: {text}", file=sys.stderr)
+        return 1
+    return status

@@ -1,0 +1,288 @@
+"""``monarch apply``, ``exec``, ``shell``, ``kill`` and ``context``: the jobs of this directory."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+import time
+from typing import Any
+
+from monarch.cli.progress import progress
+
+__all__ = ["add_apply", "add_context", "add_exec", "add_kill", "add_shell"]
+
+
+def add_apply(parser: argparse.ArgumentParser) -> None:
+    """The options of ``monarch apply``."""
+    parser.epilog = """\
+examples:
+  monarch apply train.job     `job` of train.py; remembered for the other commands
+  monarch apply               the same again
+
+A job that runs and still fits its description is used as it is.
+"""
+    parser.add_argument("job", nargs="?", metavar="MODULE.ATTR", help="where the job is defined")
+    parser.set_defaults(run=_apply)
+
+
+def add_exec(parser: argparse.ArgumentParser) -> None:
+    """The options of ``monarch exec``."""
+    parser.epilog = """\
+examples:
+  monarch exec hostname                      on the first host
+  monarch exec --all -e X=1 -- ./setup.sh    on all hosts; output in files there
+  monarch exec --mesh trainers --per-host gpu=8 train.py --steps 10
+  monarch exec --point hosts=1 -m pip list
+  echo 'df -h | tail -1' | monarch exec --script -
+
+Each process has MONARCH_RANK_<dim> and MONARCH_SIZE_<dim> in its environment. The exit status is
+the largest of the command's.
+"""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--one", action="store_true", help="the first host (default)")
+    where.add_argument("--all", action="store_true", help="all hosts of all meshes")
+    where.add_argument("--mesh", metavar="NAME", help="all hosts of one mesh")
+    where.add_argument(
+        "--point", metavar="DIM=N,...", type=_point, help="one place in the first mesh"
+    )
+    parser.add_argument(
+        "--per-host",
+        metavar="DIM=N",
+        type=_assignment,
+        action="append",
+        default=[],
+        help="run on several processes of each host",
+    )
+    _add_environment(parser)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--script", metavar="FILE", help="a bash script to run; -: from stdin")
+    what.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="MODULE",
+        help="a Python module to run, and its arguments",
+    )
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run")
+    parser.set_defaults(run=_exec)
+
+
+def add_shell(parser: argparse.ArgumentParser) -> None:
+    """The options of ``monarch shell``: those it will have."""
+    parser.add_argument("--mesh", metavar="NAME")
+    parser.add_argument("--point", metavar="DIM=N,...", type=_point)
+    _add_environment(parser)
+    parser.set_defaults(run=_shell)
+
+
+def add_kill(parser: argparse.ArgumentParser) -> None:
+    """The options of ``monarch kill``."""
+    parser.epilog = "examples:\n  monarch kill\n  monarch kill experiment\n"
+    parser.add_argument("context", nargs="?", help="default: the active context")
+    parser.set_defaults(run=_kill)
+
+
+def add_context(parser: argparse.ArgumentParser) -> None:
+    """The options of ``monarch context``."""
+    parser.epilog = """\
+examples:
+  monarch context create experiment    make it and use it
+  monarch context use default
+  monarch context ls                   the active one is marked
+  monarch context rm experiment        kills its job first
+
+A context has a job of its own. All live in the directory .monarch.
+"""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for action, text in (
+        ("create", "make a context and use it"),
+        ("use", "make a context the active one"),
+        ("rm", "kill its job and forget it"),
+    ):
+        actions.add_parser(action, help=text).add_argument("name")
+    actions.add_parser("ls", help="list the contexts of this directory")
+    parser.set_defaults(run=_context)
+
+
+def _add_environment(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-e",
+        "--env",
+        metavar="NAME=VALUE",
+        type=_variable,
+        action="append",
+        default=[],
+        help="a variable of the command's environment; may be repeated",
+    )
+    parser.add_argument("--workdir", metavar="DIR", help="where it runs; default: here")
+    parser.add_argument("--kill", action="store_true", help="kill the job afterwards")
+
+
+# -- what they do ------------------------------------------------------------------------------
+
+
+def _apply(options: argparse.Namespace) -> int:
+    from monarch.job import load_current_job, set_current_job
+    from monarch.job.current import job_of
+
+    if options.job is not None:
+        job_of(options.job)  # what cannot be loaded does not replace what can
+        set_current_job(options.job)
+    started = time.monotonic()
+    _ready(load_current_job())
+    print(f"Job is ready ({time.monotonic() - started:.0f}s)")
+    return 0
+
+
+def _exec(options: argparse.Namespace) -> int:
+    from monarch.job import exec_command, load_current_job
+
+    words = _words(options)
+    job = load_current_job()
+    state = _ready(job)
+    meshes = dict(state._hosts)
+    if options.mesh is not None:
+        meshes = {options.mesh: getattr(state, options.mesh)}
+    many = options.all or options.mesh is not None
+    per_host = dict(options.per_host)
+    place: dict[str, Any] = {}
+    if not many:
+        name, mesh = next(iter(meshes.items()))
+        meshes = {name: mesh}
+        place = {"point": options.point} if options.point else {"rank": 0}
+    # (On the hosts, whose temporary directories are not known here; nobody can guess the name.)
+    folder = f"/tmp/monarch_exec_{secrets.token_hex(8)}" if many else None  # noqa: S108
+    try:
+        running = [
+            exec_command(
+                mesh,
+                words,
+                env=dict(options.env),
+                workdir=options.workdir,
+                output_dir=None if folder is None else os.path.join(folder, name),
+                per_host=per_host,
+                **place,
+            )
+            for name, mesh in meshes.items()
+        ]
+        if folder is not None:
+            print(f"Output → {folder}", flush=True)
+            with progress("waiting for the command"):
+                return max(status.get() for status in running)
+        return max(status.get() for status in running)
+    finally:
+        if options.kill:
+            job.kill()
+
+
+def _shell(_options: argparse.Namespace) -> int:
+    raise NotImplementedError(
+        "interactive shells are not in this release; `monarch exec` runs commands"
+    )
+
+
+def _kill(options: argparse.Namespace) -> int:
+    from monarch.job.current import active_context
+
+    name = options.context or active_context()
+    if not _kill_context(name):
+        raise FileNotFoundError(f"context {name!r} has no job to kill")
+    print(f"Killed context {name!r}")
+    return 0
+
+
+def _context(options: argparse.Namespace) -> int:
+    from monarch.job.current import active_context, contexts, remove_context, use_context
+
+    known = contexts()
+    if options.action == "ls":
+        for name in known:
+            print("* " + name if name == active_context() else "  " + name)
+        if not known:
+            print("No contexts.")
+        return 0
+    if options.action == "create":
+        if options.name in known:
+            raise ValueError(f"there is a context {options.name!r} already")
+        use_context(options.name)
+        return 0
+    if options.name not in known:
+        names = ", ".join(known) or "none"
+        raise ValueError(f"there is no context {options.name!r}; there are: {names}")
+    if options.action == "use":
+        use_context(options.name)
+    else:
+        _kill_context(options.name)
+        remove_context(options.name)
+    return 0
+
+
+# -- parts of them -----------------------------------------------------------------------------
+
+
+def _ready(job: Any) -> Any:
+    """The state of the job, with all its hosts reached."""
+    from monarch.job import DEFAULT_JOB_PATH
+
+    with progress("waiting for the hosts"):
+        state = job.state(DEFAULT_JOB_PATH)
+        for mesh in state._hosts.values():
+            mesh.initialized.get()
+    return state
+
+
+def _kill_context(name: str) -> bool:
+    """Kill the job of a context and forget its state; False if there is none."""
+    from monarch.job import DEFAULT_JOB_PATH, job_load
+    from monarch.job.current import active_context, state_file
+
+    path = state_file(name)
+    if not os.path.exists(path) and name == active_context():
+        path = DEFAULT_JOB_PATH  # what a script wrote before there were contexts
+    try:
+        job = job_load(path)
+    except FileNotFoundError:
+        return False
+    with progress("waiting for the hosts to end"):
+        job.kill()
+    os.unlink(os.path.realpath(path))
+    return True
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    words: list[str] = options.words
+    if words[:1] == ["--"]:
+        words = words[1:]
+    if options.module is not None:
+        return ["-m", *options.module]
+    if options.script is not None:
+        if options.script == "-":
+            text = sys.stdin.read()
+        else:
+            with open(options.script) as file:
+                text = file.read()
+        return ["bash", "-c", text, options.script, *words]
+    if not words:
+        raise ValueError("there is no command to run; see monarch exec --help")
+    return words
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _assignment(text: str) -> tuple[str, int]:
+    name, value = _variable(text)
+    try:
+        return name, int(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{value!r} in {text!r} is no number") from None
+
+
+def _point(text: str) -> dict[str, int]:
+    return dict(_assignment(part) for part in text.split(","))

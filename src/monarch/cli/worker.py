@@ -1,0 +1,51 @@
+"""``monarch worker``: serve this machine as a host."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+
+__all__ = ["add_worker"]
+
+_EXAMPLES = """\
+examples:
+  monarch worker tcp://node1:4444
+  monarch worker tcp://0.0.0.0:0 --secret-file ~/job.secret
+  monarch worker ipc:///tmp/host0
+
+A client attaches with
+  attach_to_workers(ca="trust_all_connections", workers=["tcp://node1:4444"])
+and has to know the same secret: that of --secret-file (a file of at least 16 characters and mode
+0600, for example from `head -c 32 /dev/urandom | base64`), or by default one of this user's.
+"""
+
+
+def add_worker(parser: argparse.ArgumentParser) -> None:
+    """The options of ``monarch worker``."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument("address", help="where to listen: tcp://HOST:PORT (0: any) or ipc://PATH")
+    parser.add_argument("--secret-file", metavar="FILE", help="the secret that clients must know")
+    parser.set_defaults(run=_worker)
+
+
+def _worker(options: argparse.Namespace) -> int:
+    from monarch._spi import serve_host
+
+    if options.secret_file:
+        os.environ["MONARCH_SECRET_FILE"] = os.path.abspath(options.secret_file)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+
+    def listening(url: str) -> None:
+        print(f"serving {url} (pid {os.getpid()})", flush=True)
+
+    try:
+        serve_host(options.address, listening)
+    except OSError as error:
+        print(
+            f"monarch worker: cannot listen at {options.address}: {error.strerror or error}",
+            file=sys.stderr,
+        )
+        return 1
+    return 0

@@ -1,0 +1,153 @@
+"""The command line, as a person runs it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.job import job_load
+from monarch.job.os_process import descendants
+
+WAIT = 60.0
+
+JOB = """
+from monarch.job import ProcessJob
+job = ProcessJob({"a": 2, "b": 1})
+not_a_job = 5
+"""
+
+
+def monarch(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run it; on a slow machine it says what it waits for, which is left out here."""
+    done = subprocess.run(
+        [sys.executable, "-m", "monarch.cli", *words],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        timeout=WAIT,
+        check=False,
+    )
+    lines = done.stderr.splitlines(keepends=True)
+    done.stderr = "".join(line for line in lines if not line.startswith("monarch: waiting"))
+    return done
+
+
+def said(*words: str, stdin: str = "") -> str:
+    """What it prints on stdout, when it succeeds without a word on stderr."""
+    done = monarch(*words, stdin=stdin)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def failed(*words: str, status: int = 1) -> str:
+    """The one line on stderr, when it fails."""
+    done = monarch(*words)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+@pytest.fixture
+def described(directory: Path) -> Any:
+    """A directory with a job, which is killed afterwards."""
+    (directory / "described.py").write_text(JOB)
+    yield directory
+    for path in directory.glob(".monarch/*/state.pkl"):
+        job_load(str(path)).kill()
+
+
+def test_a_job_from_apply_to_kill(described: Path) -> None:
+    assert said("apply", "described.job").startswith("Job is ready (")
+    link = described / ".monarch" / "job_state.pkl"
+    assert link.is_symlink()
+    assert str(link.readlink()) == "default/state.pkl"
+    first = job_load()
+    hosts = [process for members in first._hosts.values() for _, process in members]  # type: ignore[attr-defined]
+    assert said("apply").startswith("Job is ready (")
+    assert job_load().apply_id == first.apply_id
+    assert said("exec", "-e", "X=1", "--", "sh", "-c", "echo $MONARCH_RANK_hosts $X") == "0 1\n"
+    assert monarch("exec", "sh", "-c", "exit 7").returncode == 7
+    assert said("exec", "--script", "-", stdin="echo $((1 + 1))\n") == "2\n"
+    assert said("exec", "--point", "hosts=1", "sh", "-c", "echo $MONARCH_RANK_hosts") == "1\n"
+    (described / "program.py").write_text("import sys; print(sys.argv[1:]); sys.exit(0)")
+    assert said("exec", "program.py", "--flag", "x") == "['--flag', 'x']\n"
+    assert said("exec", "-m", "program", "-x") == "['-x']\n"
+    output = said("exec", "--all", "--per-host", "gpu=2", "sh", "-c", "echo $MONARCH_RANK_gpu")
+    folder = Path(output.removeprefix("Output → ").strip())
+    files = sorted(folder.glob("*/*/stdout.txt"))
+    assert len(files) == 6
+    assert [file.read_text() for file in files] == ["0\n", "1\n"] * 3
+    assert "'zz' is not a valid host mesh name. Available names: a, b" in failed(
+        "exec", "--mesh", "zz", "true"
+    )
+    below = descendants(hosts)
+    assert said("kill") == "Killed context 'default'\n"
+    assert not any(process.alive for process in (*hosts, *below))
+    assert "context 'default' has no job to kill" in failed("kill")
+
+
+def test_contexts_have_jobs_of_their_own(described: Path) -> None:
+    assert said("context", "ls") == "No contexts.\n"
+    said("apply", "described.job")
+    default = job_load().apply_id
+    said("context", "create", "other")
+    assert said("context", "ls") == "  default\n* other\n"
+    assert "No spec found at .monarch/other/spec" in failed("apply")
+    said("apply", "described.job")
+    other = job_load()
+    assert other.apply_id != default
+    said("context", "use", "default")
+    assert job_load().apply_id == default
+    said("context", "rm", "other")
+    assert not other.can_run(other)
+    assert said("context", "ls") == "* default\n"
+    assert "there is no context 'other'; there are: default" in failed("context", "use", "other")
+    assert "is no name for a context" in failed("context", "create", "../x")
+    assert "there is a context 'default' already" in failed("context", "create", "default")
+    assert said("kill", "default") == "Killed context 'default'\n"
+
+
+def test_what_cannot_be_loaded_is_said_and_replaces_nothing(described: Path) -> None:
+    said("apply", "described.job")
+    for path, why in (
+        ("nothing.job", "No module named 'nothing'"),
+        ("described.x", "Module 'described' has no 'x' attribute"),
+        ("described.not_a_job", "must be a JobTrait, got int"),
+        ("described", "module_path must be 'module.attr'"),
+    ):
+        assert why in failed("apply", path)
+    assert said("apply").startswith("Job is ready (")
+
+
+def test_command_lines(directory: Path) -> None:
+    assert monarch().returncode == 1
+    for command in ("apply", "exec", "shell", "kill", "context", "worker"):
+        assert said(command, "--help").startswith(f"usage: monarch {command}")
+    assert monarch("nothing").returncode == 2
+    assert monarch("exec", "-e", "X", "true").returncode == 2
+    assert "not in this release" in failed("shell")
+    assert said("--version").count(".") == 2
+    assert "Traceback" in monarch("--traceback", "kill").stderr
+
+
+def test_a_worker_serves_until_it_is_told_to_end(directory: Path) -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "monarch.cli", "worker", "tcp://127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert worker.stdout is not None
+    with worker.stdout:
+        line = worker.stdout.readline().split()
+        assert line[0] == "serving"
+        assert line[1].startswith("tcp://127.0.0.1:")
+        assert not line[1].endswith(":0")
+        assert "cannot listen at" in failed("worker", line[1])
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(WAIT) == 0
+    assert "invalid worker address" in failed("worker", "nonsense")
