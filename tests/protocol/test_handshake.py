@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from monarch._engine.protocol.handshake import (
     GREETING_SIZE,
+    NO_SECRET,
     PROOF_SIZE,
     Dialer,
     HandshakeError,
@@ -119,6 +120,41 @@ def test_a_proof_cannot_be_reflected() -> None:
     mirror = dialer()
     with pytest.raises(HandshakeError):
         mirror.receive(mirror.hello)
+
+
+def test_both_have_a_session_key_that_no_other_handshake_gives() -> None:
+    keys = set()
+    for nonce in (b"1" * 32, b"2" * 32):
+        one, two = dialer(), listener(nonce=nonce)
+        one.receive(two.receive(one.receive(two.receive(one.hello))))
+        assert one.session == two.session
+        keys.add(one.session)
+    assert len(keys) == 2
+    assert all(len(key) == 32 for key in keys)
+
+
+def test_a_listener_that_lets_in_anybody_needs_a_dialer_that_agrees() -> None:
+    def both(key: bytes, *, trusting: bool) -> tuple[Dialer, Listener]:
+        one = Dialer(key, b"d" * 32, PYTHON, trusting=trusting)
+        two = Listener({key_name(KEY): KEY}.get, b"l" * 32, PYTHON, open_to_all=True)
+        one.receive(two.receive(one.receive(two.receive(one.hello))))
+        return one, two
+
+    one, two = both(OTHER, trusting=True)
+    assert one.peer == two.peer == (NO_SECRET, 1, PYTHON)
+    one, two = both(KEY, trusting=True)
+    assert one.peer == two.peer == (KEY, 1, PYTHON)  # who can prove something does
+    with pytest.raises(HandshakeError, match="lets in anybody"):
+        both(OTHER, trusting=False)
+
+
+def test_an_impostor_that_lets_in_anybody_gets_nowhere() -> None:
+    """A worker's place is not taken by saying that nothing needs proving."""
+    impostor = Listener({}.get, b"l" * 32, PYTHON, open_to_all=True)
+    one = dialer()
+    with pytest.raises(HandshakeError, match="lets in anybody"):
+        one.receive(impostor.receive(one.hello))
+    assert one.peer is None
 
 
 def test_an_impostor_of_a_worker_is_found_out() -> None:

@@ -291,6 +291,7 @@ class Settings:
     unresponsive_timeout = _seconds("10s", "MONARCH_UNRESPONSIVE_TIMEOUT", "how long a proc may be stopped by a signal (SIGSTOP) before it counts as dead; 0: for ever")
 
     host_timeout = _seconds("3s", "MONARCH_HOST_TIMEOUT", "until a host that cannot be reached counts as lost")
+    allow_unauthenticated = _boolean(False, "MONARCH_ALLOW_UNAUTHENTICATED", "let in, or talk to, hosts that do not know the secret; counts only where configure() sets it")
 
     # -- transport, logs, limits
     default_transport = _transport(ChannelTransport.Unix, "HYPERACTOR_MESH_DEFAULT_TRANSPORT", "how hosts are reached; see enable_transport")

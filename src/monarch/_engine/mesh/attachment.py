@@ -6,9 +6,11 @@ through the mesh and its slices, and how the hosts are let go.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from monarch._engine.base.settings import settings
 from monarch._engine.mesh.future import RAISED, VALUE, Future
 from monarch._engine.runtime.client import client_proc
 
@@ -29,6 +31,8 @@ class Attachment:
     """
 
     def __init__(self, hosts: Mapping[str, str], secret_file: str | None = None) -> None:
+        from monarch._engine.runtime.secret import settings_of  # few programs attach
+
         self._hosts = dict(hosts)
         self._errors: dict[str, str] = {}
         self._missing = set(hosts)
@@ -41,7 +45,17 @@ class Attachment:
         for host in hosts:
             _attaching.setdefault(host, []).append(self)
         secrets = {} if secret_file is None else dict.fromkeys(hosts, secret_file)
-        proc.tell_agent({"op": "attach", "hosts": self._hosts, "secrets": secrets})
+        trusting = settings.allow_unauthenticated
+        trusting &= settings.origin("allow_unauthenticated") == "configure"
+        proc.tell_agent(
+            {
+                "op": "attach",
+                "hosts": self._hosts,
+                "trusting": trusting,
+                "secrets": secrets,
+                "environ": settings_of(os.environ),
+            }
+        )
 
     def ready(self) -> Future[Any]:
         """Resolves to True when there is a connection to each worker, or raises RuntimeError."""

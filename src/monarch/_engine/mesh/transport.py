@@ -68,14 +68,17 @@ def attach_to_workers(
     """The hosts at these addresses, which run worker loops; at once, of extent ``{hosts: n}``.
 
     Args:
-        private_key: must be None: connections are authenticated by a shared secret.
-        ca: must be ``"trust_all_connections"``: there are no certificates to check.
+        private_key: must be None, see `ca`.
+        ca: must be ``"trust_all_connections"``, which switches nothing off: with ``tls://``
+            addresses certificates are checked all the same, those that ``HYPERACTOR_TLS_CERT``,
+            ``HYPERACTOR_TLS_KEY`` and ``HYPERACTOR_TLS_CA`` name.
         workers: addresses such as ``tcp://host:4444``, or futures of them (waited for here).
         name: for people.
 
-    Both sides prove that they know the same secret (see docs/design.md) before anything is said.
+    Both sides prove that they know the same secret (see docs/security.md) before anything is said.
     Whether the workers were reached is what `HostMesh.initialized` says; processes may be spawned
-    before. Raises RuntimeError for what is no address, NotImplementedError for TLS.
+    before. Raises RuntimeError for what is no address, NotImplementedError for other ``ca`` and
+    ``private_key``.
     """
     _check_security(private_key, ca)
     texts = [worker.get() if isinstance(worker, Future) else worker for worker in workers]
@@ -84,12 +87,15 @@ def attach_to_workers(
 
 def attach_hosts(workers: Sequence[str], secret_file: str | None = None) -> HostMesh:
     """As `attach_to_workers`; for workers of a job that has a secret of its own, in this file."""
+    from monarch._engine.runtime.greeting import uses_tls
+
     context()  # makes the client if need be
     start_agent()
     hosts: dict[str, str] = {}
     for text in workers:
         try:
             address = parse_worker_address(text, resolve=_resolve).address
+            uses_tls(address)  # raises for what hosts cannot use
         except (ValueError, NotImplementedError) as error:
             raise RuntimeError(f'invalid worker address "{text}": {error}') from error
         hosts[str(address)] = str(address)
@@ -174,8 +180,9 @@ def _worker(private_key: Any, ca: Any, address: str) -> Worker:
 def _check_security(private_key: Any, ca: Any) -> None:
     if private_key is not None or ca != "trust_all_connections":
         raise NotImplementedError(
-            "TLS security plumbing is not in this release; connections are authenticated by a "
-            'shared secret: pass ca="trust_all_connections" and no private_key'
+            "TLS security plumbing by arguments is not in this release: name the certificates with "
+            "HYPERACTOR_TLS_CERT, HYPERACTOR_TLS_KEY and HYPERACTOR_TLS_CA, use tls:// addresses, "
+            'and pass ca="trust_all_connections" and no private_key'
         )
 
 

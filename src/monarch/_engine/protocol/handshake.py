@@ -19,7 +19,12 @@ The *key name* is a digest of the key that gives nothing away about it. It tells
 another job" from "this is an attack" in the error text, and lets a listener serve several jobs.
 
 What the handshake does not do: hide or protect what follows. On a network where others can read or
-alter packets it runs inside TLS (see docs/security.md).
+alter packets it runs inside TLS (see docs/security.md). Both sides end up with a *session key*,
+made of the secret and the exchange, with which a second handshake can be tied to this one.
+
+A listener that was told to let in anybody says so to a dialer whose key it does not know, and both
+go on with `NO_SECRET`, which proves nothing. The dialer has to agree: if it did so unasked, anybody
+who answers at the worker's address could take its place.
 
 Versions are compared first and in the open: peers that would misunderstand each other say so
 instead of failing to prove anything. A minor version of Python must match since code travels by
@@ -34,11 +39,13 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["Dialer", "HandshakeError", "Listener", "Peer", "key_name"]
+__all__ = ["NO_SECRET", "Dialer", "HandshakeError", "Listener", "Peer", "key_name"]
 
 MAGIC = b"monarch\x01"
 VERSION = 1  # of everything that is said on the connection afterwards
 KEY_SIZE = 32
+NO_SECRET = bytes(KEY_SIZE)
+"""The key of those who agreed to prove nothing."""
 _NONCE_SIZE = 32
 
 _GREETING = struct.Struct("<8sHBB12s8s32s")  # magic, version, Python, -, outcome
@@ -49,6 +56,7 @@ _OK = b"ok"
 _VERSION = b"version"
 _PYTHON = b"python"
 _KEY = b"key"
+_OPEN = b"open"
 
 
 class HandshakeError(Exception):
@@ -81,13 +89,15 @@ def _proof(key: bytes, role: bytes, *said: bytes) -> bytes:
 class _Side:
     """What both sides do: collect bytes until the next message of a fixed size is complete."""
 
-    __slots__ = ("_expected", "_got", "peer")
+    __slots__ = ("_expected", "_got", "peer", "session")
 
     def __init__(self, expected: int) -> None:
         self._got = bytearray()
         self._expected = expected
         self.peer: Peer | None = None
         """Set when the peer has proved itself."""
+        self.session = b""
+        """Set as well: a key that only these two have, unless somebody with the secret listens."""
 
     @property
     def wants(self) -> int:
@@ -120,12 +130,16 @@ class Dialer(_Side):
         key: the secret, 32 bytes.
         nonce: 32 fresh random bytes.
         python: major and minor version.
+        trusting: whether to go on with a worker that lets in anybody and proves nothing.
     """
 
-    __slots__ = ("_key", "_python", "_reply", "hello")
+    __slots__ = ("_key", "_python", "_reply", "_trusting", "hello")
 
-    def __init__(self, key: bytes, nonce: bytes, python: tuple[int, int]) -> None:
+    def __init__(
+        self, key: bytes, nonce: bytes, python: tuple[int, int], *, trusting: bool = False
+    ) -> None:
         super().__init__(GREETING_SIZE)
+        self._trusting = trusting
         self._key = _checked(key)
         self._python = python
         self.hello = _greeting(python, key_name(key), b"", nonce)
@@ -139,6 +153,7 @@ class Dialer(_Side):
             raise HandshakeError("the worker could not prove that it knows the secret")
         _, version, major, minor, *_ = _GREETING.unpack(self._reply)
         self.peer = Peer(self._key, version, (major, minor))
+        self.session = _proof(self._key, b"session", *said)
         return b""
 
     def _on_reply(self, reply: bytes) -> bytes:
@@ -164,7 +179,15 @@ class Dialer(_Side):
                 "the worker knows another secret than this side: give both the same "
                 "MONARCH_SECRET_FILE, or start the worker as the same user"
             )
-        if outcome != _OK:
+        if outcome == _OPEN:
+            if not self._trusting:
+                raise HandshakeError(
+                    "the worker knows another secret than this side and lets in anybody "
+                    "(allow_unauthenticated is on there): give both the same MONARCH_SECRET_FILE; "
+                    "or trust whoever answers there, with configure(allow_unauthenticated=True)"
+                )
+            self._key = NO_SECRET
+        elif outcome != _OK:
             raise HandshakeError(f"the worker refused: {outcome!r}")
         self._reply = reply
         self._expected = PROOF_SIZE
@@ -178,6 +201,7 @@ class Listener(_Side):
         find_key: from a key name to the secret that has it, or None.
         nonce: 32 fresh random bytes.
         python: major and minor version.
+        open_to_all: whether to let in who does not know the secret.
 
     >>> key = bytes(range(32))
     >>> dialer = Dialer(key, bytes(32), (3, 11))
@@ -188,12 +212,18 @@ class Listener(_Side):
     (True, True)
     """
 
-    __slots__ = ("_find_key", "_hello", "_key", "_nonce", "_python", "_reply", "farewell")
+    __slots__ = ("_find_key", "_hello", "_key", "_nonce", "_open", "_python", "_reply", "farewell")
 
     def __init__(
-        self, find_key: Callable[[bytes], bytes | None], nonce: bytes, python: tuple[int, int]
+        self,
+        find_key: Callable[[bytes], bytes | None],
+        nonce: bytes,
+        python: tuple[int, int],
+        *,
+        open_to_all: bool = False,
     ) -> None:
         super().__init__(GREETING_SIZE)
+        self._open = open_to_all
         self._find_key = find_key
         self._nonce = nonce
         self._python = python
@@ -216,11 +246,14 @@ class Listener(_Side):
             mine = ".".join(map(str, self._python))
             raise self._refusal(_PYTHON, f"it runs Python {major}.{minor}, this side {mine}")
         key = self._find_key(name)
+        outcome = _OK
         if key is None:
-            raise self._refusal(_KEY, "it knows another secret")
+            if not self._open:
+                raise self._refusal(_KEY, "it knows another secret")
+            key, outcome = NO_SECRET, _OPEN
         self._key = _checked(key)
         self._hello = hello
-        self._reply = _greeting(self._python, bytes(12), _OK, self._nonce)
+        self._reply = _greeting(self._python, bytes(12), outcome, self._nonce)
         self._expected = PROOF_SIZE
         return self._reply
 
@@ -230,6 +263,7 @@ class Listener(_Side):
             raise HandshakeError("it could not prove that it knows the secret")
         _, version, major, minor, *_ = _GREETING.unpack(self._hello)
         self.peer = Peer(self._key, version, (major, minor))
+        self.session = _proof(self._key, b"session", *said, proof)
         return _proof(self._key, b"listener", *said, proof)
 
     def _refusal(self, outcome: bytes, why: str) -> HandshakeError:

@@ -51,14 +51,14 @@ from monarch._engine.launch.launcher import Launcher, launch_key
 from monarch._engine.launch.out_of_memory import KillCount
 from monarch._engine.launch.scratch import scratch_path
 from monarch._engine.protocol.federation import HOME, Effect, Federation, Refuse, Send, Tunnel
-from monarch._engine.protocol.handshake import HandshakeError
+from monarch._engine.protocol.handshake import HandshakeError, key_name
 from monarch._engine.protocol.roster import Condemn, Hand, Roster, Tell
 from monarch._engine.runtime import driver as drivers
-from monarch._engine.runtime.greeting import dial
+from monarch._engine.runtime.greeting import Arrival, Greeting, Wire, dial
 from monarch._engine.runtime.log_relay import LogRelay
 from monarch._engine.runtime.neighbour import Neighbour
 from monarch._engine.runtime.reactor import WRITE, Reactor, Timer
-from monarch._engine.runtime.secret import SecretError, find_secret
+from monarch._engine.runtime.secret import SecretError, find_secret, take_settings
 from monarch._engine.runtime.tunnel import Tunnel as TunnelEnd
 from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool
@@ -171,6 +171,7 @@ class Agent:
         self._neighbours: dict[str, Neighbour] = {}
         self._addresses: dict[str, str] = {}  # of hosts, as the client gave them
         self._secrets: dict[str, str] = {}  # files, of hosts that belong to other jobs than we do
+        self._trusting = False  # of workers that let in anybody
         self._attaching: dict[str, int] = {}  # hosts that a member waits for
         self._ends_held: dict[tuple[int, int], int] = {}  # descriptors: of whom, for whom
         self.segments = SegmentPool(settings.shm_pool_limit)
@@ -502,6 +503,7 @@ class Agent:
                 *pidfd, process.box = mine
                 process.pidfd = pidfd[0] if pidfd else -1
                 kept += mine
+        self._audit("spawned", procs=[{"uid": f"{u:x}", "pid": pid} for u, pid in message["procs"]])
         if self._kill_count is None:  # not before: nobody waits for us now
             self._kill_count = KillCount()
         return kept
@@ -544,6 +546,11 @@ class Agent:
             advice = "" if cause != SYSTEM or kind != FAILED or known else _ADVICE
             self._left(process, kind, text, cause, trace, advice)
 
+    def _audit(self, event: str, **fields: Any) -> None:
+        """Have the worker write it down; the client's own host keeps no such log."""
+        if self._federation.here != HOME:
+            self._tell(self._first, {"op": "audit", "event": event, "fields": fields})
+
     # -- ends ------------------------------------------------------------------------------------
 
     def _left(
@@ -554,6 +561,7 @@ class Agent:
         now = drivers.current.wall_time()
         verdict = Verdict(kind, text, cause, self._host, process.pid, now, (), trace, advice)
         del self._processes[uid]
+        self._audit("stopped", uid=f"{uid:x}", pid=process.pid, reason=text)
         if process.link.fileno >= 0:
             self._close(process.link)
         if process.pidfd >= 0:
@@ -676,8 +684,9 @@ class Agent:
             try:
                 timeout = settings.host_timeout
                 key = find_secret(self._secrets.get(neighbour.name))
-                sock = dial(ChannelAddr.parse(address), key, purpose, timeout)
-            except (HandshakeError, SecretError) as error:
+                where = ChannelAddr.parse(address)
+                sock = dial(where, key, purpose, timeout, trusting=self._trusting)
+            except (HandshakeError, SecretError, ValueError) as error:
                 failed = functools.partial(neighbour.dial_failed, str(error), for_good=True)
                 self.reactor.call_soon(failed)
             except OSError as error:
@@ -691,6 +700,8 @@ class Agent:
 
     def _on_attach(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """The client wants these hosts: by name, the addresses where their workers listen."""
+        take_settings(message["environ"])
+        self._trusting |= message["trusting"]
         self._addresses.update(message["hosts"])
         self._secrets.update(message["secrets"])
         for host in message["hosts"]:
@@ -713,8 +724,34 @@ class Agent:
 
     def _on_connection(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """The worker passes a connection on: of the client's host, or of another of its job."""
-        host = message["from"]
         sock = socket.socket(fileno=os.dup(fds[0]))
+        if "session" not in message:
+            self._adopt(message["from"], sock)
+            return
+        # TLS begins anew between the dialer and this process, see `greeting`.
+        from monarch._engine.runtime.tls import server_context
+
+        key = bytes.fromhex(message["session"])
+        keys = {key_name(key): key}
+
+        def accepted(arrival: Arrival) -> None:
+            self._adopt(message["from"], arrival.sock)
+
+        def refused(why: str) -> None:
+            self._tell(self._first, {"op": "refused", "peer": message["peer"], "reason": why})
+            if not self._neighbours:  # it was started for nothing
+                self._end()
+
+        try:
+            tls = server_context()
+        except SecretError as error:
+            sock.close()
+            refused(str(error))
+            return
+        Greeting(self.reactor, sock, keys.get, accepted, refused, tls=tls, steps_aside=False)
+
+    def _adopt(self, host: str, sock: Wire) -> None:
+        """An authenticated connection of another host."""
         neighbour = self._neighbours.get(host)
         if neighbour is None:
             neighbour = self._neighbours[host] = Neighbour(
@@ -730,7 +767,12 @@ class Agent:
 
     def _directory(self) -> dict[str, Any]:
         """What other hosts need for connections between them."""
-        return {"op": "addresses", "hosts": self._addresses, "secrets": self._secrets}
+        return {
+            "op": "addresses",
+            "hosts": self._addresses,
+            "secrets": self._secrets,
+            "trusting": self._trusting,
+        }
 
     def neighbour_up(self, neighbour: Neighbour) -> None:
         """There is a connection to another host for the first time."""
@@ -788,6 +830,7 @@ class Agent:
             # Paths of the client's machine. On another one there is our job's own secret only.
             secrets = message["secrets"].items()
             self._secrets.update({host: path for host, path in secrets if os.path.exists(path)})
+            self._trusting = message["trusting"]
         elif op == "leave":
             if message["shutdown"]:
                 self._tell(self._first, {"op": "shutdown"})

@@ -7,6 +7,14 @@ itself, and is bounded afterwards.
 
 After the handshake the dialer says what the connection is for: a length and a JSON object of at
 most `_MOST` bytes. The rest of the connection belongs to the channel.
+
+With TLS (`tls`) all of this happens inside it, twice. The worker, who opens the door, is another
+process than the agent that the connection is for, and the state of a TLS session cannot be handed
+over. So when the worker knows whom it talks to, both end TLS on that connection, the worker passes
+the bare connection on, and dialer and agent begin again, with certificates and all; the secret is
+then the session key of the first handshake, so nobody else can have taken the dialer's place in
+between. (Rejected: the worker stays in the middle and relays. It costs a hop and a copy for every
+byte, and the traffic of all jobs would go through one process.)
 """
 
 from __future__ import annotations
@@ -18,19 +26,60 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from monarch._engine.base.address import ChannelAddr
-from monarch._engine.protocol.handshake import Dialer, HandshakeError, Listener
+from monarch._engine.protocol.handshake import NO_SECRET, Dialer, HandshakeError, Listener
 from monarch._engine.runtime.reactor import WRITE, Reactor, Timer
 
-__all__ = ["PATIENCE", "Greeting", "dial", "listen", "python_version"]
+if TYPE_CHECKING:
+    import ssl
+
+    from monarch._engine.runtime.tls import TlsSocket
+
+__all__ = [
+    "PATIENCE",
+    "Arrival",
+    "Greeting",
+    "Wire",
+    "dial",
+    "listen",
+    "python_version",
+    "uses_tls",
+]
 
 PATIENCE = 5.0
 """Seconds that a handshake may take, name look-up and connection not included."""
 
+_AGENT_PATIENCE = 30.0  # seconds until an agent answers that has to be started first
 _MOST = 4096
 _LENGTH = struct.Struct("<H")
+
+Wire: TypeAlias = "socket.socket | TlsSocket"
+"""What carries the bytes of an authenticated connection."""
+
+
+class Arrival(NamedTuple):
+    """A stranger that has proved itself, and is none any more."""
+
+    sock: Wire
+    purpose: dict[str, Any]
+    session: bytes
+    """The key that only the two sides have, see `Listener`."""
+    authenticated: bool
+    """False if it proved nothing and was let in all the same."""
+    certificate: str
+    """What its TLS certificate calls it; empty without TLS."""
+
+
+def uses_tls(address: ChannelAddr) -> bool:
+    """Whether connections to `address` are by TLS. Raises ValueError for what hosts cannot use."""
+    if address.scheme not in ("tcp", "tls", "metatls", "unix"):
+        raise ValueError(
+            f"{address.url}: hosts do not talk by {address.scheme} in this release; use tcp, tls "
+            "or ipc"
+        )
+    return address.scheme in ("tls", "metatls")
 
 
 def python_version() -> tuple[int, int]:
@@ -71,34 +120,75 @@ def listen(address: ChannelAddr) -> socket.socket:
 
 
 def dial(
-    address: ChannelAddr, key: bytes, purpose: Mapping[str, Any], timeout: float
-) -> socket.socket:
-    """An authenticated connection. Blocks; raises OSError or HandshakeError."""
+    address: ChannelAddr,
+    key: bytes,
+    purpose: Mapping[str, Any],
+    timeout: float,
+    *,
+    trusting: bool = False,
+) -> Wire:
+    """An authenticated connection; see `Dialer` for `trusting`.
+
+    Blocks. Raises OSError, HandshakeError, or SecretError for certificates that cannot be used.
+    """
+    secured = uses_tls(address)
     sock = connect(address, timeout)
     try:
         sock.settimeout(min(timeout, PATIENCE))
-        side = Dialer(key, _nonce(), python_version())
-        sock.sendall(side.hello)
-        while side.wants:
-            data = sock.recv(side.wants)
-            if not data:
-                raise HandshakeError("it closed the connection during the handshake")
-            sock.sendall(side.receive(data))
-        said = json.dumps(purpose).encode()
-        sock.sendall(_LENGTH.pack(len(said)) + said)
+        if not secured:
+            _introduce(sock, key, purpose, trusting)
+            return sock
+        from monarch._engine.runtime import tls  # few programs need it
+
+        with tls.in_words():
+            context = tls.client_context()
+            sock = outer = context.wrap_socket(sock, server_hostname=address.host)
+            session = _introduce(outer, key, purpose, trusting)
+            outer.unwrap()
+            outer.settimeout(_AGENT_PATIENCE)
+            sock = inner = context.wrap_socket(outer, server_hostname=address.host)
+            _introduce(inner, session, purpose, trusting=False)
+            return tls.TlsSocket(inner)
     except BaseException:
         sock.close()
         raise
-    return sock
+
+
+def _introduce(
+    sock: socket.socket, key: bytes, purpose: Mapping[str, Any], trusting: bool
+) -> bytes:
+    """Prove the key and say what this is for; the session key."""
+    side = Dialer(key, _nonce(), python_version(), trusting=trusting)
+    try:
+        sock.sendall(side.hello)
+    except OSError:
+        sock.recv(1)  # it has hung up; if TLS was told why, this raises it
+        raise
+    while side.wants:
+        data = sock.recv(side.wants)
+        if not data:
+            raise HandshakeError(
+                "it closed the connection during the handshake (a worker with TLS is dialed as "
+                "tls://, one without as tcp://)"
+            )
+        sock.sendall(side.receive(data))
+    said = json.dumps(purpose).encode()
+    sock.sendall(_LENGTH.pack(len(said)) + said)
+    return side.session
 
 
 class Greeting:
-    """One stranger at the door. `accepted(sock, purpose)`, or `refused(why)`, is called once.
+    """One stranger at the door. `accepted(arrival)`, or `refused(why)`, is called once.
 
     Args:
         reactor: drives it.
         sock: the accepted connection, which is handed on or closed.
         find_key: from a key name to a secret, see `Listener`.
+        accepted: takes the connection over.
+        refused: is told why not.
+        tls: to do it inside TLS.
+        steps_aside: end TLS when all is said: the connection is for another process.
+        open_to_all: see `Listener`.
     """
 
     def __init__(
@@ -106,48 +196,84 @@ class Greeting:
         reactor: Reactor,
         sock: socket.socket,
         find_key: Callable[[bytes], bytes | None],
-        accepted: Callable[[socket.socket, dict[str, Any]], None],
+        accepted: Callable[[Arrival], None],
         refused: Callable[[str], None],
+        *,
+        tls: ssl.SSLContext | None = None,
+        steps_aside: bool = True,
+        open_to_all: bool = False,
     ) -> None:
         sock.setblocking(False)
         self._reactor = reactor
-        self._sock = sock
-        self._side = Listener(find_key, _nonce(), python_version())
+        self._sock: Wire = sock
+        self._fd = sock.fileno()
+        self._side = Listener(find_key, _nonce(), python_version(), open_to_all=open_to_all)
         self._accepted = accepted
         self._refused = refused
+        self._tls = tls
+        self._steps_aside = steps_aside
+        self._certificate = ""
         self._said = bytearray()
         self._timer: Timer = reactor.call_later(PATIENCE, self._too_slow)
-        reactor.register(sock.fileno(), self._ready)
+        # What to do next, again and again, until it is to be called no more. (What TLS has
+        # decrypted makes no event, so each step is tried until there is nothing to read.)
+        self._step: Callable[[], None] | None = self._read if tls is None else self._secure
+        reactor.register(self._fd, self._ready)
 
     def _ready(self, mask: int) -> None:
         if not mask & ~WRITE:
             return
         try:
-            self._read()
+            while self._step is not None:
+                self._step()
+        except BlockingIOError:
+            return
         except HandshakeError as error:
             with contextlib.suppress(OSError):  # it is told if it still listens
                 self._sock.send(self._side.farewell)
             self._close(str(error))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             self._close(f"{type(error).__name__}: {error}")
 
+    def _secure(self) -> None:
+        """TLS."""
+        from monarch._engine.runtime.tls import TlsSocket, in_words
+
+        assert self._tls is not None
+        with in_words():
+            if isinstance(self._sock, socket.socket):
+                self._sock = TlsSocket.accept(self._sock, self._tls)
+            self._sock.shake_hands()
+        self._certificate = self._sock.peer_name
+        self._step = self._read
+
     def _read(self) -> None:
-        wants = self._side.wants or self._missing()
-        data = self._sock.recv(wants)
+        """The handshake, then the purpose."""
+        data = self._sock.recv(self._side.wants or self._missing())
         if not data:
             raise HandshakeError("it closed the connection during the handshake")
         if self._side.wants:
             # (What is sent here fits into any socket's buffer.)
-            self._sock.send(self._side.receive(data))
+            answer = self._side.receive(data)
+            if answer:
+                self._sock.send(answer)
             return
         self._said += data
-        if self._missing():
-            return
+        if not self._missing():
+            self._step = self._finish
+
+    def _finish(self) -> None:
         purpose: dict[str, Any] = json.loads(self._said[_LENGTH.size :])
         if type(purpose) is not dict:
             raise TypeError("a purpose that is no object")
+        if self._steps_aside and not isinstance(self._sock, socket.socket):
+            self._sock = self._sock.step_aside()
         self._stop()
-        self._accepted(self._sock, purpose)
+        assert self._side.peer is not None
+        authenticated = self._side.peer.key != NO_SECRET
+        self._accepted(
+            Arrival(self._sock, purpose, self._side.session, authenticated, self._certificate)
+        )
 
     def _missing(self) -> int:
         """Bytes of the purpose that are yet to come."""
@@ -167,8 +293,9 @@ class Greeting:
         self._refused(why)
 
     def _stop(self) -> None:
+        self._step = None
         self._timer.cancel()
-        self._reactor.unregister(self._sock.fileno())
+        self._reactor.unregister(self._fd)
 
 
 def _unix_path(address: ChannelAddr) -> str:

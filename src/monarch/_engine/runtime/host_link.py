@@ -31,6 +31,7 @@ from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.reactor import WRITE, Reactor, Timer
 
 if TYPE_CHECKING:
+    from monarch._engine.runtime.greeting import Wire
     from monarch._engine.wire.packet import Buffer
 
 __all__ = ["HostLink", "Receiver"]
@@ -80,7 +81,7 @@ class HostLink:
         self._receiver = receiver
         self._channel = channel
         self._stream: PacketStream | None = None
-        self._sock: socket.socket | None = None
+        self._sock: Wire | None = None
         self._fd = -1
         self._out: list[memoryview] = []  # gathered, and not taken by the socket yet
         self._waits = False  # for the socket to take more
@@ -138,7 +139,7 @@ class HostLink:
 
     # -- connections -----------------------------------------------------------------------------
 
-    def adopt(self, sock: socket.socket) -> None:
+    def adopt(self, sock: Wire) -> None:
         """Use this authenticated connection from now on."""
         if self._channel.ended is not None:
             sock.close()
@@ -153,6 +154,8 @@ class HostLink:
         self._channel.opened(drivers.current.now())
         self._reactor.register(self._fd, self._ready)
         self._pump()
+        if not isinstance(sock, socket.socket):
+            self._reactor.call_soon(self._read_on, sock)
 
     def failed(self) -> None:
         """A dial led to nothing."""
@@ -203,6 +206,13 @@ class HostLink:
             effects = stream.filled(count, now)
         self._perform(effects)
         self._pump()
+        if self._sock is sock and not isinstance(sock, socket.socket) and sock.pending():
+            self._reactor.call_soon(self._read_on, sock)
+
+    def _read_on(self, sock: Wire) -> None:
+        """What TLS has decrypted, and nobody has read, makes no event."""
+        if self._sock is sock:
+            self._read()
 
     # -- bytes out -------------------------------------------------------------------------------
 

@@ -20,10 +20,20 @@ import contextlib
 import hashlib
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["SecretError", "find_secret"]
+__all__ = ["SecretError", "find_secret", "settings_of", "take_settings"]
 
+_VARIABLES = (
+    "MONARCH_JOB_SECRET_FILE",
+    "MONARCH_SECRET_FILE",
+    "XDG_CONFIG_HOME",
+    "HOME",
+    "HYPERACTOR_TLS_CERT",
+    "HYPERACTOR_TLS_KEY",
+    "HYPERACTOR_TLS_CA",
+)
 _LEAST = 16  # characters
 
 
@@ -46,6 +56,21 @@ def find_secret(of_job: str | None = None) -> bytes:
     if not path.exists():
         _make(path)
     return _read(path, "this user's secret file")
+
+
+def settings_of(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """What of an environment says where secrets and certificates are, for `take_settings`."""
+    return {name: environ.get(name) for name in _VARIABLES}
+
+
+def take_settings(found: Mapping[str, str | None]) -> None:
+    """Use those of another process: a script may have set its own after its agent was started."""
+    for name in _VARIABLES:
+        value = found[name]
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _user_file() -> Path:

@@ -5,9 +5,9 @@ for which client it comes: its own host agent, or that of another host of the sa
 connection for a client starts an agent for it, a process of its own; that one gets the connection,
 and all further ones for the same client. So jobs share nothing but the door, an agent's end takes
 everything of its job with it and nothing of others, and the worker itself never parses what an
-agent says.
+agent says. (With TLS an agent ends it for itself, see `greeting`.)
 
-A refused stranger is counted, and logged with its address.
+A refused stranger is counted, and logged with its address; `audit` says what else is recorded.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch._engine.base.address import ChannelAddr
+from monarch._engine.base.settings import settings
 from monarch._engine.protocol.handshake import key_name
-from monarch._engine.runtime.greeting import Greeting, listen
+from monarch._engine.runtime.audit import record
+from monarch._engine.runtime.greeting import Arrival, Greeting, listen, uses_tls
 from monarch._engine.runtime.reactor import Reactor
 from monarch._engine.runtime.secret import find_secret
 from monarch._engine.transport.link import Link
@@ -34,6 +36,10 @@ __all__ = ["Worker"]
 _FRAME_LIMIT = 1 << 20
 _MOST_STRANGERS = 1000  # in the middle of a handshake
 _log = logging.getLogger("monarch.worker")
+_OPEN_WARNING = (
+    "%s lets in ANYBODY who can reach it, and runs whatever code they send as this user: "
+    "configure(allow_unauthenticated=True) was called. Without it only who knows the secret gets in"
+)
 
 
 class _Job:
@@ -50,13 +56,23 @@ class Worker:
     """See the module. `run` serves until a client shuts this host down, or `stop` is called.
 
     Args:
-        address: where to listen; raises OSError when that is not possible, SecretError without a
-            usable secret.
+        address: where to listen; raises OSError when that is not possible, ValueError for what
+            hosts cannot use, SecretError without a usable secret or certificates.
     """
 
     def __init__(self, address: ChannelAddr) -> None:
         key = find_secret()
         self._keys = {key_name(key): key}
+        # Nothing but a call in this very process: neither the environment nor a client.
+        self._open = settings.allow_unauthenticated
+        self._open &= settings.origin("allow_unauthenticated") == "configure"
+        if self._open:
+            _log.warning(_OPEN_WARNING, address)
+        self._tls = None
+        if uses_tls(address):
+            from monarch._engine.runtime.tls import server_context  # few workers need it
+
+            self._tls = server_context()
         self._sock = listen(address)
         self._sock.setblocking(False)
         self._reactor = Reactor()
@@ -65,6 +81,8 @@ class Worker:
         self.refused = 0
         """Connections that were turned away."""
         self._reactor.register(self._sock.fileno(), self._accept)
+        secured = self._tls is not None
+        record("listening", address=str(address), tls=secured, open_to_all=self._open)
 
     @property
     def port(self) -> int:
@@ -100,22 +118,32 @@ class Worker:
             return
         self._strangers += 1
 
-        def accepted(sock: socket.socket, purpose: dict[str, Any]) -> None:
+        def accepted(arrival: Arrival) -> None:
             self._strangers -= 1
-            self._admit(sock, purpose, address)
+            self._admit(arrival, address)
 
         def refused(why: str) -> None:
             self._strangers -= 1
             self._refuse(address, why)
 
-        Greeting(self._reactor, sock, self._keys.get, accepted, refused)
+        Greeting(
+            self._reactor,
+            sock,
+            self._keys.get,
+            accepted,
+            refused,
+            tls=self._tls,
+            open_to_all=self._open,
+        )
 
     def _refuse(self, address: Any, why: str) -> None:
         self.refused += 1
         _log.warning("refused a connection from %s: %s", _show(address), why)
+        record("refused", peer=_show(address), reason=why, count=self.refused)
 
-    def _admit(self, sock: socket.socket, purpose: dict[str, Any], address: Any) -> None:
+    def _admit(self, arrival: Arrival, address: Any) -> None:
         """Pass an authenticated connection on to the agent it is for."""
+        sock, purpose = arrival.sock, arrival.purpose
         try:
             client, host, here = purpose["client"], purpose["from"], purpose["as"]
             if not (isinstance(client, int) and isinstance(host, str) and isinstance(here, str)):
@@ -130,7 +158,18 @@ class Worker:
                 sock.close()
                 return
             job = self._start(client, here)
-        body = json.dumps({"op": "connection", "from": host}).encode()
+        record(
+            "attached",
+            peer=_show(address),
+            client=f"{client:x}",
+            host=host,
+            authenticated=arrival.authenticated,
+            certificate=arrival.certificate,
+        )
+        message = {"op": "connection", "from": host, "peer": _show(address)}
+        if self._tls is not None:
+            message["session"] = arrival.session.hex()
+        body = json.dumps(message).encode()
         job.link.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=1), [sock.fileno()])
         sock.close()
 
@@ -163,17 +202,25 @@ class Worker:
         def ready(_mask: int) -> None:
             link.flush()
             for frame in link.receive(self._reactor.scratch):
-                if json.loads(frame.body)["op"] == "shutdown":
+                message = json.loads(frame.body)
+                if message["op"] == "shutdown":
                     self._reactor.stop()
+                elif message["op"] == "refused":
+                    self._refuse(message["peer"], message["reason"])
+                elif message["op"] == "audit":
+                    record(message["event"], client=f"{client:x}", **message["fields"])
             if link.lost is not None:
                 self._reactor.unregister(link.fileno)
                 link.close(link.lost)
                 self._jobs.pop(client).process.wait()
+                record("detached", client=f"{client:x}")
 
         return ready
 
 
 def _show(address: Any) -> str:
+    if isinstance(address, str) and address:
+        return address
     if isinstance(address, tuple):
         return f"{address[0]}:{address[1]}"
     return "this machine"
