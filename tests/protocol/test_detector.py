@@ -315,7 +315,7 @@ def test_deaf(minimum, maximum) -> None:
     [(now, side, verdict)] = [entry for entry in pair.said if isinstance(entry[2], Unreachable)]
     assert side == "b"
     assert verdict.deaf
-    assert begin + minimum - slack(pair) - INTERVAL <= now <= begin + maximum + 2 * pair.delay
+    assert begin + minimum <= now <= begin + maximum + 3 * INTERVAL + 2 * pair.delay
     assert begin - INTERVAL <= verdict.since <= begin
 
 

@@ -21,9 +21,9 @@ connection, since this one may be half-open.
 **One-way partitions.** I hear him, he does not hear me: his calls reach me and my replies are
 lost. Every heartbeat is numbered and says which number of the other's was last heard. So each side
 knows how long it has not been heard, measured on its own clock, and gives up a peer that is `deaf`
-to it by the same bounds. (That news is older than silence by up to an interval and a round trip,
-and it is judged when it arrives: a peer from which nothing comes is silent, whatever else it may
-be.) Both sides of any partition come to their verdict, without having to tell each other.
+to it by the same bounds and two intervals, since so old can such news be without any fault. (It is
+judged when it arrives: a peer from which nothing comes is silent, whatever else it may be.) Both
+sides of any partition come to their verdict, without having to tell each other.
 
 **Sleep is no silence.** A process that was stopped, starved or suspended hears nothing meanwhile,
 and would give everybody up when it wakes. The detector knows when it asked to be called; what it
@@ -226,7 +226,8 @@ class Detector:
             for _ in range(first_unheard, echo + 1):
                 watch.echoed = watch.unheard.popleft()
             watch.echoes.sample(awake - watch.echoed)
-        patience = min(self._bounded(3 * watch.echoes.ordinary), self._maximum - self._interval)
+        # News of what it heard is two intervals old on the best of networks.
+        patience = self._bounded(3 * watch.echoes.ordinary) + 2 * self._interval
         if awake - watch.echoed < patience:
             return []
         del self._watches[peer]

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import os
@@ -59,6 +60,7 @@ from monarch._engine.runtime.log_relay import LogRelay
 from monarch._engine.runtime.neighbour import Neighbour
 from monarch._engine.runtime.reactor import WRITE, Reactor, Timer
 from monarch._engine.runtime.secret import SecretError, find_secret, take_settings
+from monarch._engine.runtime.sentinel import Sentinel
 from monarch._engine.runtime.tunnel import Tunnel as TunnelEnd
 from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool
@@ -169,6 +171,8 @@ class Agent:
         self._roster = Roster(client_uid)
         self._federation = Federation(self._roster, here)
         self._neighbours: dict[str, Neighbour] = {}
+        self.next_number = itertools.count(1).__next__
+        self.sentinel = Sentinel(self.reactor, settings.host_timeout)
         self._addresses: dict[str, str] = {}  # of hosts, as the client gave them
         self._secrets: dict[str, str] = {}  # files, of hosts that belong to other jobs than we do
         self._trusting = False  # of workers that let in anybody
@@ -678,11 +682,12 @@ class Agent:
             "client": self._client_uid,
             "from": self._federation.here,
             "as": neighbour.name,
+            "session": neighbour.number,
         }
 
         def run() -> None:
             try:
-                timeout = settings.host_timeout
+                timeout = max(settings.host_timeout / 3, 0.5)
                 key = find_secret(self._secrets.get(neighbour.name))
                 where = ChannelAddr.parse(address)
                 sock = dial(where, key, purpose, timeout, trusting=self._trusting)
@@ -694,7 +699,7 @@ class Agent:
                 failed = functools.partial(neighbour.dial_failed, text, for_good=False)
                 self.reactor.call_soon(failed)
             else:
-                self.reactor.call_soon(neighbour.link.adopt, sock)
+                self.reactor.call_soon(neighbour.dialed, sock)
 
         drivers.current.start_thread("monarch-dial", run)
 

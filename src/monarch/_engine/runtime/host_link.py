@@ -55,6 +55,9 @@ class Receiver:
     def connected(self, *, again: bool) -> None:
         """The session is up: for the first time, or again."""
 
+    def heard(self) -> None:
+        """Bytes arrived, of whatever."""
+
     def heartbeat(self, payload: bytes) -> None:
         """The peer sent a heartbeat."""
 
@@ -132,6 +135,11 @@ class HostLink:
         """Whether there is a connection that the peer has answered on."""
         return self._channel.up
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection at all."""
+        return self._sock is not None
+
     def start(self) -> None:
         """Begin: a channel that dials says so."""
         self._perform(self._channel.tick(drivers.current.now()))
@@ -198,6 +206,7 @@ class HostLink:
         if not count:
             self._lost()
             return
+        self._receiver.heard()
         now = drivers.current.now()
         if target is None:
             effects = stream.feed(self._reactor.scratch[:count], now)

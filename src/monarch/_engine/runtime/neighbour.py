@@ -25,12 +25,14 @@ from monarch._engine.protocol.lanes import CONTROL
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.host_link import HostLink, Receiver
 from monarch._engine.runtime.reactor import Reactor
+from monarch._engine.runtime.sentinel import Sentinel
 from monarch._engine.runtime.tunnel import Tunnel
 from monarch._engine.transport.segment import SegmentPool
 
 __all__ = ["Neighbour", "Neighbourhood"]
 
 _LAST_WORDS = 1.0
+_TRIES = 4  # to replace a silent connection, at the same time
 
 
 class Neighbourhood(Protocol):
@@ -38,6 +40,11 @@ class Neighbourhood(Protocol):
 
     reactor: Reactor
     segments: SegmentPool
+    sentinel: Sentinel
+
+    def next_number(self) -> int:
+        """How many neighbours there have been: tells a later session from an earlier one."""
+        ...
 
     def from_neighbour(self, neighbour: Neighbour, message: dict[str, Any]) -> None: ...
     def tunnel_opened(self, neighbour: Neighbour, tunnel: Tunnel, *, first: bool) -> None: ...
@@ -51,7 +58,7 @@ class Neighbour(Receiver):
     Args:
         agent: this side.
         name: of the other host.
-        dial: opens a connection (on whatever thread) and ends with `link.adopt` or `dial_failed`
+        dial: opens a connection (on whatever thread) and ends with `dialed` or `dial_failed`
             on the reactor thread; None if the other side dials.
         session: a random number, not 0.
         first_patience: seconds that the first connection may take.
@@ -70,6 +77,7 @@ class Neighbour(Receiver):
         frame_limit: int,
     ) -> None:
         self.name = name
+        self.number = agent.next_number()
         self._agent = agent
         self._dial = dial
         self._patience = patience
@@ -78,6 +86,9 @@ class Neighbour(Receiver):
         self._lanes = itertools.count(1 if dial is not None else 2, 2)
         self._held: list[dict[str, Any]] = []  # notices that wait for tunnels to close
         self.problem = ""  # why the last dial led to nothing
+        self._dials = 0  # under way
+        self._suspected = False  # nothing was heard for longer than usual
+        self._fresh_until = 0.0  # a connection that a try has led to gets this long
         self.channel = Channel(
             session,
             dials=dial is not None,
@@ -170,21 +181,69 @@ class Neighbour(Receiver):
         self.problem = ""
         if not again:
             self.channel.be_patient(self._patience)
+            self._agent.sentinel.watch(self)
             self._agent.neighbour_up(self)
 
     def dial(self) -> None:
+        if not self._dials:  # else there is a try under way that will do
+            self._start_dial()
+
+    def _start_dial(self) -> None:
         assert self._dial is not None
+        self._dials += 1
         self._dial(self)
+
+    def dialed(self, sock: socket.socket) -> None:
+        """A dial has led to a connection."""
+        self._dials -= 1
+        if self.link.connected:
+            now = drivers.current.now()
+            if not self._suspected or now < self._fresh_until:
+                sock.close()  # the one that is there is good, or has yet to show that it is
+                return
+            self._fresh_until = now + self._patience / _TRIES
+        self.link.adopt(sock)
 
     def dial_failed(self, problem: str, *, for_good: bool) -> None:
         """A dial led to nothing; `for_good`: the next would not either."""
+        self._dials -= 1
+        if self.link.connected or self._dials:  # it was a try, or there is another
+            return
         self.problem = problem
         if for_good:
             self.link.end(problem)
         else:
             self.link.failed()
 
+    # -- silence (see Watched) -------------------------------------------------------------------
+
+    def heard(self) -> None:
+        self._suspected = False
+        self._agent.sentinel.heard(self)
+
+    def heartbeat(self, payload: bytes) -> None:
+        self._agent.sentinel.on_heartbeat(self, payload)
+
+    def send_heartbeat(self, payload: bytes) -> None:
+        self.link.heartbeat(payload)
+
+    def suspect(self) -> None:
+        self._suspected = True
+        self._try()
+
+    def _try(self) -> None:
+        """Another connection may get through, now: TCP asks again after ever longer pauses."""
+        if self._suspected and self._dial is not None:
+            if self.link.connected and self._dials < _TRIES:
+                self._start_dial()
+            self._agent.reactor.call_later(self._patience / (3 * _TRIES), self._try)
+
+    def give_up(self, reason: str) -> None:
+        self.link.end(reason)
+
     def ended(self, reason: str) -> None:
+        self._suspected = False
+        self._agent.sentinel.forget(self)
         for tunnel in list(self.tunnels.values()):
             tunnel.close(reason)
         self._release_all()

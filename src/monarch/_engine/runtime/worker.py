@@ -43,13 +43,14 @@ _OPEN_WARNING = (
 
 
 class _Job:
-    """A client's agent on this host."""
+    """A client's agent on this host, for one of its sessions: who attaches again gets another."""
 
-    __slots__ = ("link", "process")
+    __slots__ = ("link", "process", "session")
 
-    def __init__(self, process: subprocess.Popen[bytes], link: Link) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], link: Link, session: int) -> None:
         self.process = process
         self.link = link
+        self.session = session
 
 
 class Worker:
@@ -146,18 +147,27 @@ class Worker:
         sock, purpose = arrival.sock, arrival.purpose
         try:
             client, host, here = purpose["client"], purpose["from"], purpose["as"]
-            if not (isinstance(client, int) and isinstance(host, str) and isinstance(here, str)):
-                raise TypeError("client, from or as")
+            session = purpose["session"]
+            if not all(isinstance(number, int) for number in (client, session)):
+                raise TypeError("client or session")
+            if not all(isinstance(name, str) for name in (host, here)):
+                raise TypeError("from or as")
         except (LookupError, TypeError) as error:
             sock.close()
             self._refuse(address, f"it did not say what it came for: {error}")
             return
         job = self._jobs.get(client)
+        if job is not None and not host and session != job.session:
+            if session < job.session:  # a late one
+                sock.close()
+                return
+            job.link.sock.shutdown(socket.SHUT_WR)  # its agent has yet to learn that it is over
+            job = None
         if job is None:
             if host:  # another host of a job that has not come here, or has ended
                 sock.close()
                 return
-            job = self._start(client, here)
+            job = self._start(client, here, session)
         record(
             "attached",
             peer=_show(address),
@@ -175,7 +185,7 @@ class Worker:
 
     # -- agents ----------------------------------------------------------------------------------
 
-    def _start(self, client: int, here: str) -> _Job:
+    def _start(self, client: int, here: str, session: int) -> _Job:
         ours, theirs = socket.socketpair()
         root = os.path.dirname(__file__.rsplit("_engine", 1)[0].rstrip("/"))
         code = (
@@ -191,14 +201,16 @@ class Worker:
         )
         theirs.close()
         link = Link(ours, "an agent", self._want_write, _FRAME_LIMIT, _FRAME_LIMIT)
-        job = self._jobs[client] = _Job(process, link)
-        self._reactor.register(link.fileno, self._reader(client, link))
+        job = self._jobs[client] = _Job(process, link, session)
+        self._reactor.register(link.fileno, self._reader(client, job))
         return job
 
     def _want_write(self, link: Link, on: bool) -> None:
         self._reactor.watch_writes(link.fileno, on)
 
-    def _reader(self, client: int, link: Link) -> Callable[[int], None]:
+    def _reader(self, client: int, job: _Job) -> Callable[[int], None]:
+        link = job.link
+
         def ready(_mask: int) -> None:
             link.flush()
             for frame in link.receive(self._reactor.scratch):
@@ -212,7 +224,9 @@ class Worker:
             if link.lost is not None:
                 self._reactor.unregister(link.fileno)
                 link.close(link.lost)
-                self._jobs.pop(client).process.wait()
+                if self._jobs.get(client) is job:
+                    del self._jobs[client]
+                job.process.wait()
                 record("detached", client=f"{client:x}")
 
         return ready
