@@ -247,6 +247,59 @@ def test_an_owner_that_does_not_handle_it_goes_too(run):
     assert "SIGKILL" in run(main)
 
 
+class Thinker(Actor):
+    """Takes its time over each failure, and says when it begins and ends."""
+
+    def __init__(self, port):
+        self.port = port
+        self.procs = this_host().spawn_procs({"gpus": 2})
+        self.counters = self.procs.spawn("counters", Counter)
+
+    @endpoint
+    async def lose_all(self):
+        self.counters.abort.broadcast()
+
+    async def __supervise__(self, failure):
+        (rank,) = failure.crashed_ranks
+        self.port.send(("begins", rank))
+        await asyncio.sleep(0.2)
+        self.port.send(("ends", rank))
+        return True
+
+
+def test_one_failure_is_handled_at_a_time(run):
+    def main():
+        port, news = Channel.open()
+        host = this_host().spawn_procs()
+        host.spawn("thinker", Thinker, port).lose_all.call_one().get()
+        told = [news.recv().get(timeout=30) for _ in range(4)]
+        host.stop().get()
+        return told
+
+    told = run(main)
+    assert [what for what, _ in told] == ["begins", "ends"] * 2
+    assert [rank for _, rank in told] in ([0, 0, 1, 1], [1, 1, 0, 0])
+
+
+def test_a_failure_that_is_being_handled_when_the_stop_comes(run, monkeypatch):
+    faults = []
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", faults.append)
+
+    def main():
+        port, news = Channel.open()
+        host = this_host().spawn_procs()
+        thinker = host.spawn("thinker", Thinker, port)
+        thinker.lose_all.call_one().get()
+        told = [news.recv().get(timeout=30)]
+        thinker.stop().get()
+        told += [news.recv().get(timeout=30) for _ in range(3)]
+        host.stop().get()
+        return told
+
+    assert [what for what, _ in run(main)] == ["begins", "ends"] * 2
+    assert not faults
+
+
 def test_a_stop_handles_what_came_before_cleans_up_and_refuses_what_comes_after(run):
     def main():
         port, receiver = Channel.open()

@@ -22,6 +22,16 @@ REACTOR = """\
   File "/site/monarch/_engine/runtime/reactor.py", line 147 in run
   File "<frozen runpy>", line 88 in _run_code
 """
+FORKED = """\
+  File "/site/monarch/_engine/runtime/reactor.py", line 147 in run
+  File "/site/monarch/_engine/runtime/bootstrap.py", line 60 in agent_main
+  File "<string>", line 1 in <module>
+"""
+EXECUTED = """\
+  File "/site/monarch/_engine/runtime/reactor.py", line 147 in run
+  File "monarch._src.actor.bootstrap_main", line 3 in <module>
+  File "<frozen runpy>", line 88 in _run_code
+"""
 
 
 def dump(*threads: str, reason: str = "Segmentation fault") -> str:
@@ -45,7 +55,7 @@ def shows(text: str, expected: str) -> None:
     assert text == textwrap.dedent(expected).strip("\n")
 
 
-@pytest.mark.parametrize("runtime", [ENGINE, LOOP, THREADS, REACTOR, ""])
+@pytest.mark.parametrize("runtime", [ENGINE, LOOP, THREADS, REACTOR, FORKED, ""])
 def test_the_programs_frames_of_the_thread_that_crashed(runtime: str) -> None:
     crashed = current(frame("inner", 15), frame("outer", 20), runtime)
     shows(
@@ -72,7 +82,12 @@ def test_frames_below_those_of_the_program_are_kept() -> None:
     )
 
 
-NATIVE = {"a native thread": [], "the reactor": [current(REACTOR)]}
+NATIVE = {
+    "a native thread": [],
+    "the reactor": [current(REACTOR)],
+    "the reactor of a forked process": [current(FORKED)],
+    "the reactor of an executed process": [current(EXECUTED)],
+}
 
 
 @pytest.mark.parametrize("where", NATIVE)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -23,3 +25,27 @@ def test_both_ways_to_list_children_agree() -> None:
             os.close(read)
             os.close(write)
     assert started.pid not in children._children()
+
+
+@pytest.fixture
+def mine() -> Iterator[children.Children]:
+    handler = signal.getsignal(signal.SIGCHLD)
+    kept = children.Children()
+    yield kept
+    kept.leave_in_child()
+    signal.signal(signal.SIGCHLD, handler)
+
+
+def test_who_was_awaited_is_not_waited_for_again_nor_signalled(
+    mine: children.Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pid may be somebody else's by then."""
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    mine.own.add(pid)
+    mine.await_end(pid)
+    signalled: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
+    mine.end(ask=True)
+    assert (mine.own, signalled) == (set(), [])

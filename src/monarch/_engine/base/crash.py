@@ -20,7 +20,7 @@ _REASON = "Fatal Python error: "
 _THREAD = re.compile(r"(Current thread|Thread|Stack)\b(?!').*\(most recent call first\):$")
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _RUNTIME = re.compile(
-    r"/monarch/_engine/"
+    r"/monarch/_engine/|^monarch\._src\."
     r"|/python3[^/]*/(threading|asyncio/\w+|concurrent/futures/\w+)\.py$"
     r"|^<frozen runpy>$|/python3[^/]*/runpy\.py$"
 )
@@ -79,7 +79,10 @@ def _stacks(lines: list[str]) -> tuple[_Stack, list[_Stack]]:
 
 
 def _of_program(stack: _Stack) -> _Stack:
-    first = next((n for n, (file, _) in enumerate(stack) if not _RUNTIME.search(file)), len(stack))
+    # What our processes were started with, `python -c`, is no file of ours, but it is ours.
+    first = 1 if len(stack) > 1 and "/monarch/_engine/" in stack[1][0] else 0
+    while first < len(stack) and _RUNTIME.search(stack[first][0]):
+        first += 1
     return stack[first:]
 
 

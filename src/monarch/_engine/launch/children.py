@@ -109,6 +109,12 @@ class Children:
                     changed.append(found)
         return changed
 
+    def await_end(self, pid: int) -> None:
+        """Reap an own child that is ending; blocks until it has."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        self.own.discard(pid)
+
     def sweep(self) -> float:
         """Kill the orphans that came. When to come again though no child ends; infinity: never."""
         orphans = [pid for pid in _children() if pid not in self.own]

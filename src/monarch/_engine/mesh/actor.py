@@ -240,6 +240,10 @@ class _Behaviour:
         self._cleanup = actor.__cleanup__ if hook(cls, "__cleanup__") is not None else None
         if hook(cls, "__supervise__") is not None:
             instance._supervisor = actor.__supervise__
+        if cell.is_async:
+            import asyncio  # (its loop has loaded it)
+
+            instance._turn = asyncio.Lock()
         if hook(cls, "_handle_undeliverable_message") is not None:
             returned = actor._handle_undeliverable_message
             instance._returns = ReturnPort(instance, cell, returned)

@@ -100,6 +100,7 @@ class Instance:
         "_meshes",
         "_returns",
         "_supervisor",
+        "_turn",
         "_uid",
         "_unheard",
         "class_name",
@@ -130,6 +131,7 @@ class Instance:
         self._display: str | None = None
         self._returns: Any = None  # the `ReturnPort` of an actor that has one
         self._supervisor: Callable[[MeshFailure], Any] | None = None
+        self._turn: Any = None  # of async actors, the lock of who asks the supervisor
         self._unheard: deque[Failure] = deque()  # of owned meshes, to be handled
         self._meshes: dict[int, Any] = {}  # owned meshes that are to be stopped with this
         self._lock = threading.Lock()
@@ -261,13 +263,14 @@ class Instance:
         return None if handled else self._fallen(failure, None)
 
     async def _supervise_async(self) -> None:
-        """The same as a task, at any await of the actor."""
-        if self._unheard and (end := await self._judge_async()) is not None:
-            cell = self._require_cell("supervise")
-            grave, told = end
-            cell.abort(told or RuntimeError(grave.report()), grave)
-            if cell.grave is not grave:  # it is stopping
-                cell.missed = cell.missed or grave
+        """The same as a task, at any await of the actor; one failure after the other."""
+        async with self._turn:
+            if self._unheard and (end := await self._judge_async()) is not None:
+                cell = self._require_cell("supervise")
+                grave, told = end
+                cell.abort(told or RuntimeError(grave.report()), grave)
+                if cell.grave is not grave:  # it is stopping
+                    cell.missed = cell.missed or grave
 
     async def _judge_async(self) -> End | None:
         failure = self._unheard.popleft()
@@ -289,9 +292,10 @@ class Instance:
         return None
 
     async def _unhandled_async(self) -> Failure | None:
-        while self._unheard:
-            if (end := await self._judge_async()) is not None:
-                return end[0]
+        async with self._turn:
+            while self._unheard:
+                if (end := await self._judge_async()) is not None:
+                    return end[0]
         return None
 
     def _fallen(self, child: Failure, raised: BaseException | None) -> End:

@@ -475,8 +475,7 @@ class Agent:
         for key, known in list(self._launchers.items()):
             if known is launcher:
                 del self._launchers[key]
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(launcher.pid, 0)  # its socket closed: it is ending
+        self._children.await_end(launcher.pid)  # its socket closed
         lost = [process for process in self._processes.values() if process.launcher is launcher]
         self._children.debris += [process.scratch for process in lost]
         self._perform(self._federation.route(self._roster.launcher_lost(launcher)))

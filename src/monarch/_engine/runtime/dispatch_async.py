@@ -88,8 +88,10 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
     serving = asyncio.current_task()
     assert serving is not None
     pulse = Pulse(cell, gate)
-    tasks: set[asyncio.Task[None]] = set()
+    tasks: set[asyncio.Task[None]] = set()  # all beside this one
+    hooks: set[asyncio.Task[None]] = set()  # of them, those that no caller waits for
     ends: list[End] = []
+    finishing = False  # its last acts are under way, which nobody interrupts
     control = cell.control
 
     def wake(_: Any) -> None:
@@ -98,12 +100,14 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
             try:
                 action = control.popleft()()
                 if action is not None:
-                    _start_task(tasks, loop, action)
+                    hook = _start_task(tasks, loop, action)
+                    hooks.add(hook)
+                    hook.add_done_callback(hooks.discard)
             except Died as died:
                 ends.append(died.end)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-        elif cell.state is DEAD:
+        elif cell.state is DEAD and not finishing:
             serving.cancel()  # aborted: the suspended endpoint has nobody to answer
 
     def wake_from_anywhere() -> None:
@@ -187,7 +191,8 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
         if handled >= _YIELD_EVERY or tasks:
             handled = 0
             await asyncio.sleep(0)  # noqa: TID251 - no waiting: a turn for the other tasks
-    await _finish_async(cell, tasks, *end)  # type: ignore[possibly-undefined]  # breaks set it
+    finishing = True
+    await _finish_async(cell, tasks, hooks, *end)  # type: ignore[possibly-undefined]  # breaks set it
 
 
 def _absorb_cancel() -> None:
@@ -257,23 +262,34 @@ def _over(
 
 
 async def _finish_async(
-    cell: Cell, tasks: set[asyncio.Task[None]], grave: Failure, error: Exception | None
+    cell: Cell,
+    tasks: set[asyncio.Task[None]],
+    hooks: set[asyncio.Task[None]],
+    grave: Failure,
+    error: Exception | None,
 ) -> None:
-    """As `_finish_sync`; the actor's tasks are cancelled and awaited first."""
+    """As `_finish_sync`; the actor's tasks are cancelled and awaited first.
+
+    A stop leaves the hooks some time: a failure that is being handled is not unhandled.
+    """
     cell.settle(grave)
     behaviour = cell.behaviour
     assert behaviour is not None
     running = list(tasks)
     for task in running:
-        task.cancel()
+        if grave.kind != STOPPED or task not in hooks:
+            task.cancel()
     if running:
-        await asyncio.wait(running, timeout=settings.cleanup_timeout)
+        _, late = await asyncio.wait(running, timeout=settings.cleanup_timeout)
+        for task in late:
+            task.cancel()
     if behaviour.has_children:
         await asyncio.get_running_loop().run_in_executor(None, behaviour.stop_children)
     if grave.kind == STOPPED:
         unheard = behaviour.unheard()
         if unheard is not None:
-            cell.missed = cell.missed or await unheard
+            missed = await unheard
+            cell.missed = cell.missed or missed
     timer = cell.proc.reactor.call_later(settings.cleanup_timeout, cell.finish)
     try:
         cleaning = behaviour.cleanup(error)
