@@ -331,11 +331,11 @@ class SimDriver(drivers.Driver):
         self._scheduler.strands[strand] = None
         return strand
 
-    def interrupt_main(self) -> None:
+    def interrupt_main(self) -> bool:
         if self._foreign():
-            self._former.interrupt_main()
-        else:
-            self._scheduler.interrupt_main()
+            return self._former.interrupt_main()
+        self._scheduler.interrupt_main()
+        return True
 
     def now(self) -> float:
         return self._former.now() if self._foreign() else self._scheduler.now

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pathlib
 import sys
 import threading
 import types
@@ -146,6 +148,33 @@ class Odd(Actor):
         vars(module)["last"] = vars(module)["Last"]()
         sys.modules["first_of_mine"] = module
         sys.modules["class_of_mine"] = Odd  # type: ignore[assignment]
+
+
+def test_finalisers_may_use_libraries_to_the_end(fresh: Fresh, tmp_path: Any) -> None:
+    procs = fresh(1)
+    reader = procs.spawn("reader", Reader)
+    reader.read.call_one(str(tmp_path)).get(timeout=WAIT)
+    procs.stop().get(timeout=WAIT)
+    assert (tmp_path / "file").read_text() == "finalised"
+
+
+class Reader(Actor):
+    """Keeps an object of a library in a module of its own that was there before it."""
+
+    @endpoint
+    def read(self, folder: str) -> None:
+        mine = sys.modules["second_of_mine"] = types.ModuleType("second_of_mine")
+        library = pathlib.Path(folder, "site-packages", "library_of_theirs.py")
+        library.parent.mkdir()
+        library.write_text(
+            "TEXT = 'finalised'\n"
+            "class Reading:\n"
+            "    def __init__(self, path): self.path = path\n"
+            "    def __del__(self): self.path.write_text(TEXT)\n"
+        )
+        sys.path.append(str(library.parent))
+        theirs = importlib.import_module("library_of_theirs")
+        vars(mine)["reading"] = theirs.Reading(pathlib.Path(folder, "file"))
 
 
 # -- bootstrap callables -------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -23,6 +25,7 @@ class World(drivers.Driver):
     def __init__(self) -> None:
         self.time = 100.0
         self.interrupts = 0
+        self.main_runs = True
         self.timers: list[tuple[float, Callable[[], None]]] = []
 
     def now(self) -> float:
@@ -32,8 +35,9 @@ class World(drivers.Driver):
         run()
         return SimpleNamespace(join=lambda timeout: None, is_alive=lambda: False)
 
-    def interrupt_main(self) -> None:
-        self.interrupts += 1
+    def interrupt_main(self) -> bool:
+        self.interrupts += self.main_runs
+        return self.main_runs
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> None:
         self.timers.append((self.time + delay, callback))
@@ -160,3 +164,69 @@ def test_a_fault_after_the_end_of_the_program(
     assert printed(capsys) == ["The actor <root>.<W w-1 0>"]
     assert world.interrupts == 0
     assert faults.at_exit(1.0)
+
+
+def test_a_fault_that_was_told_is_no_news_at_the_end(world: World) -> None:
+    faults = Faults()
+    faults.add(fault(0))
+    faults.close()
+    faults.add(fault(1))
+    assert world.interrupts == 1
+    assert not faults.at_exit(1.0)
+
+
+def test_a_fault_while_an_exception_ends_the_program(world: World) -> None:
+    world.main_runs = False
+    faults = Faults()
+    faults.add(fault(0))
+    faults.close()
+    assert faults.at_exit(1.0)
+
+
+INTERRUPT = """
+import signal, threading
+from monarch._engine.base.errors import ActorError
+from monarch._engine.runtime.driver import Driver
+
+def interrupt():
+    print("interrupts", Driver().interrupt_main(), flush=True)
+
+class First:
+    "What an ActorError says happened first; it is looked at while that is printed."
+    actor = ""
+    where = str
+
+    @property
+    def error(self):
+        aside = threading.Thread(target=interrupt)
+        aside.start()
+        aside.join()
+"""
+WAIT = "threading.Thread(target=interrupt, daemon=True).start()\nsignal.pause()\n"
+PROGRAMS = {
+    "waits": (WAIT, -signal.SIGINT),
+    "waits and ignores SIGINT": (
+        f"signal.signal(signal.SIGINT, signal.SIG_IGN)\n{WAIT}",
+        -signal.SIGTERM,
+    ),
+    "ends by an exception that is being printed": (
+        "raise ActorError(ValueError(), failure=First())",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_interrupting_a_program_that(program: str) -> None:
+    text, code = PROGRAMS[program]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPT + text],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code
+    if code == 1:
+        assert done.stdout == "interrupts False\n"
+        assert "KeyboardInterrupt" not in done.stderr

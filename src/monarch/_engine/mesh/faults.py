@@ -11,7 +11,8 @@ Hence:
   another one waits until `_PAUSE` after the last. A second KeyboardInterrupt amid the first one's
   unwinding would break what the program does in `finally`, or the interpreter's own end. It is not
   lost: a program that caught the first gets it, and one that ends meanwhile does not exit with 0.
-* Once the program is over (`close`) nothing is interrupted; what arrives makes it a failed one.
+* Once the program is over (`close`, or what the driver sees of the main thread) nothing is
+  interrupted; what arrives makes it a failed one.
 
 Rejected: to wait a little before the first interrupt, and collect. Every failure would cost it.
 """
@@ -77,11 +78,11 @@ class Faults:
             facade.unhandled_fault_hook(MeshFailure(failure))
         except BaseException:  # any exception says: not handled
             with self._lock:
-                is_new = self._show(failure)
-                if self._closed:
-                    self._late += 1
-                elif is_new:
-                    self._interrupt()
+                if self._show(failure):
+                    if self._closed:
+                        self._late += 1
+                    else:
+                        self._interrupt()
 
     def _interrupt(self) -> None:
         now = drivers.current.now()
@@ -89,7 +90,7 @@ class Faults:
             return
         if now >= self._interrupt_at + _PAUSE:
             self._interrupt_at = now
-            drivers.current.interrupt_main()
+            self._late += not drivers.current.interrupt_main()
         else:
             self._waiting = True
             client_proc().reactor.call_later(self._interrupt_at + _PAUSE - now, self._resume)

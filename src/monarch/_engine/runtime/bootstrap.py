@@ -24,6 +24,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import sys
@@ -49,6 +50,8 @@ __all__ = ["agent_main", "launcher_main", "main", "proc_main"]
 
 _RUN_ASYNC = "monarch._engine.runtime.dispatch_async"
 _DEADLOCK = "monarch._engine.protocol.deadlock"
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = re.compile(r"/(site|dist)-packages/")
 _SETTINGS_VARIABLES = ("MONARCH_", "HYPERACTOR_", "OTEL_", "ENABLE_", "SCUBA_", "PYSPY_")
 
 
@@ -206,6 +209,14 @@ def _stop_actors(proc: Proc, reason: str) -> None:
         cell.request_stop(None, frame)
 
 
+def _is_library(name: str, module: types.ModuleType) -> bool:
+    """Whether it was installed: threads and finalisers may be using it to the very end."""
+    if name == "__main__":
+        return False
+    file = getattr(module, "__file__", None) or ""
+    return name.startswith("monarch.") or file.startswith(_LIBRARY) or bool(_INSTALLED.search(file))
+
+
 def _finalise(proc: Proc) -> None:
     """What a normal exit owes the user, and no more."""
     code = 0
@@ -216,9 +227,10 @@ def _finalise(proc: Proc) -> None:
         count = len(sys.modules) - len(_Prepared.modules)
         theirs = list(itertools.islice(reversed(sys.modules), max(0, count)))
         for name in ["__main__", *theirs]:
-            module = sys.modules.pop(name, None)
+            module = sys.modules.get(name)
             # (Some programs put classes there.)
-            if isinstance(module, types.ModuleType) and not name.startswith("monarch."):
+            if isinstance(module, types.ModuleType) and not _is_library(name, module):
+                del sys.modules[name]
                 vars(module).clear()
         gc.collect()
         sys.stdout.flush()

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import _queue
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from monarch._engine.base.errors import is_engine_frame
 from monarch._engine.runtime.reactor import Reactor
 from monarch._engine.runtime.slow_clock import SlowClock
 
@@ -96,11 +98,29 @@ class Driver:
         thread.start()
         return thread
 
-    def interrupt_main(self) -> None:
-        """Make the user's main thread raise KeyboardInterrupt, also out of a sleep or a join."""
-        import signal  # only an unhandled fault comes here
+    def interrupt_main(self) -> bool:
+        """Make the user's main thread raise KeyboardInterrupt, also out of a sleep or a join.
 
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        A program that ignores SIGINT, as those do that a shell script starts in the background, is
+        ended by SIGTERM. False, and nothing is done, if the main thread has left the program: an
+        exception is being printed that ended it (which an interrupt would garble), or we are at
+        its exit.
+        """
+        import signal  # only an unhandled fault comes here
+        import traceback
+
+        main = threading.main_thread().ident or 0
+        frame = sys._current_frames().get(main)
+        while frame is not None and frame.f_back is not None:
+            frame = frame.f_back
+        if frame is None:
+            return False
+        began = frame.f_code.co_filename
+        if began == traceback.__file__ or is_engine_frame(began):
+            return False
+        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        signal.pthread_kill(main, signal.SIGTERM if ignored else signal.SIGINT)
+        return True
 
     def now(self) -> float:
         """Seconds on a clock that only goes forward."""
