@@ -175,6 +175,7 @@ class Agent:
         self.sentinel = Sentinel(self.reactor, settings.host_timeout)
         self._addresses: dict[str, str] = {}  # of hosts, as the client gave them
         self._secrets: dict[str, str] = {}  # files, of hosts that belong to other jobs than we do
+        self._greeted = 0  # connections that prove themselves anew
         self._trusting = False  # of workers that let in anybody
         self._attaching: dict[str, int] = {}  # hosts that a member waits for
         self._ends_held: dict[tuple[int, int], int] = {}  # descriptors: of whom, for whom
@@ -739,13 +740,16 @@ class Agent:
         keys = {key_name(key): key}
 
         def accepted(arrival: Arrival) -> None:
+            self._greeted -= 1
             self._adopt(message["from"], arrival.sock)
 
         def refused(why: str) -> None:
+            self._greeted -= 1
             self._tell(self._first, {"op": "refused", "peer": message["peer"], "reason": why})
-            if not self._neighbours:  # it was started for nothing
+            if not (self._greeted or self._neighbours):  # this process was started for nothing
                 self._end()
 
+        self._greeted += 1
         try:
             tls = server_context()
         except SecretError as error:

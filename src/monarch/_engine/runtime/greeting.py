@@ -51,7 +51,6 @@ __all__ = [
 PATIENCE = 5.0
 """Seconds that a handshake may take, name look-up and connection not included."""
 
-_AGENT_PATIENCE = 30.0  # seconds until an agent answers that has to be started first
 _MOST = 4096
 _LENGTH = struct.Struct("<H")
 
@@ -145,7 +144,7 @@ def dial(
             sock = outer = context.wrap_socket(sock, server_hostname=address.host)
             session = _introduce(outer, key, purpose, trusting)
             outer.unwrap()
-            outer.settimeout(_AGENT_PATIENCE)
+            outer.settimeout(PATIENCE)  # its agent may have to be started first
             sock = inner = context.wrap_socket(outer, server_hostname=address.host)
             _introduce(inner, session, purpose, trusting=False)
             return tls.TlsSocket(inner)

@@ -23,6 +23,7 @@ from monarch._engine.base.errors import ProtocolError
 from monarch._engine.protocol.channel import Channel, Terms
 from monarch._engine.protocol.lanes import CONTROL
 from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.greeting import Wire
 from monarch._engine.runtime.host_link import HostLink, Receiver
 from monarch._engine.runtime.reactor import Reactor
 from monarch._engine.runtime.sentinel import Sentinel
@@ -193,7 +194,7 @@ class Neighbour(Receiver):
         self._dials += 1
         self._dial(self)
 
-    def dialed(self, sock: socket.socket) -> None:
+    def dialed(self, sock: Wire) -> None:
         """A dial has led to a connection."""
         self._dials -= 1
         if self.link.connected:

@@ -1,0 +1,131 @@
+"""The greeting at the door ends once, in one of two ways, whatever comes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch._engine.protocol.handshake import Dialer, key_name
+from monarch._engine.runtime.greeting import Arrival, Greeting, python_version
+from monarch._engine.runtime.reactor import READ, Timer
+
+KEY = bytes(range(32))
+PURPOSE = {"client": 7, "from": "", "as": "here"}
+
+
+class Bell:
+    """As much of a reactor as a greeting needs."""
+
+    def __init__(self) -> None:
+        self.ready: Callable[[int], None] | None = None
+        self.late: Callable[[], None] | None = None
+
+    def call_later(self, _delay: float, callback: Callable[[], None]) -> Timer:
+        self.late = callback
+        return Timer(0.0, callback)
+
+    def register(self, _fd: int, callback: Callable[[int], None]) -> None:
+        self.ready = callback
+
+    def unregister(self, _fd: int) -> None:
+        self.ready = None
+
+    def ring(self) -> None:
+        if self.ready is not None:
+            self.ready(READ)
+
+
+class Visit:
+    """A stranger and the door it is at."""
+
+    def __init__(self) -> None:
+        self.sock, theirs = socket.socketpair()
+        self.bell: Any = Bell()
+        self.arrivals: list[Arrival] = []
+        self.refusals: list[str] = []
+        find = {key_name(KEY): KEY}.get
+        Greeting(self.bell, theirs, find, self.arrivals.append, self.refusals.append)
+
+    def say(self, data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self.sock.sendall(data)
+        self.bell.ring()
+
+    def prove(self) -> None:
+        side = Dialer(KEY, os.urandom(32), python_version())
+        self.say(side.hello)
+        while side.wants:
+            self.say(side.receive(self.sock.recv(side.wants)))
+
+    def leave(self) -> None:
+        self.sock.close()
+        self.bell.ring()
+        for arrival in self.arrivals:
+            arrival.sock.close()
+
+
+def purpose(text: bytes) -> bytes:
+    return len(text).to_bytes(2, "little") + text
+
+
+def test_who_knows_the_secret_is_let_in_and_nothing_more_is_read() -> None:
+    visit = Visit()
+    visit.prove()
+    for byte in purpose(json.dumps(PURPOSE).encode()):
+        visit.say(bytes([byte]))
+    [arrival] = visit.arrivals
+    assert (arrival.purpose, arrival.authenticated) == (PURPOSE, True)
+    visit.say(b"the channel's")
+    assert arrival.sock.recv(100) == b"the channel's"
+    visit.leave()
+    assert visit.refusals == []
+
+
+def test_it_reads_no_byte_of_the_channel_that_comes_along() -> None:
+    visit = Visit()
+    visit.prove()
+    visit.say(purpose(b"{}") + b"the channel's")
+    assert visit.arrivals[0].sock.recv(100) == b"the channel's"
+    visit.leave()
+
+
+@given(st.binary(max_size=400), st.booleans())
+def test_noise_is_refused(data: bytes, proved: bool) -> None:
+    visit = Visit()
+    if proved:
+        visit.prove()
+        data = purpose(data)
+    visit.say(data)
+    visit.leave()
+    accepted = proved and type(loaded(data[2:])) is dict
+    assert (len(visit.arrivals), len(visit.refusals)) == (accepted, not accepted)
+
+
+def loaded(data: bytes) -> Any:
+    with contextlib.suppress(ValueError):
+        return json.loads(data)
+    return None
+
+
+def test_a_purpose_that_is_nested_too_deeply() -> None:
+    visit = Visit()
+    visit.prove()
+    visit.say(purpose(b"[" * 4000))
+    visit.leave()
+    assert len(visit.refusals) == 1
+
+
+def test_who_does_not_finish_is_turned_away() -> None:
+    visit = Visit()
+    visit.say(b"m")
+    visit.bell.late()
+    assert visit.refusals == ["it did not prove itself within 5 s"]
+    visit.leave()
+    assert len(visit.refusals) == 1
