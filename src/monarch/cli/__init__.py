@@ -1,6 +1,7 @@
 """The ``monarch`` command.
 
-Jobs of a directory (``apply``, ``exec``, ``kill``, ``context``), and hosts (``worker``).
+Jobs of a directory (``apply``, ``exec``, ``kill``, ``context``), and hosts (``worker``,
+``certificates``).
 ``monarch COMMAND --help`` shows the options of each, with examples.
 
 Results go to stdout, everything else to stderr. Exit status: 0; 1 when something failed, said in
@@ -25,6 +26,7 @@ _COMMANDS = {
     "kill": ("jobs", "end the job and everything on its hosts"),
     "context": ("jobs", "several jobs in one directory: create, use, rm, ls"),
     "worker": ("worker", "be a host for clients that attach"),
+    "certificates": ("certificates", "make certificates for hosts that talk by TLS"),
 }
 
 _EXAMPLES = """\

@@ -444,6 +444,32 @@ def test_messages_of_all_sizes_over_tls(secured: Door) -> None:
     finish(client)
 
 
+def test_the_agent_takes_nobody_but_whom_the_worker_has_met(
+    secured: Door, ours: bytes, certificates: dict[str, Certificate]
+) -> None:
+    """A member that takes another's connection over, between the two halves, gets nowhere."""
+    secured.check()
+    before = len(secured.records("detached"))
+    files = certificates["client"]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_cert_chain(files.cert, files.key)
+    context.load_verify_locations(files.ca)
+    sock = socket.create_connection(("127.0.0.1", secured.port))
+    peer = sock.getsockname()
+    said = json.dumps({"client": 99, "from": "", "as": "here", "session": 1}).encode()
+    outer = context.wrap_socket(sock, server_hostname="127.0.0.1")
+    greet(outer, ours)
+    outer.sendall(struct.pack("<H", len(said)) + said)
+    outer.unwrap()
+    inner = context.wrap_socket(outer, server_hostname="127.0.0.1")
+    # It knows the secret, and has a certificate; the session key it does not have.
+    with inner, pytest.raises(HandshakeError, match="another secret"):
+        greet(inner, ours)
+    assert "another secret" in secured.refusal(peer)["reason"]
+    until(lambda: len(secured.records("detached")) > before)  # its agent was started for nothing
+    secured.check()
+
+
 class Wire:
     """Between a client and a door; it breaks on demand, and takes new connections."""
 
@@ -581,6 +607,21 @@ def test_certificates_as_text(
     with pytest.raises(SecretError, match="HYPERACTOR_TLS_KEY") as error:
         tried(secured.address, ours, broken)
     assert "BEGIN" not in str(error.value)
+
+
+def test_certificates_by_command(folder: Path) -> None:
+    where = folder / "by-command"
+    command = [sys.executable, "-m", "monarch.cli", "certificates", str(where), "127.0.0.1,node1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    client, worker = (
+        dict(line.removeprefix("export ").split("=", 1) for line in part.splitlines()[1:])
+        for part in done.stdout.split("# ")[1:]
+    )
+    assert (where / "client.key").stat().st_mode & 0o777 == 0o600
+    door = opened(folder, "tls", **worker)
+    door.environ.update(client)
+    door.check()
+    door.close()
 
 
 # --------------------------------------------------------------------------------------------------
