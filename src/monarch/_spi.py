@@ -10,9 +10,19 @@ from collections.abc import Callable
 
 from monarch._engine.base import instrument
 from monarch._engine.mesh.context import context
-from monarch._engine.mesh.transport import attach_hosts, serve_host
+from monarch._engine.mesh.transport import attach_hosts, greet_worker, serve_host
+from monarch._engine.protocol.handshake import HandshakeError
+from monarch._engine.runtime.secret import SecretError
 
-__all__ = ["at_call_end", "attach_hosts", "instrument", "serve_host"]
+__all__ = [
+    "HandshakeError",
+    "SecretError",
+    "at_call_end",
+    "attach_hosts",
+    "greet_worker",
+    "instrument",
+    "serve_host",
+]
 
 
 def at_call_end(callback: Callable[[BaseException | None], None]) -> bool:

@@ -1,8 +1,8 @@
 """The ``monarch`` command.
 
-Jobs of a directory (``apply``, ``exec``, ``kill``, ``context``), and hosts (``worker``,
-``certificates``).
-``monarch COMMAND --help`` shows the options of each, with examples.
+Jobs of a directory (``apply``, ``exec``, ``kill``, ``context``), hosts (``worker``,
+``certificates``), and what a machine or a worker is like (``doctor``). ``monarch COMMAND --help``
+shows the options of each, with examples.
 
 Results go to stdout, everything else to stderr. Exit status: 0; 1 when something failed, said in
 one line; 2 for a wrong command line; 130 after Ctrl-C; ``exec`` has that of its command. What a
@@ -27,6 +27,7 @@ _COMMANDS = {
     "context": ("jobs", "several jobs in one directory: create, use, rm, ls"),
     "worker": ("worker", "be a host for clients that attach"),
     "certificates": ("certificates", "make certificates for hosts that talk by TLS"),
+    "doctor": ("doctor", "what this machine offers; whether a worker can be reached, and why not"),
 }
 
 _EXAMPLES = """\
@@ -35,6 +36,7 @@ examples:
   monarch exec --all -- nvidia-smi run a command on all its hosts
   monarch kill                     end it
   monarch worker tcp://node1:4444  serve this machine as a host
+  monarch doctor tcp://node1:4444  can that host be reached from here?
 """
 
 
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(
         prog="monarch",
-        description="Actors on meshes of processes: jobs and hosts.",
+        description="Actors on meshes of processes: jobs, hosts and diagnosis.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

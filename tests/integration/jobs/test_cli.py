@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +85,7 @@ def test_a_job_from_apply_to_kill(described: Path) -> None:
     files = sorted(folder.glob("*/*/stdout.txt"))
     assert len(files) == 6
     assert [file.read_text() for file in files] == ["0\n", "1\n"] * 3
+    shutil.rmtree(folder)
     assert "'zz' is not a valid host mesh name. Available names: a, b" in failed(
         "exec", "--mesh", "zz", "true"
     )
@@ -126,7 +130,7 @@ def test_what_cannot_be_loaded_is_said_and_replaces_nothing(described: Path) -> 
 
 def test_command_lines(directory: Path) -> None:
     assert monarch().returncode == 1
-    for command in ("apply", "exec", "shell", "kill", "context", "worker"):
+    for command in ("apply", "exec", "shell", "kill", "context", "worker", "doctor"):
         assert said(command, "--help").startswith(f"usage: monarch {command}")
     assert monarch("nothing").returncode == 2
     assert monarch("exec", "-e", "X", "true").returncode == 2
@@ -151,3 +155,57 @@ def test_a_worker_serves_until_it_is_told_to_end(directory: Path) -> None:
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(WAIT) == 0
     assert "invalid worker address" in failed("worker", "nonsense")
+
+
+def test_doctor_of_this_machine(directory: Path) -> None:
+    report = json.loads(said("doctor", "--json"))
+    facts = report["machine"]
+    assert facts["cores"]["usable"] >= 1
+    assert facts["memory"]["total"] > facts["memory"]["available"] > 0
+    assert {"numa", "shared memory", "descriptors", "pidfd", "memfd", "RDMA", "GPUs"} <= set(facts)
+    assert len(said("doctor").splitlines()) == len(facts) + len(report["remarks"])
+
+
+def test_doctor_of_a_worker(directory: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "monarch.cli", "worker", "tcp://127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        try:
+            assert worker.stdout is not None
+            address = worker.stdout.readline().split()[1]
+            report = json.loads(said("doctor", address, "--json"))
+            assert report["ok"]
+            assert report["authenticated"]
+            assert report["bandwidth"] > 0
+            assert 0 < report["round trip"]["median"] <= report["round trip"]["p99"]
+            other = directory / "other"
+            other.write_text("another secret, of somebody else\n")
+            other.chmod(0o600)
+            done = monarch("doctor", address, "--secret-file", str(other))
+            assert done.returncode == 1
+            assert "the worker knows another secret than this side" in done.stdout
+        finally:
+            worker.terminate()
+            _, refused = worker.communicate(timeout=WAIT)
+        assert worker.returncode == 0
+        assert refused.count("refused a connection") == 1  # and the doctor is no stranger
+
+
+def test_doctor_says_why_not(directory: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        closed = silent.getsockname()[1]
+        for address, why in (
+            (f"tcp://127.0.0.1:{closed}", "nothing listens there"),
+            (f"ipc://{directory}/none", "no worker has made that socket"),
+            ("nonsense", "invalid worker address"),
+        ):
+            done = monarch("doctor", address)
+            assert (done.returncode, done.stderr) == (1, "")
+            assert why in done.stdout
+        silent.listen()
+        done = monarch("doctor", f"tcp://127.0.0.1:{closed}", "--timeout", "0.2")
+        assert "does not answer the handshake" in done.stdout

@@ -19,6 +19,7 @@ from monarch._engine.shapes import Slice
 from monarch._engine.shapes.shape import shape_of
 
 if TYPE_CHECKING:
+    from monarch._engine.protocol.handshake import Peer
     from monarch._engine.runtime.worker import Worker
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "attach_hosts",
     "attach_to_workers",
     "enable_transport",
+    "greet_worker",
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",
     "serve_host",
@@ -130,6 +132,19 @@ def run_worker_loop_forever(*, private_key: Any = None, ca: Any, address: str) -
 def run_worker_loop_until_shutdown(*, private_key: Any = None, ca: Any, address: str) -> None:
     """As `run_worker_loop_forever`, but returns after a client's `HostMesh.shutdown`."""
     _worker(private_key, ca, address).run()
+
+
+def greet_worker(address: str, timeout: float) -> Peer:
+    """What the worker at this address says of itself, once both sides have proved themselves.
+
+    Blocks at most about `timeout` seconds. Raises ValueError for what is no address, OSError when
+    nobody is reached, HandshakeError when one side refuses the other, SecretError without a secret.
+    """
+    from monarch._engine.runtime.greeting import greet  # few programs ask
+    from monarch._engine.runtime.secret import find_secret
+
+    where = parse_worker_address(address, resolve=_resolve).address
+    return greet(where, find_secret(), timeout)
 
 
 def serve_host(address: str, ready: Callable[[str], None]) -> None:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from monarch._engine.base.address import ChannelAddr
-from monarch._engine.protocol.handshake import NO_SECRET, Dialer, HandshakeError, Listener
+from monarch._engine.protocol.handshake import NO_SECRET, Dialer, HandshakeError, Listener, Peer
 from monarch._engine.runtime.reactor import WRITE, Reactor, Timer
 
 if TYPE_CHECKING:
@@ -39,10 +39,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PATIENCE",
+    "PROBE",
     "Arrival",
     "Greeting",
     "Wire",
     "dial",
+    "greet",
     "listen",
     "python_version",
     "uses_tls",
@@ -50,6 +52,9 @@ __all__ = [
 
 PATIENCE = 5.0
 """Seconds that a handshake may take, name look-up and connection not included."""
+
+PROBE = "probe"
+"""The purpose of who only wants to know whether a worker is there."""
 
 _MOST = 4096
 _LENGTH = struct.Struct("<H")
@@ -142,7 +147,7 @@ def dial(
         with tls.in_words():
             context = tls.client_context()
             sock = outer = context.wrap_socket(sock, server_hostname=address.host)
-            session = _introduce(outer, key, purpose, trusting)
+            session = _introduce(outer, key, purpose, trusting).session
             outer.unwrap()
             outer.settimeout(PATIENCE)  # its agent may have to be started first
             sock = inner = context.wrap_socket(outer, server_hostname=address.host)
@@ -155,8 +160,8 @@ def dial(
 
 def _introduce(
     sock: socket.socket, key: bytes, purpose: Mapping[str, Any], trusting: bool
-) -> bytes:
-    """Prove the key and say what this is for; the session key."""
+) -> Dialer:
+    """Prove the key and say what this is for."""
     side = Dialer(key, _nonce(), python_version(), trusting=trusting)
     try:
         sock.sendall(side.hello)
@@ -173,7 +178,30 @@ def _introduce(
         sock.sendall(side.receive(data))
     said = json.dumps(purpose).encode()
     sock.sendall(_LENGTH.pack(len(said)) + said)
-    return side.session
+    return side
+
+
+def greet(address: ChannelAddr, key: bytes, timeout: float) -> Peer:
+    """Who is there: both sides prove themselves, and part. Blocks; raises as `dial`."""
+    sock = connect(address, timeout)
+    try:
+        sock.settimeout(min(timeout, PATIENCE))
+        if uses_tls(address):
+            from monarch._engine.runtime import tls
+
+            with tls.in_words():
+                sock = outer = tls.client_context().wrap_socket(sock, server_hostname=address.host)
+                side = _introduce(outer, key, {PROBE: True}, trusting=False)
+                outer.unwrap()
+        else:
+            side = _introduce(sock, key, {PROBE: True}, trusting=False)
+    except TimeoutError as error:
+        text = "somebody listens there, and does not answer the handshake"
+        raise HandshakeError(text) from error
+    finally:
+        sock.close()
+    assert side.peer is not None
+    return side.peer
 
 
 class Greeting:

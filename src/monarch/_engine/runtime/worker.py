@@ -25,7 +25,7 @@ from monarch._engine.base.address import ChannelAddr
 from monarch._engine.base.settings import settings
 from monarch._engine.protocol.handshake import key_name
 from monarch._engine.runtime.audit import record
-from monarch._engine.runtime.greeting import Arrival, Greeting, listen, uses_tls
+from monarch._engine.runtime.greeting import PROBE, Arrival, Greeting, listen, uses_tls
 from monarch._engine.runtime.reactor import Reactor
 from monarch._engine.runtime.secret import find_secret
 from monarch._engine.transport.link import Link
@@ -145,6 +145,9 @@ class Worker:
     def _admit(self, arrival: Arrival, address: Any) -> None:
         """Pass an authenticated connection on to the agent it is for."""
         sock, purpose = arrival.sock, arrival.purpose
+        if purpose.get(PROBE):
+            sock.close()
+            return
         try:
             client, host, here = purpose["client"], purpose["from"], purpose["as"]
             session = purpose["session"]

@@ -1,0 +1,219 @@
+"""What this machine offers a job: the facts, and what is unusual about them.
+
+Everything is read from ``/proc``, ``/sys`` and the system calls themselves; a fact that a system
+does not tell is None. A *remark* is something that will hurt, in words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import platform
+import resource
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+__all__ = ["Fact", "machine"]
+
+
+class Fact(NamedTuple):
+    """One thing about the machine: for programs, and for people."""
+
+    name: str
+    value: Any
+    text: str
+    remark: str = ""
+
+
+def machine(root: str = "/") -> list[Fact]:
+    """The facts, from the files below `root` and from this process."""
+    kinds: list[Callable[[str], Fact]] = [
+        _software,
+        _cores,
+        _numa,
+        _memory,
+        _shared_memory,
+        _descriptors,
+        _pidfd,
+        _memfd,
+        _rdma,
+        _gpus,
+        _name,
+    ]
+    return [kind(root) for kind in kinds]
+
+
+def _software(_root: str) -> Fact:
+    import monarch
+
+    value = {
+        "pymonarch": monarch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+    text = f"pymonarch {value['pymonarch']}, Python {value['python']}, {value['system']}"
+    return Fact("software", value, text)
+
+
+def _cores(root: str) -> Fact:
+    count = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else count
+    quota = None
+    words = (_group_file(root, "cpu.max") or "max").split()
+    if words[0] != "max":
+        quota = int(words[0]) / int(words[1])
+    text = f"{count}, of which this process may use {usable}"
+    remark = ""
+    if quota is not None:
+        text += f"; the control group allows {quota:g}"
+        if quota < usable:
+            remark = f"more than {quota:g} busy processes slow each other down"
+    return Fact("cores", {"count": count, "usable": usable, "quota": quota}, text, remark)
+
+
+def _numa(root: str) -> Fact:
+    nodes = {
+        os.path.basename(os.path.dirname(path)): _read(path)
+        for path in sorted(glob.glob(os.path.join(root, "sys/devices/system/node/node*/cpulist")))
+    }
+    text = "; ".join(f"{name}: cores {cores}" for name, cores in nodes.items()) or "not told"
+    return Fact("numa", nodes, text)
+
+
+def _memory(root: str) -> Fact:
+    info = {
+        name: int(rest.split()[0]) << 10
+        for name, _, rest in (
+            line.partition(":") for line in _read(os.path.join(root, "proc/meminfo")).splitlines()
+        )
+    }
+    total, available = info.get("MemTotal"), info.get("MemAvailable")
+    limit, used = (_number(_group_file(root, name)) for name in ("memory.max", "memory.current"))
+    value = {"total": total, "available": available, "limit": limit, "used": used}
+    if total is None or available is None:
+        return Fact("memory", value, "not told")
+    text = f"{_size(total)}, {_size(available)} available"
+    if limit is not None:
+        text += f"; the control group allows {_size(limit)}"
+        if used is not None:
+            text += f" and has used {_size(used)}"
+    left = available if limit is None or used is None else min(available, limit - used)
+    remark = f"only {_size(left)} are left" if left < total / 20 else ""
+    return Fact("memory", value, text, remark)
+
+
+def _shared_memory(root: str) -> Fact:
+    try:
+        found = os.statvfs(os.path.join(root, "dev/shm"))
+    except OSError:
+        return Fact("shared memory", None, "there is no /dev/shm")
+    size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    small = size < 1 << 28
+    remark = "it is small: data loaders of torch need it (the engine does not)" if small else ""
+    text = f"{_size(size)} in the file system, {_size(free)} free"
+    return Fact("shared memory", {"size": size, "free": free}, text, remark)
+
+
+def _descriptors(_root: str) -> Fact:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = hard == resource.RLIM_INFINITY
+    remark = ""
+    if not unlimited and hard < 4096:
+        remark = f"each process of a mesh costs two or more: about {hard // 3} fit (ulimit -Hn)"
+    text = f"{soft}, up to {'any number' if unlimited else hard} (raised when needed)"
+    return Fact("descriptors", {"soft": soft, "hard": hard}, text, remark)
+
+
+def _pidfd(_root: str) -> Fact:
+    works = False
+    with contextlib.suppress(AttributeError, OSError):
+        os.close(os.pidfd_open(os.getpid()))
+        works = True
+    return Fact("pidfd", works, "yes" if works else "no")
+
+
+def _memfd(_root: str) -> Fact:
+    works = False
+    with contextlib.suppress(AttributeError, OSError):
+        os.close(os.memfd_create("monarch-doctor"))
+        works = True
+    return Fact("memfd", works, "yes" if works else "no")
+
+
+def _rdma(root: str) -> Fact:
+    devices = {
+        os.path.basename(path): _read(os.path.join(path, "ports/1/state"))
+        .rpartition(":")[2]
+        .strip()
+        for path in sorted(glob.glob(os.path.join(root, "sys/class/infiniband/*")))
+    }
+    text = ", ".join(f"{name} ({state or 'state not told'})" for name, state in devices.items())
+    return Fact("RDMA", devices, text or "no devices")
+
+
+def _gpus(root: str) -> Fact:
+    models: list[str] = []
+    for path in sorted(glob.glob(os.path.join(root, "proc/driver/nvidia/gpus/*/information"))):
+        lines = _read(path).splitlines()
+        models += [line[6:].strip() for line in lines if line.startswith("Model:")]
+    if not models:  # in containers, perhaps only the devices are there
+        models = ["NVIDIA"] * len(glob.glob(os.path.join(root, "dev/nvidia[0-9]*")))
+    for path in sorted(glob.glob(os.path.join(root, "sys/class/kfd/kfd/topology/nodes/*/name"))):
+        name = _read(path)
+        if name:  # processors have none
+            models.append(f"AMD {name}")
+    counts = {model: models.count(model) for model in models}
+    text = ", ".join(f"{count} x {model}" for model, count in counts.items())
+    return Fact("GPUs", models, text or "none")
+
+
+def _name(_root: str) -> Fact:
+    name = socket.gethostname()
+    addresses: list[str] = []
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        addresses = sorted({str(entry[4][0]) for entry in found})
+    reachable = [a for a in addresses if not a.startswith("127.") and a != "::1"]
+    remark = ""
+    if not reachable:
+        remark = "others cannot dial this machine by its name: give workers an address"
+    text = f"{name} ({', '.join(addresses) or 'does not resolve'})"
+    return Fact("name", {"name": name, "addresses": addresses}, text, remark)
+
+
+# -- where facts come from ---------------------------------------------------------------------
+
+
+def _group_file(root: str, name: str) -> str | None:
+    """A file of the innermost control group (version 2) that sets a limit."""
+    for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
+        if not line.startswith("0::"):
+            continue
+        group = line[3:].strip("/")
+        while True:
+            text = _read(os.path.join(root, "sys/fs/cgroup", group, name))
+            if text and not text.startswith("max"):
+                return text
+            if not group:
+                return None
+            group = os.path.dirname(group)
+    return None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"

@@ -1,0 +1,118 @@
+"""Whether a worker can be used from here: step by step, and why not.
+
+The steps build on each other: an address, somebody who listens there, proof of one secret, versions
+that fit; then a process is started there, and calls to it are measured as a program has them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any, NamedTuple
+
+from monarch._spi import HandshakeError, SecretError, attach_hosts, greet_worker
+from monarch.actor import Actor, HostMesh, endpoint
+
+__all__ = ["Step", "reach"]
+
+_CALLS = 200
+_PAYLOAD = 64 << 20
+_TRANSFERS = 3
+
+
+class Step(NamedTuple):
+    """What was found out; `error` says why it is as far as one gets."""
+
+    name: str
+    value: Any
+    text: str
+    error: str = ""
+
+
+class Probe(Actor):
+    """Answers, at the other end."""
+
+    @endpoint
+    def length(self, data: bytes) -> int:
+        return len(data)
+
+
+def reach(address: str, timeout: float) -> list[Step]:
+    """The steps up to the first that fails, all of them if none does. Blocks."""
+    steps: list[Step] = []
+    started = time.perf_counter()
+    try:
+        peer = greet_worker(address, timeout)
+    except (ValueError, NotImplementedError) as error:
+        return [Step("address", False, "no", str(error))]
+    except SecretError as error:
+        return [Step("secret", False, "none that can be used", str(error))]
+    except ConnectionResetError:
+        steps.append(Step("reachable", True, "yes"))
+        why = "it closed the connection during the handshake: is it a monarch worker, and are both tls://?"
+        return [*steps, Step("authenticated", False, "no", why)]
+    except HandshakeError as error:
+        steps.append(Step("reachable", True, "yes"))
+        return [*steps, Step("authenticated", False, "no", str(error))]
+    except OSError as error:
+        return [Step("reachable", False, "no", _why(error, timeout))]
+    took = time.perf_counter() - started
+    python = f"{peer.python[0]}.{peer.python[1]}"
+    steps += [
+        Step("reachable", True, "yes"),
+        Step("authenticated", True, f"yes: both sides know the secret ({took * 1e3:.1f} ms)"),
+        Step(
+            "versions",
+            {"protocol": peer.version, "python": python},
+            f"protocol {peer.version}, Python {python}, as here",
+        ),
+    ]
+    hosts = attach_hosts([address])
+    try:
+        return [*steps, *_measure(hosts, timeout)]
+    except Exception as error:
+        return [*steps, Step("usable", False, "no", str(error))]
+    finally:
+        hosts.stop().get()
+
+
+def _measure(hosts: HostMesh, timeout: float) -> list[Step]:
+    hosts.initialized.get(timeout)
+    started = time.perf_counter()
+    probe = hosts.spawn_procs(name="doctor").spawn("probe", Probe)
+    probe.length.call_one(b"").get(timeout=max(timeout, 60))
+    spawn = time.perf_counter() - started
+    calls: list[float] = []
+    for _ in range(_CALLS):
+        started = time.perf_counter()
+        probe.length.call_one(b"").get(timeout=timeout)
+        calls.append(time.perf_counter() - started)
+    data = bytes(_PAYLOAD)
+    transfers: list[float] = []
+    for _ in range(_TRANSFERS):
+        started = time.perf_counter()
+        probe.length.call_one(data).get(timeout=max(timeout, 60))
+        transfers.append(time.perf_counter() - started)
+    median = statistics.median(calls)
+    worst = sorted(calls)[_CALLS * 99 // 100]
+    rate = _PAYLOAD / min(transfers)
+    return [
+        Step("spawn", spawn, f"{spawn * 1e3:.0f} ms to the first answer of a process there"),
+        Step(
+            "round trip",
+            {"median": median, "p99": worst},
+            f"{median * 1e6:.0f} µs, 99 % within {worst * 1e6:.0f} µs ({_CALLS} calls)",
+        ),
+        Step("bandwidth", rate, f"{rate / 1e6:.0f} MB/s (payload of {_PAYLOAD >> 20} MiB)"),
+    ]
+
+
+def _why(error: OSError, timeout: float) -> str:
+    text = error.strerror or str(error)
+    if isinstance(error, TimeoutError):
+        return f"no answer within {timeout:g} s: the host is down, or a firewall drops packets"
+    if isinstance(error, ConnectionRefusedError):
+        return f"{text}: the host is up, and nothing listens there; start `monarch worker` on it"
+    if isinstance(error, FileNotFoundError):
+        return f"{text}: no worker has made that socket on this machine"
+    return text

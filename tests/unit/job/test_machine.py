@@ -1,0 +1,59 @@
+"""What the doctor reads from the files of a system."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from monarch.cli.machine import Fact, machine
+
+
+def facts(root: Path, files: dict[str, str]) -> dict[str, Fact]:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return {fact.name: fact for fact in machine(str(root))}
+
+
+def test_limits_of_an_outer_control_group_count(tmp_path: Path) -> None:
+    found = facts(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/outer/inner\n",
+            "proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n",
+            "sys/fs/cgroup/outer/inner/memory.max": "max\n",
+            "sys/fs/cgroup/outer/memory.max": f"{1 << 30}\n",
+            "sys/fs/cgroup/outer/inner/memory.current": f"{900 << 20}\n",
+            "sys/fs/cgroup/outer/cpu.max": "50000 100000\n",
+        },
+    )
+    memory: dict[str, Any] = found["memory"].value
+    assert memory == {"total": 16 << 30, "available": 8 << 30, "limit": 1 << 30, "used": 900 << 20}
+    assert found["memory"].remark == "only 124 MiB are left"
+    assert found["cores"].value["quota"] == 0.5
+    assert "slow each other down" in found["cores"].remark
+
+
+def test_devices(tmp_path: Path) -> None:
+    found = facts(
+        tmp_path,
+        {
+            "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
+            "proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: \t H100\nIRQ: 1\n",
+            "proc/driver/nvidia/gpus/0000:02:00.0/information": "Model: \t H100\n",
+            "sys/devices/system/node/node0/cpulist": "0-3\n",
+            "sys/devices/system/node/node1/cpulist": "4-7\n",
+        },
+    )
+    assert found["RDMA"].text == "mlx5_0 (ACTIVE)"
+    assert found["GPUs"].text == "2 x H100"
+    assert found["numa"].value == {"node0": "0-3", "node1": "4-7"}
+
+
+def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
+    found = facts(tmp_path, {})
+    assert found["memory"].text == "not told"
+    assert found["numa"].text == "not told"
+    assert found["GPUs"].text == "none"
+    assert found["shared memory"].value is None
