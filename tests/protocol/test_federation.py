@@ -210,7 +210,7 @@ def test_promises(seed: int, count: int, operations: Any, lose: bool) -> None:
             everybody += world.spawn(actor, where)
         elif operation == "introduce" and other != actor:
             introduced[actor, other] += 1
-            host.perform(host.federation.introduce(actor, other, world.now))
+            host.perform(host.federation.introduce(actor, other))
         elif operation == "autopsy" and other not in (actor, CLIENT) and other not in running:
             if asked[actor, other] == 0:
                 asked[actor, other] += 1
@@ -249,7 +249,7 @@ def test_a_stranger_finds_its_way_through_home() -> None:
     (on_c,) = world.spawn(on_b, ["c"])
     world.settle()
     host = world.hosts["d"]
-    host.perform(host.federation.introduce(on_d, on_c, world.now))
+    host.perform(host.federation.introduce(on_d, on_c))
     world.settle()
     assert world.ends[on_d, on_c] == 1
     # And the news of the end comes to who asks, straight.
@@ -266,7 +266,7 @@ def test_an_unknown_proc_is_refused_in_the_end() -> None:
     (on_b,) = world.spawn(CLIENT, ["b"])
     world.settle()
     host = world.hosts["b"]
-    host.perform(host.federation.introduce(on_b, 99 << 20, world.now))
+    host.perform(host.federation.introduce(on_b, 99 << 20))
     host.perform(host.federation.autopsy(on_b, 99 << 20, world.now))
     world.settle()
     assert world.refused[on_b, 99 << 20] == 1
@@ -281,12 +281,31 @@ def test_news_that_come_late_are_waited_for() -> None:
     (on_c,) = world.spawn(on_b, ["c"])
     news = world.wires.pop(("b", HOME))
     host = world.hosts["d"]
-    host.perform(host.federation.introduce(on_d, on_c, world.now))
+    host.perform(host.federation.introduce(on_d, on_c))
     while world.step():
         pass
     assert not world.ends[on_d, on_c]
     assert not world.refused[on_d, on_c]
     world.wires["b", HOME] = news
+    world.settle()
+    assert world.ends[on_d, on_c] == 1
+
+
+def test_while_home_is_silent_nobody_is_refused() -> None:
+    """The network is out, for longer than home's news could take: that says nothing."""
+    world = World([HOME, "b", "c", "d"], 0)
+    on_b, on_d = world.spawn(CLIENT, ["b", "d"])
+    world.settle()
+    (on_c,) = world.spawn(on_b, ["c"])
+    world.settle()
+    host = world.hosts["d"]
+    host.perform(host.federation.introduce(on_d, on_c))
+    question = world.wires.pop(("d", HOME))
+    world.now += 30.0
+    host.perform(host.federation.tick(world.now))
+    world.settle()
+    assert not world.refused[on_d, on_c]
+    world.wires["d", HOME] = question
     world.settle()
     assert world.ends[on_d, on_c] == 1
 

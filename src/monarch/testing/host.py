@@ -143,7 +143,7 @@ class SimHost:
     def _on_introduce(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
         to = message["to"]
         self._coming[asker, to] = fds[0]
-        self.perform(self.federation.introduce(asker, to, self.world.scheduler.now), fds)
+        self.perform(self.federation.introduce(asker, to), fds)
 
     def _on_autopsy(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
         now = self.world.scheduler.now

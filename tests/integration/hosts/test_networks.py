@@ -170,6 +170,16 @@ def test_hosts_reach_each_other(cluster: tuple[Network, HostMesh]) -> None:
     assert second.notes.call_one("ledger").get(timeout=WAIT) == list(range(100))
 
 
+def test_hosts_that_dial_each_other_at_the_same_time(cluster: tuple[Network, HostMesh]) -> None:
+    _, hosts = cluster
+    procs = hosts.spawn_procs()
+    ledgers, tellers = procs.spawn("ledger", Ledger), procs.spawn("teller", Ledger)
+    there, back = (
+        tellers.slice(hosts=one).tell.call_one(ledgers.slice(hosts=1 - one), 50) for one in (0, 1)
+    )
+    assert there.get(timeout=WAIT) == back.get(timeout=WAIT) == list(range(50))
+
+
 @pytest.mark.parametrize("way", ["both ways", "inbound", "outbound"])
 def test_a_short_partition_loses_and_doubles_nothing(
     cluster: tuple[Network, HostMesh], faults: queue.Queue[Any], way: str

@@ -364,6 +364,20 @@ class Channel:
             self._bye = reason.encode()[:1000]
         return self._over(reason)
 
+    def answer(self) -> None:
+        """Leave the dialing to the peer, as long as there has been no session.
+
+        For two sides that have begun to dial each other at the same time.
+        """
+        assert self._greeted_by == 0, "the session has begun"
+        self._dials = False
+        self._dial_at = None
+
+    @property
+    def met(self) -> bool:
+        """Whether there has been a session."""
+        return self._greeted_by != 0
+
     def be_patient(self, patience: float) -> None:
         """From the next break on, live this many seconds without a link."""
         self._terms = self._terms._replace(patience=patience)

@@ -16,7 +16,7 @@ distributed systems*, JACM 1996). So the detector gives bounds instead of certai
 **One outcome per peer.** The verdict comes once, and the peer is forgotten with it; whoever
 returns does so as a new incarnation (`add`). A silence that ends before the verdict is no event,
 except that `Suspect` was said when it exceeded the ordinary gap: reason enough to try a new
-connection, since this one may be half-open.
+connection, since this one may be half-open, or asleep between two attempts.
 
 **One-way partitions.** I hear him, he does not hear me: his calls reach me and my replies are
 lost. Every heartbeat is numbered and says which number of the other's was last heard. So each side
@@ -63,10 +63,14 @@ class SendHeartbeat(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """The peer is silent for longer than usual, since that time: its link may be dead."""
+    """The peer is silent for longer than usual, since that time: its link may be dead.
+
+    `deaf`: it is heard, but it has not heard us; said with each of its heartbeats that shows it.
+    """
 
     peer: Peer
     since: float
+    deaf: bool = False
 
 
 class Unreachable(NamedTuple):
@@ -228,8 +232,11 @@ class Detector:
             watch.echoes.sample(awake - watch.echoed)
         # News of what it heard is two intervals old on the best of networks.
         patience = self._bounded(3 * watch.echoes.ordinary) + 2 * self._interval
-        if awake - watch.echoed < patience:
-            return []
+        age = awake - watch.echoed
+        if age < patience:
+            if age < max(watch.echoes.ordinary, 4 * self._interval):
+                return []
+            return [Suspect(peer, watch.echoed + self._slept, deaf=True)]
         del self._watches[peer]
         return [Unreachable(peer, watch.echoed + self._slept, deaf=True)]
 

@@ -15,8 +15,8 @@ it go its children. When a host is lost its guests have left, and its procs are 
 
 Where a proc lives is known to the agent that spawned it, to the one where it lives, and to *home*,
 the agent of the client's host, which every agent that spawns beyond itself tells first. Others ask
-home, and again for a moment, since its knowledge may be on the way. There is no broadcast and no
-table of everything but home's, which has an entry per spawn, not per proc.
+home, and again for a moment if it does not know, since the news may be on the way to it. There is
+no broadcast and no table of everything but home's, which has an entry per spawn, not per proc.
 
 Messages between agents, all on the control lane and in order (JSON objects with an ``op``)::
 
@@ -27,7 +27,7 @@ Messages between agents, all on the control lane and in order (JSON objects with
     notice    what a roster tells a guest
     left      a guest has ended
     where     on which host does this proc live?
-    lives     the answer, or the news: these procs live there
+    lives     the answer, or the news: these procs live there (or on a host that is not known)
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class Federation:
         self._open: dict[str, set[tuple[int, int]]] = {}  # host -> who asked there, about whom
         self._lost: dict[str, Verdict] = {}
         self._questions: dict[int, list[_Question]] = {}
-        self._asked: dict[int, float] = {}  # open questions to home: since when
+        self._asked: dict[int, float | None] = {}  # of home, and since when it does not know
+        self._again: set[int] = set()  # about whom to ask it again, and when
         self._ask_at: float | None = None
 
     # -- what members of this host ask -----------------------------------------------------------
@@ -141,13 +142,13 @@ class Federation:
             return []
         return [Send(HOME, {"op": "lives", "uids": list(uids), "hosts": list(hosts)})]
 
-    def introduce(self, asker: int, to: int, now: float) -> list[Effect]:
+    def introduce(self, asker: int, to: int) -> list[Effect]:
         """Member `asker` sends the other end of a link for `to`."""
         host = self.host_of(to)
         if host == self.here:
             return list(self.roster.introduce(asker, to)) or [Refuse(asker, to)]
         if host is None:
-            found = self._look_up(to, _Question(asker, None), now)
+            found = self._look_up(to, _Question(asker, None))
             return [Refuse(asker, to)] if found is None else found
         if host in self._lost:
             return [Refuse(asker, to)]
@@ -161,7 +162,7 @@ class Federation:
             return self._route(self.roster.autopsy(asker, uid, now))
         request = {"op": "autopsy", "uid": uid}
         if host is None:
-            found = self._look_up(uid, _Question(asker, request), now)
+            found = self._look_up(uid, _Question(asker, request))
             if found is None:
                 return self._tell_gone(asker, uid, Verdict(FAILED, _UNKNOWN))
             return found
@@ -238,12 +239,8 @@ class Federation:
         if self._ask_at is None or now < self._ask_at:
             return effects
         self._ask_at = None
-        for uid, since in list(self._asked.items()):
-            if now - since >= _ASK_FOR:
-                effects += self._answer(uid, None)
-            else:
-                effects.append(Send(HOME, {"op": "where", "uid": uid}))
-                self._ask_at = now + _ASK_AGAIN
+        effects += [Send(HOME, {"op": "where", "uid": uid}) for uid in sorted(self._again)]
+        self._again.clear()
         return effects
 
     # -- what other agents say -------------------------------------------------------------------
@@ -271,7 +268,9 @@ class Federation:
         if op == "where":
             uid = message["uid"]
             found = self.host_of(uid)
-            return [Send(host, {"op": "lives", "uids": [uid], "hosts": [found]})] if found else []
+            return [Send(host, {"op": "lives", "uids": [uid], "hosts": [found]})]
+        if op == "lives" and message["hosts"] == [None]:
+            return self._unknown(message["uids"][0], now)
         if op == "lives":
             self._learn(message["uids"], message["hosts"])
             return [
@@ -318,17 +317,29 @@ class Federation:
     def _tell_gone(self, asker: int, uid: int, verdict: Verdict) -> list[Effect]:
         return [Tell(asker, rosters.gone([[uid, *verdict]]))] if self.roster.alive(asker) else []
 
-    def _look_up(self, uid: int, question: _Question, now: float) -> list[Effect] | None:
+    def _look_up(self, uid: int, question: _Question) -> list[Effect] | None:
         """Ask home where `uid` lives; None if there is nobody to ask."""
         if self.here == HOME or HOME in self._lost:
             return None
         self._questions.setdefault(uid, []).append(question)
         if uid in self._asked:
             return []
-        self._asked[uid] = now
+        self._asked[uid] = None
+        return [Send(HOME, {"op": "where", "uid": uid})]
+
+    def _unknown(self, uid: int, now: float) -> list[Effect]:
+        """Home does not know either. As long as it says nothing, nothing follows."""
+        if uid not in self._asked:
+            return []
+        since = self._asked[uid]
+        if since is None:
+            self._asked[uid] = since = now
+        if now - since >= _ASK_FOR:
+            return self._answer(uid, None)
+        self._again.add(uid)
         if self._ask_at is None:
             self._ask_at = now + _ASK_AGAIN
-        return [Send(HOME, {"op": "where", "uid": uid})]
+        return []
 
     def _answer(self, uid: int, host: str | None) -> list[Effect]:
         """What waits to know where `uid` lives goes there."""

@@ -169,6 +169,7 @@ class Agent:
         self._prepare = prepare
         self.reactor = Reactor()
         self._roster = Roster(client_uid)
+        self.name = here
         self._federation = Federation(self._roster, here)
         self._neighbours: dict[str, Neighbour] = {}
         self.next_number = itertools.count(1).__next__
@@ -371,7 +372,7 @@ class Agent:
     def _on_introduce(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
         # Without a taker the descriptor closes, and the asker asks why.
         to = message["to"]
-        effects = self._federation.introduce(link.uid, to, drivers.current.now())
+        effects = self._federation.introduce(link.uid, to)
         if any(isinstance(effect, Hand) for effect in effects):
             self._perform(effects, fds)
             return []
@@ -771,7 +772,7 @@ class Agent:
                 settings.host_timeout,
                 settings.codec_max_frame_length,
             )
-        neighbour.link.adopt(sock)
+        neighbour.answer(sock)
 
     def _directory(self) -> dict[str, Any]:
         """What other hosts need for connections between them."""

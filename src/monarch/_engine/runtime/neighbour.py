@@ -1,8 +1,11 @@
 """A neighbour: the agent of another host of the same job, and the tunnels that lead there.
 
 Lane 0 of the host link carries what the agents tell each other (`protocol.federation`), as JSON.
-Every other lane is a tunnel; the side that opens it picks the number, the dialer odd ones, the
-other even ones, so that both may open at once.
+Every other lane is a tunnel; the side that opens it picks the number, the one with the smaller name
+odd ones, the other even ones, so that both may open at once.
+
+Two workers may want to talk to each other at the same time, and dial. Then the connection of the
+one with the smaller name is used.
 
 Two orders have to be kept together. A proc's last words travel in a tunnel, the news of its end on
 the control lane, which is faster; so such a notice waits until the tunnels between the two are
@@ -17,7 +20,7 @@ import itertools
 import json
 import socket
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.protocol.channel import Channel, Terms
@@ -29,6 +32,9 @@ from monarch._engine.runtime.reactor import Reactor
 from monarch._engine.runtime.sentinel import Sentinel
 from monarch._engine.runtime.tunnel import Tunnel
 from monarch._engine.transport.segment import SegmentPool
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.greeting import Wire
 
 __all__ = ["Neighbour", "Neighbourhood"]
 
@@ -42,6 +48,11 @@ class Neighbourhood(Protocol):
     reactor: Reactor
     segments: SegmentPool
     sentinel: Sentinel
+
+    @property
+    def name(self) -> str:
+        """Of this host."""
+        ...
 
     def next_number(self) -> int:
         """How many neighbours there have been: tells a later session from an earlier one."""
@@ -84,11 +95,12 @@ class Neighbour(Receiver):
         self._patience = patience
         self._frame_limit = frame_limit
         self.tunnels: dict[int, Tunnel] = {}
-        self._lanes = itertools.count(1 if dial is not None else 2, 2)
+        self._lanes = itertools.count(1 if agent.name < name else 2, 2)
         self._held: list[dict[str, Any]] = []  # notices that wait for tunnels to close
         self.problem = ""  # why the last dial led to nothing
         self._dials = 0  # under way
         self._suspected = False  # nothing was heard for longer than usual
+        self._deaf_until = 0.0  # until then it is taken not to hear us
         self._fresh_until = 0.0  # a connection that a try has led to gets this long
         self.channel = Channel(
             session,
@@ -197,9 +209,13 @@ class Neighbour(Receiver):
     def dialed(self, sock: Wire) -> None:
         """A dial has led to a connection."""
         self._dials -= 1
+        if self._dial is None:
+            sock.close()  # the other side's is used
+            return
         if self.link.connected:
             now = drivers.current.now()
-            if not self._suspected or now < self._fresh_until:
+            doubted = self._suspected or now < self._deaf_until
+            if not doubted or now < self._fresh_until:
                 sock.close()  # the one that is there is good, or has yet to show that it is
                 return
             self._fresh_until = now + self._patience / _TRIES
@@ -208,6 +224,8 @@ class Neighbour(Receiver):
     def dial_failed(self, problem: str, *, for_good: bool) -> None:
         """A dial led to nothing; `for_good`: the next would not either."""
         self._dials -= 1
+        if self._dial is None:
+            return
         if self.link.connected or self._dials:  # it was a try, or there is another
             return
         self.problem = problem
@@ -215,6 +233,16 @@ class Neighbour(Receiver):
             self.link.end(problem)
         else:
             self.link.failed()
+
+    def answer(self, sock: Wire) -> None:
+        """The other side has dialed."""
+        if self._dial is not None:
+            if self._agent.name < self.name or self.channel.met:
+                sock.close()  # it will get ours; or it has begun anew, which we have yet to see
+                return
+            self._dial = None
+            self.channel.answer()
+        self.link.adopt(sock)
 
     # -- silence (see Watched) -------------------------------------------------------------------
 
@@ -232,12 +260,20 @@ class Neighbour(Receiver):
         self._suspected = True
         self._try()
 
+    def suspect_deaf(self) -> None:
+        # (It knows no better than to wait, if we are the one who dials.)
+        self._deaf_until = drivers.current.now() + self._patience / _TRIES
+        self._try_once()
+
     def _try(self) -> None:
         """Another connection may get through, now: TCP asks again after ever longer pauses."""
-        if self._suspected and self._dial is not None:
-            if self.link.connected and self._dials < _TRIES:
-                self._start_dial()
+        if self._suspected:
+            self._try_once()
             self._agent.reactor.call_later(self._patience / (3 * _TRIES), self._try)
+
+    def _try_once(self) -> None:
+        if self._dial is not None and self.link.connected and self._dials < _TRIES:
+            self._start_dial()
 
     def give_up(self, reason: str) -> None:
         self.link.end(reason)

@@ -32,6 +32,10 @@ class Watched(Hashable, Protocol):
         """It is silent for longer than usual."""
         ...
 
+    def suspect_deaf(self) -> None:
+        """It is heard, but for longer than usual it has not heard us. Said again and again."""
+        ...
+
     def give_up(self, reason: str) -> None:
         """It has been silent for too long."""
         ...
@@ -86,7 +90,10 @@ class Sentinel:
             if isinstance(effect, SendHeartbeat):
                 peer.send_heartbeat(effect.payload)
             elif isinstance(effect, Suspect):
-                peer.suspect()
+                if effect.deaf:
+                    peer.suspect_deaf()
+                else:
+                    peer.suspect()
             else:
                 self._peers.discard(peer)
                 seconds = drivers.current.now() - effect.since
