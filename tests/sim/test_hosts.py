@@ -119,6 +119,43 @@ def test_a_mesh_over_hosts():
     assert size == 3_000_000
 
 
+class Spawner(Actor):
+    def __init__(self, procs):
+        self.procs = procs
+
+    @endpoint
+    def spawn(self):
+        return self.procs.spawn("theirs", Worker)
+
+
+@pytest.mark.parametrize("first", ["where", "initialized"])
+def test_a_mesh_is_called_by_one_who_is_nearer_to_it_than_its_owner(first):
+    def main(hosts):
+        procs = hosts.slice(hosts=2).spawn_procs()
+        procs.spawn("known", Worker).where.call().get()
+        spawner = hosts.slice(hosts=1).spawn_procs().spawn("spawner", Spawner, procs)
+        theirs = spawner.spawn.call_one().get()
+        if first == "initialized":
+            theirs.initialized.get()
+        return theirs.where.call_one().get()[0]
+
+    delay = Delay(0.0, 1, 2, seconds=60, by=0.5)
+    assert simulate(main, hosts=3, faults=[delay]).value == "host2"
+
+
+def test_a_mesh_whose_owner_was_cut_off_before_it_was_spawned(monkeypatch):
+    def main(hosts):
+        procs = hosts.slice(hosts=2).spawn_procs()
+        procs.spawn("known", Worker).where.call().get()
+        spawner = hosts.slice(hosts=1).spawn_procs().spawn("spawner", Spawner, procs)
+        theirs = spawner.spawn.call_one().get()
+        with pytest.raises(SupervisionError):
+            theirs.where.call_one().get()
+
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: None)
+    simulate(main, hosts=3, faults=[Partition(0.0, 1, 2, seconds=1e6)])
+
+
 def test_the_procs_of_a_lost_host_are_reported_within_the_detectors_bound():
     done = simulate(owned("stream", "nap", 20, rest=1), hosts=3, faults=[CrashHost(5.0, 2)])
 

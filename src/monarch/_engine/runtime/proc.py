@@ -10,8 +10,8 @@ Three rules keep every wait finite:
 * An answer is owed by a link. When a link is lost, every port that waits on it is told why
   (`_bury`). The reason is the host agent's: it sees exits, signals and spawn errors; a bare
   end-of-file only says that it is time to ask.
-* A message for an actor that is gone is answered with what ended the actor (`_refuse`), never
-  dropped, unless nobody waits for an answer.
+* A message for an actor that is gone is answered with what ended the actor (`refuse`), never
+  dropped, unless nobody waits for an answer. One that is not there yet is waited for (`early`).
 * The process does not outlive its host agent: the agent's link closing ends a worker at once.
 
 Links are made on first use: the caller makes a socket pair, keeps one end and can write to it at
@@ -36,6 +36,7 @@ from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.body import LocalBody, MappedBody
 from monarch._engine.runtime.dead_letters import DeadLetters
 from monarch._engine.runtime.dispatch import return_port_of
+from monarch._engine.runtime.early import EarlyMessages
 from monarch._engine.runtime.ends import OwnedMesh, Sink, Verdict
 from monarch._engine.runtime.links import Gate, LocalLink, LostLink
 from monarch._engine.runtime.reactor import WRITE
@@ -118,6 +119,7 @@ class Proc:
         self.ending: dict[Any, None] = {}  # cells that settled but did not finish
         self.when_idle: Callable[[], None] | None = None  # called when the last actor has ended
         self.graves: dict[int, Failure] = {}
+        self.early = EarlyMessages(self)
         self.owned: dict[int, OwnedMesh] = {}
         self.verdicts: dict[int, Verdict] = {}
         self.successors: dict[int, int] = {}  # procs that were replaced, and by whom
@@ -419,7 +421,7 @@ class Proc:
         cell = self.cells.get(frame.dest)
         if cell is not None:
             cell.put(link, frame)
-        else:
+        elif not self.early.keep(link, frame):
             self.refuse(link, frame)
 
     def refuse(self, link: Any, frame: Frame) -> None:
@@ -464,11 +466,10 @@ class Proc:
             cell.request_stop(link, frame)
 
     def _on_query(self, link: Any, frame: Frame) -> None:
-        cell = self.cells.get(frame.dest)
-        if cell is None and frame.dest:
-            self.refuse(link, frame)
-        else:
+        if not frame.dest or frame.dest in self.cells:
             self.post(link, frame.port, frame.rank, None)
+        elif not self.early.keep(link, frame):
+            self.refuse(link, frame)
 
     def _on_event(self, link: Any, frame: Frame) -> None:
         self.mesh_failed(frame.dest, frame.rank, Failure.from_bytes(bytes(frame.body)))

@@ -76,7 +76,7 @@ def spawn_cell(proc: Proc, link: Any, frame: Frame) -> None:
         Fence(cell, link, predecessor)
     if frame.flags & SETUP:
         proc.setup = SetupGate(cell)
-    proc.cells[frame.dest] = cell  # before it runs: it may end at once
+    proc.early.admit(cell)  # before it runs: it may end at once
     if is_async:
         # Loaded with asyncio, by the first async actor: in workers the launcher did.
         from monarch._engine.runtime.dispatch_async import run_async
