@@ -328,6 +328,54 @@ def test_actors_clean_up_when_the_script_ends():
     assert len(CLEANED) == 2
 
 
+class Spawner(Actor):
+    def __init__(self, procs):
+        self.tidy = procs.spawn("tidy", Tidy)
+
+    @endpoint
+    def mesh(self):
+        return self.tidy
+
+    @endpoint
+    def leave(self):
+        os._exit(0)
+
+
+class Untidy(Actor):
+    @endpoint
+    def nothing(self):
+        pass
+
+    def __cleanup__(self, error):
+        raise ValueError("no room")
+
+
+def test_what_a_cleanup_raises_is_told_with_its_place(capsys):
+    simulate(lambda: spawn(Untidy, gpus=1).nothing.call().get())
+    told = capsys.readouterr().err
+    assert "Untidy workers{'gpus': 0/1}> raised ValueError: no room\n" in told
+    assert 'raise ValueError("no room")' in told
+    assert "_engine" not in told
+
+
+def test_actors_whose_owner_vanished_end_after_a_time():
+    def main():
+        procs = this_host().spawn_procs({"gpus": 2})
+        spawner = this_host().spawn_procs().spawn("spawner", Spawner, procs)
+        tidy = spawner.mesh.call_one().get()
+        spawner.leave.broadcast()
+        time.sleep(30)
+        tidy.nothing.call().get()
+        assert not CLEANED
+        time.sleep(31)
+        with pytest.raises(SupervisionError, match="the process of its owner ended"):
+            tidy.nothing.call().get()
+        return len(CLEANED)
+
+    CLEANED.clear()
+    assert simulate(main).value == 2
+
+
 def test_a_program_may_shut_down_itself():
     def main():
         spawn().add.call(1).get()

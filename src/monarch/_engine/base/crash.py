@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["crash_trace"]
+__all__ = ["crash_trace", "is_runtime_frame"]
 
 _REASON = "Fatal Python error: "
 _THREAD = re.compile(r"(Current thread|Thread|Stack)\b(?!').*\(most recent call first\):$")
@@ -81,9 +81,14 @@ def _stacks(lines: list[str]) -> tuple[_Stack, list[_Stack]]:
 def _of_program(stack: _Stack) -> _Stack:
     # What our processes were started with, `python -c`, is no file of ours, but it is ours.
     first = 1 if len(stack) > 1 and "/monarch/_engine/" in stack[1][0] else 0
-    while first < len(stack) and _RUNTIME.search(stack[first][0]):
+    while first < len(stack) and is_runtime_frame(stack[first][0]):
         first += 1
     return stack[first:]
+
+
+def is_runtime_frame(filename: str) -> bool:
+    """Whether code in this file is what runs programs: the runtime, threads, event loops."""
+    return _RUNTIME.search(filename) is not None
 
 
 def _folded(stack: _Stack) -> list[str]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from monarch._engine.base.errors import format_remote, headline
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.context import CreatorInstance, Instance, context, enter
 from monarch._engine.mesh.endpoint import EndpointProperty, is_async
@@ -323,6 +325,7 @@ class _Behaviour:
 
     def cleanup_failed(self, error: BaseException) -> None:
         print(
-            f"monarch: __cleanup__ of {self.instance} raised {type(error).__name__}: {error}",
+            f"monarch: __cleanup__ of {self.instance} raised {headline(error)}\n"
+            f"{textwrap.indent(format_remote(error), '  ')}",
             file=sys.stderr,
         )

@@ -21,6 +21,7 @@ import weakref
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from monarch._engine.base.crash import is_runtime_frame
 from monarch._engine.base.errors import DeadlockError, is_engine_frame
 from monarch._engine.base.settings import settings
 from monarch._engine.runtime import driver as drivers
@@ -212,7 +213,7 @@ class Pulse:
         while frame is not None:
             stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, None))
             frame = frame.f_back
-        while stack and is_engine_frame(stack[-1][0]):
+        while stack and is_runtime_frame(stack[-1][0]):
             stack.pop()
         text = (
             f"the event loop of {self._name} has not turned for {seconds:.1f} s{doing}; "

@@ -598,6 +598,20 @@ class Proc:
         for sink in list(self.ports.values()):
             sink.peer_lost(link, verdict)
         self._book(lost, verdict)
+        self._orphan(link.uid)
+
+    def _orphan(self, owner: int) -> None:
+        """A process is gone that owned actors here: nobody will stop them, so we do."""
+        orphans = [cell for cell in list(self.cells.values()) if cell.owner == owner]
+        if not orphans:
+            return
+        frame = Frame(STOP, 0, 0, 0, 0, 0, b"", b"the process of its owner ended")
+
+        def stop() -> None:
+            for cell in orphans:
+                cell.request_stop(None, frame)
+
+        self.reactor.call_later(settings.mesh_orphan_timeout, stop)
 
     def _owned_behind(self, links: Collection[Any]) -> list[tuple[OwnedMesh, int]]:
         return [
