@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, Channel, Port, endpoint
+from monarch.actor import Actor, Channel, Port, SupervisionError, endpoint
 
 from .conftest import WAIT, kill, until
 
@@ -356,6 +356,45 @@ def test_a_forked_child_does_not_answer(fresh: Callable[..., Any], kind: type[An
     for _ in range(3):
         assert actor.divide.call_one().get(timeout=WAIT) == pid
         assert actor.pid.call_one().get(timeout=WAIT) == pid
+
+
+class Pids(Actor):
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def other(self) -> int:
+        return -1
+
+
+def test_a_forked_child_is_told_that_meshes_are_its_parents(fresh: Callable[..., Any]) -> None:
+    """Those it has called before, and those it has not; and not by waiting."""
+    called, new = (fresh(2).spawn(name, Pids) for name in ("called", "new"))
+    called.pid.call().get(timeout=WAIT)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 0
+        for call in (
+            lambda: called.pid.call(),
+            lambda: called.other.choose(),
+            lambda: new.pid.choose(),
+        ):
+            try:
+                call().get(timeout=WAIT)
+                code = 1
+            except SupervisionError as error:
+                code |= 0 if "forked" in str(error) else 2
+            except BaseException as error:
+                os.write(write, repr(error).encode())
+                code = 4
+        os._exit(code)
+    os.close(write)
+    said = os.read(read, 1000)
+    os.close(read)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, said
+    assert called.pid.call().get(timeout=WAIT)
 
 
 def test_a_process_of_multiprocessing_does_not_speak_for_the_actor(

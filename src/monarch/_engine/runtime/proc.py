@@ -78,6 +78,11 @@ def new_uid() -> int:
 
 
 _NO_AGENT = Verdict(FAILED, "there is no host agent that knows this process")
+_FORKED = Verdict(
+    FAILED,
+    "this process was forked by one that knows it, and has no connection of its own: spawn meshes "
+    "in the process that uses them, or start it with another method than fork",
+)
 _FORGOTTEN = Verdict(STOPPED, "the actor no longer exists")
 
 
@@ -769,8 +774,16 @@ class Proc:
         self.tell_agent({"op": "kill", "uids": uids})
 
     def close_in_child(self) -> None:
-        """In a forked child: drop the parent's sockets, so that the child keeps nothing alive."""
+        """In a forked child: drop the parent's sockets, so that the child keeps nothing alive.
+
+        Meshes that the child has inherited say so when they are called.
+        """
         for link in [*self.links.values(), self.agent]:
-            if link not in (None, self.local) and link.sock.fileno() >= 0:
-                link.sock.close()
+            if link not in (None, self.local):
+                link.abandon(_FORKED.error)
+                self.verdicts[link.uid] = _FORKED
+        self.links = {self.uid: self.local}
+        self.agent = None
+        self.ended = _FORKED
+        self._links_lock = threading.Lock()  # a thread that is not here may have held it
         self.reactor.close()

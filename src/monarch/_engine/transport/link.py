@@ -281,6 +281,14 @@ class Link:
         with self._lock:
             self._lose(reason)
 
+    def abandon(self, reason: str) -> None:
+        """`close` in a forked child, where nobody else is, and nobody who held the lock."""
+        self._lock = threading.Lock()
+        self._owner = 0
+        self.lost = reason
+        if self.sock.fileno() >= 0:
+            self.sock.close()
+
     def close(self, reason: str) -> None:
         """Give the link up and close the socket, which no reactor watches any more."""
         with self._lock:
