@@ -144,11 +144,19 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], threshold: int) -
 
 
 def encode_result(value: Any, threshold: int) -> Payload:
-    """Encode an endpoint's result; plain scalars skip the pickler's set-up."""
+    """Encode an endpoint's result; plain scalars skip the pickler's set-up.
+
+    Raises TypeError or PicklingError, which say that it was the result, or what its class raises.
+    """
     kind: type = type(value)  # pyright: ignore[reportUnknownVariableType] - it is any
     if kind in _ATOMS or (kind is str and len(value) < _SHORT):
         return Payload([_dumps(value, 5)], _NO_BUFFERS, threshold)
-    return encode(_bulk(value), threshold)
+    try:
+        return encode(_bulk(value), threshold)
+    except (TypeError, pickle.PicklingError) as error:
+        text = f"the result of the endpoint, a {kind.__qualname__}, cannot be sent: {error}"
+        kind = TypeError if isinstance(error, TypeError) else pickle.PicklingError
+        raise kind(text) from error
 
 
 def _bulk(value: Any) -> Any:
