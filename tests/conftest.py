@@ -14,6 +14,7 @@ import gc
 import os
 import re
 import select
+import signal
 import sys
 import threading
 import time
@@ -31,6 +32,11 @@ LONG_LIVED_FDS = 16
 
 RUNTIME_PROCESS = "monarch._engine"
 RUNTIME_THREAD = "monarch-"
+
+# A run that was started in the background (`nohup make test &`) ignores SIGINT, and would pass that
+# on to the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
