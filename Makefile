@@ -8,18 +8,21 @@ BIN    := .venv/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format bench clean
+.PHONY: help demo demo-hosts test check format bench clean
 
 help: ## list the targets
 	@echo "pymonarch: actors on meshes of processes, in pure Python"
 	@echo
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-19s %s\n", $$1, $$2}'
 	@echo
 	@echo "  DEMO='--procs 4 --epochs 5' and TESTS='tests/unit -k shape' pass arguments on;"
 	@echo "  PYTHON=python3.12 chooses the interpreter that .venv is made with."
 
 demo: .venv/.ready-examples ## set up, then train a network over a proc mesh and kill one process
 	@$(BIN)/python examples/train_digits.py --kill $(DEMO)
+
+demo-hosts: .venv/.ready-examples,tls ## the same over TLS on two machines: network namespaces (needs root)
+	@$(BIN)/python examples/demo_hosts.py $(DEMO)
 
 test: .venv/.ready-dev ## set up, then run the tests
 	@$(BIN)/python -m pytest $(TESTS)

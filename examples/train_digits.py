@@ -9,26 +9,35 @@ mesh in one line and gets everyone's losses back as an array.
     python examples/train_digits.py --procs 2 --epochs 30
     python examples/train_digits.py --resume out/digits.pt --epochs 40
     python examples/train_digits.py --kill                # one trainer dies on the way
+    python examples/train_digits.py --hosts tcp://node1:4444,tcp://node2:4444
 
 The main job survives: a `Supervisor` replaces a trainer whose process ends, whoever ended it. The
 script then forms the process group anew, sends everybody back to the last checkpoint, and goes on:
 see `Training.run`.
 
+With `--hosts` the trainers run on other machines, where `monarch worker` serves these addresses
+(and pymonarch, torch and scikit-learn are installed); examples/demo_hosts.py makes two such
+machines out of this one. What the script and the trainers say to each other is encrypted if the
+addresses begin with tls://; gradients go from trainer to trainer by gloo or NCCL, without that.
+
 Needs torch, scikit-learn, matplotlib and rich: pip install 'pymonarch[examples]'
 """
 
 import argparse
+import fcntl
 import io
 import os
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import urlsplit
 
 START = time.perf_counter()  # before the heavy imports: they are part of the bill
 if __name__ == "__main__":
@@ -49,6 +58,7 @@ try:
         ActorError,
         SupervisionError,
         Supervisor,
+        attach_to_workers,
         current_rank,
         current_size,
         endpoint,
@@ -61,6 +71,7 @@ GLOBAL_BATCH = 128  # images per step over all trainers, so the result hardly de
 TEST_IMAGES = 360
 CHECKPOINT_EVERY = 5  # epochs
 GOAL = 0.95
+LOOPBACK = "127.0.0.1"
 
 
 Images = tuple[Tensor, Tensor]
@@ -79,17 +90,42 @@ def load(seed: int) -> tuple[Images, Images]:
     )
 
 
+def way_to(host: str) -> tuple[str, str]:
+    """This machine's address on the way to `host`, and the network interface that has it.
+
+    An empty name stands for an interface that was not found.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect((host, 9))  # sends nothing: it only looks at the routes
+        address = sock.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            if address == LOOPBACK and name.startswith("lo"):  # "lo", on macOS "lo0"
+                return address, name
+            request = struct.pack("256s", name.encode())
+            with suppress(OSError):  # it has no address
+                answer = fcntl.ioctl(sock, 0x8915, request)  # SIOCGIFADDR of Linux
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return address, name
+    return address, ""
+
+
 class Trainer(Actor):
     """One replica of the network.
 
     All replicas start equal and stay equal, because each step applies the same averaged gradient
-    everywhere.
+    everywhere. `hosts` are the names or addresses of the machines, each with as many trainers.
     """
 
-    def __init__(self, train_set: Images, test_set: Images, device: str, seed: int) -> None:
+    def __init__(
+        self, train_set: Images, test_set: Images, device: str, seed: int, hosts: list[str]
+    ) -> None:
         self.rank, self.world = current_rank().rank, current_size()["procs"]
+        # How the other machines reach this one (of one machine: how it reaches itself).
+        here = self.rank * len(hosts) // self.world
+        self.address, self.interface = way_to(hosts[(here + 1) % len(hosts)])
         # The trainers share the cores: more threads than cores would only slow all of them down.
-        torch.set_num_threads(max(1, torch.get_num_threads() // self.world))
+        neighbours = self.world // len(hosts)
+        torch.set_num_threads(max(1, torch.get_num_threads() // neighbours))
         if device == "cuda":
             device = f"cuda:{self.rank % torch.cuda.device_count()}"
             torch.cuda.set_device(device)
@@ -110,21 +146,21 @@ class Trainer(Actor):
         return os.getpid()
 
     @endpoint
-    def open_store(self) -> int:
-        """Open the meeting point of the process group; returns the port that the system chose."""
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        port: int = self.store.port
-        return port
+    def open_store(self) -> tuple[str, int]:
+        """Open the meeting point of the process group; returns its address and port."""
+        # (The system chooses the port.)
+        self.store = dist.TCPStore(self.address, 0, is_master=True, wait_for_workers=False)
+        return self.address, self.store.port
 
     @endpoint
-    def join(self, port: int, backend: str) -> None:
+    def join(self, address: str, port: int, backend: str) -> None:
         """Meet the other trainers and form the process group."""
         self.leave()
         if self.rank != 0:
-            self.store = dist.TCPStore("127.0.0.1", port, is_master=False)
-        # Everyone is on this machine, so talk over the loopback interface ("lo", on macOS "lo0").
-        loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+            self.store = dist.TCPStore(address, port, is_master=False)
+        if self.interface:  # else gloo takes the one that this machine's name resolves to
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", self.interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", self.interface)
         dist.init_process_group(
             backend,
             store=self.store,
@@ -211,11 +247,19 @@ class Trainer(Actor):
         self.leave()
 
 
+class Killer(Actor):
+    """Ends processes of its machine as the system does when it is out of memory: without a word."""
+
+    @endpoint
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+
 def connect(trainers: Trainer, backend: str) -> None:
     """Form one process group of all trainers of the mesh, whatever groups they were in before."""
     # Rank 0 lets the system pick a free port and keeps it, so no one can take it in between.
-    port = trainers.slice(procs=0).open_store.call_one().get()
-    trainers.join.call(port, backend).get()
+    address, port = trainers.slice(procs=0).open_store.call_one().get()
+    trainers.join.call(address, port, backend).get()
 
 
 class Training:
@@ -225,6 +269,8 @@ class Training:
         self.trainers, self.supervisor, self.backend = trainers, supervisor, backend
         self.losses: dict[int, list[float]] = {}  # by epoch: mean over all trainers, per step
         self.checkpoint, self.saved = b"", 0.0  # and when
+        self.victim = trainers.slice(procs=trainers.size() // 2)
+        self.killer: Killer | None = None  # on the victim's machine
         self.kill_in: int | None = None  # the epoch in which to kill a trainer
         self.moments: dict[str, float] = {}  # of the kill and of the way back
 
@@ -256,10 +302,9 @@ class Training:
         self.moments.setdefault("connected", time.perf_counter())
         if self.losses:
             progress.console.print(f"all go on after epoch {epoch}")
-        victim = self.trainers.slice(procs=self.trainers.size() // 2)
         seconds = 0.04  # that an epoch takes
         while epoch < epochs:
-            pid = victim.pid.call_one().get() if epoch == self.kill_in else None
+            pid = self.victim.pid.call_one().get() if epoch == self.kill_in else None
             start = time.perf_counter()
             training = self.trainers.train_epoch.call()
             if pid:
@@ -283,11 +328,12 @@ class Training:
         self.saved = time.perf_counter()
 
     def kill(self, pid: int, after: float) -> None:
-        """End a process as the system does when it is out of memory: without a word."""
+        """Have a trainer killed."""
+        assert self.killer is not None
         time.sleep(after)
-        os.kill(pid, signal.SIGKILL)
-        self.kill_in = None
         self.moments = {"saved": self.saved, "killed": time.perf_counter()}
+        self.killer.kill.call_one(pid).get()
+        self.kill_in = None
 
     def price(self) -> "Bill":
         """What the kill cost, from the last checkpoint before it until all were back there."""
@@ -347,6 +393,12 @@ def arguments() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--procs", type=positive, default=4, help="number of trainer processes")
+    parser.add_argument(
+        "--hosts",
+        type=lambda text: text.split(","),
+        metavar="ADDRESS,...",
+        help="machines to share the trainers among: addresses that `monarch worker` serves",
+    )
     parser.add_argument("--epochs", type=positive, default=20, help="train up to this epoch")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument(
@@ -365,6 +417,8 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.procs > GLOBAL_BATCH:
         parser.error(f"--procs: at most {GLOBAL_BATCH}, one image per trainer and step")
+    if args.hosts and args.procs % len(args.hosts):
+        parser.error(f"--procs: {len(args.hosts)} hosts cannot share {args.procs} equally")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no CUDA device here; use --device cpu")
     if args.device == "auto":
@@ -393,24 +447,45 @@ def main() -> int:
                 file=sys.stderr,
             )
             return 2
+    if args.hosts:
+        print(f"hosts: {', '.join(args.hosts)}")
     print(
         f"trainers: {args.procs}, device: {args.device}, "
         f"images: {len(train_set[1])} to learn from, {len(test_set[1])} to be tested on",
         flush=True,
     )
     # NCCL insists on a GPU of its own for each process.
-    own_gpu = args.device == "cuda" and args.procs <= torch.cuda.device_count()
+    per_host = args.procs // len(args.hosts or [""])
+    own_gpu = args.device == "cuda" and per_host <= torch.cuda.device_count()
     # Trainers that wait in NCCL for one that is gone cannot be called back, so all have to go.
     policy = args.policy or ("one_for_all" if own_gpu else "one_for_one")
     with bill.phase("spawn"), console.status("starting the trainers ..."):
-        procs = this_host().spawn_procs({"procs": args.procs})
+        if args.hosts:
+            hosts = attach_to_workers(ca="trust_all_connections", workers=args.hosts)
+            try:
+                hosts.initialized.get()
+            except RuntimeError as error:
+                sys.exit(f"error: {error}")
+            names = [urlsplit(address).hostname or LOOPBACK for address in args.hosts]
+        else:
+            hosts, names = this_host(), [LOOPBACK]
+        procs = hosts.spawn_procs({"procs": per_host})
         supervisor = Supervisor(policy, fresh_process=policy == "one_for_all")
         trainers = supervisor.spawn(
-            procs, "trainers", Trainer, train_set, test_set, args.device, args.seed
+            procs.flatten("procs"),
+            "trainers",
+            Trainer,
+            train_set,
+            test_set,
+            args.device,
+            args.seed,
+            names,
         )
         supervisor.healthy.get()
     training = Training(trainers, supervisor, "nccl" if own_gpu else "gloo")
     if args.kill:
+        place = {"hosts": len(args.hosts) // 2} if args.hosts else {}
+        training.killer = hosts.slice(**place).spawn_procs().spawn("killer", Killer)
         training.kill_in = (first_epoch + 2 * args.epochs) // 3
     with bill.phase("training"):
         training.run(checkpoint, args.epochs, console)
@@ -420,6 +495,8 @@ def main() -> int:
         checkpoint = trainers.slice(procs=0).checkpoint.call_one().get()
     with bill.phase("stop"):
         procs.stop().get()
+        if args.hosts:
+            hosts.stop().get()  # and whatever else runs there; the workers go on for others
     with bill.phase("files"):
         (args.out / "digits.pt").write_bytes(checkpoint)
         picture = args.out / "digits_loss.png"

@@ -6,15 +6,22 @@ and fail the test by its timeout.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.network import unavailable
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+NO_NAMESPACES = unavailable()
 PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
@@ -25,12 +32,14 @@ def needs(*modules: str) -> pytest.MarkDecorator:
 
 NEEDED = {
     "crawler": (),
+    "demo_hosts": ("torch", "sklearn", "matplotlib", "rich", "cryptography"),
     "parameter_server": ("torch",),
     "ping_pong": (),
     "train_digits": ("torch", "sklearn", "matplotlib", "rich"),
 }
 with_torch = needs("torch")
 with_extras = needs(*NEEDED["train_digits"])
+with_demo = needs(*NEEDED["demo_hosts"])
 
 
 def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -78,22 +87,32 @@ def test_help_names_the_options(name: str, tmp_path: Path) -> None:
         ("crawler", "--workers"),
         pytest.param("parameter_server", "--workers", marks=with_torch),
         pytest.param("train_digits", "--procs", marks=with_extras),
+        pytest.param("demo_hosts", "--machines", marks=with_extras),
     ],
 )
 def test_a_mesh_of_nobody_is_refused(name: str, option: str, tmp_path: Path) -> None:
     assert option in example(name, option, "0", cwd=tmp_path, returncode=2).stderr
 
 
-@pytest.mark.parametrize("name", [name for name in NEEDED if "torch" in NEEDED[name]])
-def test_without_torch_the_program_says_what_to_install(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("parameter_server", "torch"),
+        ("train_digits", "torch"),
+        ("demo_hosts", "cryptography"),
+    ],
+)
+def test_without_a_package_the_program_says_what_to_install(
+    name: str, package: str, tmp_path: Path
+) -> None:
     program = str(EXAMPLES / f"{name}.py")
     hide_and_run = (
-        "import runpy, sys; sys.modules['torch'] = None; "
+        f"import runpy, sys; sys.modules[{package!r}] = None; "
         f"runpy.run_path({program!r}, run_name='__main__')"
     )
     done = python("-c", hide_and_run, cwd=tmp_path)
     assert done.returncode == 1
-    assert "torch" in done.stderr
+    assert package in done.stderr
     assert "pip install" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -222,6 +241,118 @@ def test_train_digits_fails_below_the_goal_and_goes_on_from_its_checkpoint(tmp_p
     assert "already seen 2 epochs" in again.stderr
     later = example(*arguments, *resume, "--epochs", "15", cwd=tmp_path).stdout
     assert number(r"test accuracy: ([\d.]+)", later) >= 0.95
+
+
+class Demo:
+    """The demo with machines, run in a folder that tells its processes from others."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self.interfaces = socket.if_nameindex()
+        self.process = subprocess.Popen(
+            [sys.executable, str(EXAMPLES / "demo_hosts.py"), "--device", "cpu", *arguments],
+            cwd=folder,
+            env={**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.output = self.process.stdout
+
+    def left_behind(self) -> list[str]:
+        """What there is of it, once nobody is left that could write."""
+        with self.output:
+            self.output.read()
+        self.process.wait()
+        left = [str(path) for path in self.folder.glob("monarch_demo_*")]
+        mark = f"TMPDIR={self.folder}".encode()
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):  # it ended
+                if mark in environ.read_bytes().split(b"\0"):
+                    left.append(environ.parent.name)
+        return left + [name for _, name in set(socket.if_nameindex()) - set(self.interfaces)]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_demo
+def test_demo_hosts_trains_across_machines(tmp_path: Path) -> None:
+    """With TLS, and with a trainer that is killed on one of them; nothing is left behind."""
+    if NO_NAMESPACES:
+        pytest.skip(f"no network namespaces here: {NO_NAMESPACES}")
+    demo = Demo(tmp_path, "--procs", "2", "--epochs", "12")
+    out = demo.output.read()
+    assert demo.left_behind() == []
+    assert demo.process.returncode == 0, out
+    assert re.findall(r"tls://([\d.]+):\d+", out) == ["10.213.0.2", "10.213.0.3"]
+    assert "replaced: trainer 1\nall go on after epoch 5\n" in out
+    assert number(r"test accuracy: ([\d.]+)", out) >= 0.95
+    assert "2 machines came and went" in out
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_demo
+@pytest.mark.parametrize(
+    ("where", "how"), [("--loopback", signal.SIGINT), ("namespaces", signal.SIGKILL)]
+)
+def test_demo_hosts_leaves_nothing_when_it_is_interrupted(
+    where: str, how: signal.Signals, tmp_path: Path
+) -> None:
+    if where == "namespaces" and NO_NAMESPACES:
+        pytest.skip(f"no network namespaces here: {NO_NAMESPACES}")
+    demo = Demo(tmp_path, "--epochs", "10000", *([where] if where.startswith("-") else []))
+    assert any("trainers: 4" in line for line in demo.output)
+    demo.process.send_signal(how)
+    left = demo.left_behind()
+    if how is signal.SIGKILL:  # nobody could remove the certificates
+        assert demo.process.returncode == -how
+        assert left == [str(path) for path in tmp_path.glob("monarch_demo_*")]
+    else:
+        assert demo.process.returncode == 130
+        assert left == []
+
+
+def test_demo_hosts_offers_the_loopback_device_where_there_are_no_namespaces(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("cryptography")
+    (tmp_path / "unshare").write_text("#!/bin/sh\necho no >&2; exit 1\n")
+    (tmp_path / "unshare").chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "demo_hosts.py"), "--procs", "2"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "error: no network namespaces" in done.stderr
+    assert "make demo-hosts DEMO='--loopback --procs 2'" in done.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_extras
+def test_train_digits_says_which_host_it_cannot_reach(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
+        environ = {**os.environ, "MONARCH_MESH_ATTACH_CONFIG_TIMEOUT": "1s"}
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLES / "train_digits.py"), "--hosts", address],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: attach failed: no connection to 1 host(s):")
+    assert "Connection refused" in done.stderr
 
 
 @pytest.mark.torch

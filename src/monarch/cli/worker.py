@@ -27,6 +27,11 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument("address", help="where to listen: tcp://HOST:PORT (0: any) or ipc://PATH")
     parser.add_argument("--secret-file", metavar="FILE", help="the secret that clients must know")
+    parser.add_argument(
+        "--until-eof",
+        action="store_true",
+        help="end when stdin does: whoever started the worker and holds that open takes it along",
+    )
     parser.set_defaults(run=_worker)
 
 
@@ -41,7 +46,7 @@ def _worker(options: argparse.Namespace) -> int:
         print(f"serving {url} (pid {os.getpid()})", flush=True)
 
     try:
-        serve_host(options.address, listening)
+        serve_host(options.address, listening, sys.stdin.fileno() if options.until_eof else None)
     except OSError as error:
         print(
             f"monarch worker: cannot listen at {options.address}: {error.strerror or error}",

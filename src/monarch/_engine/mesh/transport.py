@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -147,10 +149,12 @@ def greet_worker(address: str, timeout: float) -> Peer:
     return greet(where, find_secret(), timeout)
 
 
-def serve_host(address: str, ready: Callable[[str], None]) -> None:
+def serve_host(address: str, ready: Callable[[str], None], lifeline: int | None = None) -> None:
     """Serve this host at `address` until a client shuts it down, or SIGTERM or SIGINT comes.
 
     `ready(url)` is called once it listens, with the port that was taken if `address` left it open.
+    The end of what can be read from the descriptor `lifeline` ends it, too: the system closes that
+    of a launcher that was killed.
     Blocks; for the main thread of a process. When it returns, all that ran here for clients has
     ended. Raises as `run_worker_loop_forever`.
     """
@@ -163,6 +167,15 @@ def serve_host(address: str, ready: Callable[[str], None]) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    if lifeline is not None:
+
+        def hold_on() -> None:
+            with contextlib.suppress(OSError):  # a terminal that went away
+                while os.read(lifeline, 4096):
+                    pass
+            worker.stop()
+
+        drivers.current.start_thread("monarch-lifeline", hold_on)
     url = address if not address.endswith(":0") else f"{address[:-2]}:{worker.port}"
     ready(url)
     worker.run()

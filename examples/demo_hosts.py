@@ -1,0 +1,221 @@
+"""Train across two machines made out of this one, over TLS: what `make demo-hosts` runs.
+
+Each machine is a network namespace: an address, an interface and a loopback device of its own, and
+a cable to a switch. A worker serves each (`monarch worker`), with a certificate and a secret that
+are made for this one run; then `train_digits.py --hosts` trains on both, as it would on real ones,
+and kills a trainer on the way.
+
+    sudo python examples/demo_hosts.py
+    sudo python examples/demo_hosts.py --machines 3 --procs 6 --epochs 40
+    python examples/demo_hosts.py --loopback        # no root: worker loops on 127.0.0.1
+
+Nothing is left behind, whatever ends it. The switch and the client live in a namespace without a
+name, the machines in others, and all of these end with the last process in them; the workers end
+when their input does, which the system closes for whoever is killed; Ctrl-C removes the files, too.
+
+Needs what train_digits.py needs, and cryptography: pip install 'pymonarch[examples,tls]'
+For network namespaces: Linux, the commands ip and unshare, and root (or user namespaces).
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+try:
+    import cryptography  # noqa: F401 - here, rather than when half of it is set up
+
+    from monarch.security import Certificate, make_certificates
+except ImportError as missing:
+    sys.exit(f"{missing}. Try: pip install 'pymonarch[examples,tls]'")
+
+TRAINING = Path(__file__).with_name("train_digits.py")
+WORKER = (sys.executable, "-m", "monarch.cli", "worker")
+SUBNET = "10.213.0"  # the switch and the client have .1, the machines .2, .3, ...
+PORT = 26600
+INSIDE = "MONARCH_DEMO_INSIDE"  # set in the program once it runs in a namespace
+SWITCH = f"""
+ip link set lo up &&
+ip link add switch type bridge && ip address add {SUBNET}.1/24 dev switch && ip link set switch up
+"""
+PLUG = """
+ip link add {cable} type veth peer name eth0 netns {pid} && ip link set {cable} master switch up
+"""
+# A machine waits for its cable before it takes its address and turns into a worker.
+MACHINE = """
+echo unplugged; read plugged &&
+ip link set lo up && ip address add "$1/24" dev eth0 && ip link set eth0 up && shift && exec "$@"
+"""
+
+
+def namespace(*command: str) -> list[str]:
+    """A command line that runs `command` in a network namespace of its own."""
+    own = ["unshare", "-n"] if os.geteuid() == 0 else ["unshare", "-r", "-n"]
+    return [*own, "--", *command]
+
+
+def unavailable() -> str:
+    """Why there can be no network namespaces here; empty if there can."""
+    if sys.platform != "linux":
+        return "they are a feature of Linux"
+    for command in ("unshare", "ip"):
+        if shutil.which(command) is None:
+            return f"the command {command} is missing (Debian: apt-get install util-linux iproute2)"
+    tried = subprocess.run(
+        namespace("sh", "-c", SWITCH), capture_output=True, text=True, check=False
+    )
+    if tried.returncode:
+        why = tried.stderr.strip().partition("\n")[0]
+        return why if os.geteuid() == 0 else f"they need root ({why})"
+    return ""
+
+
+class Machine:
+    """A machine with a worker that serves it; `ready` says where, `end` ends both.
+
+    Args:
+        number: 0 for the first.
+        folder: for what the worker prints.
+        environ: of the worker.
+        loopback: have it listen on this machine's loopback device instead.
+    """
+
+    def __init__(self, number: int, folder: Path, environ: dict[str, str], loopback: bool) -> None:
+        self.name = f"machine{number}"
+        self.log = folder / f"{self.name}.log"
+        self.cable = "" if loopback else f"cable{number}"
+        address = "127.0.0.1" if loopback else f"{SUBNET}.{number + 2}"
+        worker = [*WORKER, f"tls://{address}:{0 if loopback else PORT}", "--until-eof"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                worker if loopback else namespace("sh", "-c", MACHINE, "sh", address, *worker),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environ,
+                start_new_session=True,  # Ctrl-C is for the client: the machines end after it
+            )
+
+    def ready(self) -> str:
+        """The address that the worker serves, once it does."""
+        assert self.process.stdin is not None
+        if self.cable and self.said() == "unplugged":
+            subprocess.run(
+                PLUG.format(cable=self.cable, pid=self.process.pid), shell=True, check=True
+            )
+            print("plugged", file=self.process.stdin, flush=True)
+        words = self.said().split()
+        if words[:1] != ["serving"]:
+            sys.exit(f"error: {self.name} did not start:\n{self.log.read_text().strip()}")
+        return words[1]
+
+    def said(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        """End the worker, and whatever may still run there."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+def with_identity(certificate: Certificate, folder: Path) -> dict[str, str]:
+    """The environment of a worker, or of the client: who it is, and the secret of this run."""
+    secret = {"MONARCH_SECRET_FILE": str(folder / "secret")}
+    return {**os.environ, **certificate.environment, **secret}
+
+
+def train(arguments: list[str], environ: dict[str, str]) -> int:
+    """Run the training; its exit status. Ctrl-C is passed on, once, and it ends what it started."""
+    command = [sys.executable, str(TRAINING), *arguments]
+    if shutil.which("setpriv"):  # should this program be killed, it goes along
+        command = [*"setpriv --pdeathsig KILL".split(), *command]
+    with subprocess.Popen(command, env=environ, start_new_session=True) as client:
+        try:
+            return client.wait()
+        except KeyboardInterrupt:
+            client.send_signal(signal.SIGINT)
+            client.wait()
+            raise
+
+
+def demonstrate(machines: int, loopback: bool, arguments: list[str]) -> int:
+    with ExitStack() as ends:
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="monarch_demo_")))
+        secret = folder / "secret"
+        secret.touch(mode=0o600)
+        secret.write_text(os.urandom(32).hex())
+        addresses = [f"{SUBNET}.{number + 2}" for number in range(machines)]
+        names = ["127.0.0.1"] * machines if loopback else addresses
+        client, *hosts = make_certificates(folder, ["client", *names])
+        if not loopback:
+            subprocess.run(SWITCH, shell=True, check=True)
+        started = []
+        for number, certificate in enumerate(hosts):
+            environ = with_identity(certificate, folder)
+            # They only look like machines: they share the cores of this one.
+            environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // machines))
+            started.append(Machine(number, folder, environ, loopback))
+            ends.callback(started[-1].end)
+        served = [machine.ready() for machine in started]
+        where = "on the loopback device" if loopback else "in network namespaces"
+        print(f"{machines} machines {where}, TLS with certificates made for this run", flush=True)
+        hosts_option = ["--hosts", ",".join(served)]
+        return train([*hosts_option, "--kill", *arguments], with_identity(client, folder))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Train across machines made out of this one, over TLS.",
+        epilog="Other options go to train_digits.py, after its --hosts and --kill.",
+    )
+    parser.add_argument("--machines", type=int, default=2, metavar="N", help="how many (2)")
+    parser.add_argument(
+        "--loopback", action="store_true", help="no namespaces: worker loops on 127.0.0.1"
+    )
+    args, arguments = parser.parse_known_args()
+    if not 1 <= args.machines <= 200:
+        parser.error(f"--machines: between 1 and 200, not {args.machines}")
+    if not args.loopback and INSIDE not in os.environ:
+        if why := unavailable():
+            again = " ".join(["--loopback", *sys.argv[1:]])
+            print(
+                f"error: no network namespaces for the machines: {why}.\n"
+                "With worker loops on the loopback device of this machine instead:\n"
+                f"  make demo-hosts DEMO='{again}'\n"
+                f"  python {sys.argv[0]} {again}",
+                file=sys.stderr,
+            )
+            return 1
+        # From here on in a namespace that has no name, and ends with the last process in it.
+        sys.stdout.flush()
+        command = namespace(sys.executable, *sys.argv)
+        os.execvpe(command[0], command, {**os.environ, INSIDE: "1"})
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.default_int_handler)
+    start = time.perf_counter()
+    try:
+        status = demonstrate(args.machines, args.loopback, arguments)
+    except KeyboardInterrupt:
+        print("interrupted; the machines are gone", file=sys.stderr)
+        return 130
+    print(f"{args.machines} machines came and went in {time.perf_counter() - start:.1f} s")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
