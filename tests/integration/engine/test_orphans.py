@@ -7,6 +7,7 @@ variable of the environment that the client was started with.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import shutil
@@ -189,7 +190,8 @@ def fresh_client() -> Iterator[Client]:
             yield client
         finally:
             for pid in client.running():
-                kill(pid)
+                with contextlib.suppress(ProcessLookupError):  # it was about to end
+                    kill(pid)
             shutil.rmtree(folder)
 
 
