@@ -43,8 +43,10 @@ from monarch._engine.mesh.endpoint import (
 )
 from monarch._engine.mesh.future import Future, returns_future
 from monarch._engine.mesh.host_mesh import HostMesh, default_bootstrap_cmd, this_host
+from monarch._engine.mesh.keepsake import job_id
 from monarch._engine.mesh.port import Channel, Port, PortReceiver
 from monarch._engine.mesh.proc_mesh import ProcMesh, this_proc
+from monarch._engine.mesh.reattachment import Reattached, reattach
 from monarch._engine.mesh.shutdown import shutdown_context
 from monarch._engine.mesh.supervisor import Restarted, Supervisor
 from monarch._engine.mesh.transport import (
@@ -81,6 +83,7 @@ __all__ = [
     "PortReceiver",
     "ProcId",
     "ProcMesh",
+    "Reattached",
     "Region",
     "Restart",
     "Restarted",
@@ -105,6 +108,8 @@ __all__ = [
     "endpoint",
     "get_meter",
     "get_or_spawn_controller",
+    "job_id",
+    "reattach",
     "returns_future",
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",

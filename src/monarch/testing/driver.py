@@ -275,6 +275,7 @@ class SimDriver(drivers.Driver):
     """
 
     loops_stall = False
+    jobs_outlive = False
 
     def __init__(self, scheduler: Scheduler, chance: Any, former: drivers.Driver) -> None:
         self._scheduler = scheduler

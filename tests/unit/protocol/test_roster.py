@@ -100,6 +100,56 @@ def test_a_launcher_takes_its_procs_with_it(roster: Roster) -> None:
     assert ended(roster, 10, 11, 30) == [gone(CLIENT, (10, *KILLED), (11, *KILLED))]
 
 
+# -- a client that is away -------------------------------------------------------------------------
+
+
+def away(to: int) -> Tell:
+    return Tell(to, {"op": "away", "uid": CLIENT, "end": [*module._AWAY]})
+
+
+def back(to: int) -> Tell:
+    return Tell(to, {"op": "back", "uid": CLIENT})
+
+
+def test_who_asks_for_a_client_that_is_away_hears_of_its_return(roster: Roster) -> None:
+    assert roster.autopsy(10, CLIENT, 0) == [], "it may be about to go"
+    assert roster.client_left() == [away(10)]
+    assert roster.autopsy(11, CLIENT, 0.1) == [away(11)]
+    assert roster.introduce(12, CLIENT) == [], "nobody is there to take it"
+    assert roster.tick(10) == []
+    assert roster.client_returned() == [back(10), back(11)]
+    assert roster.introduce(12, CLIENT) == [Hand(CLIENT, 12)]
+
+
+def test_procs_of_a_client_that_is_away_live_and_die_alone(roster: Roster) -> None:
+    assert roster.client_left() == []
+    assert ended(roster, 10) == [], "nobody is there to hear it"
+    spawn(roster, 11, 20)
+    assert roster.client_returned() == []
+    assert roster.autopsy(CLIENT, 10, 0) == [gone(CLIENT, (10, *KILLED))], "it asks"
+    assert ended(roster, 11) == [Kill([20]), gone(CLIENT, (11, *KILLED))]
+
+
+def test_who_was_late_to_lose_the_old_client_is_led_to_the_new_one(roster: Roster) -> None:
+    roster.client_left()
+    roster.client_returned()
+    assert roster.autopsy(10, CLIENT, 0) == [away(10), back(10)]
+    assert roster.tick(10) == []
+
+
+def test_the_gone_do_not_hear_of_a_return(roster: Roster) -> None:
+    roster.client_left()
+    roster.autopsy(10, CLIENT, 0)
+    ended(roster, 10)
+    assert roster.client_returned() == []
+
+
+def test_a_client_that_stays_away_takes_everything_along(roster: Roster) -> None:
+    spawn(roster, 10, 20)
+    roster.client_left()
+    assert roster.client_lost() == [Kill([10, 11, 12, 20])]
+
+
 # -- questions -------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from monarch._engine.base.failure import Failure, MeshFailure
 from monarch._engine.base.identity import ActorAddr, Uid, normalize_label
 from monarch._engine.base.verdict import FAILED, STOPPED
 from monarch._engine.mesh.faults import Faults
+from monarch._engine.mesh.keepsake import forget
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.client import client_proc, when_forked
 from monarch._engine.runtime.dispatch import Died, End, end_by
@@ -216,6 +217,8 @@ class Instance:
 
     def _disown(self, uid: int) -> None:
         self._meshes.pop(uid, None)
+        if self._cell is None:
+            forget(uid)
 
     def _stop_meshes(self, timeout: float, reason: str = "") -> None:
         """Stop what this instance owns, newest first, and wait at most `timeout` seconds."""

@@ -21,6 +21,7 @@ from monarch._engine.mesh.actor_mesh import spawn_actors
 from monarch._engine.mesh.context import context
 from monarch._engine.mesh.endpoint import endpoint
 from monarch._engine.mesh.future import Future
+from monarch._engine.mesh.keepsake import keep_if_asked, remember
 from monarch._engine.mesh.logging_option import capture_options
 from monarch._engine.mesh.mock import inherited as mocks
 from monarch._engine.mesh.proc_mesh import ProcMesh, Recipe, announce
@@ -142,6 +143,7 @@ class HostMesh(MeshTrait):
         start_agent()
         for prepare in before_spawn:
             prepare()
+        keep_if_asked()
         if self._attachment is not None:
             self._attachment.check()
         base = new_uid()
@@ -171,9 +173,10 @@ class HostMesh(MeshTrait):
                 binding = proc_bind[rank % len(proc_bind)]
                 entry["bind"] = {k: v for k, v in binding.items() if k in _BINDINGS}
             procs.append(entry)
-        proc.spawn_procs(spec, procs)
         shape = shape_of(extent._labels, Slice.new_row_major(extent.sizes))
         mesh = ProcMesh(base, label, shape, self, owner, on_each)
+        remember(owner, base, mesh)
+        proc.spawn_procs(spec, procs)
         mesh._recipe = Recipe(spec, procs)
         owner._own(base, mesh)
         if bootstrap is not None:

@@ -19,6 +19,7 @@ from monarch._engine.mesh.actor import Actor
 from monarch._engine.mesh.actor_mesh import ActorMesh, spawn_actors
 from monarch._engine.mesh.context import Instance, context
 from monarch._engine.mesh.future import RAISED, VALUE, Future
+from monarch._engine.mesh.keepsake import remember
 from monarch._engine.mesh.logging_option import LoggingManager, set_logging, when_printed
 from monarch._engine.mesh.roll_call import RollCall
 from monarch._engine.runtime.client import client_proc
@@ -179,6 +180,7 @@ class ProcMesh(MeshTrait):
             mesh = _StoppedMesh(cls, name, self)
         else:
             mesh = spawn_actors(self, name, cls, args, kwargs)
+            remember(mesh._owner, mesh._uid, mesh)
         actors: TActor = mesh
         return actors
 

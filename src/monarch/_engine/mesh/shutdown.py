@@ -1,6 +1,7 @@
 """The end of a client: stop what it owns, then the host agent and with it every process.
 
-Registered with `atexit` when the client is made, so that calling it is optional.
+Registered with `atexit` when the client is made, so that calling it is optional. A client whose
+meshes are kept for another (`keepsake`) leaves them at its exit; only `shutdown_context` ends them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 from monarch._engine.base.verdict import STOPPED
 from monarch._engine.mesh.faults import Faults
 from monarch._engine.mesh.future import RAISED, VALUE, Future
+from monarch._engine.mesh.keepsake import keeps, renounce
 from monarch._engine.mesh.logging_option import close_printer
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.client import close_client, current_proc, when_ready
@@ -67,6 +69,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
 
 
 def _shut_down(grace: float) -> None:
+    renounce()
     proc = current_proc()
     if proc is not None and proc.context is not None:
         proc.context.actor_instance._stop_meshes(grace, _REASON)
@@ -81,9 +84,12 @@ def _at_exit(proc: Proc) -> None:
 
 def _exit() -> None:
     Faults.current.close()
-    # A little more than it can take; what is not done by then ends with this process anyway.
-    with contextlib.suppress(TimeoutError):
-        shutdown_context(_EXIT_GRACE).get(timeout=3 * _EXIT_GRACE)
+    if keeps():  # for the next driver
+        close_printer(_EXIT_GRACE)
+    else:
+        # A little more than it can take; what is not done by then ends with this process anyway.
+        with contextlib.suppress(TimeoutError):
+            shutdown_context(_EXIT_GRACE).get(timeout=3 * _EXIT_GRACE)
     interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
     if Faults.current.at_exit(_EXIT_GRACE) and not interrupted:
         sys.stdout.flush()

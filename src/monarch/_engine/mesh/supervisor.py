@@ -29,6 +29,7 @@ from monarch._engine.mesh.actor import Actor
 from monarch._engine.mesh.actor_mesh import ActorMesh, Blueprint, spawn_actors
 from monarch._engine.mesh.context import context
 from monarch._engine.mesh.future import RAISED, VALUE, Future
+from monarch._engine.mesh.keepsake import remember
 from monarch._engine.mesh.proc_mesh import ProcMesh, check_constructor
 from monarch._engine.protocol.restart import Child, Effect, Restarts, Start, Strategy, Terminate
 from monarch._engine.runtime import driver as drivers
@@ -192,6 +193,7 @@ class Supervisor:
             raise RuntimeError(f"the supervisor gave up: {self._fallen.report()}")
         cls = check_constructor(Class, args, kwargs)
         mesh: Any = spawn_actors(procs, name, cls, args, kwargs, owner=self._owner, supervisor=self)
+        remember(self._owner, mesh._uid, mesh)
         actors: TActor = mesh
         return actors
 

@@ -365,6 +365,9 @@ class Federation:
                 self._children.pop(uid, None)
                 for asked in self._open.values():
                     asked.discard((to, uid))
+        elif notice["op"] == "away":
+            for asked in self._open.values():
+                asked.discard((to, notice["uid"]))
         return [Tell(to, notice)] if self.roster.alive(to) else []
 
     def _route(self, effects: Iterable[rosters.Effect]) -> list[Effect]:

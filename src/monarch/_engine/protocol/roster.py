@@ -15,6 +15,9 @@ What a roster promises, whatever the order of its inputs:
 * Nothing is told to the gone, and nothing is handed to them.
 * A proc whose process stays stopped by a signal for longer than it may (`stopped`) is given up.
   Time in which nobody ticked does not count: then the host, or all of us, were stopped.
+* A client may be *away* (`client_left`), and come back as another process with the same uid. Until
+  then whoever asks for it is told so, and that it is back when it is; its procs live on. It hears
+  nothing of what ended meanwhile: it asks.
 * A proc that replaces another (a restart) is made known to everybody who had to do with the old
   one, after the old one's end, and introductions to the old one go to the new one.
 
@@ -35,7 +38,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from monarch._engine.base.verdict import FAILED, STOPPED, Verdict
+from monarch._engine.base.verdict import FAILED, STOPPED, SYSTEM, Verdict
 
 __all__ = ["ANSWER_WITHIN", "Condemn", "Effect", "Hand", "Kill", "Roster", "Tell", "gone"]
 
@@ -48,6 +51,7 @@ REMEMBERED = 10_000
 _FORGOTTEN = Verdict(FAILED, "the process does not exist, or ended long ago")
 _CLOSED = Verdict(FAILED, "the process this actor was running on closed its connection")
 _LEFT = Verdict(STOPPED, "it has left")
+_AWAY = Verdict(FAILED, "the driver of this job has ended; another may take its place", SYSTEM)
 _LATE = 1.0  # seconds that a tick is late only if the driver did not run either
 _LAUNCHER_LOST = "the process was killed: its launcher ended unexpectedly"
 
@@ -125,6 +129,9 @@ class Roster:
     def __init__(self, client: int) -> None:
         self.client = client
         self._members = {client: _Member(client, 0, None, ready=True)}
+        self._away = False  # the client
+        self._returned = False  # and it was before
+        self._awaiting: dict[int, None] = {}  # who was told that it is away
         self._timers: list[tuple[float, int, Callable[..., list[Effect]], tuple[Any, ...]]] = []
         self._order = itertools.count()
 
@@ -225,6 +232,10 @@ class Roster:
             return []
         if member is None:
             return [Tell(asker, gone([[uid, *_FORGOTTEN]]))]
+        if uid == self.client and self._away:
+            return self._tell_away([asker])
+        if uid == self.client and self._returned:  # the link was to an earlier one, or is made anew
+            return [*self._tell_away([asker]), *self._tell_back()]
         if member.verdict is not None:
             news = _News(self)
             news.of_end(member, [asker])
@@ -316,6 +327,20 @@ class Roster:
         member.verdict = _LEFT
         return effects
 
+    def client_left(self) -> list[Effect]:
+        """The client's process is gone, and another may come in its place."""
+        client = self._members[self.client]
+        client.exited = self._away = True
+        askers = list(client.askers)
+        client.askers.clear()
+        return self._tell_away(askers)
+
+    def client_returned(self) -> list[Effect]:
+        """There is a client again."""
+        self._members[self.client].exited = self._away = False
+        self._returned = True
+        return self._tell_back()
+
     def client_lost(self) -> list[Effect]:
         """The client is gone: everything it started goes."""
         self._members[self.client].exited = True
@@ -348,6 +373,19 @@ class Roster:
         for member in leaving:
             member.exited = True
         return self.kill([child for member in leaving for child in member.children])
+
+    def _tell_away(self, askers: list[int]) -> list[Effect]:
+        effects: list[Effect] = []
+        for asker in askers:
+            if self.alive(asker):
+                self._awaiting[asker] = None
+                effects.append(Tell(asker, {"op": "away", "uid": self.client, "end": [*_AWAY]}))
+        return effects
+
+    def _tell_back(self) -> list[Effect]:
+        waiting, self._awaiting = self._awaiting, {}
+        notice = {"op": "back", "uid": self.client}
+        return [Tell(uid, notice) for uid in waiting if self.alive(uid)]
 
     def _acquaint(self, asker: int, member: _Member) -> None:
         if self.alive(asker) and asker != member.uid:  # (a successor may look for the one before)

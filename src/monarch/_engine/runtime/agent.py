@@ -11,6 +11,9 @@ and the client hold one control link each (frames of JSON, see `Proc.tell_agent`
     logging     stream the output of procs to the client, or not, and set their log level
     log_flush   pass on what procs printed so far; answered with ``log_flushed``
     log_printed the client printed so much of what was streamed to it
+    keep        the job is to outlive its driver, the client, for a while (`Succession`)
+    remember    what the next driver is to find; and ``forget`` it
+    here        the next driver is there
 
 and the agent answers with ``gone`` (procs that ended, and why) and ``peer`` (an introduction).
 Output is captured if the spawn asks for it, and is the `LogRelay`'s business.
@@ -54,8 +57,10 @@ from monarch._engine.launch.scratch import scratch_path
 from monarch._engine.protocol.federation import HOME, Effect, Federation, Refuse, Send, Tunnel
 from monarch._engine.protocol.handshake import HandshakeError, key_name
 from monarch._engine.protocol.roster import Condemn, Hand, Roster, Tell
+from monarch._engine.protocol.succession import Succession
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.greeting import Arrival, Greeting, Wire, dial
+from monarch._engine.runtime.job_door import JobDoor
 from monarch._engine.runtime.log_relay import LogRelay
 from monarch._engine.runtime.neighbour import Neighbour
 from monarch._engine.runtime.reactor import WRITE, Reactor, Timer
@@ -84,13 +89,17 @@ _REQUESTS = {
         "autopsy",
         "connection",
         "detach",
+        "forget",
+        "here",
         "introduce",
+        "keep",
         "kill",
         "log_flush",
         "log_printed",
         "logging",
         "preload",
         "ready",
+        "remember",
         "spawn",
     )
 }
@@ -191,6 +200,9 @@ class Agent:
         self._ends: list[tuple[int, Verdict]] = []  # to be announced
         self._alarm: Timer | None = None
         self._alarm_at = math.inf  # the roster's deadline that it is for
+        self._succession: Succession | None = None  # if the job is to outlive its driver
+        self._door: JobDoor | None = None
+        self._driver_pid = 0
         adopt_orphans()
         self._children = Children()  # launchers, and what a killed launcher leaves behind
         self.reactor.register(self._children.fileno, self._on_child)
@@ -254,7 +266,7 @@ class Agent:
         if isinstance(link.owner, _LauncherLink):
             self._launcher_lost(link.owner)
         elif link is self._first:
-            self._end()
+            self._driver_lost()
         # A proc's control link closes when it ends: its exit is reported by the launcher.
 
     def _tell(
@@ -358,10 +370,14 @@ class Agent:
     def _capture(self, uid: int, proc: dict[str, Any], options: dict[str, Any]) -> list[int]:
         """Pipes for the output of a new proc; what it is to have as stdout and stderr."""
         if self._relay is None:
-            known = self._processes.get(self._client_uid)
-            client = _Guest(self._client_uid) if known is None else known.link
+            guest = _Guest(self._client_uid)
+
+            def tell(message: dict[str, Any]) -> None:
+                client = self._processes.get(self._client_uid)
+                self._tell(guest if client is None else client.link, message)
+
             run = f"{self._client_uid & (1 << 63) - 1:x}"
-            self._relay = LogRelay(lambda message: self._tell(client, message), run)
+            self._relay = LogRelay(tell, run)
         out, theirs_out = os.pipe()
         err, theirs_err = os.pipe()
         self._relay.add(uid, proc["label"], proc["rank"], options, (out, err))
@@ -607,8 +623,92 @@ class Agent:
             # Not started yet: it ends as soon as it looks at its control link.
             process.link.sock.shutdown(socket.SHUT_RDWR)
 
+    # -- drivers ---------------------------------------------------------------------------------
+
+    def _on_keep(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
+        """The job is to outlive its driver from now on, or (without a period) no longer."""
+        grace, known = message["grace"], self._succession
+        if not grace:
+            self._succession = None
+            self._shut_door()
+            return []
+        if known is not None:
+            known.grace = grace
+            return []
+        take_settings(message["environ"])
+        key = find_secret(message["secret"])
+        self._succession = Succession(grace)
+        self._driver_pid = message["pid"]
+        sock = socket.socket(fileno=fds[0])
+        self._door = JobDoor(self.reactor, sock, message["path"], key, self._knocked)
+        return fds
+
+    def _shut_door(self) -> None:
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+
+    def _on_remember(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        if self._succession is not None:
+            self._succession.keep(message["uid"], message["keepsake"])
+
+    def _on_forget(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        if self._succession is not None:
+            self._succession.drop(message["uid"])
+
+    def _driver_lost(self) -> None:
+        """The driver is gone: wait for another, if it promised that, or end."""
+        job, now = self._succession, drivers.current.now()
+        if job is None or not job.left(now):
+            self._end()
+            return
+        self.reactor.call_later(job.deadline - now, self._look_for_driver)
+        if self._processes.pop(self._client_uid, None) is None:
+            return  # it was about to become one
+        self._perform(self._federation.route(self._roster.client_left()))
+        if self._relay is not None:
+            self._relay.client_left()
+        for neighbour in self._neighbours.values():
+            neighbour.say({"op": "unheard"})
+
+    def _look_for_driver(self) -> None:
+        job = self._succession
+        if job is not None and job.tick(drivers.current.now()):
+            self._end()
+
+    def _knocked(self, sock: socket.socket, purpose: dict[str, Any]) -> None:
+        """Somebody who knows the secret wants to be the driver."""
+        job = self._succession
+        link = self._connect(sock, "the client")
+        if job is None or not job.claim():
+            text = f"it has a driver, process {self._driver_pid} on {self._host}"
+            self._tell(link, {"op": "refused", "reason": text})
+            self._close(link)
+            return
+        self._first = link
+        link.uid = self._client_uid
+        self._driver_pid = purpose["pid"]
+        welcome = {
+            "op": "welcome",
+            "uid": self._client_uid,
+            "reign": job.reign,
+            "grace": job.grace,
+            "agent": os.getpid(),
+            "keepsakes": list(job.keepsakes.values()),
+        }
+        self._tell(link, welcome)
+
+    def _on_here(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        """Who was welcomed is ready to be told things."""
+        job = self._succession
+        if link is self._first and job is not None and not job.driven:
+            job.taken()
+            self._processes[self._client_uid] = _Process(self._client_uid, link)
+            self._perform(self._federation.route(self._roster.client_returned()))
+
     def _end(self) -> None:
         """The client is gone: so is everything it started."""
+        self._shut_door()
         for neighbour in list(self._neighbours.values()):
             neighbour.link.end("the client has ended")
         self._perform(self._roster.client_lost())
@@ -840,6 +940,9 @@ class Agent:
             secrets = message["secrets"].items()
             self._secrets.update({host: path for host, path in secrets if os.path.exists(path)})
             self._trusting = message["trusting"]
+        elif op == "unheard":  # the driver is gone, and another may come
+            if self._relay is not None:
+                self._relay.client_left()
         elif op == "leave":
             if message["shutdown"]:
                 self._tell(self._first, {"op": "shutdown"})

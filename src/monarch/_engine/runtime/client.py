@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
+import signal
 import socket
 import sys
 import threading
@@ -37,12 +39,13 @@ __all__ = [
     "raise_descriptor_limit",
     "restore_tunables",
     "start_agent",
+    "succeed",
     "when_ready",
 ]
 
 _current: Proc | None = None
 _lock = threading.Lock()
-_agent_process: subprocess.Popen[bytes] | None = None
+_agent_process: subprocess.Popen[bytes] | _FoundAgent | None = None
 _ready: list[Callable[[Proc], None]] = []
 _forked: list[Callable[[], None]] = []
 
@@ -69,12 +72,51 @@ def client_proc() -> Proc:
     with _lock:
         proc = current_proc()  # another thread may have come first
         if proc is None:
-            raise_descriptor_limit()
-            proc = Proc(new_uid(), "local", spawn_cell, _refuse_stop, client=True)
-            proc.agent_lost = _agent_died
-            proc.start()
+            proc = _make_client(new_uid(), 0)
             become(proc)
     return proc
+
+
+def _make_client(uid: int, reign: int) -> Proc:
+    raise_descriptor_limit()
+    proc = Proc(uid, "local", spawn_cell, _refuse_stop, client=True, reign=reign)
+    proc.agent_lost = _agent_died
+    proc.start()
+    return proc
+
+
+def succeed(uid: int, reign: int, agent: socket.socket, agent_pid: int) -> Proc:
+    """The proc of this process, which takes the place of an earlier client, with its agent.
+
+    Raises RuntimeError if this process is a client, or a proc, already.
+    """
+    global _agent_process
+    with _lock:
+        if _current is not None:
+            raise RuntimeError("this process has a part in a runtime already")
+        proc = _make_client(uid, reign)
+        proc.adopt_agent(agent)
+        _agent_process = _FoundAgent(agent_pid)
+        become(proc)
+    proc.tell_agent({"op": "here"})
+    return proc
+
+
+class _FoundAgent:
+    """A host agent that an earlier client started: no child of ours, but to be waited for."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)
+
+    def wait(self, timeout: float | None = None) -> None:
+        import subprocess  # as with an own one
+
+        if not select.select([self._fd], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("the host agent", timeout or 0.0)
+
+    def kill(self) -> None:
+        signal.pidfd_send_signal(self._fd, signal.SIGKILL)
 
 
 def become(proc: Proc) -> None:

@@ -59,6 +59,9 @@ class Driver:
     loops_stall = True
     """Whether time goes on while an event loop stands still."""
 
+    jobs_outlive = True
+    """Whether a job can be kept for another script."""
+
     def reactor(self) -> Reactor:
         """What fires a proc's timers and moves its bytes."""
         return Reactor()

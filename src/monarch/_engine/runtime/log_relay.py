@@ -148,6 +148,10 @@ class LogRelay:
         """The client printed that much of what it was sent."""
         self._reactor.call_soon(self._acknowledged, size)
 
+    def client_left(self) -> None:
+        """Nobody prints what is streamed: it goes where it would without streaming."""
+        self._reactor.call_soon(self._unstream)
+
     def end(self, grace: float) -> None:
         """The client is gone and the procs are killed: wait until all is out, at most `grace` s."""
         done = threading.Event()
@@ -292,10 +296,14 @@ class LogRelay:
             if stream.fd >= 0:
                 self._watch(stream)
 
-    def _end(self, done: threading.Event) -> None:
-        self._ending = done
+    def _unstream(self) -> None:
         for stream in self._open:
             stream.source.streaming = False
+        self._owed = 0
         self._release()
+
+    def _end(self, done: threading.Event) -> None:
+        self._ending = done
+        self._unstream()
         if not self._open:
             done.set()

@@ -66,6 +66,7 @@ __all__ = ["Proc", "new_uid"]
 
 
 _VERDICTS = 10_000  # ends of processes remembered
+_REIGN = 40  # bits of a port number that count the ports of one driver
 _SPAWN_BATCH = 60  # descriptors per message are limited by the kernel, two or four a proc
 
 
@@ -95,6 +96,7 @@ class Proc:
         spawn: called with (proc, link, frame) for a SPAWN frame; adds the actor to `cells`.
         stop: called with (proc, frame) when the owner asks this process to end.
         client: whether this is the process of the user's script.
+        reign: how many processes have been this one before, see protocol.succession.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Proc:
         spawn: Callable[[Proc, Any, Frame], None],
         stop: Callable[[Proc, Frame], None],
         client: bool,
+        reign: int = 0,
     ) -> None:
         self.uid = uid
         self.label = label
@@ -126,6 +129,8 @@ class Proc:
         self.graves: dict[int, Failure] = {}
         self.early = EarlyMessages(self)
         self.owned: dict[int, OwnedMesh] = {}
+        self.kept: set[int] = set()  # meshes that a successor of this client is to find
+        self.away: int = 0  # the client, while there is none
         self.verdicts: dict[int, Verdict] = {}
         self.successors: dict[int, int] = {}  # procs that were replaced, and by whom
         self.moves = 0  # how often a proc was replaced: who keeps links looks them up again
@@ -137,7 +142,8 @@ class Proc:
         self._asked: set[int] = set()
         self._exit_sinks: dict[int, list[Callable[[Verdict], None]]] = {}
         self._links_lock = threading.Lock()
-        self._port_ids = itertools.count(1)
+        # What is still sent to ports of an earlier one must not find any of ours.
+        self._port_ids = itertools.count((reign << _REIGN) + 1)
         self._spawn = spawn
         self._stop = stop
         self.threshold: int = settings.shm_threshold
@@ -512,6 +518,10 @@ class Proc:
                 self._on_gone(uid, Verdict.from_fields(fields))
         elif op == "moved":
             self._on_moved(message["uid"], message["to"], handed=message.get("handed", False))
+        elif op == "away":
+            self._on_away(message["uid"], Verdict.from_fields(message["end"]))
+        elif op == "back":
+            self._on_back(message["uid"])
         else:
             self.notices[op](message)
         for fd in fds:
@@ -534,6 +544,23 @@ class Proc:
                 self._bury(link, verdict)
         for callback in self._exit_sinks.pop(uid, ()):
             callback(verdict)
+
+    def _on_away(self, uid: int, verdict: Verdict) -> None:
+        """The client is gone, and another process may take its place (`_on_back`)."""
+        self.away = uid
+        self.verdicts[uid] = verdict
+        link = self.links.get(uid)
+        # (A link that is not lost is found to be later; or it leads to the new one.)
+        if link is not None and link.lost is not None:
+            self._bury(link, verdict)
+        for callback in self._exit_sinks.pop(uid, ()):
+            callback(verdict)
+
+    def _on_back(self, uid: int) -> None:
+        """The client, which was away, is another process now."""
+        self.away = 0
+        self.verdicts.pop(uid, None)
+        self.moves += 1  # who keeps links looks them up again
 
     def _on_moved(self, uid: int, to: int, *, handed: bool) -> None:
         """Proc `uid` was replaced by `to`; `handed`: which has our link to the old one."""
@@ -608,7 +635,7 @@ class Proc:
     def _orphan(self, owner: int) -> None:
         """A process is gone that owned actors here: nobody will stop them, so we do."""
         orphans = [cell for cell in list(self.cells.values()) if cell.owner == owner]
-        if not orphans:
+        if not orphans or owner == self.away:  # (then the agent knows how long to wait)
             return
         frame = Frame(STOP, 0, 0, 0, 0, 0, b"", b"the process of its owner ended")
 

@@ -1,0 +1,222 @@
+"""The door of a job: where the next driver of a job knocks.
+
+A driver that promised a grace period (protocol.succession) opens the door: a Unix socket, called
+like the job, in a directory of the user (mode 0700). It hands the socket to its host agent, which
+outlives it. Who knocks proves the job's secret, as between hosts (`greeting`); then the connection
+becomes the driver's link to the agent, and the first thing that comes on it is what there is to
+know: a frame of JSON, ``welcome`` or ``refused``.
+
+Whether a job of that name is there is asked of the door, since files stay when processes are
+killed: a door where nobody answers is taken down by who finds it.
+
+The directory is ``$XDG_RUNTIME_DIR/pymonarch``, or ``pymonarch-<user id>`` in the temporary
+directory where there is no such variable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import select
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Generator
+from typing import Any
+
+from monarch._engine.base.address import ChannelAddr
+from monarch._engine.protocol.handshake import HandshakeError, key_name
+from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.greeting import Arrival, Greeting, dial
+from monarch._engine.runtime.reactor import Reactor
+from monarch._engine.transport.link import Link
+
+__all__ = ["JobDoor", "check_job_id", "jobs", "knock", "open_door"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LONGEST_PATH = 107  # of a Unix socket
+_WELCOME_LIMIT = 1 << 30
+_ENDING = ".door"
+
+
+def check_job_id(job: str) -> str:
+    """`job`, if it may be the name of a job; else ValueError."""
+    if not _NAME.fullmatch(job):
+        raise ValueError(
+            f"{job!r} cannot be a job id: it has 1 to 64 letters, digits and -_., and begins with "
+            "a letter or digit"
+        )
+    return job
+
+
+def jobs() -> list[str]:
+    """The jobs of this user on this machine that can be knocked at, or could be lately."""
+    try:
+        names = os.listdir(_folder())
+    except FileNotFoundError:
+        return []
+    return sorted(name.removesuffix(_ENDING) for name in names if name.endswith(_ENDING))
+
+
+def open_door(job: str) -> tuple[socket.socket, str]:
+    """A socket that listens for successors, and its path, which whoever serves it removes.
+
+    Raises RuntimeError if there is such a job, ValueError for an impossible name, OSError and
+    PermissionError when there is no place for it.
+    """
+    path = _path(check_job_id(job))
+    with _alone(os.path.dirname(path)):
+        if _answers(path):
+            raise RuntimeError(
+                f"there is a job {job!r} already: take it over with reattach({job!r}), or choose "
+                "another job_id"
+            )
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.bind(path)
+            sock.listen(16)
+        except BaseException:
+            sock.close()
+            raise
+    return sock, path
+
+
+def knock(job: str, key: bytes, timeout: float) -> tuple[socket.socket, dict[str, Any]]:
+    """The link to the agent of a job that has lost its driver, and what the agent says first.
+
+    Blocks at most about `timeout` seconds. Raises LookupError if there is no such job, RuntimeError
+    if it cannot be had, TimeoutError.
+    """
+    path = _path(check_job_id(job))
+    try:
+        purpose = {"job": job, "pid": os.getpid()}
+        sock = dial(ChannelAddr.parse(f"ipc://{path}"), key, purpose, timeout)
+    except (FileNotFoundError, ConnectionRefusedError):
+        others = ", ".join(repr(name) for name in jobs() if _answers(_path(name))) or "none"
+        raise LookupError(
+            f"there is no job {job!r} on this machine (jobs of this user here: {others})"
+        ) from None
+    except HandshakeError as error:
+        raise RuntimeError(f"cannot re-attach to job {job!r}: {error}") from error
+    assert isinstance(sock, socket.socket)
+    try:
+        message = _first_message(sock, timeout)
+    except BaseException:
+        sock.close()
+        raise
+    if message["op"] == "refused":
+        sock.close()
+        raise RuntimeError(f"cannot re-attach to job {job!r}: {message['reason']}")
+    return sock, message
+
+
+def _first_message(sock: socket.socket, timeout: float) -> dict[str, Any]:
+    """What the agent says; it says no more until it is answered, so nothing else is read."""
+    link = Link(sock, "the job", lambda _link, _on: None, _WELCOME_LIMIT, _WELCOME_LIMIT)
+    scratch = memoryview(bytearray(1 << 16))
+    deadline = drivers.current.now() + timeout
+    while True:
+        left = deadline - drivers.current.now()
+        if left <= 0 or not select.select([sock], [], [], left)[0]:
+            raise TimeoutError(f"the host agent of the job said nothing within {timeout:g} s")
+        for frame in link.receive(scratch):
+            message: dict[str, Any] = json.loads(frame.body)
+            return message
+        if link.lost is not None:
+            raise RuntimeError(f"the job is gone: {link.lost}")
+
+
+class JobDoor:
+    """The agent's side: lets in who knows the secret.
+
+    Args:
+        reactor: drives it.
+        sock: listens; see `open_door`.
+        path: of the socket, removed by `close`.
+        key: the secret.
+        knocked: gets the connection of who has proved itself, and what it said.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        path: str,
+        key: bytes,
+        knocked: Callable[[socket.socket, dict[str, Any]], None],
+    ) -> None:
+        self._reactor = reactor
+        self._sock = sock
+        self._path = path
+        self._keys = {key_name(key): key}
+        self._knocked = knocked
+        sock.setblocking(False)
+        reactor.register(sock.fileno(), self._accept)
+
+    def _accept(self, _mask: int) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        Greeting(self._reactor, sock, self._keys.get, self._arrived, lambda _why: None)
+
+    def _arrived(self, arrival: Arrival) -> None:
+        assert isinstance(arrival.sock, socket.socket)  # without TLS
+        self._knocked(arrival.sock, arrival.purpose)
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._reactor.unregister(self._sock.fileno())
+        self._sock.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+
+# -- where it is ---------------------------------------------------------------------------------
+
+
+def _folder() -> str:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return os.path.join(runtime, "pymonarch")
+    return os.path.join(tempfile.gettempdir(), f"pymonarch-{os.getuid()}")
+
+
+def _path(job: str) -> str:
+    folder = _folder()
+    with contextlib.suppress(FileExistsError):
+        os.makedirs(folder, 0o700)
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise PermissionError(
+            f"{folder} is to be a directory of this user that is closed to others (mode 0700)"
+        )
+    path = os.path.join(folder, job + _ENDING)
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise ValueError(f"no socket can be called {path}: it is too long; set XDG_RUNTIME_DIR")
+    return path
+
+
+@contextlib.contextmanager
+def _alone(folder: str) -> Generator[None]:
+    """Two drivers do not open the same door."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as sock:
+        try:
+            sock.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        return True
