@@ -67,7 +67,7 @@ _compat.install()
 def __getattr__(name: str) -> Any:
     if home := _HOMES.get(name):
         return _compat.resolve(home)
-    if name in {"actor", "config", "job"}:
+    if name in {"actor", "config", "job", "rdma"}:
         import importlib
 
         return importlib.import_module(f"monarch.{name}")

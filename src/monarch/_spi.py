@@ -1,28 +1,57 @@
 """What features may use of the engine beyond the public interface.
 
-`monarch._debug`, `monarch._telemetry`, jobs and others of their kind import the engine only through
-here. Small on purpose: a name that is added becomes a promise.
+`monarch._debug`, `monarch._telemetry`, `monarch.rdma`, jobs and others of their kind import the
+engine only through here. Small on purpose: a name that is added becomes a promise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from monarch._engine.base import instrument
+from monarch._engine.base.memory_file import memory_file
+from monarch._engine.base.settings import settings
 from monarch._engine.mesh.context import context
+from monarch._engine.mesh.future import RAISED, VALUE, Future
+from monarch._engine.mesh.service import Refused, Request, Unreachable, ask, serve, tell
 from monarch._engine.mesh.transport import attach_hosts, greet_worker, serve_host
 from monarch._engine.protocol.handshake import HandshakeError
+from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.client import client_proc, when_forked
+from monarch._engine.runtime.reactor import Timer
 from monarch._engine.runtime.secret import SecretError
 
 __all__ = [
     "HandshakeError",
+    "Promise",
+    "Refused",
+    "Request",
     "SecretError",
+    "Unreachable",
+    "ask",
+    "at_actor_end",
     "at_call_end",
     "attach_hosts",
+    "call_later",
+    "failed",
     "greet_worker",
     "instrument",
+    "is_simulated",
+    "memory_file",
+    "own_uid",
+    "resolved",
+    "serve",
     "serve_host",
+    "settings",
+    "start_thread",
+    "successor_of",
+    "tell",
+    "when_forked",
+    "when_gone",
 ]
+
+R = TypeVar("R")
 
 
 def at_call_end(callback: Callable[[BaseException | None], None]) -> bool:
@@ -37,3 +66,79 @@ def at_call_end(callback: Callable[[BaseException | None], None]) -> bool:
         return False
     cell.watchers.setdefault(id(here), []).append(callback)
     return True
+
+
+def at_actor_end(callback: Callable[[], object]) -> Callable[[], None] | None:
+    """Call `callback()` when the actor whose code is running has done its last act.
+
+    Before whoever stops it is told that it has. On any thread; it must not block or raise. What
+    comes back withdraws the request; None, and nothing is registered, outside actors.
+    """
+    cell = context().actor_instance._cell
+    if cell is None:
+        return None
+    cell.at_end[callback] = None
+    return lambda: cell.at_end.pop(callback, None)
+
+
+# -- futures -------------------------------------------------------------------------------------
+
+
+class Promise(Future[R]):
+    """A future that a feature settles, from any thread. Make it with `Promise.pending()`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def pending(cls) -> Promise[R]:
+        """A new one."""
+        made: Promise[R] = cls._new()
+        return made
+
+    def resolve(self, value: R) -> bool:
+        """Settle with a value; False if it was settled before."""
+        return self._resolve(VALUE, value)
+
+    def fail(self, error: BaseException) -> bool:
+        """Settle with what `get` and `await` will raise; False if it was settled before."""
+        return self._resolve(RAISED, error)
+
+
+resolved = Future._of
+failed = Future._failed
+
+
+# -- processes -----------------------------------------------------------------------------------
+
+
+def own_uid() -> int:
+    """This process in the cluster; a script becomes a client by it."""
+    return client_proc().uid
+
+
+def successor_of(uid: int) -> int:
+    """The process that is in the place of `uid` today: itself, unless it was restarted."""
+    return client_proc().newest(uid)
+
+
+def when_gone(uid: int, callback: Callable[[str], None]) -> None:
+    """Call `callback(how it ended)` on the reactor thread once process `uid` is gone."""
+    client_proc().when_gone(uid, lambda verdict: callback(verdict.error))
+
+
+# -- time and threads ----------------------------------------------------------------------------
+
+
+def call_later(delay: float, callback: Callable[[], None]) -> Timer:
+    """Run `callback()` on the reactor thread after `delay` seconds, unless cancelled."""
+    return client_proc().reactor.call_later(delay, callback)
+
+
+def start_thread(name: str, run: Callable[[], None]) -> None:
+    """Run something on a daemon thread; `name` begins with ``monarch-``."""
+    drivers.current.start_thread(name, run)
+
+
+def is_simulated() -> bool:
+    """Whether this program runs in the simulator, where one thread runs at a time."""
+    return type(drivers.current) is not drivers.Driver

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-FACADES = ["monarch", "monarch.actor", "monarch.config", "monarch.job", "monarch.testing"]
+FACADES = [
+    "monarch",
+    "monarch.actor",
+    "monarch.config",
+    "monarch.job",
+    "monarch.rdma",
+    "monarch.testing",
+]
 
 
 def public() -> Iterator[tuple[str, Any]]:

@@ -150,7 +150,7 @@ def header(size: int, kind: int = CALL, meta_len: int = 0, check: int = wire.CHE
     [
         (header(0, check=0), "not contain frames"),
         (header(0, kind=0), "frame kind 0"),
-        (header(0, kind=wire.PROBE + 1), f"frame kind {wire.PROBE + 1}"),
+        (header(0, kind=wire._LAST_KIND + 1), f"frame kind {wire._LAST_KIND + 1}"),
         (header(0, kind=255), "frame kind 255"),
         (header(3, meta_len=4), "meta of 4"),
         (header(LIMIT + 1), "codec_max_frame_length"),

@@ -158,6 +158,7 @@ class Cell:
         self.fatal: BaseException | None = None
         self.missed: Failure | None = None  # the end by a child's failure, while it stopped
         self.watchers: dict[int, list[Callable[[BaseException | None], None]]] = {}
+        self.at_end: dict[Callable[[], object], None] = {}  # to call when the last act is done
 
     def start(self, run: Callable[[Cell], None]) -> None:
         """Serve: construct the actor and handle its messages, on a thread of its own."""
@@ -261,6 +262,8 @@ class Cell:
         with self._end_lock:
             if self.finished.is_set():
                 return
+            while self.at_end:
+                self.at_end.popitem()[0]()
             acks, self._stop_acks = self._stop_acks, []
             timer = self._stop_timer
             # A stop that nobody asked for is news to the owner, too. Told before the first stop

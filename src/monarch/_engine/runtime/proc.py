@@ -56,6 +56,7 @@ from monarch._engine.wire.frame import (
     QUERY,
     RELEASE,
     SEGMENT,
+    SERVICE,
     SPAWN,
     STOP,
     Frame,
@@ -139,6 +140,7 @@ class Proc:
         self.returns = False  # whether an actor here wants messages back that did not arrive
         self.setup: Any = None  # the bootstrap callable's gate, when there is one
         self.notices: dict[str, Callable[[dict[str, Any]], None]] = {}
+        self.services: dict[bytes, Callable[[Any, Frame], None]] = {}  # by name: mesh.service
         self._asked: set[int] = set()
         self._exit_sinks: dict[int, list[Callable[[Verdict], None]]] = {}
         self._links_lock = threading.Lock()
@@ -163,6 +165,7 @@ class Proc:
             CONTROL: self._on_control,
             QUERY: self._on_query,
             PROBE: self.watch.on_probe,
+            SERVICE: self._on_service,
         }
 
     def start(self) -> None:
@@ -481,6 +484,14 @@ class Proc:
             self.post(link, frame.port, frame.rank, None)
         elif not self.early.keep(link, frame):
             self.refuse(link, frame)
+
+    def _on_service(self, link: Any, frame: Frame) -> None:
+        service = self.services.get(frame.meta)
+        if service is not None:
+            service(link, frame)
+        else:
+            name = frame.meta.decode(errors="replace")
+            self.say(link, POST, frame.port, 0, 0, f"no service {name} here".encode(), ERROR)
 
     def _on_event(self, link: Any, frame: Frame) -> None:
         self.mesh_failed(frame.dest, frame.rank, Failure.from_bytes(bytes(frame.body)))

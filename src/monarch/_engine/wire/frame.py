@@ -46,6 +46,7 @@ __all__ = [
     "QUERY",
     "RELEASE",
     "SEGMENT",
+    "SERVICE",
     "SPAWN",
     "STOP",
     "Frame",
@@ -69,7 +70,8 @@ RELEASE = 7  # shared segments the receiver of a payload no longer uses
 CONTROL = 8  # a request to, or a notice from, the host agent: JSON
 QUERY = 9  # is the actor `dest` there? Answered at `port`
 PROBE = 10  # who waits for the actor `dest`, or (flags 1) for whom it waits: see protocol.deadlock
-_LAST_KIND = PROBE
+SERVICE = 11  # a request to the service that meta names: see mesh.service. Answered at `port`
+_LAST_KIND = SERVICE
 
 # Flags: what the body is. The low bits are the outcome of a POST; a CALL has its own.
 ONCE = 1  # the port of this CALL takes one answer

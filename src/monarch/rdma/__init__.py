@@ -1,0 +1,47 @@
+"""One-sided memory transfers: read and write memory of other processes without asking them.
+
+>>> from monarch.rdma import RDMABuffer
+>>> weights = bytearray(b"weights!")
+>>> buffer = RDMABuffer(weights)  # send this to any actor
+>>> into = bytearray(8)
+>>> buffer.read_into(into, timeout=5).get()  # there
+>>> into
+bytearray(b'weights!')
+>>> buffer.drop().get()
+"""
+
+from monarch.rdma.action import RDMAAction
+from monarch.rdma.buffer import RDMABuffer
+from monarch.rdma.errors import (
+    RdmaBufferDropped,
+    RdmaError,
+    RdmaOwnerLost,
+    RdmaPermissionError,
+    RdmaTimeout,
+    RdmaUnavailable,
+)
+from monarch.rdma.hardware import (
+    RDMAReadTransferWarning,
+    RDMATcpFallbackWarning,
+    RDMAWriteTransferWarning,
+    get_rdma_backend,
+    is_ibverbs_available,
+    is_rdma_available,
+)
+
+__all__ = [
+    "RDMAAction",
+    "RDMABuffer",
+    "RDMAReadTransferWarning",
+    "RDMATcpFallbackWarning",
+    "RDMAWriteTransferWarning",
+    "RdmaBufferDropped",
+    "RdmaError",
+    "RdmaOwnerLost",
+    "RdmaPermissionError",
+    "RdmaTimeout",
+    "RdmaUnavailable",
+    "get_rdma_backend",
+    "is_ibverbs_available",
+    "is_rdma_available",
+]

@@ -1,0 +1,236 @@
+"""`RDMABuffer`: a handle on memory, and on parts of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from monarch.actor import Future
+from monarch.rdma import hardware, registry, routes
+from monarch.rdma.errors import RdmaPermissionError
+from monarch.rdma.handle import Handle
+from monarch.rdma.memory import memory_of
+from monarch.rdma.submission import submit, timeout_of
+from monarch.rdma.transfer import READ, WRITE, Op
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["RDMABuffer", "reading", "writing"]
+
+
+class RDMABuffer:
+    """A small handle on memory of this process, which may be sent to anybody.
+
+    Whoever has it reads and writes that memory while this process does what it likes; no Python
+    runs here for it. The memory is kept, and what is in it at the moment of a transfer is what is
+    transferred. It is let go by `drop`, at the end of the actor that made the buffer (of a script:
+    at the script's end), or as `release` says. Making one is quick: nothing is copied.
+
+    Args:
+        data: contiguous memory of any shape: a torch tensor, a numpy array, bytearray, bytes, mmap,
+            a memoryview, ... While it is registered, it cannot be resized.
+        read_only: whether others may only read. What is read-only itself (`bytes`) always is.
+        release: "drop", or "last-handle": also when the last handle, in whatever process, is gone.
+
+    Raises ValueError for memory that is empty or not contiguous, RuntimeError where the settings
+    leave no way to transfer.
+
+    >>> memory = bytearray(b"hello world")
+    >>> with RDMABuffer(memory) as buffer:
+    ...     buffer[6:].write_from(b"there").get()
+    ...     into = bytearray(5)
+    ...     buffer[:5].read_into(into).get()
+    >>> memory, into
+    (bytearray(b'hello there'), bytearray(b'hello'))
+    """
+
+    __slots__ = ("__weakref__", "_handle", "_length", "_offset")
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        read_only: bool = False,
+        release: Literal["drop", "last-handle"] = "drop",
+    ) -> None:
+        if release not in {"drop", "last-handle"}:
+            raise ValueError(f'release must be "drop" or "last-handle", not {release!r}')
+        hardware.check_backend()
+        memory = memory_of(data)
+        if not memory.nbytes:
+            raise ValueError("Cannot create RDMABuffer with size 0.")
+        registration = registry.own_registry().add(
+            memory,
+            writable=memory.writable and not read_only,
+            counted=release == "last-handle",
+            offers=routes.offers_for(memory),
+        )
+        self._handle = registration.handle
+        self._offset = 0
+        self._length = memory.nbytes
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    def size(self) -> int:
+        """Bytes of the buffer, or of the part that this is."""
+        return self._length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it can only be read."""
+        return not self._handle.writable
+
+    @property
+    def device(self) -> str:
+        """Where the memory is: "cpu", "cuda:0", ..., in its owner."""
+        return self._handle.device
+
+    @property
+    def owner(self) -> str:
+        """The address of the process whose memory it is. Opaque."""
+        return f"rdma<{self._handle.number}>@ipc://@monarch-{self._handle.uid:x}"
+
+    @property
+    def backend(self) -> str:
+        """`get_rdma_backend` of this process. For the way to this very buffer, see `explain`."""
+        return hardware.get_rdma_backend()
+
+    def __repr__(self) -> str:
+        handle = self._handle
+        part = ""
+        if self._length != handle.size:
+            part = f"[{self._offset}:{self._offset + self._length}]"
+        rest = "" if handle.device == "cpu" else f" on {handle.device}"
+        rest += ", read-only" if not handle.writable else ""
+        return f"<RDMABuffer {handle.number}{part}, {self._length} bytes of {handle.owner}{rest}>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RDMABuffer):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self._handle.identity, self._handle.number, self._offset, self._length)
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    def slice(self, offset: int, length: int) -> RDMABuffer:
+        """`length` bytes from `offset` on, as a buffer of its own.
+
+        It shares the registration: dropping the one drops the other. Raises ValueError if the part
+        is empty or not within this buffer.
+
+        >>> RDMABuffer(bytearray(100)).slice(10, 20).size()
+        20
+        """
+        if length <= 0:
+            raise ValueError("Cannot create RDMABuffer with size 0.")
+        if offset < 0 or offset + length > self._length:
+            raise ValueError(
+                f"access at offset {offset} with length {length} exceeds region size {self._length}"
+            )
+        return _part(self._handle, self._offset + offset, length)
+
+    def __getitem__(self, key: Any) -> RDMABuffer:
+        """`buffer[a:b]`: bytes a to b, by the rules of Python's slices. See `slice`."""
+        if not isinstance(key, slice):
+            raise TypeError(
+                "a part of an RDMABuffer is buffer[a:b]; to see bytes, read_into memory"
+            )
+        start, stop, step = key.indices(self._length)
+        if step != 1:
+            raise ValueError("a part of an RDMABuffer is contiguous: buffer[a:b], without a step")
+        return self.slice(start, stop - start)
+
+    __iter__ = None
+
+    # -- transfers -------------------------------------------------------------------------------
+
+    def read_into(self, dst: Any, *, timeout: float = 60) -> Future[None]:
+        """Copy the whole buffer into the first bytes of `dst`, and leave its others alone.
+
+        Begins now, and does not wait: the future tells when it is done (a small one is done when
+        this returns). It raises RdmaError, such as RdmaTimeout after `timeout` seconds,
+        RdmaBufferDropped, RdmaOwnerLost. Bytes that somebody writes meanwhile may be seen or not.
+
+        Raises ValueError if `dst` is too small, not contiguous or read-only.
+        """
+        seconds = timeout_of(timeout)
+        return submit([reading(self, dst)], seconds)
+
+    def write_from(self, src: Any, *, timeout: float = 60) -> Future[None]:
+        """Copy the whole of `src` to the start of the buffer, and leave the rest alone.
+
+        As `read_into`. When the future resolves the bytes are in the owner's memory. Raises
+        ValueError if `src` is too large or not contiguous, RdmaPermissionError if the buffer is
+        read-only.
+        """
+        seconds = timeout_of(timeout)
+        op = writing(self, src)
+        return submit([op] if op.nbytes else [], seconds)
+
+    def drop(self) -> Future[None]:
+        """End the registration, in whatever process it is; parts of the buffer end with it.
+
+        No transfer begins after that; when the future resolves none is under way, and the memory is
+        its owner's alone. Of a buffer that was dropped, or whose owner is gone, it is no error.
+        """
+        return registry.drop(self._handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """`drop`, and wait for it."""
+        self.drop().get()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _part, (self._handle, self._offset, self._length)
+
+
+RDMABuffer.__module__ = "monarch.rdma"
+
+
+def _part(handle: Handle, offset: int, length: int) -> RDMABuffer:
+    if not 0 <= offset < offset + length <= handle.size:
+        raise ValueError(
+            f"access at offset {offset} with length {length} exceeds region size {handle.size}"
+        )
+    self: RDMABuffer = object.__new__(RDMABuffer)
+    self._handle = handle
+    self._offset = offset
+    self._length = length
+    return self
+
+
+def reading(buffer: RDMABuffer, dst: Any) -> Op:
+    """The operation that reads all of `buffer` into `dst`. Raises as `read_into` does."""
+    memory = memory_of(dst)
+    length = buffer._length
+    if memory.nbytes < length:
+        raise ValueError(
+            f"destination local memory size ({memory.nbytes}) must be >= "
+            f"remote buffer size ({length})"
+        )
+    if not memory.writable:
+        raise ValueError("destination local memory is read-only, and is never written")
+    return Op(READ, buffer._handle, buffer._offset, memory, length)
+
+
+def writing(buffer: RDMABuffer, src: Any) -> Op:
+    """The operation that writes all of `src` to `buffer`. Raises as `write_from` does."""
+    memory = memory_of(src)
+    if memory.nbytes > buffer._length:
+        raise ValueError(
+            f"source local memory size ({memory.nbytes}) must be <= "
+            f"remote buffer size ({buffer._length})"
+        )
+    if not buffer._handle.writable:
+        raise RdmaPermissionError(registry.read_only_text(buffer._handle))
+    return Op(WRITE, buffer._handle, buffer._offset, memory, memory.nbytes)

@@ -1,0 +1,61 @@
+"""The threads on which copies run that are too long for the caller's own.
+
+Few, started when there is work and kept: `rdma_runtime_worker_threads`. A job that is spread is put
+into the queue several times; whoever comes takes the next slice of it. In the simulator, where one
+thread runs at a time, everything runs in the caller's.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+from monarch import _spi
+
+__all__ = ["CORES", "spread"]
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+_jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+_lock = threading.Lock()
+_threads = 0
+_idle = 0
+
+
+def spread(job: Callable[[], None], times: int) -> None:
+    """Call `job` on up to `times` threads at once; it must know when there is nothing to do."""
+    if _spi.is_simulated():
+        job()
+        return
+    global _threads
+    most = max(1, _spi.settings.rdma_runtime_worker_threads)
+    for _ in range(times):
+        _jobs.put(job)
+    with _lock:
+        wanted = min(max(0, _jobs.qsize() - _idle), most - _threads)
+        _threads += max(0, wanted)
+    for _ in range(wanted):
+        _spi.start_thread("monarch-rdma", _work)
+
+
+def _work() -> None:
+    global _idle
+    while True:
+        with _lock:
+            _idle += 1
+        job = _jobs.get()
+        with _lock:
+            _idle -= 1
+        job()
+
+
+def _forget() -> None:
+    global _jobs, _lock, _threads, _idle
+    _jobs = queue.SimpleQueue()
+    _lock = threading.Lock()
+    _threads = _idle = 0
+
+
+_spi.when_forked(_forget)

@@ -1,0 +1,178 @@
+"""`Memory`: where the bytes of a user's object are, and what keeps them there.
+
+Everything that can be asked for its address is taken: whatever has the buffer protocol (bytearray,
+mmap, arrays, memoryviews of every format, numpy), numpy arrays whose dtype has no such format, and
+torch tensors of any device, if the program has torch. Any shape, but contiguous: a transfer knows
+one address and one length.
+
+While a `Memory` exists its object can neither be freed nor resized: the exporter counts the view.
+(Tensors are the exception. Their storage cannot be freed, but a program can resize it; `stale`
+tells.) Read-only memory is known as such and never written. Nothing is copied or locked here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+__all__ = ["CPU", "Memory", "memory_of"]
+
+CPU = "cpu"
+
+_addressof = ctypes.addressof
+_from_buffer = ctypes.c_char.from_buffer
+
+
+class Memory:
+    """`nbytes` at `address` of `device` ("cpu", "cuda:0", ...), kept by `pin`."""
+
+    __slots__ = ("address", "device", "nbytes", "pin", "writable")
+
+    def __init__(
+        self, address: int, nbytes: int, writable: bool, pin: Any, device: str = CPU
+    ) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.writable = writable
+        self.pin = pin
+        self.device = device
+
+    @property
+    def stale(self) -> bool:
+        """Whether the object has moved its memory all the same."""
+        return False
+
+
+class _TensorMemory(Memory):
+    """Of a tensor, which is its own `pin`."""
+
+    __slots__ = ()
+
+    @property
+    def stale(self) -> bool:
+        tensor = self.pin
+        storage = tensor.untyped_storage()
+        end: int = tensor.storage_offset() * tensor.element_size() + self.nbytes
+        return bool(tensor.data_ptr() != self.address or end > storage.nbytes())
+
+
+def memory_of(data: Any) -> Memory:
+    """The memory of `data`, which lasts as long as the result.
+
+    Raises ValueError for memory that is not contiguous, and for what has none that can be shared.
+    A size of zero is allowed.
+    """
+    if type(data) is bytearray:  # the commonest, and the quickest
+        nbytes = len(data)
+        if not nbytes:
+            return Memory(0, 0, True, data)
+        held = _from_buffer(data)
+        return Memory(_addressof(held), nbytes, True, held)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(data, torch.Tensor):
+        return _of_tensor(torch, data)
+    if type(data) is memoryview:
+        return _of_view(data, data)
+    try:
+        view = memoryview(data)
+    except (TypeError, ValueError, BufferError):
+        return _of_view(_bytes_of_array(data), data)
+    return _of_view(view, data)
+
+
+def _of_view(view: memoryview, data: Any) -> Memory:
+    if not view.c_contiguous or _has_objects(view):
+        raise ValueError(_layout(data))
+    nbytes = view.nbytes
+    if not nbytes:
+        return Memory(0, 0, not view.readonly, view)
+    if view.readonly:
+        held = _ReadOnly(view)
+        return Memory(held.address, nbytes, False, held)
+    writable = _from_buffer(view)
+    return Memory(_addressof(writable), nbytes, True, writable)
+
+
+def _has_objects(view: memoryview) -> bool:
+    """Whether it holds addresses of Python objects, which mean nothing to anybody else."""
+    return view.format != "B" and (
+        view.format[-1:] == "O" or getattr(getattr(view.obj, "dtype", None), "hasobject", False)
+    )
+
+
+def _bytes_of_array(data: Any) -> memoryview:
+    """The bytes of a numpy array whose dtype has no buffer format: dates, for one."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None or not isinstance(data, numpy.ndarray) or not data.flags.c_contiguous:
+        raise ValueError(_layout(data))
+    return memoryview(data.reshape(-1).view(numpy.uint8))
+
+
+def _of_tensor(torch: Any, tensor: Any) -> Memory:
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.is_contiguous():
+        raise ValueError(_layout(tensor))
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError(f"{_layout(tensor)}: its elements are computed when read, see resolve_*()")
+    nbytes: int = tensor.numel() * tensor.element_size()
+    device = CPU if tensor.device.type == "cpu" else str(tensor.device)
+    # `detach` shares the memory but not the graph, which would be kept as well.
+    return _TensorMemory(tensor.data_ptr() if nbytes else 0, nbytes, True, tensor.detach(), device)
+
+
+def _layout(data: Any) -> str:
+    kind: type[Any] = type(data)  # pyright: ignore[reportUnknownVariableType] - it is any
+    shape = getattr(data, "shape", None)
+    strides = getattr(data, "strides", None)
+    if strides is None and callable(getattr(data, "stride", None)):
+        strides = data.stride()
+    what = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    if shape is not None:
+        what += f" of shape {tuple(shape)}"
+    if strides is not None and not callable(strides):
+        what += f", strides {tuple(strides)}"
+    return (
+        "RDMABuffer only supports 1d contiguous torch.Tensor or 1d c-contiguous memoryview, "
+        "and other contiguous memory: arrays of any shape, bytearray, bytes, mmap. "
+        f"Got: {what}"
+    )
+
+
+class _PyBuffer(ctypes.Structure):
+    """`Py_buffer` of the C API, which alone gives the address of read-only memory."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = (ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int)
+_get_buffer.restype = ctypes.c_int
+_release = ctypes.pythonapi.PyBuffer_Release
+_release.argtypes = (ctypes.POINTER(_PyBuffer),)
+_release.restype = None
+
+
+class _ReadOnly:
+    """A view of read-only memory, held until this object goes."""
+
+    __slots__ = ("_buffer", "address")
+
+    def __init__(self, view: memoryview) -> None:
+        self._buffer = _PyBuffer()
+        _get_buffer(view, ctypes.byref(self._buffer), 0)  # 0: a plain view; raises if refused
+        self.address: int = self._buffer.buf or 0
+
+    def __del__(self, _release: Any = _release, _byref: Any = ctypes.byref) -> None:
+        _release(_byref(self._buffer))

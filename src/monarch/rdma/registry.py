@@ -1,0 +1,299 @@
+"""The registrations of this process: memory that is kept, published, and given up again.
+
+A registration ends once: by `drop` (from here, or asked for by another process), with the actor
+that made it, or, if it is counted, with its last handle (`holders`). The end has two steps. First
+it is revoked: no route reads or writes any more. Then, when no write is under way, the memory is
+let go; the future of the drop waits for that.
+
+Registering neither copies nor locks pages: it writes one line into the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import itertools
+import os
+import secrets
+import struct
+import sys
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+from monarch import _spi
+from monarch.actor import Future
+from monarch.rdma.errors import RdmaBufferDropped, RdmaError, RdmaOwnerLost, RdmaPermissionError
+from monarch.rdma.handle import Handle
+from monarch.rdma.identity import own_host, start_of
+from monarch.rdma.memory import Memory
+from monarch.rdma.table import Contended, Table
+
+__all__ = ["Registration", "Registry", "at_end", "drop", "own_registry", "owned_here"]
+
+_DROP = "rdma.drop"
+_KEY = struct.Struct("=Q16s16s")  # number, identity, token
+_DROP_TIMEOUT = 60.0
+_LET_GO = Memory(0, 0, False, None)
+
+
+class Registration:
+    """Memory of this process that others may use."""
+
+    __slots__ = ("_withdraw", "ended", "handle", "lock", "memory")
+
+    def __init__(self, handle: Handle, memory: Memory) -> None:
+        self.handle = handle
+        self.memory = memory
+        self.ended = False
+        self.lock = threading.Lock()
+        """Held by writers of this process for one slice, and by the drop when it has revoked."""
+        self._withdraw: Callable[[], Any] | None = None
+
+    @contextlib.contextmanager
+    def writing(self) -> Generator[None, None, None]:
+        """Hold the drop off while a slice is written, in this process, to the memory.
+
+        Raises RdmaPermissionError, or RdmaBufferDropped.
+        """
+        if not self.handle.writable:
+            raise RdmaPermissionError(read_only_text(self.handle))
+        with self.lock:
+            if self.ended:
+                raise RdmaBufferDropped(dropped_text(self.handle.number))
+            yield
+
+
+class Registry:
+    """See the module. One per process, made on first use: `own_registry`."""
+
+    def __init__(self) -> None:
+        self.identity = secrets.token_bytes(16)
+        self.pid = os.getpid()
+        self.live: dict[int, Registration] = {}
+        self._numbers = itertools.count(1)
+        self.table: Table | None = Table(self.identity) if sys.platform == "linux" else None
+        self._start = start_of(self.pid) if sys.platform == "linux" else 0
+        self._served: int | None = None
+
+    def add(
+        self, memory: Memory, *, writable: bool, counted: bool, offers: dict[str, bytes]
+    ) -> Registration:
+        """Register. The memory is kept until the registration ends."""
+        uid = _spi.own_uid()
+        if self._served != uid:
+            _spi.serve(_DROP, self._on_drop)
+            self._served = uid
+        number = next(self._numbers)
+        token = secrets.token_bytes(16)
+        slot = -1
+        if self.table is not None:
+            try:
+                entry = (number, token, memory.address, memory.nbytes, writable)
+                slot = self.table.publish(*entry)
+            except OverflowError as error:
+                raise RdmaError(f"{error}: drop what is no longer used") from None
+        handle = Handle(
+            number,
+            self.identity,
+            uid,
+            own_host(),
+            self.pid,
+            self._start,
+            -1 if self.table is None else self.table.fd,
+            slot,
+            token,
+            memory.address,
+            memory.nbytes,
+            writable,
+            memory.device,
+            counted,
+            offers,
+        )
+        registration = self.live[number] = Registration(handle, memory)
+        registration._withdraw = _spi.at_actor_end(lambda: self._end(registration))
+        return registration
+
+    def find(self, number: int, token: bytes) -> Registration:
+        """The live registration. Raises RdmaBufferDropped, or RdmaPermissionError for the token."""
+        registration = self.live.get(number)
+        if registration is None:
+            raise RdmaBufferDropped(dropped_text(number))
+        if not hmac.compare_digest(registration.handle.token, token):
+            raise RdmaPermissionError(forged_text(number))
+        return registration
+
+    @contextlib.contextmanager
+    def alone(self, registration: Registration) -> Generator[None, None, None]:
+        """Keep out the atomic operations of other processes. Raises Contended if one is under way.
+
+        (Those of this process are kept out by `writing`.)
+        """
+        if self.table is None:
+            yield
+            return
+        slot = registration.handle.slot
+        if not self.table.try_exclusive(slot):
+            raise Contended
+        try:
+            yield
+        finally:
+            self.table.end_exclusive(slot)
+
+    def end(self, registration: Registration) -> Future[None]:
+        """Revoke at once; the future resolves when no write is under way and the memory is let go.
+
+        Ending what has ended is no error.
+        """
+        withdraw = registration._withdraw
+        if withdraw is not None:
+            registration._withdraw = None
+            withdraw()
+        return self._end(registration)
+
+    def _end(self, registration: Registration) -> Future[None]:
+        done = _spi.Promise[None].pending()
+        handle = registration.handle
+        if self.live.pop(handle.number, None) is None:
+            done.resolve(None)
+            return done
+        registration.ended = True
+        for callback in at_end:
+            callback(handle)
+        table = self.table
+        quiet = table is None or table.revoke(handle.slot)
+        if quiet and registration.lock.acquire(blocking=False):
+            registration.memory = _LET_GO
+            registration.lock.release()
+            done.resolve(None)
+            return done
+
+        # Somebody is in the middle of a slice: milliseconds, if it is not stopped by a signal.
+        def wait() -> None:
+            if table is not None and not quiet:
+                table.wait(handle.slot)
+            with registration.lock:
+                registration.memory = _LET_GO
+            done.resolve(None)
+
+        _spi.start_thread("monarch-rdma-drop", wait)
+        return done
+
+    def _on_drop(self, request: _spi.Request) -> None:
+        number, identity, token = _KEY.unpack(request.body)
+        if identity != self.identity:
+            request.answer()  # of a process that this one replaced, and gone with it
+            return
+        try:
+            registration = self.find(number, token)
+        except RdmaBufferDropped:
+            request.answer()
+            return
+        except RdmaPermissionError as error:
+            request.refuse(str(error))
+            return
+        self.end(registration)._notify(request.answer)
+
+    def close_in_child(self) -> None:
+        """In a forked child: the registrations are the parent's."""
+        if self.table is not None:
+            self.table.close()
+
+
+at_end: list[Callable[[Handle], None]] = []
+"""Called when a registration of this process is revoked: no route may begin a slice after it."""
+
+_registry: Registry | None = None
+_making = threading.Lock()
+
+
+def own_registry() -> Registry:
+    """The registrations of this process."""
+    global _registry
+    if _registry is None:
+        with _making:
+            if _registry is None:
+                _registry = Registry()
+    return _registry
+
+
+def owned_here(handle: Handle) -> bool:
+    """Whether it is a registration of this process."""
+    return _registry is not None and _registry.identity == handle.identity
+
+
+def drop(handle: Handle) -> Future[None]:
+    """End a registration of whatever process; None for one that is over, or gone with its owner."""
+    if owned_here(handle):
+        registry = own_registry()
+        try:
+            return registry.end(registry.find(handle.number, handle.token))
+        except RdmaBufferDropped:
+            return _spi.resolved(None)
+        except RdmaPermissionError as error:
+            return _spi.failed(RdmaPermissionError(f"Failed to drop buffer: {error}"))
+    if _spi.successor_of(handle.uid) != handle.uid:
+        return _spi.resolved(None)
+    done = _spi.Promise[None].pending()
+    body = _KEY.pack(handle.number, handle.identity, handle.token)
+    answer = _spi.ask(handle.uid, _DROP, body, _DROP_TIMEOUT)
+    answer._notify(lambda: _on_dropped(answer, done))
+    return done
+
+
+def _on_dropped(answer: Future[bytes], done: _spi.Promise[None]) -> None:
+    try:
+        answer.get(0)
+    except _spi.Unreachable:
+        done.resolve(None)  # the memory went with its process
+    except _spi.Refused as error:
+        done.fail(RdmaPermissionError(f"Failed to drop buffer: {error}"))
+    except TimeoutError:
+        done.fail(RdmaError("Failed to drop buffer: its owner did not answer in time"))
+    else:
+        done.resolve(None)
+
+
+def dropped_text(number: int) -> str:
+    """Of whoever finds no registration."""
+    return f"buffer {number} not found: it was dropped, or the actor that registered it has ended"
+
+
+def forged_text(number: int) -> str:
+    """Of whoever finds another token."""
+    return f"buffer {number} was not given out with this token: the handle is not the owner's"
+
+
+def moved_text(handle: Handle) -> str:
+    """Of whoever finds that registered memory is not where it was."""
+    return (
+        f"the memory of buffer {handle.number} was resized or freed by its owner, {handle.owner}, "
+        "while it was registered: drop it, and register it anew"
+    )
+
+
+def read_only_text(handle: Handle) -> str:
+    """Of whoever wants to write to what may only be read."""
+    return (
+        f"buffer {handle.number} of {handle.owner} is read-only: "
+        "its memory is, or it was registered so"
+    )
+
+
+def lost_error(handle: Handle, how: str = "") -> RdmaOwnerLost:
+    """What an initiator is told when the owner is gone."""
+    if _spi.successor_of(handle.uid) != handle.uid:
+        how = "it was restarted, and this handle is from before: ask the new one for a buffer"
+    reason = how or "its process is gone"
+    return RdmaOwnerLost(f"the owner of buffer {handle.number}, {handle.owner}, is lost: {reason}")
+
+
+def _forget() -> None:
+    global _registry, _making
+    registry, _registry = _registry, None
+    _making = threading.Lock()
+    if registry is not None:
+        registry.close_in_child()
+
+
+_spi.when_forked(_forget)

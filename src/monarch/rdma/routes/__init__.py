@@ -1,0 +1,220 @@
+"""Routes: the ways from this process to memory elsewhere, one of which is chosen per peer.
+
+A *kind* of route (`Kind`) is tried in the order of `kinds()`. It has two sides. At the owner it may
+add to a handle what others will need (`offer`). At the initiator it opens a `Route` to a peer, or
+says why there is none (`Unavailable`, with the remedy). The choice is made once per owner process
+and pair of devices and remembered, with the reasons against what was not chosen, for `explain`.
+
+A route carries out `Transfer`s: everything that one submit wants from one peer. It must end each,
+by `done` or `fail`, within its time; how, and on which thread, is its business. If it turns out
+that it leads nowhere after all, it hands the transfer back (`Transfer.reroute`): the next kind is
+tried, now and from now on. A transfer that failed for another reason is not tried again.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+
+from monarch import _spi
+from monarch.rdma import registry
+from monarch.rdma.errors import RdmaUnavailable
+from monarch.rdma.handle import Handle
+from monarch.rdma.memory import Memory
+
+if TYPE_CHECKING:
+    from monarch.rdma.transfer import Op, Transfer
+
+__all__ = [
+    "Kind",
+    "Refusal",
+    "Route",
+    "Unavailable",
+    "forget",
+    "kinds",
+    "offers_for",
+    "refusals_of",
+    "refuse",
+    "route_to",
+]
+
+_PEERS = 1024  # choices remembered; the oldest go first
+
+
+class Unavailable(Exception):
+    """This kind of route does not lead there. The text is the reason."""
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+
+
+class Refusal(NamedTuple):
+    """Why a kind of route was not chosen."""
+
+    kind: str
+    reason: str
+    remedy: str
+
+
+class Route(Protocol):
+    """A way to the memory of one process."""
+
+    kind: str
+
+    inline: int
+    """Submits of at most this many bytes are carried out by `run`; -1: none."""
+
+    def run(self, ops: list[Op]) -> None:
+        """Do it now, in the calling thread. Raises RdmaError, or Unavailable to be rerouted."""
+        ...
+
+    def start(self, transfer: Transfer) -> None:
+        """Begin; must not block for long. End it by `transfer.done` or `fail`, on any thread.
+
+        Before local memory is touched the route must `begin` the transfer, with what aborts it
+        when the time is over; nothing may touch local memory after the end.
+        """
+        ...
+
+
+class Kind(Protocol):
+    """A way in principle."""
+
+    name: ClassVar[str]
+
+    def offer(self, memory: Memory) -> bytes | None:
+        """At the owner: what the handle is to carry for `open`, if others may come this way.
+
+        None if they may not. Called for each registration; it must be quick.
+        """
+        ...
+
+    def withdrawn(self, handle: Handle) -> None:
+        """At the owner: a registration has ended. No transfer may touch its memory any more."""
+        ...
+
+    def open(self, handle: Handle, device: str) -> Route:
+        """At the initiator: a way to the owner, from and to local memory on `device`.
+
+        Raises Unavailable, or RdmaOwnerLost. It may ask the kernel, but not wait for the peer.
+        """
+        ...
+
+
+def kinds() -> tuple[Kind, ...]:
+    """All there are, the best first."""
+    global _kinds
+    if not _kinds:
+        from monarch.rdma.routes.local import Local
+        from monarch.rdma.routes.process_vm import ProcessVm
+
+        _kinds = (Local(), ProcessVm())
+        registry.at_end.append(_withdrawn)
+    return _kinds
+
+
+_kinds: tuple[Kind, ...] = ()
+
+
+class _Choice:
+    """What was decided for one peer and pair of devices."""
+
+    __slots__ = ("refusals", "route")
+
+    def __init__(self) -> None:
+        self.route: Route | None = None
+        self.refusals: dict[str, Refusal] = {}
+
+
+_Key = tuple[bytes, str, str]
+_choices: dict[_Key, _Choice] = {}
+_choosing = threading.RLock()
+
+
+def route_to(handle: Handle, device: str) -> Route:
+    """The way to that memory. Raises RdmaUnavailable with all reasons, or RdmaOwnerLost."""
+    choice = _choices.get((handle.identity, handle.device, device))
+    if choice is not None and choice.route is not None:
+        return choice.route
+    return _choose(handle, device)
+
+
+def _choose(handle: Handle, device: str) -> Route:
+    key = (handle.identity, handle.device, device)
+    with _choosing:
+        choice = _choices.get(key)
+        if choice is None:
+            choice = _Choice()
+        for kind in kinds():
+            if choice.route is not None:
+                break
+            if kind.name in choice.refusals:
+                continue
+            try:
+                choice.route = kind.open(handle, device)
+            except Unavailable as error:
+                choice.refusals[kind.name] = Refusal(kind.name, error.reason, error.remedy)
+        _choices[key] = choice
+        while len(_choices) > _PEERS:
+            del _choices[next(iter(_choices))]
+    if choice.route is None:
+        raise RdmaUnavailable(_nowhere(handle, device, choice))
+    return choice.route
+
+
+def _nowhere(handle: Handle, device: str, choice: _Choice) -> str:
+    what = f"buffer {handle.number} of {handle.owner} ({handle.device} there, {device} here)"
+    lines = [f"no compatible RDMA backend for {what}:"]
+    for kind, reason, remedy in choice.refusals.values():
+        lines.append(f"  {kind}: {reason}" + (f"; {remedy}" if remedy else ""))
+    return "\n".join(lines)
+
+
+def refuse(handle: Handle, device: str, kind: str, reason: Unavailable) -> None:
+    """A route that was chosen leads nowhere: choose another from now on."""
+    with _choosing:
+        choice = _choices.setdefault((handle.identity, handle.device, device), _Choice())
+        choice.refusals[kind] = Refusal(kind, reason.reason, reason.remedy)
+        if choice.route is not None and choice.route.kind == kind:
+            choice.route = None
+
+
+def refusals_of(handle: Handle, device: str) -> list[Refusal]:
+    """Why other kinds were not chosen."""
+    choice = _choices.get((handle.identity, handle.device, device))
+    return [] if choice is None else list(choice.refusals.values())
+
+
+def forget(handle: Handle) -> None:
+    """The owner is gone, or its circumstances changed: decide anew when asked again."""
+    with _choosing:
+        for key in [key for key in _choices if key[0] == handle.identity]:
+            del _choices[key]
+
+
+def offers_for(memory: Memory) -> dict[str, bytes]:
+    """What a new handle carries. Raises RdmaUnavailable if nobody could reach the memory."""
+    found = {kind.name: kind.offer(memory) for kind in kinds()}
+    offers = {name: offer for name, offer in found.items() if offer is not None}
+    if not offers:
+        raise RdmaUnavailable(
+            f"no compatible RDMA backend for buffer in memory of {memory.device}: this release "
+            "reaches main memory only; copy it there first (tensor.cpu())"
+        )
+    return {name: offer for name, offer in offers.items() if offer}
+
+
+def _withdrawn(handle: Handle) -> None:
+    for kind in kinds():
+        kind.withdrawn(handle)
+
+
+def _forget_all() -> None:
+    global _choosing
+    _choosing = threading.RLock()
+    _choices.clear()
+
+
+_spi.when_forked(_forget_all)

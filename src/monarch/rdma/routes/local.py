@@ -1,0 +1,74 @@
+"""Within one process: a memory copy.
+
+The registration is looked up, so a drop counts at once; readers keep the memory alive meanwhile,
+writers hold the registration's lock for a slice (see `registry`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import ClassVar
+
+from monarch.rdma import registry
+from monarch.rdma.errors import RdmaBufferDropped, RdmaError
+from monarch.rdma.handle import Handle
+from monarch.rdma.memory import CPU, Memory
+from monarch.rdma.routes import Unavailable
+from monarch.rdma.routes.copying import CopyRoute, Piece, atomic_result
+from monarch.rdma.transfer import READ, Op
+
+__all__ = ["Local"]
+
+_move = ctypes.memmove  # without the interpreter lock
+
+
+class Local:
+    """The kind."""
+
+    name: ClassVar[str] = "local"
+
+    def offer(self, memory: Memory) -> bytes | None:
+        """Nothing is needed."""
+        return b"" if memory.device == CPU else None
+
+    def withdrawn(self, handle: Handle) -> None:
+        """The registry knows."""
+
+    def open(self, handle: Handle, device: str) -> _LocalRoute:
+        """A route, if the memory is ours."""
+        if not registry.owned_here(handle):
+            raise Unavailable("the memory is another process's")
+        if (handle.device, device) != (CPU, CPU):
+            raise Unavailable("it copies main memory only")
+        return _LocalRoute()
+
+
+class _LocalRoute(CopyRoute):
+    kind = Local.name
+
+    def copy(self, kind: int, pieces: list[Piece]) -> None:
+        find = registry.own_registry().find
+        for op, at, count in pieces:
+            found = find(op.handle.number, op.handle.token)
+            memory = found.memory  # kept, also if it is dropped meanwhile
+            if memory.stale:
+                raise RdmaError(registry.moved_text(op.handle))
+            place = memory.address + op.offset + at
+            if kind == READ:
+                _move(op.local.address + at, place, count)
+            else:
+                with found.writing():
+                    _move(place, op.local.address + at, count)
+            if found.ended:
+                raise RdmaBufferDropped(registry.dropped_text(op.handle.number))
+
+    def atomic(self, op: Op) -> None:
+        own = registry.own_registry()
+        found = own.find(op.handle.number, op.handle.token)
+        with found.writing(), own.alone(found):
+            place = found.memory.address + op.offset
+            old = ctypes.string_at(place, 8)
+            new = atomic_result(op, old)
+            if new is not None:
+                _move(place, new, 8)
+        _move(op.local.address, old, 8)

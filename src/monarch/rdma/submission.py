@@ -1,0 +1,128 @@
+"""From a list of operations to a future: the operations are split by route, and begun.
+
+The transfers of a submit go on side by side; its future waits for all and tells all failures. What
+is small and has one route is done before `submit` returns: a thread would cost more than the copy.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from monarch import _spi
+from monarch.actor import Future
+from monarch.rdma import routes
+from monarch.rdma.errors import RdmaError, RdmaTimeout, joined
+from monarch.rdma.routes import Route, Unavailable
+from monarch.rdma.transfer import Op, Transfer
+
+__all__ = ["Submission", "submit", "timeout_of"]
+
+
+class Submission:
+    """Waits for the transfers of one submit."""
+
+    __slots__ = (
+        "_failures",
+        "_left",
+        "_lock",
+        "_routes",
+        "_seconds",
+        "_timer",
+        "deadline",
+        "promise",
+    )
+
+    def __init__(self, groups: dict[Route, list[Op]], seconds: float) -> None:
+        self.promise = _spi.Promise[None].pending()
+        self.deadline = time.monotonic() + seconds
+        self._seconds = seconds
+        self._failures: list[tuple[str, RdmaError]] = []
+        self._lock = threading.Lock()
+        self._routes = {Transfer(self, ops): route for route, ops in groups.items()}
+        self._left = len(groups)
+        self._timer: Any = None
+
+    def start(self) -> Future[None]:
+        """Begin all; the future of the whole."""
+        self._timer = _spi.call_later(self._seconds, self._expire)
+        for transfer, route in list(self._routes.items()):
+            route.start(transfer)
+        return self.promise
+
+    def reroute(self, transfer: Transfer, reason: Unavailable) -> None:
+        """The route of this transfer leads nowhere: take the next one, now and from now on."""
+        first = transfer.ops[0]
+        routes.refuse(first.handle, first.local.device, self._routes[transfer].kind, reason)
+        try:
+            route = self._routes[transfer] = routes.route_to(first.handle, first.local.device)
+        except RdmaError as error:
+            transfer.fail(error)
+        else:
+            route.start(transfer)
+
+    def late(self) -> RdmaTimeout:
+        """What says that the time is over."""
+        return _late(self._seconds)
+
+    def _expire(self) -> None:
+        for transfer in list(self._routes):
+            transfer.expire()
+
+    def ended(self, transfer: Transfer, error: RdmaError | None) -> None:
+        """A transfer has ended, each once; any thread."""
+        with self._lock:
+            if error is not None:
+                self._failures.append((self._routes[transfer].kind, error))
+            self._left -= 1
+            if self._left:
+                return
+        self._timer.cancel()
+        self._routes = {}  # nor what they pin
+        if self._failures:
+            self.promise.fail(joined(self._failures))
+        else:
+            self.promise.resolve(None)
+
+
+def timeout_of(timeout: Any) -> float:
+    """A user's `timeout` in seconds. Raises TypeError and OverflowError as the interface has it."""
+    if not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout: a number of seconds is wanted, not {type(timeout).__name__}")
+    if not 0 <= timeout < 1 << 64:  # neither is NaN
+        raise OverflowError(
+            f"timeout must fit in an unsigned 64-bit integer, and {timeout} does not"
+        )
+    return timeout
+
+
+def _late(seconds: float) -> RdmaTimeout:
+    return RdmaTimeout(f"submit timed out after {seconds:g} s")
+
+
+def submit(ops: list[Op], seconds: float) -> Future[None]:
+    """Carry out all of `ops`, in any order. Begins now; small ones are done when this returns."""
+    if not ops:
+        return _spi.resolved(None)
+    if not seconds:
+        return _spi.failed(joined([("", _late(seconds))]))
+    groups: dict[Route, list[Op]] = {}
+    total = 0
+    try:
+        for op in ops:
+            total += op.nbytes
+            groups.setdefault(routes.route_to(op.handle, op.local.device), []).append(op)
+    except RdmaError as error:
+        return _spi.failed(joined([("", error)]))
+    (route, *others) = groups
+    if not others and total <= route.inline:
+        try:
+            route.run(ops)
+        except RdmaError as error:
+            return _spi.failed(joined([(route.kind, error)]))
+        except routes.Unavailable:
+            pass  # it says so again when it is begun, and is rerouted
+        else:
+            return _spi.resolved(None)
+    return Submission(groups, seconds).start()
