@@ -250,6 +250,9 @@ def test_the_parser_fails_only_with_address_error(text):
         ("ipc://@w", None, "unix:@w"),
         ("tcp://a:5@tcp://0.0.0.0:5", None, "alias:dial_to=tcp:a:5;bind_to=tcp:0.0.0.0:5"),
         ("tcp://h:fd3", None, "tcp:h:fd3"),
+        ("tcp://*:3", None, "tcp:[::]:3"),
+        ("service@tcp://*:3", "service", "tcp:[::]:3"),
+        ("tcp://h:1@tcp://*:3", None, "alias:dial_to=tcp:h:1;bind_to=tcp:[::]:3"),
     ],
 )
 def test_worker_address(text, proc, address):
@@ -273,11 +276,3 @@ def test_bad_worker_addresses_are_refused(text):
         "; expected a channel URL such as 'tcp://host:4444' or a ProcAddr such as "
         "'service<2MuAHeDjLCEd>@tcp://host:4444'"
     )
-
-
-@pytest.mark.parametrize("text", ["tcp://*:3", "service@tcp://*:3", "tcp://h:1@tcp://*:3"])
-def test_a_worker_cannot_serve_a_wildcard(text):
-    with pytest.raises(
-        NotImplementedError, match=r"^implementation does not get the host name right"
-    ):
-        parse_worker_address(text)

@@ -12,7 +12,7 @@ __all__ = ["add_worker"]
 _EXAMPLES = """\
 examples:
   monarch worker tcp://node1:4444
-  monarch worker tcp://0.0.0.0:0 --secret-file ~/job.secret
+  monarch worker 'tcp://*:0' --secret-file ~/job.secret     at all addresses, any port
   monarch worker ipc:///tmp/host0
 
 A client attaches with
@@ -25,7 +25,10 @@ and has to know the same secret: that of --secret-file (a file of at least 16 ch
 def add_worker(parser: argparse.ArgumentParser) -> None:
     """The options of ``monarch worker``."""
     parser.epilog = _EXAMPLES
-    parser.add_argument("address", help="where to listen: tcp://HOST:PORT (0: any) or ipc://PATH")
+    parser.add_argument(
+        "address",
+        help="where to listen: tcp://HOST:PORT (*: all, 0: any), tls:// alike, or ipc://PATH",
+    )
     parser.add_argument("--secret-file", metavar="FILE", help="the secret that clients must know")
     parser.add_argument(
         "--until-eof",

@@ -1,7 +1,8 @@
 """The address a worker serves, as it is given on its command line.
 
-Either just where to listen (``tcp://host:4444``), or with the identity its proc shall have in
-front (``service<4ER>@tcp://host:4444``), for launchers that number their workers themselves.
+Either just where to listen (``tcp://host:4444``; ``tcp://*:4444``: at all addresses of the host),
+or with the identity its proc shall have in front (``service<4ER>@tcp://host:4444``), for launchers
+that number their workers themselves.
 """
 
 from __future__ import annotations
@@ -29,17 +30,11 @@ def parse_worker_address(text: str, *, resolve: Resolver | None = None) -> Worke
 
     ``resolve`` looks up host names of TCP addresses, see `monarch._engine.base.address`.
 
-    Raises ``ValueError`` for bad text, and ``NotImplementedError`` for ``tcp://*``: peers are told
-    to dial the very address that is given here.
+    Raises ``ValueError`` for bad text.
 
     >>> parse_worker_address("service<4ER>@tcp://127.0.0.1:4444")
     WorkerAddress(proc=ProcId('service<4ER>'), address=ChannelAddr('tcp:127.0.0.1:4444'))
     """
-    if "tcp://*" in text:
-        raise NotImplementedError(
-            "implementation does not get the host name right for a wildcard address; to listen on "
-            "every interface, say what peers dial as well: tcp://<host>:<port>@tcp://0.0.0.0:<port>"
-        )
     head, at, tail = text.partition("@")
     names_proc = bool(at) and "://" not in head
     try:

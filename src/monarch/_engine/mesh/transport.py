@@ -98,6 +98,8 @@ def attach_hosts(workers: Sequence[str], secret_file: str | None = None) -> Host
     hosts: dict[str, str] = {}
     for text in workers:
         try:
+            if "://*" in text:
+                raise ValueError("* is where to listen: dial what the worker says that it serves")
             address = parse_worker_address(text, resolve=_resolve).address
             uses_tls(address)  # raises for what hosts cannot use
         except (ValueError, NotImplementedError) as error:
@@ -152,7 +154,8 @@ def greet_worker(address: str, timeout: float) -> Peer:
 def serve_host(address: str, ready: Callable[[str], None], lifeline: int | None = None) -> None:
     """Serve this host at `address` until a client shuts it down, or SIGTERM or SIGINT comes.
 
-    `ready(url)` is called once it listens, with the port that was taken if `address` left it open.
+    `ready(url)` is called once it listens, with what clients dial: the port that was taken, if
+    `address` left it open, and a name of this host if it listens at all its addresses.
     The end of what can be read from the descriptor `lifeline` ends it, too: the system closes that
     of a launcher that was killed.
     Blocks; for the main thread of a process. When it returns, all that ran here for clients has
@@ -176,8 +179,7 @@ def serve_host(address: str, ready: Callable[[str], None], lifeline: int | None 
             worker.stop()
 
         drivers.current.start_thread("monarch-lifeline", hold_on)
-    url = address if not address.endswith(":0") else f"{address[:-2]}:{worker.port}"
-    ready(url)
+    ready(_dialed(address, worker))
     worker.run()
 
 
@@ -203,6 +205,16 @@ def _worker(private_key: Any, ca: Any, address: str) -> Worker:
 
     _check_security(private_key, ca)
     return Worker(parse_worker_address(address, resolve=_resolve).address)
+
+
+def _dialed(text: str, worker: Worker) -> str:
+    """What clients of this worker dial, which was told `text`."""
+    from monarch._engine.runtime.own_name import EVERYWHERE, own_name
+
+    address = parse_worker_address(text).address._replace(bind=None)
+    if address.host in EVERYWHERE:
+        address = address._replace(host=own_name())
+    return address._replace(port=address.port or worker.port, fd=None).url
 
 
 def _check_security(private_key: Any, ca: Any) -> None:

@@ -56,6 +56,7 @@ PATIENCE = 5.0
 PROBE = "probe"
 """The purpose of who only wants to know whether a worker is there."""
 
+_BACKLOG = 1024
 _MOST = 4096
 _LENGTH = struct.Struct("<H")
 
@@ -110,16 +111,25 @@ def connect(address: ChannelAddr, timeout: float) -> socket.socket:
 
 
 def listen(address: ChannelAddr) -> socket.socket:
-    """A listening socket. Raises OSError."""
-    if address.scheme == "unix":
+    """A listening socket; at all addresses of the host for ``::``. Raises OSError."""
+    if address.bind is not None:  # others dial something else
+        address = address.bind
+    if address.fd is not None:
+        sock = socket.socket(fileno=address.fd)
+    elif address.scheme == "unix":
         sock = socket.socket(socket.AF_UNIX)
         sock.bind(_unix_path(address))
     else:
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        sock = socket.socket(family)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((address.host, address.port))
-    sock.listen(1024)
+        where = (address.host, address.port)
+        if address.host == "::" and socket.has_dualstack_ipv6():
+            return socket.create_server(
+                where, family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+            )
+        if address.host == "::":  # this system has no IPv6
+            where = ("0.0.0.0", address.port)  # noqa: S104 - that is what was asked for
+        family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
+        return socket.create_server(where, family=family, backlog=_BACKLOG)
+    sock.listen(_BACKLOG)
     return sock
 
 

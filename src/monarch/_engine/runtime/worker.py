@@ -103,8 +103,8 @@ class Worker:
                 job.process.wait()
 
     def stop(self) -> None:
-        """Have `run` return; from any thread."""
-        self._reactor.stop()
+        """Have `run` return; from any thread, also before it was called."""
+        self._reactor.call_soon(self._reactor.stop)
 
     # -- the door --------------------------------------------------------------------------------
 
@@ -239,5 +239,6 @@ def _show(address: Any) -> str:
     if isinstance(address, str) and address:
         return address
     if isinstance(address, tuple):
-        return f"{address[0]}:{address[1]}"
+        host = str(address[0]).removeprefix("::ffff:")  # IPv4, at a door for both
+        return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
     return "this machine"

@@ -1,0 +1,75 @@
+"""How others reach this host: what a worker that listens everywhere says of itself.
+
+For an address such as ``tcp://*:4444``. In this order:
+
+1. the host's name, if it resolves to an address of this machine that is no loopback address. On
+   many systems it does not: ``/etc/hosts`` has 127.0.1.1 for it, or a container its former address;
+2. the address of the interface that the default route leads through;
+3. loopback, with a warning: nobody beyond this machine can dial that.
+
+No packet is sent for it but by the resolver. Who knows better says so: an address that is dialed
+and one to listen at, ``tcp://public:4444@tcp://*:4444``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import Iterator
+
+__all__ = ["EVERYWHERE", "own_name"]
+
+EVERYWHERE = ("::", "0.0.0.0")  # noqa: S104 - looked for, not listened at
+"""Addresses that mean all of a host's, where one listens."""
+
+_ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # of nobody (RFC 5737, RFC 3849): by the default route
+_log = logging.getLogger("monarch.worker")
+
+
+def own_name() -> str:
+    """A name or an IP address of this host for others to dial."""
+    name = socket.gethostname()
+    if any(map(_is_ours, _addresses_of(name))):
+        return name
+    for elsewhere in _ELSEWHERE:
+        address = _way_to(elsewhere)
+        if address and not ipaddress.ip_address(address).is_loopback:
+            return address
+    _log.warning(
+        "this host has no name and no route by which others could reach it, so only this machine "
+        "can: if that is wrong, say what others dial, as in tcp://<host>:<port>@tcp://*:<port>"
+    )
+    return "127.0.0.1"
+
+
+def _addresses_of(name: str) -> Iterator[str]:
+    with contextlib.suppress(OSError):  # it is known to nobody
+        for *_, where in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
+            yield str(where[0])
+
+
+def _is_ours(address: str) -> bool:
+    """Whether it is one of this machine's that others can dial."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified:
+        return False
+    try:
+        with socket.socket(_family(address), socket.SOCK_DGRAM) as sock:
+            sock.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _way_to(address: str) -> str:
+    """Which of its own addresses this host would use; empty if there is no way."""
+    with contextlib.suppress(OSError), socket.socket(_family(address), socket.SOCK_DGRAM) as sock:
+        sock.connect((address, 9))
+        return str(sock.getsockname()[0])
+    return ""
+
+
+def _family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
