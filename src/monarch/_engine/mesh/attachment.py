@@ -28,9 +28,15 @@ class Attachment:
     Args:
         hosts: from the names to the addresses of their workers.
         secret_file: of the job they belong to; None: they know the secret of this process.
+        gateway: the address of the worker through which they are reached, if not directly.
     """
 
-    def __init__(self, hosts: Mapping[str, str], secret_file: str | None = None) -> None:
+    def __init__(
+        self,
+        hosts: Mapping[str, str],
+        secret_file: str | None = None,
+        gateway: str | None = None,
+    ) -> None:
         from monarch._engine.runtime.secret import settings_of  # few programs attach
 
         self._hosts = dict(hosts)
@@ -51,6 +57,7 @@ class Attachment:
             {
                 "op": "attach",
                 "hosts": self._hosts,
+                "gateway": gateway,
                 "trusting": trusting,
                 "secrets": secrets,
                 "environ": settings_of(os.environ),

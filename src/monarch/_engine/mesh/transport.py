@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _enabled: BindSpec | None = None
+_gateway: str | None = None  # of this client, see `attach`
 
 
 def enable_transport(transport: Any) -> None:
@@ -100,26 +101,52 @@ def attach_hosts(workers: Sequence[str], secret_file: str | None = None) -> Host
         try:
             if "://*" in text:
                 raise ValueError("* is where to listen: dial what the worker says that it serves")
-            address = parse_worker_address(text, resolve=_resolve).address
+            # Names behind a gateway are for it to look up.
+            resolve = _resolve if _gateway is None else None
+            address = parse_worker_address(text, resolve=resolve).address
             uses_tls(address)  # raises for what hosts cannot use
         except (ValueError, NotImplementedError) as error:
             raise RuntimeError(f'invalid worker address "{text}": {error}') from error
         hosts[str(address)] = str(address)
     shape = shape_of(("hosts",), Slice.new_row_major([len(hosts)]))
     mesh = HostMesh(shape, None, tuple(hosts))
-    mesh._attachment = Attachment(hosts, secret_file)
+    mesh._attachment = Attachment(hosts, secret_file, _gateway)
     return mesh
 
 
-def attach(addr: str) -> NoReturn:
-    """Connect this client through a remote worker: not needed, the client always dials.
+def attach(addr: str) -> None:
+    """Reach all workers through the one at `addr`, such as ``tcp://gateway:4444``.
 
-    Raises NotImplementedError: workers never dial a client here, so it need not be reachable.
+    For clients that reach only that one: addresses given to `attach_to_workers` are looked up and
+    dialed there. What is said goes through unchanged, the handshake with each worker and TLS
+    included; behind a ``tls://`` gateway only ``tls://`` workers are reached. Workers talk to each
+    other directly. (A client need never be reachable: it dials.) `this_host()` is this machine, as
+    without.
+
+    To be called before the client exists; again with the same address it does nothing. Blocks until
+    both sides have proved that they know the secret. Raises RuntimeError when the client exists or
+    is attached through another worker, for what is no address, and when this one is not reached or
+    refuses.
     """
-    raise NotImplementedError(
-        "attach: not in this release, and not needed: the client dials its workers, which need "
-        "not reach it"
-    )
+    global _gateway
+    from monarch._engine.protocol.handshake import HandshakeError
+
+    if _gateway == addr:
+        return
+    if _gateway is not None:
+        raise RuntimeError(
+            f"client is already attached through {_gateway}, not {addr}; a client has one gateway"
+        )
+    if current_proc() is not None:
+        raise RuntimeError(
+            "client was initialized without a remote attachment; call attach(addr) before the "
+            "first context()/this_host()/this_proc()"
+        )
+    try:
+        greet_worker(addr, settings.mesh_attach_config_timeout)
+    except (OSError, ValueError, HandshakeError) as error:
+        raise RuntimeError(f"cannot attach through {addr}: {error}") from error
+    _gateway = addr
 
 
 def run_worker_loop_forever(*, private_key: Any = None, ca: Any, address: str) -> NoReturn:

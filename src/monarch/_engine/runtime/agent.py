@@ -59,6 +59,7 @@ from monarch._engine.protocol.handshake import HandshakeError, key_name
 from monarch._engine.protocol.roster import Condemn, Hand, Roster, Tell
 from monarch._engine.protocol.succession import Succession
 from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.gateway import Gateway
 from monarch._engine.runtime.greeting import Arrival, Greeting, Wire, dial
 from monarch._engine.runtime.job_door import JobDoor
 from monarch._engine.runtime.log_relay import LogRelay
@@ -186,6 +187,7 @@ class Agent:
         self._addresses: dict[str, str] = {}  # of hosts, as the client gave them
         self._secrets: dict[str, str] = {}  # files, of hosts that belong to other jobs than we do
         self._greeted = 0  # connections that prove themselves anew
+        self._gateway: str | None = None  # through which workers are reached
         self._trusting = False  # of workers that let in anybody
         self._attaching: dict[str, int] = {}  # hosts that a member waits for
         self._ends_held: dict[tuple[int, int], int] = {}  # descriptors: of whom, for whom
@@ -790,8 +792,11 @@ class Agent:
             try:
                 timeout = max(settings.host_timeout / 3, 0.5)
                 key = find_secret(self._secrets.get(neighbour.name))
-                where = ChannelAddr.parse(address)
-                sock = dial(where, key, purpose, timeout, trusting=self._trusting)
+                where, way = ChannelAddr.parse(address), None
+                if self._gateway is not None:
+                    through = ChannelAddr.parse(self._gateway)
+                    way = Gateway(through, find_secret(), self._client_uid, self._trusting).open
+                sock = dial(where, key, purpose, timeout, trusting=self._trusting, way=way)
             except (HandshakeError, SecretError, ValueError) as error:
                 failed = functools.partial(neighbour.dial_failed, str(error), for_good=True)
                 self.reactor.call_soon(failed)
@@ -807,6 +812,7 @@ class Agent:
     def _on_attach(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """The client wants these hosts: by name, the addresses where their workers listen."""
         take_settings(message["environ"])
+        self._gateway = message["gateway"]
         self._trusting |= message["trusting"]
         self._addresses.update(message["hosts"])
         self._secrets.update(message["secrets"])

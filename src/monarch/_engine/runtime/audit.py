@@ -13,6 +13,8 @@ Each record has ``time`` (seconds since the epoch), ``event`` and, by event:
 listening  ``address``, ``tls``, ``open_to_all`` (``allow_unauthenticated``)
 attached   ``peer`` (its address), ``client`` (the job), ``host`` (it comes from; empty: the
            client's), ``authenticated``, ``certificate`` (the name in it; empty without TLS)
+relayed    ``peer``, ``client``, ``to`` (the address it was connected to), ``authenticated``,
+           ``certificate``
 refused    ``peer``, ``reason``, ``count`` (how many so far)
 spawned    ``client``, ``procs`` (each with ``uid`` and ``pid``)
 stopped    ``client``, ``uid``, ``pid``, ``reason``

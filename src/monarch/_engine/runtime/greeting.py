@@ -43,8 +43,10 @@ __all__ = [
     "Arrival",
     "Greeting",
     "Wire",
+    "connect",
     "dial",
     "greet",
+    "introduce",
     "listen",
     "python_version",
     "uses_tls",
@@ -140,38 +142,41 @@ def dial(
     timeout: float,
     *,
     trusting: bool = False,
+    way: Callable[[ChannelAddr, float], socket.socket] | None = None,
 ) -> Wire:
     """An authenticated connection; see `Dialer` for `trusting`.
+
+    `way` opens it, from the address and the timeout, where `connect` does not reach.
 
     Blocks. Raises OSError, HandshakeError, or SecretError for certificates that cannot be used.
     """
     secured = uses_tls(address)
-    sock = connect(address, timeout)
+    sock = (way or connect)(address, timeout)
     try:
         sock.settimeout(min(timeout, PATIENCE))
         if not secured:
-            _introduce(sock, key, purpose, trusting)
+            introduce(sock, key, purpose, trusting)
             return sock
         from monarch._engine.runtime import tls  # few programs need it
 
         with tls.in_words():
             context = tls.client_context()
             sock = outer = context.wrap_socket(sock, server_hostname=address.host)
-            session = _introduce(outer, key, purpose, trusting).session
+            session = introduce(outer, key, purpose, trusting).session
             outer.unwrap()
             outer.settimeout(PATIENCE)  # its agent may have to be started first
             sock = inner = context.wrap_socket(outer, server_hostname=address.host)
-            _introduce(inner, session, purpose, trusting=False)
+            introduce(inner, session, purpose, trusting=False)
             return tls.TlsSocket(inner)
     except BaseException:
         sock.close()
         raise
 
 
-def _introduce(
+def introduce(
     sock: socket.socket, key: bytes, purpose: Mapping[str, Any], trusting: bool
 ) -> Dialer:
-    """Prove the key and say what this is for."""
+    """Prove the key and say what this connection is for."""
     side = Dialer(key, _nonce(), python_version(), trusting=trusting)
     try:
         sock.sendall(side.hello)
@@ -201,10 +206,10 @@ def greet(address: ChannelAddr, key: bytes, timeout: float) -> Peer:
 
             with tls.in_words():
                 sock = outer = tls.client_context().wrap_socket(sock, server_hostname=address.host)
-                side = _introduce(outer, key, {PROBE: True}, trusting=False)
+                side = introduce(outer, key, {PROBE: True}, trusting=False)
                 outer.unwrap()
         else:
-            side = _introduce(sock, key, {PROBE: True}, trusting=False)
+            side = introduce(sock, key, {PROBE: True}, trusting=False)
     except TimeoutError as error:
         text = "somebody listens there, and does not answer the handshake"
         raise HandshakeError(text) from error

@@ -25,6 +25,7 @@ from monarch._engine.base.address import ChannelAddr
 from monarch._engine.base.settings import settings
 from monarch._engine.protocol.handshake import key_name
 from monarch._engine.runtime.audit import record
+from monarch._engine.runtime.gateway import RELAY, Relays
 from monarch._engine.runtime.greeting import PROBE, Arrival, Greeting, listen, uses_tls
 from monarch._engine.runtime.reactor import Reactor
 from monarch._engine.runtime.secret import find_secret
@@ -78,6 +79,7 @@ class Worker:
         self._sock.setblocking(False)
         self._reactor = Reactor()
         self._jobs: dict[int, _Job] = {}
+        self._relays = Relays(self._reactor)
         self._strangers = 0
         self.refused = 0
         """Connections that were turned away."""
@@ -97,6 +99,7 @@ class Worker:
             self._reactor.run()
         finally:
             self._sock.close()
+            self._relays.close()
             for job in self._jobs.values():
                 job.link.sock.close()  # its agent ends, and what that started
             for job in self._jobs.values():
@@ -148,6 +151,9 @@ class Worker:
         if purpose.get(PROBE):
             sock.close()
             return
+        if RELAY in purpose:
+            self._relay(arrival, address)
+            return
         try:
             client, host, here = purpose["client"], purpose["from"], purpose["as"]
             session = purpose["session"]
@@ -185,6 +191,25 @@ class Worker:
         body = json.dumps(message).encode()
         job.link.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=1), [sock.fileno()])
         sock.close()
+
+    def _relay(self, arrival: Arrival, address: Any) -> None:
+        """Somebody wants to be connected to another worker: this one is its `Gateway`."""
+        client, target = arrival.purpose.get("client"), arrival.purpose[RELAY]
+        sock = arrival.sock
+        assert isinstance(sock, socket.socket)  # TLS has been ended, see `Greeting`
+        with sock:
+            if not isinstance(client, int) or not isinstance(target, str):
+                self._refuse(address, "it did not say for whom, or where to")
+                return
+            self._relays.take(client, target, sock)
+        record(
+            "relayed",
+            peer=_show(address),
+            client=f"{client:x}",
+            to=target,
+            authenticated=arrival.authenticated,
+            certificate=arrival.certificate,
+        )
 
     # -- agents ----------------------------------------------------------------------------------
 

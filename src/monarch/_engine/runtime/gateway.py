@@ -1,0 +1,305 @@
+"""The gateway: a worker through which a client reaches others that it cannot reach itself.
+
+The client's agent connects to the gateway's worker, proves the secret, and says where it wants to
+go (`Gateway.open`). The worker gives the connection to a process of its own for that client
+(`relay_main`), which connects to the other worker and from then on carries bytes, whatever they
+are: the handshake, and TLS, are between the client's host and the other worker, end to end. What
+passes a gateway is not encrypted by it; so one that was reached by TLS leads to TLS addresses only.
+
+A process of its own, as agents are: traffic of one client does not hold up the door, nor another
+client. It ends when its connections have, or the worker does. (Rejected: to relay in the client's
+agent on that host. Then there is one even if the client wants no processes there, and the ways to
+all other hosts break when it lets that one host go.)
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+from monarch._engine.base.address import ChannelAddr
+from monarch._engine.protocol.handshake import HandshakeError
+from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.greeting import PATIENCE, connect, introduce, uses_tls
+from monarch._engine.runtime.reactor import READ, WRITE, Reactor
+from monarch._engine.transport.link import Link
+from monarch._engine.wire.frame import CONTROL, pack
+
+__all__ = ["RELAY", "Gateway", "Relays", "relay_main"]
+
+RELAY = "relay"
+"""The purpose of who wants to be connected to another worker: its value is the address."""
+
+_LENGTH = struct.Struct("<H")
+_CHUNK = 1 << 18
+_MOST_CHUNKS = 16  # at a time, for one connection
+_IDLE = 5.0  # seconds that the process stays without a connection
+_LIMIT = 1 << 20
+
+
+class Gateway(NamedTuple):
+    """The way through a worker; see the module."""
+
+    address: ChannelAddr
+    key: bytes
+    client: int
+    trusting: bool = False
+
+    def open(self, target: ChannelAddr, timeout: float) -> socket.socket:
+        """A connection to `target`, where nothing has been said yet.
+
+        Blocks. Raises OSError when either is not reached, HandshakeError when the gateway refuses,
+        ValueError for a target that it must not lead to.
+        """
+        if target == self.address:
+            return connect(target, timeout)
+        if uses_tls(self.address) and not uses_tls(target):
+            raise ValueError(
+                f"the gateway {self.address} is reached by TLS, {target} is not, and what passes "
+                "through would not be encrypted: use a tls:// address"
+            )
+        sock = connect(self.address, timeout)
+        try:
+            sock.settimeout(timeout + PATIENCE)  # it has to connect as well
+            try:
+                sock = self._introduce(sock, target)
+            except HandshakeError as error:
+                raise HandshakeError(f"the gateway {self.address}: {error}") from error
+            error_text = _read_answer(sock)
+        except BaseException:
+            sock.close()
+            raise
+        if error_text is not None:
+            sock.close()
+            raise ConnectionError(f"the gateway {self.address} does not reach it: {error_text}")
+        return sock
+
+    def _introduce(self, sock: socket.socket, target: ChannelAddr) -> socket.socket:
+        purpose = {RELAY: target.url, "client": self.client}
+        if not uses_tls(self.address):
+            introduce(sock, self.key, purpose, self.trusting)
+            return sock
+        from monarch._engine.runtime import tls
+
+        with tls.in_words():
+            context = tls.client_context()
+            outer = context.wrap_socket(sock, server_hostname=self.address.host)
+            introduce(outer, self.key, purpose, self.trusting)
+            outer.unwrap()
+        timeout = outer.gettimeout()
+        bare = socket.socket(fileno=outer.detach())
+        bare.settimeout(timeout)
+        return bare
+
+
+def _read_answer(sock: socket.socket) -> str | None:
+    (size,) = _LENGTH.unpack(_read(sock, _LENGTH.size))
+    error: str | None = json.loads(_read(sock, size))["error"]
+    return error
+
+
+def _read(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = sock.recv(size - len(data))
+        if not more:
+            raise ConnectionError("the gateway closed the connection")
+        data += more
+    return data
+
+
+class Relays:
+    """The worker's side: a process for each client that passes through.
+
+    Args:
+        reactor: of the worker.
+    """
+
+    def __init__(self, reactor: Reactor) -> None:
+        self._reactor = reactor
+        self._links: dict[int, tuple[Link, subprocess.Popen[bytes]]] = {}
+
+    def take(self, client: int, target: str, sock: socket.socket) -> None:
+        """Connect `sock`, whose owner goes on, to the worker at `target`."""
+        if client not in self._links:
+            self._start(client)
+        link, _ = self._links[client]
+        body = json.dumps({"to": target}).encode()
+        link.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=1), [sock.fileno()])
+
+    def close(self) -> None:
+        """End them all, and wait for it."""
+        for link, process in self._links.values():
+            self._reactor.unregister(link.fileno)
+            link.close("the worker ends")
+            process.wait()
+        self._links.clear()
+
+    def _start(self, client: int) -> None:
+        ours, theirs = socket.socketpair()
+        root = os.path.dirname(__file__.rsplit("_engine", 1)[0].rstrip("/"))
+        code = (
+            f"import sys; sys.path[:] = {[root, *sys.path]!r}; "
+            f"from monarch._engine.runtime.gateway import relay_main; relay_main({theirs.fileno()})"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        link = Link(
+            ours,
+            "a relay",
+            lambda link, on: self._reactor.watch_writes(link.fileno, on),
+            _LIMIT,
+            _LIMIT,
+        )
+        self._links[client] = link, process
+
+        def ready(_mask: int) -> None:
+            link.flush()
+            link.receive(self._reactor.scratch)
+            if link.lost is not None:
+                self._reactor.unregister(link.fileno)
+                link.close(link.lost)
+                del self._links[client]
+                process.wait()
+
+        self._reactor.register(link.fileno, ready)
+
+
+def relay_main(fd: int) -> None:
+    """The process that carries one client's connections. Returns when there are none."""
+    _Relay(socket.socket(fileno=fd)).reactor.run()
+
+
+class _Relay:
+    def __init__(self, sock: socket.socket) -> None:
+        self.reactor = Reactor()
+        self._link = Link(sock, "the worker", lambda _link, _on: None, _LIMIT, _LIMIT)
+        self._open = 0
+        self.reactor.register(self._link.fileno, self._read)
+        self.reactor.call_later(_IDLE, self._end_if_idle)
+
+    def _read(self, _mask: int) -> None:
+        for frame in self._link.receive(self.reactor.scratch):
+            (fd,) = self._link.take_fds(frame.nfd)
+            self._open += 1
+            self._connect(socket.socket(fileno=fd), json.loads(frame.body)["to"])
+        if self._link.lost is not None:
+            self.reactor.stop()
+
+    def _connect(self, near: socket.socket, to: str) -> None:
+        """Aside, since names may have to be looked up."""
+
+        def run() -> None:
+            far, error = None, None
+            try:
+                far = connect(ChannelAddr.parse(to), PATIENCE)
+            except OSError as failed:
+                error = failed.strerror or str(failed)
+            except ValueError as failed:
+                error = str(failed)
+            said = json.dumps({"error": error}).encode()
+            try:
+                near.settimeout(PATIENCE)
+                near.sendall(_LENGTH.pack(len(said)) + said)
+            except OSError:
+                error = error or "it did not wait"
+            self.reactor.call_soon(self._connected, near, far, error)
+
+        drivers.current.start_thread("monarch-relay", run)
+
+    def _connected(self, near: socket.socket, far: socket.socket | None, error: str | None) -> None:
+        if far is not None and error is None:
+            _join(self.reactor, near, far, self._closed)
+            return
+        near.close()
+        if far is not None:
+            far.close()
+        self._closed()
+
+    def _closed(self) -> None:
+        self._open -= 1
+        if not self._open:
+            self.reactor.call_later(_IDLE, self._end_if_idle)
+
+    def _end_if_idle(self) -> None:
+        if not self._open:
+            self.reactor.stop()
+
+
+class _Way:
+    """One direction of a relayed connection: what `source` says goes to `target`.
+
+    It holds at most one chunk, so who sends faster than the other side reads is slowed as by TCP.
+    """
+
+    __slots__ = ("buffer", "ended", "source", "target", "unsent")
+
+    def __init__(self, source: socket.socket, target: socket.socket) -> None:
+        self.source = source
+        self.target = target
+        self.buffer = memoryview(bytearray(_CHUNK))
+        self.unsent = self.buffer[:0]
+        self.ended = False
+
+    def move(self) -> None:
+        """As much as goes now, and is fair. Raises OSError when either side is gone."""
+        try:
+            for _ in range(_MOST_CHUNKS):
+                if self.ended:
+                    return
+                if not self.unsent:
+                    count = self.source.recv_into(self.buffer)
+                    if not count:
+                        self.ended = True
+                        self.target.shutdown(socket.SHUT_WR)
+                        return
+                    self.unsent = self.buffer[:count]
+                self.unsent = self.unsent[self.target.send(self.unsent) :]
+        except BlockingIOError:
+            return
+
+
+def _join(
+    reactor: Reactor, one: socket.socket, other: socket.socket, closed: Callable[[], None]
+) -> None:
+    """Carry bytes both ways until both sides have said all, or one is gone."""
+    ways = _Way(one, other), _Way(other, one)
+
+    def move(from_: _Way, mask: int) -> None:
+        gone = from_.ended and mask & ~(READ | WRITE)  # it listens no more, either
+        try:
+            for way in ways:
+                way.move()
+        except OSError:
+            gone = True
+        if gone:
+            ways[0].ended = ways[1].ended = True
+        if ways[0].ended and ways[1].ended:
+            for sock in (one, other):
+                reactor.unregister(sock.fileno())
+                sock.close()
+            closed()
+            return
+        for way, back in (ways, reversed(ways)):
+            # A full direction waits for its target, an empty one for its source.
+            reads = not way.unsent and not way.ended
+            reactor.watch(way.source.fileno(), reads=reads, writes=bool(back.unsent))
+
+    for way in ways:
+        sock = way.source
+        sock.setblocking(False)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        reactor.register(sock.fileno(), functools.partial(move, way))

@@ -1,0 +1,259 @@
+"""`attach`: a client that reaches one worker reaches the others through it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.security import make_certificates
+from tests.network import network, unavailable
+
+WAIT = 60.0
+
+WORKER = """
+import logging, sys
+from monarch.actor import run_worker_loop_forever
+log = logging.getLogger("monarch.audit")
+log.setLevel(logging.INFO)
+log.addHandler(logging.FileHandler(sys.argv[2]))
+run_worker_loop_forever(address=sys.argv[1], ca="trust_all_connections")
+"""
+
+CLIENT = """
+import os, sys
+import monarch.actor
+from monarch.actor import *
+
+monarch.actor.unhandled_fault_hook = lambda failure: None
+
+class Echo(Actor):
+    @endpoint
+    def echo(self, value): return value
+    @endpoint
+    def pid(self): return os.getpid()
+    @endpoint
+    def ask(self, other, value): return other.echo.call_one(value).get(timeout=60)
+
+def outcome(function):
+    try:
+        return function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+def to(*workers):
+    global hosts, echos
+    hosts = attach_to_workers(ca="trust_all_connections", workers=workers)
+    hosts.initialized.get(timeout=60)
+    echos = hosts.spawn_procs().spawn("echos", Echo)
+    return echos.pid.call().get(timeout=60).values()
+
+def echoes(size):
+    data = os.urandom(size)
+    return echos.echo.call(data).get(timeout=60).values() == [data] * len(echos)
+
+for line in sys.stdin:
+    print(repr(outcome(lambda: eval(line))), flush=True)
+"""
+
+
+class Place:
+    """Where workers and clients are started, and what workers wrote down."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = {**os.environ, "MONARCH_SECRET_FILE": str(_secret(folder, "secret"))}
+        for name, source in (("worker", WORKER), ("client", CLIENT)):
+            (folder / f"{name}.py").write_text(source)
+        self.started: list[subprocess.Popen[str]] = []
+
+    def worker(self, address: str, start: Any = subprocess.Popen) -> subprocess.Popen[str]:
+        """A worker loop that listens."""
+        audit = self.folder / f"audit-{len(self.started)}"
+        command = [sys.executable, str(self.folder / "worker.py"), address, str(audit)]
+        process: subprocess.Popen[str] = start(command, env=self.environ)
+        self.started.append(process)
+        until(lambda: self.records(process, "listening"))
+        return process
+
+    def records(self, worker: subprocess.Popen[str], event: str) -> list[dict[str, Any]]:
+        audit = self.folder / f"audit-{self.started.index(worker)}"
+        lines = audit.read_text().splitlines() if audit.exists() else []
+        return [line for line in map(json.loads, lines) if line["event"] == event]
+
+    def client(self, **environ: str) -> Callable[[str], Any]:
+        """A program that evaluates what it is asked."""
+        process = subprocess.Popen(
+            [sys.executable, str(self.folder / "client.py")],
+            env={**self.environ, **environ},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+
+        def ask(expression: str) -> Any:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print(expression, file=process.stdin, flush=True)
+            return eval(process.stdout.readline())
+
+        return ask
+
+    def close(self) -> None:
+        while self.started:
+            process = self.started.pop()
+            if process.stdin is not None:
+                process.stdin.close()
+                process.wait(WAIT)
+            else:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def _secret(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.write_text(f"the {name} of the tests, and of nobody else\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    try:
+        yield place
+    finally:
+        place.close()
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WAIT
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def free_address(scheme: str = "tcp") -> str:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"{scheme}://127.0.0.1:{sock.getsockname()[1]}"
+
+
+REASON = unavailable()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(REASON is not None, reason=f"no networks here: {REASON}")
+def test_hosts_that_only_the_gateway_reaches(place: Place) -> None:
+    with network(3) as made:
+        _, *inner = made.hosts
+        for host in inner:
+            host._filter(f"add rule inet faults inbound ip saddr {made.address} drop")
+        addresses = [f"tcp://{host.address}:26600" for host in made.hosts]
+        for host, address in zip(made.hosts, addresses, strict=True):
+            place.worker(address, lambda command, h=host, **more: h.start(*command, **more))
+        with pytest.raises(TimeoutError):
+            socket.create_connection((inner[0].address, 26600), timeout=0.2)
+        client = place.client()
+        assert client(f"attach({addresses[0]!r})") is None
+        assert len(client(f"to(*{addresses})")) == 3
+        for size in (1, 100_000, 5_000_000):
+            assert client(f"echoes({size})")
+        between = "echos.slice(hosts=1).ask.call_one(echos.slice(hosts=2), 'x').get(timeout=60)"
+        assert client(between) == "x"
+        assert client("this_host().spawn_procs().spawn('own', Echo).echo.call_one(1).get()") == 1
+        relayed = {record["to"] for record in place.records(place.started[0], "relayed")}
+        assert relayed == set(addresses[1:])
+        assert client("hosts.stop().get(timeout=60)") is None
+        place.close()
+
+
+def test_the_connection_is_lost_and_made_again(place: Place) -> None:
+    """The relay is killed: nothing is lost. The gateway is: then the hosts behind it are."""
+    gateway, target = free_address(), free_address()
+    worker = place.worker(gateway)
+    place.worker(target)
+    client = place.client()
+    client(f"attach({gateway!r})")
+    (pid,) = client(f"to({target!r})")
+    os.kill(relay_of(worker), signal.SIGKILL)
+    for _ in range(20):
+        assert client("echoes(10_000)")
+    assert client("echos.pid.call_one().get()") == pid
+    assert len(place.records(worker, "relayed")) >= 2
+    relay = relay_of(worker)
+    worker.kill()
+    lost = until(lambda: (said := client("echoes(1)")) is not True and said)
+    assert lost.startswith("SupervisionError")
+    until(lambda: not Path(f"/proc/{relay}").exists())
+
+
+def relay_of(worker: subprocess.Popen[str]) -> int:
+    """The process that relays for this worker, once it runs."""
+
+    def found() -> int:
+        children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
+        for child in children:
+            with contextlib.suppress(FileNotFoundError):
+                if b"relay_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
+        return 0
+
+    return int(until(found))
+
+
+def test_with_tls_from_end_to_end(place: Place) -> None:
+    client_files, worker_files = make_certificates(place.folder / "ca", ["client", "127.0.0.1"])
+    place.environ.update(worker_files.environment)
+    gateway, target, plain = free_address("tls"), free_address("tls"), free_address()
+    worker = place.worker(gateway)
+    place.worker(target)
+    client = place.client(**client_files.environment)
+    assert client(f"attach({gateway!r})") is None
+    assert len(client(f"to({target!r}, {gateway!r})")) == 2
+    assert client("echoes(3_000_000)")
+    (record,) = place.records(worker, "relayed")
+    assert (record["to"], record["certificate"]) == (target, "client")
+    refused = client(f"to({plain!r})")
+    assert "is reached by TLS" in refused
+    assert "use a tls:// address" in refused
+
+
+def test_what_cannot_be(place: Place, tmp_path: Path) -> None:
+    gateway, nobody = free_address(), free_address()
+    place.worker(gateway)
+    client = place.client(HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT="1s")
+    assert client("attach('zzz')").startswith("RuntimeError: cannot attach through zzz: invalid")
+    assert "refused" in client(f"attach({nobody!r})")
+    assert client(f"attach({gateway!r})") is None
+    assert client(f"attach({gateway!r})") is None
+    other = client(f"attach({nobody!r})")
+    assert other.startswith(f"RuntimeError: client is already attached through {gateway}, not")
+    behind = client(f"to({nobody!r})")
+    assert f"{nobody.replace('://', ':')}: the gateway" in behind
+    assert "does not reach it: Connection refused" in behind
+    name = client("to('tcp://no-such-name.invalid:1')")
+    assert "the gateway" in name
+    assert "does not reach it" in name
+    late = place.client()
+    late("bool(context())")
+    assert late(f"attach({gateway!r})").startswith(
+        "RuntimeError: client was initialized without a remote attachment"
+    )
+    other_secret = _secret(tmp_path, "other")
+    stranger = place.client(MONARCH_SECRET_FILE=str(other_secret))
+    assert "another secret" in stranger(f"attach({gateway!r})")
