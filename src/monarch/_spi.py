@@ -40,6 +40,7 @@ __all__ = [
     "is_simulated",
     "memory_file",
     "own_uid",
+    "reactor_call",
     "resolved",
     "serve",
     "serve_host",
@@ -127,6 +128,11 @@ def when_gone(uid: int, callback: Callable[[str], None]) -> None:
 
 
 # -- time and threads ----------------------------------------------------------------------------
+
+
+def reactor_call() -> Callable[..., None]:
+    """`call_soon(callback, *args)` of this process's reactor: in order, safe in finalisers."""
+    return client_proc().reactor.call_soon
 
 
 def call_later(delay: float, callback: Callable[[], None]) -> Timer:

@@ -40,6 +40,8 @@ def machine(root: str = "/") -> list[Fact]:
         _pidfd,
         _memfd,
         _rdma,
+        _process_vm,
+        _nixl,
         _gpus,
         _name,
     ]
@@ -152,6 +154,33 @@ def _rdma(root: str) -> Fact:
     }
     text = ", ".join(f"{name} ({state or 'state not told'})" for name, state in devices.items())
     return Fact("RDMA", devices, text or "no devices")
+
+
+def _process_vm(root: str) -> Fact:
+    from monarch.rdma.routes.process_vm import process_vm_works, yama_scope
+
+    works = process_vm_works()
+    scope = yama_scope(os.path.join(root, "proc/sys/kernel/yama/ptrace_scope"))
+    text = "RDMA buffers are copied by the kernel within this host"
+    remark = ""
+    if not works:
+        text = "not allowed here"
+        remark = "RDMA buffers go through sockets; in a container, add the capability SYS_PTRACE"
+    elif scope >= 2:
+        text = f"restricted by Yama (ptrace_scope {scope})"
+        remark = "RDMA buffers go through sockets; sysctl kernel.yama.ptrace_scope=1 allows copies"
+    return Fact("process_vm", {"works": works, "yama": scope}, text, remark)
+
+
+def _nixl(_root: str) -> Fact:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, str] = {}
+    for name in ("nixl", "nixl-cu12", "nixl-cu13"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    text = ", ".join(f"{name} {number}" for name, number in found.items())
+    return Fact("NIXL", found, text or "not installed (RDMA cards and GPU memory need it)")
 
 
 def _gpus(root: str) -> Fact:

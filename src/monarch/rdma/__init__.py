@@ -20,6 +20,7 @@ from monarch.rdma.errors import (
     RdmaTimeout,
     RdmaUnavailable,
 )
+from monarch.rdma.explanation import Explanation, Way, explain
 from monarch.rdma.hardware import (
     RDMAReadTransferWarning,
     RDMATcpFallbackWarning,
@@ -30,6 +31,7 @@ from monarch.rdma.hardware import (
 )
 
 __all__ = [
+    "Explanation",
     "RDMAAction",
     "RDMABuffer",
     "RDMAReadTransferWarning",
@@ -41,6 +43,8 @@ __all__ = [
     "RdmaPermissionError",
     "RdmaTimeout",
     "RdmaUnavailable",
+    "Way",
+    "explain",
     "get_rdma_backend",
     "is_ibverbs_available",
     "is_rdma_available",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from monarch.actor import Future
-from monarch.rdma import hardware, registry, routes
+from monarch.rdma import hardware, holders, registry, routes
 from monarch.rdma.errors import RdmaPermissionError
 from monarch.rdma.handle import Handle
 from monarch.rdma.memory import memory_of
@@ -30,7 +30,9 @@ class RDMABuffer:
         data: contiguous memory of any shape: a torch tensor, a numpy array, bytearray, bytes, mmap,
             a memoryview, ... While it is registered, it cannot be resized.
         read_only: whether others may only read. What is read-only itself (`bytes`) always is.
-        release: "drop", or "last-handle": also when the last handle, in whatever process, is gone.
+        release: "drop", or "last-handle": also when no process has a handle any more. A handle that
+            was pickled counts as one for `grace` seconds, since it may be under way; whoever takes
+            longer to unpickle it may find the memory dropped. A process that dies has none.
 
     Raises ValueError for memory that is empty or not contiguous, RuntimeError where the settings
     leave no way to transfer.
@@ -52,6 +54,7 @@ class RDMABuffer:
         *,
         read_only: bool = False,
         release: Literal["drop", "last-handle"] = "drop",
+        grace: float = 60.0,
     ) -> None:
         if release not in {"drop", "last-handle"}:
             raise ValueError(f'release must be "drop" or "last-handle", not {release!r}')
@@ -62,10 +65,12 @@ class RDMABuffer:
         registration = registry.own_registry().add(
             memory,
             writable=memory.writable and not read_only,
-            counted=release == "last-handle",
+            grace=float(grace) if release == "last-handle" else None,
             offers=routes.offers_for(memory),
         )
         self._handle = registration.handle
+        if release == "last-handle":
+            holders.hold(self, self._handle)
         self._offset = 0
         self._length = memory.nbytes
 
@@ -191,6 +196,8 @@ class RDMABuffer:
         self.drop().get()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._handle.grace is not None:
+            holders.sent(self._handle)
         return _part, (self._handle, self._offset, self._length)
 
 
@@ -206,6 +213,8 @@ def _part(handle: Handle, offset: int, length: int) -> RDMABuffer:
     self._handle = handle
     self._offset = offset
     self._length = length
+    if handle.grace is not None:
+        holders.hold(self, handle)
     return self
 
 

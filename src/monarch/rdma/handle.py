@@ -30,14 +30,15 @@ class Handle:
         address, size: of the memory, in the owner.
         writable: whether others may write to it.
         device: "cpu", "cuda:0", ...
-        counted: whether the memory is released when the last handle is gone.
+        grace: None, or the memory is released when the last handle has been gone for that many
+            seconds (see `holders`).
         offers: what routes added, by their names.
     """
 
     __slots__ = (
         "address",
-        "counted",
         "device",
+        "grace",
         "host",
         "identity",
         "number",
@@ -67,7 +68,7 @@ class Handle:
         size: int,
         writable: bool,
         device: str,
-        counted: bool,
+        grace: float | None,
         offers: dict[str, bytes],
     ) -> None:
         self.number = number
@@ -83,7 +84,7 @@ class Handle:
         self.size = size
         self.writable = writable
         self.device = device
-        self.counted = counted
+        self.grace = grace
         self.offers = offers
 
     @property
@@ -106,7 +107,7 @@ class Handle:
             self.size,
             self.writable,
             self.device,
-            self.counted,
+            self.grace,
             self.offers,
         )
         return _restore, (_VERSION, *fields)

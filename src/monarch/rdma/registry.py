@@ -29,7 +29,15 @@ from monarch.rdma.identity import own_host, start_of
 from monarch.rdma.memory import Memory
 from monarch.rdma.table import Contended, Table
 
-__all__ = ["Registration", "Registry", "at_end", "drop", "own_registry", "owned_here"]
+__all__ = [
+    "Registration",
+    "Registry",
+    "at_end",
+    "drop",
+    "own_registry",
+    "owned_here",
+    "services",
+]
 
 _DROP = "rdma.drop"
 _KEY = struct.Struct("=Q16s16s")  # number, identity, token
@@ -77,12 +85,13 @@ class Registry:
         self._served: int | None = None
 
     def add(
-        self, memory: Memory, *, writable: bool, counted: bool, offers: dict[str, bytes]
+        self, memory: Memory, *, writable: bool, grace: float | None, offers: dict[str, bytes]
     ) -> Registration:
         """Register. The memory is kept until the registration ends."""
         uid = _spi.own_uid()
         if self._served != uid:
-            _spi.serve(_DROP, self._on_drop)
+            for name, handler in services.items():
+                _spi.serve(name, handler)
             self._served = uid
         number = next(self._numbers)
         token = secrets.token_bytes(16)
@@ -107,7 +116,7 @@ class Registry:
             memory.nbytes,
             writable,
             memory.device,
-            counted,
+            grace,
             offers,
         )
         registration = self.live[number] = Registration(handle, memory)
@@ -179,21 +188,6 @@ class Registry:
         _spi.start_thread("monarch-rdma-drop", wait)
         return done
 
-    def _on_drop(self, request: _spi.Request) -> None:
-        number, identity, token = _KEY.unpack(request.body)
-        if identity != self.identity:
-            request.answer()  # of a process that this one replaced, and gone with it
-            return
-        try:
-            registration = self.find(number, token)
-        except RdmaBufferDropped:
-            request.answer()
-            return
-        except RdmaPermissionError as error:
-            request.refuse(str(error))
-            return
-        self.end(registration)._notify(request.answer)
-
     def close_in_child(self) -> None:
         """In a forked child: the registrations are the parent's."""
         if self.table is not None:
@@ -202,6 +196,26 @@ class Registry:
 
 at_end: list[Callable[[Handle], None]] = []
 """Called when a registration of this process is revoked: no route may begin a slice after it."""
+
+
+def _on_drop(request: _spi.Request) -> None:
+    number, identity, token = _KEY.unpack(request.body)
+    registry = own_registry()
+    if identity != registry.identity:
+        request.answer()  # of a process that this one replaced, and gone with it
+        return
+    try:
+        registration = registry.find(number, token)
+    except RdmaBufferDropped:
+        request.answer()
+    except RdmaPermissionError as error:
+        request.refuse(str(error))
+    else:
+        registry.end(registration)._notify(request.answer)
+
+
+services: dict[str, Callable[[_spi.Request], None]] = {_DROP: _on_drop}
+"""What an owner answers, by name: served from its first registration on."""
 
 _registry: Registry | None = None
 _making = threading.Lock()

@@ -15,7 +15,8 @@ from monarch.actor import Future
 from monarch.rdma import routes
 from monarch.rdma.errors import RdmaError, RdmaTimeout, joined
 from monarch.rdma.routes import Route, Unavailable
-from monarch.rdma.transfer import Op, Transfer
+from monarch.rdma.table import Contended
+from monarch.rdma.transfer import WRITE, Op, Transfer
 
 __all__ = ["Submission", "submit", "timeout_of"]
 
@@ -54,6 +55,9 @@ class Submission:
     def reroute(self, transfer: Transfer, reason: Unavailable) -> None:
         """The route of this transfer leads nowhere: take the next one, now and from now on."""
         first = transfer.ops[0]
+        if len(transfer.ops) > 1 and not _repeatable(transfer.ops):
+            transfer.fail(RdmaError(f"the way to {first.handle.owner} was lost: {reason}"))
+            return
         routes.refuse(first.handle, first.local.device, self._routes[transfer].kind, reason)
         try:
             route = self._routes[transfer] = routes.route_to(first.handle, first.local.device)
@@ -101,6 +105,11 @@ def _late(seconds: float) -> RdmaTimeout:
     return RdmaTimeout(f"submit timed out after {seconds:g} s")
 
 
+def _repeatable(ops: list[Op]) -> bool:
+    """Whether they may be carried out twice: atomic operations may not."""
+    return all(op.kind <= WRITE for op in ops)
+
+
 def submit(ops: list[Op], seconds: float) -> Future[None]:
     """Carry out all of `ops`, in any order. Begins now; small ones are done when this returns."""
     if not ops:
@@ -116,13 +125,13 @@ def submit(ops: list[Op], seconds: float) -> Future[None]:
     except RdmaError as error:
         return _spi.failed(joined([("", error)]))
     (route, *others) = groups
-    if not others and total <= route.inline:
+    if not others and total <= route.inline and (len(ops) == 1 or _repeatable(ops)):
         try:
             route.run(ops)
         except RdmaError as error:
             return _spi.failed(joined([(route.kind, error)]))
-        except routes.Unavailable:
-            pass  # it says so again when it is begun, and is rerouted
+        except (Unavailable, Contended):
+            pass  # begin again, where it can be rerouted, or wait
         else:
             return _spi.resolved(None)
     return Submission(groups, seconds).start()

@@ -67,7 +67,10 @@ class Route(Protocol):
     """Submits of at most this many bytes are carried out by `run`; -1: none."""
 
     def run(self, ops: list[Op]) -> None:
-        """Do it now, in the calling thread. Raises RdmaError, or Unavailable to be rerouted."""
+        """Do it now, in the calling thread.
+
+        Raises RdmaError; or Unavailable, or `table.Contended`, to have all of it done by `start`.
+        """
         ...
 
     def start(self, transfer: Transfer) -> None:
@@ -83,6 +86,9 @@ class Kind(Protocol):
     """A way in principle."""
 
     name: ClassVar[str]
+
+    about: ClassVar[str]
+    """What moves the bytes, in a few words for `explain`."""
 
     def offer(self, memory: Memory) -> bytes | None:
         """At the owner: what the handle is to carry for `open`, if others may come this way.

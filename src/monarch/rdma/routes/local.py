@@ -26,6 +26,7 @@ class Local:
     """The kind."""
 
     name: ClassVar[str] = "local"
+    about: ClassVar[str] = "a memory copy within this process"
 
     def offer(self, memory: Memory) -> bytes | None:
         """Nothing is needed."""

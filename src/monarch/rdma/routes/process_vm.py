@@ -38,7 +38,7 @@ from monarch.rdma.routes.copying import CopyRoute, Piece, atomic_result
 from monarch.rdma.table import Contended, PeerTable
 from monarch.rdma.transfer import READ, Op
 
-__all__ = ["ProcessVm", "yama_scope"]
+__all__ = ["ProcessVm", "process_vm_works", "yama_scope"]
 
 _IOVEC = Struct("=QQ").pack  # address, length
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
@@ -60,6 +60,7 @@ class ProcessVm:
     """The kind."""
 
     name: ClassVar[str] = "process-vm"
+    about: ClassVar[str] = "the kernel copies from one process to the other"
 
     def __init__(self) -> None:
         self._open_to_others = False
@@ -306,6 +307,16 @@ def _calls() -> tuple[Any, Any]:
     return found[0], found[1]
 
 
+def process_vm_works() -> bool:
+    """Whether the system calls are there at all: they are tried on this process."""
+    read, _ = _calls()
+    if read is None:
+        return False
+    source, into = ctypes.create_string_buffer(b"works"), ctypes.create_string_buffer(6)
+    remote, local = (_IOVEC(ctypes.addressof(buffer), 6) for buffer in (source, into))
+    return bool(read(os.getpid(), local, 1, remote, 1, 0) == 6 and into.raw == source.raw)
+
+
 def _admit_others() -> None:
     """Let other processes of this user in, where Yama would let only ancestors."""
     if yama_scope() == 1:
@@ -318,7 +329,7 @@ def _forbidden(handle: Handle, error: OSError) -> Unavailable:
     if scope >= 2:
         remedy = f"sysctl kernel.yama.ptrace_scope=1 (it is {scope})"
     elif error.errno == errno.ENOSYS:
-        remedy = "the sandbox of this container has no process_vm_readv; use another runtime class"
+        remedy = "the sandbox that this runs in has no process_vm_readv: run it in another"
     else:
         remedy = (
             "run both as the same user and, in a container, with the capability SYS_PTRACE "
