@@ -9,12 +9,14 @@ A handle that is on its way is nobody's. So whoever pickles one goes on holding 
 the registration, in which the receiver, or each of many, has time to say that it has come. What is
 written to a file, or waits in a mailbox for longer than that, may be released before it is read.
 
-All books are kept on the reactor thread. Finalisers only leave word there, in the order of events.
+Who unpickles a handle has told the owner when it goes on, so whatever it sends to the owner then
+comes later. Finalisers, which must take no lock, leave word on the reactor thread.
 """
 
 from __future__ import annotations
 
 import struct
+import threading
 import time
 import weakref
 from typing import Any
@@ -48,21 +50,26 @@ class _Hold:
 _holds: dict[_Key, _Hold] = {}
 _holders: dict[int, set[int]] = {}  # at the owner: uids by registration
 _watched: set[int] = set()
+_lock = threading.RLock()
 
 
 def hold(buffer: Any, handle: Handle) -> None:
     """`buffer` is one more handle of a counted registration, until it is collected."""
     call = _spi.reactor_call()
-    call(_come, handle)
+    with _lock:
+        _come(handle)
     weakref.finalize(buffer, call, _gone, (handle.identity, handle.number)).atexit = False
 
 
 def sent(handle: Handle) -> None:
     """A handle was pickled."""
-    _spi.reactor_call()(_sent, handle)
+    with _lock:
+        known = _holds.get((handle.identity, handle.number))
+        if known is not None and handle.grace is not None:
+            known.until = time.monotonic() + handle.grace
 
 
-# -- at the holder, on the reactor thread --------------------------------------------------------
+# -- at the holder -------------------------------------------------------------------------------
 
 
 def _come(handle: Handle) -> None:
@@ -74,30 +81,26 @@ def _come(handle: Handle) -> None:
     known.count += 1
 
 
-def _sent(handle: Handle) -> None:
-    known = _holds.get((handle.identity, handle.number))
-    if known is not None and handle.grace is not None:
-        known.until = time.monotonic() + handle.grace
-
-
 def _gone(key: _Key) -> None:
-    known = _holds.get(key)
-    if known is not None:
-        known.count -= 1
-        _leave(key)
+    with _lock:
+        known = _holds.get(key)
+        if known is not None:
+            known.count -= 1
+            _leave(key)
 
 
 def _leave(key: _Key) -> None:
     """Say that this process has no handle any more, if that is so."""
-    known = _holds.get(key)
-    if known is None or known.count:
-        return
-    left = known.until - time.monotonic()
-    if left > 0:
-        _spi.call_later(left, lambda: _leave(key))
-        return
-    del _holds[key]
-    _tell(_LEAVE, known.handle)
+    with _lock:
+        known = _holds.get(key)
+        if known is None or known.count:
+            return
+        left = known.until - time.monotonic()
+        if left > 0:
+            _spi.call_later(left, lambda: _leave(key))
+            return
+        del _holds[key]
+        _tell(_LEAVE, known.handle)
 
 
 def _tell(what: str, handle: Handle) -> None:
@@ -107,10 +110,15 @@ def _tell(what: str, handle: Handle) -> None:
         _spi.tell(handle.uid, what, _KEY.pack(handle.number, handle.token))
 
 
-# -- at the owner, on the reactor thread ---------------------------------------------------------
+# -- at the owner --------------------------------------------------------------------------------
 
 
 def _note(what: str, number: int, token: bytes, who: int) -> None:
+    with _lock:
+        _book(what, number, token, who)
+
+
+def _book(what: str, number: int, token: bytes, who: int) -> None:
     try:
         found = registry.own_registry().find(number, token)
     except RdmaError:  # it was dropped, or the handle is forged: nothing to count
@@ -151,6 +159,8 @@ def _on_death(who: int) -> None:
 
 
 def _forget() -> None:
+    global _lock
+    _lock = threading.RLock()
     _holds.clear()
     _holders.clear()
     _watched.clear()

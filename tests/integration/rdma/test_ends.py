@@ -215,7 +215,7 @@ def test_the_last_handle_releases(procs: Procs) -> None:
     keepers = procs(2).spawn("keepers", Keeper)
     first, second = keepers.slice(gpus=0), keepers.slice(gpus=1)
     memory = bytearray(b"content")
-    buffer = RDMABuffer(memory, release="last-handle", grace=0.05)
+    buffer = RDMABuffer(memory, release="last-handle", grace=0.001)
     first.keep.call_one(buffer, buffer[1:3], pickle.loads(pickle.dumps(buffer))).get(timeout=WAIT)
     del buffer
     gc.collect()
@@ -238,7 +238,7 @@ def test_the_last_handle_releases(procs: Procs) -> None:
 def test_a_process_that_dies_holds_nothing(procs: Procs) -> None:
     keeper = procs(1).spawn("keeper", Keeper)
     memory = bytearray(b"content")
-    buffer = RDMABuffer(memory, release="last-handle", grace=0.05)
+    buffer = RDMABuffer(memory, release="last-handle", grace=0.001)
     keeper.keep.call_one(buffer).get(timeout=WAIT)
     del buffer
     gc.collect()
