@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["Neighbour", "Neighbourhood"]
 
 _LAST_WORDS = 1.0
-_TRIES = 4  # to replace a silent connection, at the same time
+_TRIES = 4  # to replace a silent connection, before its host is given up
+_DIALS = 6  # at the same time: one that leads to nothing takes as long as four tries
 
 
 class Neighbourhood(Protocol):
@@ -272,7 +273,7 @@ class Neighbour(Receiver):
             self._agent.reactor.call_later(self._patience / (3 * _TRIES), self._try)
 
     def _try_once(self) -> None:
-        if self._dial is not None and self.link.connected and self._dials < _TRIES:
+        if self._dial is not None and self.link.connected and self._dials < _DIALS:
             self._start_dial()
 
     def give_up(self, reason: str) -> None:

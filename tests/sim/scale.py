@@ -1,0 +1,679 @@
+"""Clusters of thousands of hosts in virtual time: the real cores, and a model of all else.
+
+Each host has the cores of an agent: casts (`protocol.cast`), a channel to each host it has to do
+with (`protocol.channel`), the failure detector (`protocol.detector`) and the books
+(`protocol.federation` around `protocol.roster`). They are driven as `runtime` drives them. What is
+modelled is what lies below and above (`Model`):
+
+- **The network.** A packet takes `latency` and up to `jitter` more, and both hosts' `bandwidth`.
+  Each 1,448 bytes are lost with probability `loss`, and sent again as TCP does when nothing follows
+  that would tell it earlier: after `rto`, then twice that, and so on. What comes later on that
+  connection waits. (Real TCP does better in the middle of much traffic: this is the bad case.)
+- **The agent.** It is one Python process: each message in or out takes `handling` of its time, a
+  heartbeat or an acknowledgement `beat`, and what it owes meanwhile waits.
+- **The procs.** One is launched after the other, in `launch` each; a rank answers after `work`.
+
+There is a link between the driver's host and each other, as `attach_to_workers` makes them; those
+of the tree are dialed by the first cast that needs them. Suspicion and redials are those of
+`runtime.neighbour`. Everything follows from the seed.
+
+What must hold is checked all the way: per pair of hosts and direction every message arrives once
+and in order, unless one of the two gave the other up; a cast is delivered to a host at most once;
+each rank has one outcome.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import pickle
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, SYSTEM, Verdict
+from monarch._engine.protocol import cast as casts
+from monarch._engine.protocol import detector as detectors
+from monarch._engine.protocol.cast import Answer, Casts
+from monarch._engine.protocol.channel import (
+    Channel,
+    Connected,
+    Deliver,
+    Dial,
+    Ended,
+    Heartbeat,
+    Terms,
+)
+from monarch._engine.protocol.detector import Detector
+from monarch._engine.protocol.federation import HOME, Federation, Send, Tunnel
+from monarch._engine.protocol.lanes import CONTROL
+from monarch._engine.protocol.roster import Roster, Tell
+from monarch._engine.wire.packet import ACK, HEADER, PING
+
+__all__ = ["PROCS", "Call", "Cluster", "Model"]
+
+PROCS = 8
+"""On each host."""
+
+FANOUT = 16
+
+_CLIENT = 1
+_SEGMENT = 1448  # bytes of TCP in a packet of Ethernet
+_TRIES = 4  # to replace a silent connection, before its host is given up
+_DIALS = 6  # under way at the same time
+_DIAL_TRIPS = 6  # one-way trips of a connection and its handshake
+_SYN_RTO = 1.0
+_ATTACHING = 60.0
+_NEVER = float("inf")
+
+
+class Model(NamedTuple):
+    """Seconds, bytes per second, probabilities. See the module."""
+
+    latency: float = 50e-6
+    jitter: float = 50e-6
+    bandwidth: float = 1.25e9
+    loss: float = 0.0
+    rto: float = 0.2
+    handling: float = 50e-6
+    beat: float = 15e-6
+    launch: float = 1.5e-3
+    work: float = 200e-6
+    argument: int = 200  # bytes of a call, with its frame
+    result: int = 64
+    spec: int = 4000  # bytes of what says how to launch procs
+    timeout: float = 3.0
+    interval: float = 0.25
+
+
+_PLAIN = Model()
+
+
+class Call:
+    """A call of all ranks, or their spawn, and what has come of it."""
+
+    def __init__(self, number: int, began: float, ranks: int) -> None:
+        self.number = number
+        self.began = began
+        self.ended: float | None = None
+        self.outcomes = bytearray(ranks)  # 1: answered, 2: lost
+        self.depth = 0
+        self.lost_with: set[Any] = set()
+
+    @property
+    def seconds(self) -> float:
+        assert self.ended is not None, "not every rank is accounted for"
+        return self.ended - self.began
+
+    @property
+    def answered(self) -> int:
+        return self.outcomes.count(1)
+
+    @property
+    def lost(self) -> int:
+        return self.outcomes.count(2)
+
+    def take(self, rank: int, outcome: int) -> None:
+        assert not self.outcomes[rank], f"rank {rank} is accounted for twice"
+        self.outcomes[rank] = outcome
+
+
+class GivenUp(NamedTuple):
+    """One host has given up another."""
+
+    when: float
+    by: int
+    host: int
+    rightly: bool
+    """It was dead, or cut off at that time."""
+
+
+class Peer:
+    """One side of the link between two hosts; see `runtime.neighbour`."""
+
+    def __init__(self, here: Node, there: Node, *, dials: bool) -> None:
+        cluster = here.cluster
+        self.there = there
+        self.dials = dials
+        self.channel = Channel(
+            cluster.random.getrandbits(62) + 1,
+            dials=dials,
+            now=cluster.now,
+            peer=there.name,
+            terms=Terms(patience=cluster.model.timeout if here.number else _ATTACHING),
+        )
+        self.link = 0  # the number of the connection
+        self.arrives = 0.0  # the last packet sent on it
+        self.alarm = _NEVER
+        self.dialing = 0
+        self.suspected = False
+        self.deaf_until = self.fresh_until = 0.0
+        self.said = self.heard = 0  # messages, numbered
+
+
+class Node:
+    """A host."""
+
+    def __init__(self, cluster: Cluster, number: int) -> None:
+        model = cluster.model
+        self.cluster = cluster
+        self.number = number
+        self.name = f"host{number}" if number else HOME
+        self.casts = Casts(self.name, patience=4 * model.timeout)
+        self.detector = Detector(model.interval, model.timeout, model.timeout)
+        self.federation = Federation(Roster(_CLIENT), self.name)
+        self.peers: dict[str, Peer] = {}
+        self.lost: dict[str, float] = {}
+        self.dead = False
+        self.alarm = _NEVER
+        self.free = 0.0  # when the agent has done what it has to do,
+        self.out = self.into = 0.0  # and when its network card has
+        self.worked = 0.0
+        self.messages: Counter[str] = Counter()  # in and out, and their bytes
+        self.delivered: set[int] = set()
+        self.told: Counter[int] = Counter()  # the client: of the ends of procs
+
+    # -- what the agent does -----------------------------------------------------------------------
+
+    def perform(self, effects: Iterable[Any]) -> None:
+        cluster = self.cluster
+        for effect in effects:
+            match effect:
+                case casts.Deliver(cast, first, last):
+                    assert cast not in self.delivered, "delivered twice"
+                    self.delivered.add(cast)
+                    cluster.calls[cast].depth = max(cluster.calls[cast].depth, cluster.level)
+                    cluster.at_ranks[cast](self, cast, first, last)
+                case casts.Forward(to, cast, level, route):
+                    payload = bytes(cluster.sizes[cast])
+                    self.say(to, ("forward", cast, level, tuple(route), payload))
+                case casts.Reply(to, cast, answers):
+                    self.say(to, ("reply", cast, [tuple(answer) for answer in answers]))
+                case casts.Release(to, cast, done):
+                    self.say(to, ("release", cast, done))
+                case casts.Outcomes(cast, answers, done):
+                    call = cluster.calls[cast]
+                    for answer in answers:
+                        if isinstance(answer, Answer):
+                            call.take(answer.rank, 1)
+                        else:
+                            call.lost_with.add(answer.host)
+                            for rank in answer.ranks:
+                                call.take(rank, 2)
+                    if done:
+                        call.ended = max(self.free, cluster.now)
+                case Send(host, message):
+                    self.say(host, ("agents", message))
+                case Tunnel(host, near, far, first):
+                    self.say(host, ("agents", {"op": "open", "near": near, "far": far}))
+                case Tell(to, notice):
+                    assert to == _CLIENT
+                    if notice["op"] == "gone":
+                        self.told.update(uid for uid, *_ in notice["procs"])
+                case _:
+                    raise AssertionError(effect)
+
+    def on_message(self, sender: str, message: tuple[Any, ...]) -> None:
+        cluster = self.cluster
+        now = cluster.now
+        match message:
+            case ("forward", cast, level, route, _):
+                cluster.level = level
+                self.perform(self.casts.on_forward(sender, cast, level, casts.Route(*route), now))
+            case ("reply", cast, answers):
+                told = [Answer(*a) if len(a) == 2 else casts.Loss(*a) for a in answers]
+                self.perform(self.casts.on_reply(cast, told, now))
+            case ("release", cast, done):
+                self.perform(self.casts.on_release(sender, cast, done, now))
+            case ("agents", {"op": "open"}):
+                self.federation.admit(_CLIENT, sender)
+            case ("agents", {"op": "spawn", "procs": procs, "call": call, "first": first}):
+                self.launch([proc["uid"] for proc in procs], call, first)
+            case ("call", call, rank, _):
+                self.work_on(call, rank)
+            case ("done", call, rank, _):
+                cluster.direct(call, rank)
+            case ("agents", said):
+                self.perform(self.federation.heard(sender, said, now))
+
+    def launch(self, uids: list[int], call: int, first: int) -> None:
+        """Start procs; each is up after those before it."""
+        cluster = self.cluster
+        self.federation.admit(_CLIENT, HOME)
+        procs = [{"uid": uid} for uid in uids]
+        spawned = self.federation.roster.spawn(_CLIENT, procs, "launcher", cluster.now)
+        self.perform(self.federation.route(spawned))
+        up = 0.0
+        for rank in range(first, first + len(uids)):
+            up += cluster.model.launch * (0.75 + cluster.random.random() / 2)
+            cluster.at(up, self, self.answer, call, rank)
+
+    def answer(self, call: int, rank: int) -> None:
+        """A rank of this host is done."""
+        outcome = bytes(self.cluster.model.result)
+        if call in self.cluster.flat:
+            self.say(HOME, ("done", call, rank, outcome))
+            return
+        self.perform(self.casts.answered(call, rank, outcome, self.cluster.now))
+
+    def work_on(self, call: int, rank: int) -> None:
+        """A rank of this host is called."""
+        seconds = self.cluster.model.work * (0.5 + self.cluster.random.random())
+        self.cluster.at(
+            max(0.0, self.free - self.cluster.now) + seconds, self, self.answer, call, rank
+        )
+
+    def kill(self, uid: int) -> None:
+        """A proc of this host ends."""
+        verdict = Verdict(FAILED, "killed", SYSTEM, self.name)
+        self.perform(self.federation.ended([(uid, verdict)]))
+
+    # -- links -------------------------------------------------------------------------------------
+
+    def say(self, to: str, message: tuple[Any, ...]) -> None:
+        if to in self.lost:
+            return
+        peer = self.peer(to)
+        peer.said += 1
+        data = pickle.dumps((peer.said, message), 5)
+        peer.channel.send(CONTROL, [data])
+        self.count("out", len(data))
+        self.pump(peer)
+
+    def count(self, way: str, size: int) -> None:
+        self.messages[way] += 1
+        self.messages[f"{way} bytes"] += size
+
+    def peer(self, name: str) -> Peer:
+        peer = self.peers.get(name)
+        if peer is None:
+            peer = self.peers[name] = Peer(self, self.cluster.named[name], dials=True)
+            self.carry_out(peer, peer.channel.tick(self.cluster.now))
+        return peer
+
+    def pump(self, peer: Peer) -> None:
+        """Send what wants to go out, and be back when the channel wants it."""
+        cluster = self.cluster
+        channel = peer.channel
+        while (packet := channel.next_packet(cluster.now)) is not None:
+            cluster.carry(self, peer, packet)
+        deadline = channel.deadline
+        if deadline is not None and deadline < peer.alarm:
+            peer.alarm = deadline
+            cluster.at(deadline - cluster.now, self, self.on_alarm, peer)
+
+    def on_alarm(self, peer: Peer) -> None:
+        peer.alarm = _NEVER
+        if self.peers.get(peer.there.name) is peer:
+            deadline = peer.channel.deadline
+            if deadline is not None and deadline <= self.cluster.now:
+                self.carry_out(peer, peer.channel.tick(self.cluster.now))
+            self.pump(peer)
+
+    def on_packet(self, sender: Node, link: int, packet: list[Any], size: int) -> None:
+        peer = self.peers.get(sender.name)
+        if peer is None or peer.link != link:
+            return
+        cluster = self.cluster
+        model = cluster.model
+        # What follows leaves when the agent has come to it.
+        self.into = max(self.into, cluster.now - size / model.bandwidth) + size / model.bandwidth
+        self.work(max(self.into, cluster.now), cluster.cost(packet))
+        peer.suspected = False
+        self.detector.heard(sender.name, cluster.now)
+        self.carry_out(peer, peer.channel.on_packet(packet, cluster.now))
+        self.pump(peer)
+
+    def work(self, since: float, seconds: float) -> None:
+        self.free = max(self.free, since) + seconds
+        self.worked += seconds
+
+    def carry_out(self, peer: Peer, effects: Iterable[Any]) -> None:
+        cluster = self.cluster
+        there = peer.there.name
+        for effect in effects:
+            match effect:
+                case Deliver(_, data):
+                    self.count("in", len(data))
+                    number, message = pickle.loads(data)
+                    peer.heard += 1
+                    assert number == peer.heard, "lost, doubled or reordered"
+                    self.on_message(there, message)
+                case Heartbeat(payload):
+                    self.judge(self.detector.on_heartbeat(there, payload, cluster.now))
+                case Dial():
+                    self.dial(peer)
+                case Connected(again):
+                    if not again:
+                        peer.channel.be_patient(cluster.model.timeout)
+                        self.detector.add(there, cluster.now)
+                        self.watch()
+                case Ended():
+                    self.pump(peer)  # the farewell
+                    self.lose(peer)
+        self.watch()
+
+    def dial(self, peer: Peer) -> None:
+        """Open another connection; see `runtime.neighbour`."""
+        cluster = self.cluster
+        peer.dialing += 1
+        seconds = cluster.dial_time(self, peer.there)
+        limit = max(cluster.model.timeout / 3, 0.5)
+        done = self.dialed if seconds <= limit else self.dial_failed
+        cluster.at(min(seconds, limit), self, done, peer)
+
+    def dialed(self, peer: Peer) -> None:
+        cluster = self.cluster
+        there = peer.there
+        peer.dialing -= 1
+        if self.peers.get(there.name) is not peer or there.dead or self.name in there.lost:
+            return
+        if peer.link:
+            doubted = peer.suspected or cluster.now < peer.deaf_until
+            if not doubted or cluster.now < peer.fresh_until:
+                return
+            peer.fresh_until = cluster.now + cluster.model.timeout / _TRIES
+        other = there.peers.get(self.name)
+        if other is None:
+            other = there.peers[self.name] = Peer(there, self, dials=False)
+        elif other.dials:
+            if there.number < self.number or other.channel.met:
+                return
+            other.dials = False
+            other.channel.answer()
+        link = next(cluster.links)
+        for node, end in ((self, peer), (there, other)):
+            end.link = link
+            end.arrives = 0.0
+            end.channel.opened(cluster.now)
+            node.pump(end)
+
+    def dial_failed(self, peer: Peer) -> None:
+        peer.dialing -= 1
+        if self.peers.get(peer.there.name) is peer and not peer.link and not peer.dialing:
+            peer.channel.lost(self.cluster.now, self.cluster.random.random())
+            self.pump(peer)
+
+    # -- silence -----------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        cluster = self.cluster
+        detector, others = self.detector.deadline, (self.casts.deadline, self.federation.deadline)
+        deadline = min(time for time in (detector, *others) if time is not None)
+        if deadline < self.alarm:
+            self.alarm = deadline
+            cluster.at(max(0.0, deadline - cluster.now), self, self.look)
+
+    def look(self) -> None:
+        self.alarm = _NEVER
+        now = self.cluster.now
+        self.judge(self.detector.tick(now))
+        if self.casts.deadline is not None and self.casts.deadline <= now:
+            self.perform(self.casts.tick(now))
+        if self.federation.deadline <= now:
+            self.perform(self.federation.tick(now))
+        self.watch()
+
+    def judge(self, effects: Iterable[detectors.Effect]) -> None:
+        cluster = self.cluster
+        for effect in effects:
+            peer = self.peers.get(str(effect.peer))
+            if peer is None:
+                continue
+            if isinstance(effect, detectors.SendHeartbeat):
+                peer.channel.heartbeat(effect.payload)
+                self.pump(peer)
+            elif isinstance(effect, detectors.Suspect):
+                cluster.suspicions += 1
+                if effect.deaf:
+                    peer.deaf_until = cluster.now + cluster.model.timeout / _TRIES
+                    self.try_once(peer)
+                else:
+                    peer.suspected = True
+                    self.try_again(peer)
+            else:
+                self.carry_out(peer, peer.channel.end("unreachable"))
+
+    def try_again(self, peer: Peer) -> None:
+        if peer.suspected and self.peers.get(peer.there.name) is peer:
+            self.try_once(peer)
+            later = self.cluster.model.timeout / (3 * _TRIES)
+            self.cluster.at(later, self, self.try_again, peer)
+
+    def try_once(self, peer: Peer) -> None:
+        if peer.dials and peer.dialing < _DIALS:
+            self.dial(peer)
+
+    def lose(self, peer: Peer) -> None:
+        """There is no way to that host any more."""
+        cluster = self.cluster
+        there = peer.there
+        del self.peers[there.name]
+        self.detector.remove(there.name)
+        self.lost[there.name] = cluster.now
+        cluster.give_up(self, there)
+        self.perform(self.casts.host_lost(there.name, "unreachable", cluster.now))
+        verdict = Verdict(FAILED, f"{there.name} is unreachable", INFRASTRUCTURE)
+        self.perform(self.federation.host_lost(there.name, verdict))
+        if there.name == HOME:
+            self.dead = True  # an agent without a job ends
+
+
+class Cluster:
+    """`hosts` of them and the driver's, which is number 0. See the module."""
+
+    def __init__(
+        self, hosts: int, model: Model = _PLAIN, *, seed: int = 1, fanout: int = FANOUT
+    ) -> None:
+        self.model = model
+        self.fanout = fanout
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self._events: list[tuple[float, int, Node | None, Callable[..., None], Any]] = []
+        self._order = itertools.count()
+        self.links = itertools.count(1)
+        self._uids = itertools.count(1)
+        self._numbers = itertools.count(1)
+        self._cuts: list[tuple[float, frozenset[int], bool, bool]] = []
+        self.calls: dict[int, Call] = {}
+        self.flat: set[int] = set()
+        self.sizes: dict[int, int] = {}  # of what a cast carries
+        self.at_ranks: dict[int, Callable[[Node, int, int, int], None]] = {}
+        self.level = 0  # of the forward that is being handled
+        self.suspicions = 0
+        self.given_up: list[GivenUp] = []
+        self.nodes = [Node(self, number) for number in range(hosts + 1)]
+        self.named = {node.name: node for node in self.nodes}
+        self.driver, *self.hosts = self.nodes
+        self.uids: list[int] = []
+        for host in self.hosts:
+            self.driver.peer(host.name)
+        self.run(60.0, lambda: all(self.is_up(host) for host in self.hosts[-1:]))
+        self.run(60.0, lambda: all(self.is_up(host) for host in self.hosts))
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def at(self, delay: float, node: Node | None, call: Callable[..., None], *args: Any) -> None:
+        """Unless that node is dead by then."""
+        event = (self.now + delay, next(self._order), node, call, args)
+        heapq.heappush(self._events, event)
+
+    def run(self, seconds: float = _NEVER, until: Callable[[], bool] | None = None) -> None:
+        """Let that much time pass, or enough for something to become true."""
+        events = self._events
+        end = self.now + seconds
+        while events and events[0][0] <= end:
+            when, _, node, call, args = heapq.heappop(events)
+            self.now = max(self.now, when)
+            if node is None or not node.dead:
+                call(*args)
+                if until is not None and until():
+                    return
+        if end < _NEVER:
+            self.now = end
+
+    # -- the network -------------------------------------------------------------------------------
+
+    def cost(self, packet: list[Any]) -> float:
+        kind = HEADER.unpack(packet[0])[0]
+        return self.model.beat if kind in (PING, ACK) else self.model.handling
+
+    def carry(self, sender: Node, peer: Peer, packet: list[Any]) -> None:
+        model = self.model
+        size = sum(map(len, packet))
+        sender.work(self.now, self.cost(packet))
+        segments = -(-size // _SEGMENT)
+        sender.out = max(sender.free, sender.out) + (size + 66 * segments) / model.bandwidth
+        receiver = peer.there
+        trip = self.trip(sender, receiver, sender.out, segments, model.rto)
+        arrives = peer.arrives = max(sender.out + trip, peer.arrives)
+        if arrives == _NEVER:
+            return
+        data = [b"".join(packet)] if len(packet) == 1 else [packet[0], b"".join(packet[1:])]
+        self.at(arrives - self.now, receiver, receiver.on_packet, sender, peer.link, data, size)
+
+    def trip(self, sender: Node, receiver: Node, when: float, segments: int, rto: float) -> float:
+        """Seconds that something takes to that host; infinity if it never gets there."""
+        model = self.model
+        chance = self.random.random
+        trip = model.latency + chance() * model.jitter
+        if segments > 1 and chance() > (1 - model.loss) ** (segments - 1):
+            trip += 2 * model.latency + model.jitter  # seen by what follows it
+        wait = 0.0
+        while self._is_cut(sender, receiver, when + wait) or chance() < model.loss:
+            wait += rto
+            rto *= 2
+            if wait > 1000:
+                return _NEVER
+        return wait + trip
+
+    def dial_time(self, sender: Node, receiver: Node) -> float:
+        seconds = 0.0
+        for number in range(_DIAL_TRIPS):
+            one, other = (sender, receiver) if number % 2 == 0 else (receiver, sender)
+            rto = self.model.rto if number > 1 else _SYN_RTO
+            seconds += self.trip(one, other, self.now + seconds, 1, rto)
+        return seconds + _DIAL_TRIPS * self.model.handling
+
+    def cut(
+        self, some: Iterable[Node], seconds: float, *, to: bool = True, of: bool = True
+    ) -> None:
+        """Nothing gets to those hosts, or from them to the others, for that long."""
+        numbers = frozenset(node.number for node in some)
+        self._cuts.append((self.now + seconds, numbers, to, of))
+
+    def _is_cut(self, sender: Node, receiver: Node, when: float) -> bool:
+        for until, some, to, of in self._cuts:
+            if when < until:
+                inside, into = sender.number in some, receiver.number in some
+                if (to and into and not inside) or (of and inside and not into):
+                    return True
+        return False
+
+    @property
+    def links_up(self) -> int:
+        """Pairs of hosts that have a connection."""
+        return sum(peer.channel.up for node in self.nodes for peer in node.peers.values()) // 2
+
+    @property
+    def replayed(self) -> int:
+        """Packets that were sent again on another connection."""
+        peers = [peer for node in self.nodes for peer in node.peers.values()]
+        return sum(peer.channel.replayed for peer in peers)
+
+    def is_up(self, host: Node) -> bool:
+        """Whether the driver has a connection to it."""
+        return self.driver.peers[host.name].channel.up
+
+    def give_up(self, node: Node, other: Node) -> None:
+        """`node` has given up `other`."""
+        when = self.now
+        cut = self._is_cut(node, other, when) or self._is_cut(other, node, when)
+        self.given_up.append(GivenUp(when, node.number, other.number, other.dead or cut))
+
+    # -- what the driver does ----------------------------------------------------------------------
+
+    def _begin(self) -> Call:
+        call = Call(next(self._numbers), self.now, PROCS * len(self.hosts))
+        self.calls[call.number] = call
+        return call
+
+    def _cast(self, size: int, at_ranks: Callable[[Node, int, int, int], None]) -> Call:
+        call = self._begin()
+        self.sizes[call.number] = size
+        self.at_ranks[call.number] = at_ranks
+        starts = range(0, PROCS * len(self.hosts) + 1, PROCS)
+        names = [host.name for host in self.hosts]
+        driver = self.driver
+        driver.perform(driver.casts.cast(call.number, names, starts, self.fanout, self.now))
+        return call
+
+    def call(self) -> Call:
+        """Call all ranks, through the tree."""
+
+        def work(node: Node, call: int, first: int, last: int) -> None:
+            for rank in range(first, last):
+                node.work_on(call, rank)
+
+        return self._cast(self.model.argument, work)
+
+    def call_one_by_one(self) -> Call:
+        """The same without a tree: a message to each rank."""
+        call = self._begin()
+        self.flat.add(call.number)
+        call.depth = 1
+        for rank in range(len(call.outcomes)):
+            host = self.hosts[rank // PROCS]
+            self.driver.say(host.name, ("call", call.number, rank, bytes(self.model.argument)))
+        return call
+
+    def _books(self) -> list[tuple[Node, list[int], list[Any]]]:
+        """Enter new procs into the driver's books; what these say for each host."""
+        ranks = PROCS * len(self.hosts)
+        spawn = next(self._uids) << 20
+        self.uids = [spawn | rank for rank in range(ranks)]
+        where = [host.name for host in self.hosts for _ in range(PROCS)]
+        books = self.driver.federation
+        assert books.spawned(self.uids, where) == []
+        pairs = []
+        for number, host in enumerate(self.hosts):
+            uids = self.uids[PROCS * number : PROCS * (number + 1)]
+            spec = {"spec": "x" * self.model.spec}
+            procs = [{"uid": uid} for uid in uids]
+            pairs.append((host, uids, books.spawn_there(_CLIENT, host.name, spec, procs)))
+        return pairs
+
+    def spawn(self) -> Call:
+        """Spawn a mesh of `PROCS` procs on each host, through the tree."""
+        self._books()
+
+        def launch(node: Node, call: int, first: int, last: int) -> None:
+            node.launch(self.uids[first:last], call, first)
+
+        return self._cast(self.model.spec + 100 * PROCS, launch)
+
+    def spawn_one_by_one(self) -> Call:
+        """The same without a tree: the driver's host tells each of the others."""
+        call = self._begin()
+        self.flat.add(call.number)
+        call.depth = 1
+        for number, (_, _, effects) in enumerate(self._books()):
+            for effect in effects:
+                if isinstance(effect, Send):
+                    effect.message.update(call=call.number, first=PROCS * number)
+            self.driver.perform(effects)
+        return call
+
+    def direct(self, number: int, rank: int) -> None:
+        call = self.calls[number]
+        call.take(rank, 1)
+        if call.answered == len(call.outcomes):
+            call.ended = max(self.driver.free, self.now)
+
+    def finish(self, call: Call, seconds: float = 100.0) -> Call:
+        """Let time pass until all ranks are accounted for."""
+        self.run(seconds, lambda: call.ended is not None)
+        assert call.ended is not None, "not every rank is accounted for"
+        assert 0 not in call.outcomes
+        return call
