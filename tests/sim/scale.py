@@ -28,7 +28,7 @@ import heapq
 import itertools
 import pickle
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -150,6 +150,7 @@ class Peer:
         self.suspected = False
         self.deaf_until = self.fresh_until = 0.0
         self.said = self.heard = 0  # messages, numbered
+        self.queued = False
 
 
 class Node:
@@ -168,6 +169,7 @@ class Node:
         self.dead = False
         self.alarm = _NEVER
         self.free = 0.0  # when the agent has done what it has to do,
+        self.queue: deque[Peer] = deque()  # connections with something to send
         self.out = self.into = 0.0  # and when its network card has
         self.worked = 0.0
         self.messages: Counter[str] = Counter()  # in and out, and their bytes
@@ -293,15 +295,39 @@ class Node:
         return peer
 
     def pump(self, peer: Peer) -> None:
-        """Send what wants to go out, and be back when the channel wants it."""
+        """Send what wants to go out, as the agent comes to it; be back when it is due."""
         cluster = self.cluster
         channel = peer.channel
-        while (packet := channel.next_packet(cluster.now)) is not None:
-            cluster.carry(self, peer, packet)
+        if not peer.queued:
+            peer.queued = True
+            self.queue.append(peer)
+            if len(self.queue) == 1:
+                cluster.at(max(0.0, self.free - cluster.now), self, self.serve)
         deadline = channel.deadline
         if deadline is not None and deadline < peer.alarm:
             peer.alarm = deadline
             cluster.at(deadline - cluster.now, self, self.on_alarm, peer)
+
+    def serve(self) -> None:
+        """Send one packet of the connection whose turn it is."""
+        cluster = self.cluster
+        peer = self.queue.popleft()
+        packet = peer.channel.next_packet(cluster.now)
+        if packet is None:
+            peer.queued = False
+        else:
+            self.queue.append(peer)
+            cluster.carry(self, peer, packet)
+        if self.queue:
+            cluster.at(max(0.0, self.free - cluster.now), self, self.serve)
+
+    def beat(self, peer: Peer, payload: bytes) -> None:
+        """A heartbeat goes before all that waits."""
+        peer.channel.heartbeat(payload)
+        packet = peer.channel.next_packet(self.cluster.now)
+        if packet is not None:
+            self.cluster.carry(self, peer, packet)
+        self.pump(peer)
 
     def on_alarm(self, peer: Peer) -> None:
         peer.alarm = _NEVER
@@ -317,7 +343,6 @@ class Node:
             return
         cluster = self.cluster
         model = cluster.model
-        # What follows leaves when the agent has come to it.
         self.into = max(self.into, cluster.now - size / model.bandwidth) + size / model.bandwidth
         self.work(max(self.into, cluster.now), cluster.cost(packet))
         peer.suspected = False
@@ -422,8 +447,7 @@ class Node:
             if peer is None:
                 continue
             if isinstance(effect, detectors.SendHeartbeat):
-                peer.channel.heartbeat(effect.payload)
-                self.pump(peer)
+                self.beat(peer, effect.payload)
             elif isinstance(effect, detectors.Suspect):
                 cluster.suspicions += 1
                 if effect.deaf:
@@ -522,9 +546,10 @@ class Cluster:
     def carry(self, sender: Node, peer: Peer, packet: list[Any]) -> None:
         model = self.model
         size = sum(map(len, packet))
-        sender.work(self.now, self.cost(packet))
+        cost = self.cost(packet)
+        sender.work(self.now, cost)
         segments = -(-size // _SEGMENT)
-        sender.out = max(sender.free, sender.out) + (size + 66 * segments) / model.bandwidth
+        sender.out = max(self.now + cost, sender.out) + (size + 66 * segments) / model.bandwidth
         receiver = peer.there
         trip = self.trip(sender, receiver, sender.out, segments, model.rto)
         arrives = peer.arrives = max(sender.out + trip, peer.arrives)

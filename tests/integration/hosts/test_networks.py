@@ -1,4 +1,4 @@
-"""What befalls networks: hosts in namespaces of their own, whose packets are dropped.
+"""What befalls networks: hosts in namespaces of their own, whose packets are dropped and delayed.
 
 Who notes what it was told can say afterwards what arrived: all of it, once, in order.
 """
@@ -20,9 +20,11 @@ import pytest
 import monarch.actor
 from monarch.actor import Actor, HostMesh, SupervisionError, attach_to_workers, endpoint
 from monarch.config import configure, get_global_config
+from tests.emulator import Conditions
 from tests.network import Network, network, unavailable
 
 REASON = unavailable()
+NO_EMULATOR = REASON or unavailable(emulator=True)
 pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=f"no networks here: {REASON}"),
     pytest.mark.slow,
@@ -73,7 +75,8 @@ def hosts_of_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
     script = folder / "worker.py"
     script.write_text(WORKER)
     former = get_global_config()["host_timeout"]
-    with pytest.MonkeyPatch.context() as patch, network(2) as made:
+    seed = None if NO_EMULATOR else 1
+    with pytest.MonkeyPatch.context() as patch, network(2, emulator_seed=seed) as made:
         patch.setenv("MONARCH_SECRET_FILE", str(secret))
         patch.setenv("MONARCH_HOST_TIMEOUT", f"{TIMEOUT}s")
         configure(host_timeout=f"{TIMEOUT}s")
@@ -246,6 +249,52 @@ def test_a_link_that_flaps(cluster: tuple[Network, HostMesh], faults: queue.Queu
             answered(caller, 20)
     for caller in callers:
         caller.stop()
+    assert faults.empty()
+
+
+@pytest.mark.skipif(NO_EMULATOR is not None, reason=f"no emulator here: {NO_EMULATOR}")
+def test_delay_loss_doubling_and_reordering(
+    cluster: tuple[Network, HostMesh], faults: queue.Queue[Any]
+) -> None:
+    made, hosts = cluster
+    ledgers = hosts.spawn_procs().spawn("ledger", Ledger)
+    first, second = ledgers.slice(hosts=0), ledgers.slice(hosts=1)
+    assert second.echo.call_one(0).get(timeout=WAIT) == 0
+    bad = Conditions(delay=0.05, jitter=0.02, loss=0.01, double=0.01)
+    made.hosts[1].impair(bad, bad)
+    try:
+        began = time.monotonic()
+        assert second.echo.call_one(1).get(timeout=WAIT) == 1
+        assert time.monotonic() - began >= 0.06  # it is what it is called
+        callers = [Caller(second), Caller(second, "another")]
+        told = first.tell.call_one(second, 300)
+        payload = os.urandom(1 << 20)
+        assert second.echo.call_one(payload).get(timeout=WAIT) == payload
+        assert told.get(timeout=WAIT) == list(range(300))
+        for caller in callers:
+            answered(caller, 60)
+            caller.stop()
+    finally:
+        made.hosts[1].impair(Conditions(), Conditions())
+    assert faults.empty()
+
+
+def test_a_slow_network(cluster: tuple[Network, HostMesh], faults: queue.Queue[Any]) -> None:
+    """A payload that takes longer than `host_timeout` is no reason to give a host up."""
+    made, hosts = cluster
+    ledger = hosts.spawn_procs().spawn("ledger", Ledger).slice(hosts=1)
+    assert ledger.echo.call_one(0).get(timeout=WAIT) == 0
+    made.hosts[1].limit(500)
+    try:
+        payload = os.urandom(3 << 19)
+        began = time.monotonic()
+        back = ledger.echo.call_one(payload)
+        caller = Caller(ledger)
+        assert back.get(timeout=WAIT) == payload
+        assert time.monotonic() - began > TIMEOUT
+        caller.stop()
+    finally:
+        made.hosts[1].limit(None)
     assert faults.empty()
 
 

@@ -19,11 +19,14 @@ except that `Suspect` was said when it exceeded the ordinary gap: reason enough 
 connection, since this one may be half-open, or asleep between two attempts.
 
 **One-way partitions.** I hear him, he does not hear me: his calls reach me and my replies are
-lost. Every heartbeat is numbered and says which number of the other's was last heard. So each side
-knows how long it has not been heard, measured on its own clock, and gives up a peer that is `deaf`
-to it by the same bounds and two intervals, since so old can such news be without any fault. (It is
-judged when it arrives: a peer from which nothing comes is silent, whatever else it may be.) Both
-sides of any partition come to their verdict, without having to tell each other.
+lost. Every heartbeat says for how long its sender has heard nothing. So each side learns that it is
+not heard, can try another connection, and gives up a peer that is `deaf` to it for too long. Both
+sides of any partition come to their verdict, without having to agree.
+
+It is the other's measure, by the other's clock, and anything that arrives there counts. Rejected:
+to number the heartbeats and have the other say which it got. Heartbeats wait with everything else
+in the buffers of the kernel, in both directions; on a slow network behind a big payload for
+seconds, while the other side hears from us all the time.
 
 **Sleep is no silence.** A process that was stopped, starved or suspended hears nothing meanwhile,
 and would give everybody up when it wakes. The detector knows when it asked to be called; what it
@@ -39,7 +42,6 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections import deque
 from collections.abc import Hashable
 from typing import NamedTuple, TypeAlias
 
@@ -50,7 +52,8 @@ __all__ = ["Detector", "Effect", "Peer", "SendHeartbeat", "Suspect", "Unreachabl
 Peer: TypeAlias = Hashable
 """Names one incarnation of one host."""
 
-_PAYLOAD = struct.Struct("<QQ")  # the heartbeat's number, and the last of the peer's that was heard
+_PAYLOAD = struct.Struct("<QQ")  # the heartbeat's number; us since anything was heard of the peer
+_MICROSECONDS = 1e6
 
 _GOLDEN = 0.618034  # multiples of it, modulo 1, fill the interval evenly
 
@@ -65,7 +68,7 @@ class SendHeartbeat(NamedTuple):
 class Suspect(NamedTuple):
     """The peer is silent for longer than usual, since that time: its link may be dead.
 
-    `deaf`: it is heard, but it has not heard us; said with each of its heartbeats that shows it.
+    `deaf`: it is heard, but it has not heard us; told with each of its heartbeats that says so.
     """
 
     peer: Peer
@@ -74,7 +77,7 @@ class Suspect(NamedTuple):
 
 
 class Unreachable(NamedTuple):
-    """The peer is given up. `deaf`: it is heard, but it has not heard us since."""
+    """The peer is given up. `deaf`: it is heard, but says that it has not heard us since."""
 
     peer: Peer
     since: float
@@ -108,8 +111,6 @@ class _Watch:
 
     __slots__ = (
         "arrived",
-        "echoed",
-        "echoes",
         "gaps",
         "heard",
         "heard_real",
@@ -118,7 +119,6 @@ class _Watch:
         "send_at",
         "suspected",
         "theirs",
-        "unheard",
     )
 
     def __init__(self, peer: Peer, now: float, real: float, interval: float) -> None:
@@ -129,9 +129,6 @@ class _Watch:
         self.theirs = 0  # the highest number of those
         self.gaps = _Rhythm(interval)  # between those
         self.number = 0  # of our last heartbeat
-        self.unheard: deque[float] = deque()  # when those were sent that it has not heard
-        self.echoed = now  # when the last one was sent that it has heard
-        self.echoes = _Rhythm(2 * interval)  # how old the news of that is
         self.send_at = now
         self.suspected = False
 
@@ -216,29 +213,22 @@ class Detector:
         if len(payload) != _PAYLOAD.size:
             raise ProtocolError(f"protocol error from {peer}: a heartbeat of {len(payload)} bytes")
         self.heard(peer, now)
-        number, echo = _PAYLOAD.unpack(payload)
-        if echo > watch.number:
-            raise ProtocolError(f"protocol error from {peer}: it heard what was never sent")
+        number, age = _PAYLOAD.unpack(payload)
         if number <= watch.theirs:
             return []  # overtaken on the way
         awake = watch.heard
         watch.theirs = number
         watch.gaps.sample(awake - watch.arrived)
         watch.arrived = awake
-        first_unheard = watch.number - len(watch.unheard) + 1
-        if echo >= first_unheard:
-            for _ in range(first_unheard, echo + 1):
-                watch.echoed = watch.unheard.popleft()
-            watch.echoes.sample(awake - watch.echoed)
-        # News of what it heard is two intervals old on the best of networks.
-        patience = self._bounded(3 * watch.echoes.ordinary) + 2 * self._interval
-        age = awake - watch.echoed
-        if age < patience:
-            if age < max(watch.echoes.ordinary, 4 * self._interval):
-                return []
-            return [Suspect(peer, watch.echoed + self._slept, deaf=True)]
+        unheard = age / _MICROSECONDS
+        ordinary = watch.gaps.ordinary
+        if unheard < max(ordinary, 2 * self._interval):
+            return []
+        since = now - unheard
+        if unheard < self._bounded(3 * ordinary):
+            return [Suspect(peer, since, deaf=True)]
         del self._watches[peer]
-        return [Unreachable(peer, watch.echoed + self._slept, deaf=True)]
+        return [Unreachable(peer, since, deaf=True)]
 
     def tick(self, now: float) -> list[Effect]:
         """Send what is due, and judge."""
@@ -264,8 +254,8 @@ class Detector:
         if awake >= watch.send_at:
             watch.send_at = awake + self._interval
             watch.number += 1
-            watch.unheard.append(awake)
-            payload = _PAYLOAD.pack(watch.number, watch.theirs)
+            unheard = int((awake - watch.heard) * _MICROSECONDS)
+            payload = _PAYLOAD.pack(watch.number, unheard)
             effects.append(SendHeartbeat(watch.peer, payload))
         due = min(watch.send_at, silent_at)
         if not watch.suspected:
