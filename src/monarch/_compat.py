@@ -112,9 +112,11 @@ PATHS: dict[str, dict[str, str]] = {
     },
     "monarch._src.job.job": {
         "monarch.job": """
-            DEFAULT_JOB_PATH JobState JobTrait LocalJob ProcessJob exec_command job_load job_loads
+            DEFAULT_JOB_PATH JobState JobTrait LocalJob ProcessJob SSHJob exec_command job_load
+            job_loads
         """,
         "monarch.job.batch": "BatchJob",
+        "monarch.job.login": "LoginJob ProcessState",
     },
     "monarch._rust_bindings": {"monarch._compat": "has_tensor_engine"},
     "monarch._rust_bindings.monarch_hyperactor.actor": {"monarch.actor": "Actor"},
@@ -206,7 +208,6 @@ INTERNAL: dict[str, dict[str, str]] = {
     "monarch._src.actor.logging": {"_pending_flush_tasks": _LOGS},
     "monarch._src.job.job": {
         "BashActor": "use monarch.job.exec_command()",
-        "LoginJob SSHJob": "run `monarch worker` over ssh, and attach_to_workers()",
     },
     "monarch._src.actor.proc_mesh": {"HyProcMesh": _MESHES},
     "monarch._rust_bindings.monarch_hyperactor.actor": {

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from monarch.cli.progress import progress
+from monarch.job.progress import progress
 
 __all__ = ["add_apply", "add_context", "add_exec", "add_kill", "add_shell"]
 

@@ -5,7 +5,8 @@
 >>> job.state(cached_path=None).trainers
 <HostMesh {}>
 
-`ProcessJob` gives every host a process of this machine. A job that runs is found again by the next
+`ProcessJob` gives every host a process of this machine, `SSHJob` starts them on machines that one
+can log in to. A job that runs is found again by the next
 script through the file that `JobTrait.state` writes; see docs/jobs.md. Each name is loaded when it
 is first asked for.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from monarch.job.local import LocalJob
     from monarch.job.process import ProcessJob, hosts_from_config
     from monarch.job.saved import DEFAULT_JOB_PATH
+    from monarch.job.ssh import SSHJob
     from monarch.job.state import JobState
     from monarch.job.trait import JobTrait, job_load, job_loads
 
@@ -30,6 +32,7 @@ __all__ = [
     "JobTrait",
     "LocalJob",
     "ProcessJob",
+    "SSHJob",
     "exec_command",
     "hosts_from_config",
     "job_load",
@@ -44,6 +47,7 @@ _HOMES = {
     "JobTrait": "trait",
     "LocalJob": "local",
     "ProcessJob": "process",
+    "SSHJob": "ssh",
     "exec_command": "command",
     "hosts_from_config": "process",
     "job_load": "trait",

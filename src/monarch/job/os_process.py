@@ -6,13 +6,17 @@ process; Linux tells it, in clock ticks since boot. Elsewhere the number has to 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["OsProcess", "descendants", "wait_for"]
+__all__ = ["OsProcess", "descendants", "wait_for", "watch"]
+
+_log = logging.getLogger("monarch.job")
 
 _GONE = "ZX"  # states of those that are dead, and only not waited for
 
@@ -79,6 +83,17 @@ def wait_for(processes: Iterable[OsProcess], timeout: float) -> list[OsProcess]:
         pause = min(0.05, 2 * pause)
         left = [process for process in left if process.alive]
     return left
+
+
+def watch(process: subprocess.Popen[bytes]) -> None:
+    """Aside, wait for the end of a child, so that it is no zombie, and log an unexpected one."""
+
+    def run() -> None:
+        status = process.wait()
+        if status not in (0, -signal.SIGTERM):
+            _log.warning("worker process %d of a job ended with status %d", process.pid, status)
+
+    threading.Thread(target=run, name="monarch-job-watch", daemon=True).start()
 
 
 def _look(pid: int) -> tuple[str, int, int] | None:

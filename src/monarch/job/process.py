@@ -12,32 +12,26 @@ them ready; a job that is not killed is ended by ``monarch kill``, or by the mac
 from __future__ import annotations
 
 import atexit
-import logging
 import os
-import secrets
 import select
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 from monarch._spi import attach_hosts
 from monarch.actor import HostMesh
-from monarch.job.os_process import OsProcess, descendants, wait_for
-from monarch.job.state import JobState
+from monarch.job.folder import last_words, log_file, make_folder, secret_file
+from monarch.job.os_process import OsProcess, descendants, wait_for, watch
+from monarch.job.state import JobState, let_go
 from monarch.job.trait import JobTrait
 
 __all__ = ["ProcessJob", "hosts_from_config"]
 
-_log = logging.getLogger("monarch.job")
 _START_LIMIT = 60.0  # seconds until a host has to listen
-_LET_GO = 10.0  # seconds for actors that this script has there
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
-_LONGEST_PATH = 100  # of a Unix socket: systems differ between 104 and 108
 _HOST = (
     "import sys; sys.path.insert(0, sys.argv[3]); "
     "from monarch.job.process import serve; serve(sys.argv[1], int(sys.argv[2]))"
@@ -89,7 +83,7 @@ class ProcessJob(JobTrait):
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:
             raise RuntimeError("ProcessJob cannot run batch-mode scripts; LocalJob can")
-        self._folder = _make_folder()
+        self._folder = make_folder("monarch_process_job_")
         started: list[tuple[str, str, subprocess.Popen[bytes], int]] = []
         try:
             for mesh, count in self._meshes.items():
@@ -106,11 +100,7 @@ class ProcessJob(JobTrait):
         finally:
             for *_, process, ready in started:
                 os.close(ready)
-                # Waits for its end, so that it is no zombie, and says so.
-                thread = threading.Thread(
-                    target=_watch, args=(process,), name="monarch-job-watch", daemon=True
-                )
-                thread.start()
+                watch(process)
 
     def _start(self, name: str, number: int) -> tuple[str, subprocess.Popen[bytes], int]:
         """Start a host: its address, its process, and what can be read from once it listens."""
@@ -120,11 +110,11 @@ class ProcessJob(JobTrait):
             **os.environ,
             **self._env,
             "HYPERACTOR_PROCESS_NAME": name,
-            "MONARCH_JOB_SECRET_FILE": self._secret_file,
+            "MONARCH_JOB_SECRET_FILE": secret_file(self._folder),
         }
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         try:
-            with open(self._log_file(number), "wb") as log:
+            with open(log_file(self._folder, number), "wb") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-c", _HOST, address, str(theirs), root],
                     stdin=subprocess.DEVNULL,
@@ -160,14 +150,14 @@ class ProcessJob(JobTrait):
                 f"mesh {mesh!r} (pid {process.pid}){self._last_words(number)}"
             )
         meshes = {
-            mesh: attach_hosts([address for address, _ in hosts], self._secret_file)
+            mesh: attach_hosts([address for address, _ in hosts], secret_file(self._folder))
             for mesh, hosts in self._hosts.items()
         }
         self._connected += meshes.values()
         return JobState(meshes)
 
     def _kill(self) -> None:
-        self._let_go()
+        let_go(self._connected)
         processes = [process for hosts in self._hosts.values() for _, process in hosts]
         below = descendants(processes)
         for process in processes:
@@ -184,43 +174,14 @@ class ProcessJob(JobTrait):
         if still:
             raise RuntimeError(f"these processes do not end: {[p.pid for p in still]}")
 
-    def _let_go(self) -> None:
-        """Stop what this script has on the hosts, so that their end is no failure to it."""
-        meshes, self._connected = self._connected, []
-
-        def run() -> None:
-            for leaving in [mesh.stop() for mesh in meshes]:
-                try:
-                    leaving.get(timeout=_LET_GO)
-                except TimeoutError:
-                    _log.warning("actors did not stop within %g s; they are killed", _LET_GO)
-
-        if meshes:  # aside: the caller may be on an event loop, and waits either way
-            thread = threading.Thread(target=run, name="monarch-job-kill")
-            thread.start()
-            thread.join()
-
     # -- what is known of the hosts --------------------------------------------------------------
-
-    @property
-    def _secret_file(self) -> str:
-        return os.path.join(self._folder, "secret")
-
-    def _log_file(self, number: int) -> str:
-        return os.path.join(self._folder, f"{number}.log")
 
     def _dead(self) -> list[tuple[int, str, OsProcess]]:
         hosts = [(mesh, process) for mesh, hosts in self._hosts.items() for _, process in hosts]
         return [(n, mesh, host) for n, (mesh, host) in enumerate(hosts) if not host.alive]
 
     def _last_words(self, number: int) -> str:
-        try:
-            with open(self._log_file(number), "rb") as file:
-                file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - 2000))
-                text = file.read().decode(errors="replace").strip()
-        except OSError:
-            return ""
+        text = last_words(self._folder, number)
         return f"; it said:\n{text}" if text else ""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -251,21 +212,3 @@ def serve(address: str, ready: int) -> None:
         os.close(ready)
 
     serve_host(address, listening)
-
-
-def _make_folder() -> str:
-    """A directory for the sockets, secret and logs of one job (mode 0700)."""
-    folder = tempfile.mkdtemp(prefix="monarch_process_job_")
-    if len(folder) > _LONGEST_PATH - 8:  # no socket can be called that
-        os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix="monarch_process_job_", dir="/tmp")
-    fd = os.open(os.path.join(folder, "secret"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(fd, "w") as file:
-        file.write(secrets.token_hex(32) + "\n")
-    return folder
-
-
-def _watch(process: subprocess.Popen[bytes]) -> None:
-    status = process.wait()
-    if status not in (0, -signal.SIGTERM):
-        _log.warning("worker process %d of a job ended with status %d", process.pid, status)

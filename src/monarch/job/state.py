@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 from monarch.actor import HostMesh
 
-__all__ = ["JobState"]
+__all__ = ["JobState", "let_go"]
+
+_log = logging.getLogger("monarch.job")
+_LET_GO = 10.0  # seconds for actors that this script has there
 
 
 class JobState:
@@ -52,3 +57,23 @@ class JobState:
 
 
 JobState.__module__ = "monarch.job"
+
+
+def let_go(meshes: list[HostMesh]) -> None:
+    """Stop what this script has on hosts, so that their end is no failure to it; empties `meshes`.
+
+    Blocks, for a limited time.
+    """
+
+    def run() -> None:
+        for leaving in [mesh.stop() for mesh in meshes]:
+            try:
+                leaving.get(timeout=_LET_GO)
+            except TimeoutError:
+                _log.warning("actors did not stop within %g s; they are killed", _LET_GO)
+
+    if meshes:  # aside: the caller may be on an event loop, and waits either way
+        thread = threading.Thread(target=run, name="monarch-job-kill")
+        thread.start()
+        thread.join()
+        meshes.clear()

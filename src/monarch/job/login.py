@@ -1,0 +1,145 @@
+"""`LoginJob`: hosts that one logs in to, by name; each kept by a process of this machine.
+
+A kind of it says how a host is started (`_start_host`): by a local process, which lives exactly as
+long as the host does, and at an address. `SSHJob` is the one that is here.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from monarch._spi import attach_hosts
+from monarch.actor import HostMesh
+from monarch.job.folder import make_folder, secret_file
+from monarch.job.os_process import OsProcess, wait_for
+from monarch.job.state import JobState, let_go
+from monarch.job.trait import JobTrait
+
+__all__ = ["LoginJob", "ProcessState"]
+
+_GRACE = 5.0  # seconds until a process that was killed is gone
+
+
+class ProcessState(NamedTuple):
+    """A host that was started: the local process that stands for it, and its worker's address."""
+
+    pid: int
+    channel: str
+
+
+class _Host(NamedTuple):
+    name: str
+    address: str
+    process: OsProcess
+
+
+class LoginJob(JobTrait):
+    """Named hosts. A kind of it implements `_start_host`, or `_start_hosts` for all at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._meshes: dict[str, list[str]] = {}
+        self._folder = ""
+        self._hosts: dict[str, list[_Host]] = {}
+        self._connected: list[HostMesh] = []
+
+    def add_mesh(self, name: str, hosts: Sequence[str]) -> None:
+        """Ask for a mesh of these hosts.
+
+        Raises ValueError without hosts, for a name that there is, and for what is no host name.
+        """
+        if isinstance(hosts, str):
+            raise TypeError(f"hosts must be a list of names, not {hosts!r}")
+        if not hosts:
+            raise ValueError(f"mesh {name!r} has no hosts")
+        if name in self._meshes:
+            raise ValueError(f"there is a mesh {name!r} already")
+        for host in hosts:
+            if not host or host.startswith("-") or any(char.isspace() for char in host):
+                raise ValueError(f"{host!r} is no name of a host")
+        self._meshes[name] = list(hosts)
+
+    def can_run(self, spec: JobTrait) -> bool:
+        """Whether all hosts live, and `spec` describes the same job."""
+        return (
+            isinstance(spec, LoginJob)
+            and self._description() == spec._description()
+            and bool(self._hosts)
+            and not self._dead()
+        )
+
+    def _description(self) -> tuple[Any, ...]:
+        """What has to be equal of two jobs that may serve as each other."""
+        return type(self), self._meshes
+
+    # -- what a kind says ------------------------------------------------------------------------
+
+    def _start_host(self, host: str) -> ProcessState:
+        """Start a worker on `host`."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how a host is started")
+
+    def _start_hosts(self, hosts: Sequence[str]) -> list[ProcessState]:
+        """Start a worker on each. Raises when one cannot be started; what was started is ended."""
+        return [self._start_host(host) for host in hosts]
+
+    def _end_hosts(self, processes: list[OsProcess]) -> None:
+        """End the local processes; blocks."""
+        for process in processes:
+            process.send(signal.SIGKILL)
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def _create(self, client_script: str | None) -> None:
+        if client_script is not None:
+            raise RuntimeError(f"{type(self).__name__} cannot run batch-mode scripts")
+        if not self._meshes:
+            raise ValueError("At least one mesh must be added using add_mesh()")
+        self._folder = make_folder("monarch_login_job_")
+        try:
+            names = [host for hosts in self._meshes.values() for host in hosts]
+            started = iter(self._start_hosts(names))
+            for mesh, hosts in self._meshes.items():
+                self._hosts[mesh] = [
+                    _Host(host, state.channel, OsProcess.of(state.pid))
+                    for host, state in zip(hosts, started, strict=False)
+                ]
+        except BaseException:
+            self._kill()
+            raise
+
+    def _state(self) -> JobState:
+        dead = self._dead()
+        if dead:
+            names = ", ".join(host.name for host in dead)
+            raise RuntimeError(f"lost connection to {len(dead)} of the hosts: {names}")
+        meshes = {
+            mesh: attach_hosts([host.address for host in hosts], secret_file(self._folder))
+            for mesh, hosts in self._hosts.items()
+        }
+        self._connected += meshes.values()
+        return JobState(meshes)
+
+    def _kill(self) -> None:
+        let_go(self._connected)
+        processes = [host.process for hosts in self._hosts.values() for host in hosts]
+        self._end_hosts(processes)
+        still = wait_for(processes, _GRACE)
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._hosts = {}
+        self._folder = ""
+        if still:
+            raise RuntimeError(f"these processes do not end: {[p.pid for p in still]}")
+
+    def _dead(self) -> list[_Host]:
+        return [host for hosts in self._hosts.values() for host in hosts if not host.process.alive]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_connected": []}
+
+
+for _public in (LoginJob, ProcessState):
+    _public.__module__ = "monarch._src.job.job"

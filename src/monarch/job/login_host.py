@@ -1,0 +1,55 @@
+"""The other side of a `LoginJob`: a worker that somebody logs in to start.
+
+The first line of its input, JSON, says what it has to know; one line of its output, after `MARK`,
+how it went. From then on its output is its log, and it ends when its input does: see `ssh`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from typing import Any
+
+from monarch._spi import SecretError, serve_host
+
+__all__ = ["MARK", "main"]
+
+MARK = "monarch-host: "
+"""What the answer comes after: login shells may print something of their own."""
+
+
+def main() -> None:
+    """Be a host until stdin ends."""
+    line = sys.stdin.buffer.readline()
+    if not line:  # it has ended already
+        return
+    told = json.loads(line)
+    answers = os.dup(1)
+    os.dup2(2, 1)
+
+    def answer(**said: Any) -> None:
+        here = {"python": sys.version_info[:2], "path": sys.executable}
+        os.write(answers, (MARK + json.dumps({**here, **said}) + "\n").encode())
+
+    def listening(url: str) -> None:
+        answer(port=int(url.rpartition(":")[2]))
+
+    folder = tempfile.mkdtemp(prefix="monarch_login_host_")  # mode 0700
+    try:
+        path = os.path.join(folder, "secret")
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "w") as file:
+            file.write(told["secret"] + "\n")
+        os.environ["MONARCH_JOB_SECRET_FILE"] = path
+        serve_host(told["address"], listening, lifeline=sys.stdin.fileno())
+    except OSError as error:
+        answer(error="address", text=error.strerror or str(error))
+        sys.exit(1)
+    except SecretError as error:  # certificates that cannot be used
+        answer(error="other", text=str(error))
+        sys.exit(1)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,328 @@
+"""`SSHJob`: hosts that one reaches by ``ssh``, with a worker on each.
+
+``ssh`` runs a worker (`login_host`) that lives until its input ends. What it has to know, the job's
+secret above all, is the first line of that input, so it is in no argument list and no file but one
+on the other side that only the user may read. Then the input stays open, and says nothing:
+
+* while the job starts this script holds it. If the script dies the system closes it, and every host
+  that has come up goes again;
+* once all hosts are up a process takes over that does nothing else: the *holder*. So the hosts
+  outlive the script, and the next one finds them. To kill the job is to kill the holder: workers
+  end what they run, each ``ssh`` ends with its worker, and that is what `kill` waits for;
+* if the connection breaks, or ``ssh`` is killed, the server over there closes it.
+
+Nobody has to log in again to end anything, and there is no case in which a worker stays behind.
+
+(Rejected: a worker that goes into the background over there, and is ended by another ``ssh`` that
+looks for its number. It stays whenever that one does not get through.)
+
+Workers listen at all addresses of their host, on the job's port: a host often takes its own name
+for loopback. Who does not know the secret is not let in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from monarch.job.folder import last_words, log_file, secret_file
+from monarch.job.login import LoginJob, ProcessState
+from monarch.job.login_host import MARK
+from monarch.job.os_process import OsProcess, wait_for, watch
+from monarch.job.progress import progress
+
+__all__ = ["SSHJob"]
+
+_START_LIMIT = 60.0  # seconds until a host has to listen
+_CONNECT_LIMIT = 15  # seconds of these for the connection
+_GRACE = 10.0  # seconds for workers to end what they run
+_TRANSPORTS = {"tcp": "tcp", "tls": "tls", "metatls": "tls", "metatls-hostname": "tls"}
+# These come after the user's own: of an option that is there twice, ssh takes the first.
+_OPTIONS = (
+    "-T",
+    "-oBatchMode=yes",  # nobody is there to type a password
+    f"-oConnectTimeout={_CONNECT_LIMIT}",
+    "-oServerAliveInterval=15",
+    "-oServerAliveCountMax=4",
+)
+_HOLDER = "import signal; signal.pause()"
+_BOOTSTRAP = f"""
+import json, sys
+try:
+    from monarch.job.login_host import main
+except ImportError as error:
+    said = dict(error="package", text=str(error), python=sys.version_info[:2], path=sys.executable)
+    sys.stdout.write({MARK!r} + json.dumps(said))
+    sys.exit(1)
+main()
+"""
+_NO_PYTHON = (126, 127)  # what shells say
+_SSH_FAILED = 255
+_REMEDIES = (
+    ("Permission denied", "it refuses the key: add yours with ssh-copy-id, or name one (-i)"),
+    ("Host key verification failed", "its key is not known here, or is another one: log in once"),
+    ("Could not resolve hostname", "no such name: is it spelled right, is it in ~/.ssh/config?"),
+    ("Connection refused", "no SSH server listens there: start sshd, or name its port (-p)"),
+    ("timed out", "it is unreachable: down, or behind a firewall"),
+    ("No route to host", "it is unreachable: down, or behind a firewall"),
+    ("unreachable", "it is unreachable: this machine has no route to it"),
+)
+
+
+class SSHJob(LoginJob):
+    """Hosts that one reaches by ``ssh``, without a password.
+
+    Args:
+        python_exe: the Python of the hosts, as a shell there reads it: ``"env X=1 python3"`` will
+            do. It has to have pymonarch, and the minor version of this one.
+        ssh_args: for ``ssh``, such as ``("-i", "key", "-p", "2222")``.
+        monarch_port: where the workers listen; 0: any port that is free.
+        transport: ``"tcp"``, or ``"tls"`` (also ``"metatls"``, ``"metatls-hostname"``) if the
+            ``HYPERACTOR_TLS_*`` variables of each host name its certificates.
+
+    Starting blocks until every host listens; what takes long is said on stderr. RuntimeError names
+    each host that could not be started, why, and what to do; then none is left running. The hosts
+    outlive the script, end with `kill`, and when this machine does or loses the connection.
+
+        job = SSHJob()
+        job.add_mesh("trainers", ["node1", "node2"])
+        procs = job.state().trainers.spawn_procs({"gpus": 8})
+
+    Raises ValueError for a transport or a port that there is not.
+    """
+
+    def __init__(
+        self,
+        python_exe: str = "python",
+        ssh_args: Sequence[str] = (),
+        monarch_port: int = 22222,
+        transport: str = "tcp",
+    ) -> None:
+        super().__init__()
+        if transport not in _TRANSPORTS:
+            raise ValueError(f"transport must be one of {sorted(_TRANSPORTS)}, not {transport!r}")
+        if not 0 <= monarch_port < 65536:
+            raise ValueError(f"monarch_port must be between 0 and 65535, not {monarch_port}")
+        if isinstance(ssh_args, str):
+            raise TypeError(f"ssh_args must be a list of arguments, not {ssh_args!r}")
+        self._python_exe = python_exe
+        self._ssh_args = tuple(ssh_args)
+        self._port = monarch_port
+        self._scheme = _TRANSPORTS[transport]
+        self._python = sys.version_info[:2]
+        self._holder: OsProcess | None = None
+
+    def _description(self) -> tuple[Any, ...]:
+        own = (self._python_exe, self._ssh_args, self._port, self._scheme, self._python)
+        return *super()._description(), *own
+
+    # -- starting --------------------------------------------------------------------------------
+
+    def _start_hosts(self, hosts: Sequence[str]) -> list[ProcessState]:
+        ssh = shutil.which("ssh")
+        if ssh is None:
+            raise RuntimeError("ssh is not installed here (Debian: apt-get install openssh-client)")
+        starting: list[_Starting] = []
+        try:
+            for number, host in enumerate(hosts):
+                starting.append(_Starting(self, number, host, ssh))
+            self._await(starting)
+            errors = [f"  - {one.host}: {one.error}" for one in starting if one.error]
+            if errors:
+                raise RuntimeError(
+                    f"{len(errors)} of {len(hosts)} hosts cannot be started:\n" + "\n".join(errors)
+                )
+            self._hold(starting)
+        except BaseException:
+            # Without input a worker ends, and its ssh; who cannot be reached is not waited for.
+            processes = [OsProcess.of(one.process.pid) for one in starting]
+            for one in starting:
+                one.close()
+                if not one.said:
+                    one.process.terminate()
+            for process in wait_for(processes, _GRACE):
+                process.send(signal.SIGKILL)
+            for one in starting:
+                one.process.wait()
+            raise
+        for one in starting:
+            one.close()
+            watch(one.process)
+        return [ProcessState(one.process.pid, one.address) for one in starting]
+
+    def _await(self, starting: Sequence[_Starting]) -> None:
+        """Wait until each host listens, or cannot."""
+        waiting = list(starting)
+
+        def text() -> str:
+            return f"waiting for {', '.join(one.host for one in waiting)} to answer by ssh"
+
+        deadline = time.monotonic() + _START_LIMIT
+        with selectors.DefaultSelector() as selector, progress(text):
+            for one in starting:
+                selector.register(one.output, selectors.EVENT_READ, one)
+            while waiting:
+                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                for key, _ in ready:
+                    one = key.data
+                    if one.read():
+                        selector.unregister(key.fileobj)
+                        waiting.remove(one)
+                if not ready:
+                    for one in waiting:
+                        one.error = f"it did not answer within {_START_LIMIT:g} s"
+                    return
+
+    def _hold(self, starting: Sequence[_Starting]) -> None:
+        """Have the inputs of all hosts held open, from now on without this script."""
+        fds = [fd for one in starting for fd in (one.input, one.output)]
+        holder = subprocess.Popen(
+            [sys.executable, "-S", "-E", "-c", _HOLDER],
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._holder = OsProcess.of(holder.pid)
+        watch(holder)
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def _end_hosts(self, processes: list[OsProcess]) -> None:
+        if self._holder is not None:
+            self._holder.send(signal.SIGTERM)
+            self._holder = None
+        for process in wait_for(processes, _GRACE):  # ssh ends when the worker over there has
+            process.send(signal.SIGKILL)
+
+
+SSHJob.__module__ = "monarch.job"
+
+
+class _Starting:
+    """A host on its way: its ``ssh``, and what that has to say.
+
+    `error` is what went wrong, in words; `said` what the host answered.
+    """
+
+    def __init__(self, job: SSHJob, number: int, host: str, ssh: str) -> None:
+        self.host = host
+        self.error = ""
+        self.said: dict[str, Any] = {}
+        self._job = job
+        self._ssh = ssh
+        self._number = number
+        self._heard = b""
+        read, self.input = os.pipe()
+        self.output, write = os.pipe()
+        command = f"exec {job._python_exe} -c {shlex.quote(_BOOTSTRAP)}"
+        try:
+            with open(log_file(job._folder, number), "wb") as log:
+                self.process = subprocess.Popen(
+                    [ssh, *job._ssh_args, *_OPTIONS, host, command],
+                    stdin=read,
+                    stdout=write,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(read)
+            os.close(write)
+        with open(secret_file(job._folder)) as file:
+            secret = file.read().strip()
+        told = {"secret": secret, "address": f"{job._scheme}://*:{job._port}"}
+        # (A line fits into any pipe. It may be gone already; then its output ends.)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.input, json.dumps(told).encode() + b"\n")
+
+    def read(self) -> bool:
+        """Take what it prints; True when it is known how it went."""
+        data = os.read(self.output, 1 << 16)
+        self._heard += data
+        start = self._heard.find(MARK.encode())  # shells print what they like before
+        if start >= 0 and (not data or b"\n" in self._heard[start:]):
+            line = self._heard[start + len(MARK) :].partition(b"\n")[0]
+            self.said = json.loads(line)
+            self.error = self._objection()
+            return True
+        if data:
+            return False
+        self.error = self._failure()
+        return True
+
+    def close(self) -> None:
+        """Give up this script's ends of its input and output."""
+        for fd in (self.input, self.output):
+            os.close(fd)
+
+    @property
+    def address(self) -> str:
+        """What is dialed."""
+        host = self._job_host()
+        return f"{self._job._scheme}://{f'[{host}]' if ':' in host else host}:{self.said['port']}"
+
+    def _job_host(self) -> str:
+        """What ssh takes the host's name for, see ``~/.ssh/config``."""
+        done = subprocess.run(
+            [self._ssh, "-G", *self._job._ssh_args, self.host],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for line in done.stdout.splitlines():
+            word, _, value = line.partition(" ")
+            if word == "hostname":
+                return value
+        return self.host.rpartition("@")[2]
+
+    def _objection(self) -> str:
+        """Why a host that answered cannot be used; empty if it can."""
+        theirs, mine = tuple(self.said["python"]), sys.version_info[:2]
+        python = f"{self.said['path']} there is Python {theirs[0]}.{theirs[1]}"
+        if theirs != mine:
+            return (
+                f"{python}, this side {mine[0]}.{mine[1]}: code travels by value, so both must be "
+                "the same; name another with python_exe"
+            )
+        error = self.said.get("error")
+        if error == "package":
+            return f"{python} without pymonarch ({self.said['text']}): install it there"
+        if error == "address":
+            return (
+                f"its worker cannot listen at port {self._job._port} ({self.said['text']}): is "
+                "another job there? Name another monarch_port, or 0 for any"
+            )
+        if error:
+            return str(self.said["text"])
+        return ""
+
+    def _failure(self) -> str:
+        """Why there was no answer."""
+        status = self.process.wait()
+        text = last_words(self._job._folder, self._number)
+        if status in _NO_PYTHON:
+            return (
+                f"there is no {self._job._python_exe!r} there that could be run; name another with "
+                f"python_exe; it said: {text}"
+            )
+        if status == _SSH_FAILED:
+            for fragment, remedy in _REMEDIES:
+                if fragment in text:
+                    return f"{remedy}; ssh said: {text}"
+            return f"ssh failed: {text}"
+        return f"its worker ended with status {status} before it listened; it said: {text}"

@@ -1,0 +1,291 @@
+"""Jobs on hosts that one logs in to: a real sshd of this machine, with keys of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.actor import Actor, endpoint
+from monarch.job import SSHJob, job_load
+from monarch.job import progress as progress_module
+
+WAIT = 60.0
+SRC = Path(__file__).parents[3] / "src"
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+CONFIG = """
+ListenAddress 127.0.0.1
+Port {port}
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/user_key.pub
+PidFile none
+UsePAM no
+StrictModes no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin yes
+"""
+
+
+class Worker(Actor):
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+
+class Server:
+    """An SSH server, and what one needs to log in."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.port = port
+        self.arguments = (
+            *("-F", "none", "-i", str(folder / "user_key"), "-p", str(port)),
+            *(f"-oUserKnownHostsFile={folder}/known_hosts", "-oStrictHostKeyChecking=yes"),
+            *("-l", getpass.getuser(), "-oIdentitiesOnly=yes"),
+        )
+        key = (folder / "host_key.pub").read_text()
+        names = ",".join(f"[{name}]:{port}" for name in ("127.0.0.1", "localhost"))
+        (folder / "known_hosts").write_text(f"{names} {key}")
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    if SSHD is None or shutil.which("ssh") is None:
+        pytest.skip("needs ssh and sshd (Debian: openssh-client, openssh-server)")
+    folder = tmp_path_factory.mktemp("sshd")
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # it insists
+    for name in ("host_key", "user_key"):
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    port = free_port()
+    (folder / "config").write_text(CONFIG.format(port=port, folder=folder))
+    log = (folder / "log").open("w")
+    with log, subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "config"], stderr=log) as sshd:
+        try:
+            deadline = time.monotonic() + WAIT
+            while not can_connect(port):
+                if sshd.poll() is not None or time.monotonic() > deadline:
+                    pytest.skip(f"sshd does not run here: {(folder / 'log').read_text()}")
+            yield Server(folder, port)
+        finally:
+            sshd.terminate()
+
+
+def can_connect(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> str:
+    """Marks the processes of a test, wherever they hang."""
+    return f"OF_THE_TEST={tmp_path}"
+
+
+def marked(mark: str) -> list[int]:
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it ended
+            if mark.encode() in environ.read_bytes().split(b"\0"):
+                found.append(int(environ.parent.name))
+    return found
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def python(mark: str) -> str:
+    return f"env {mark} PYTHONPATH={SRC} {sys.executable}"
+
+
+def described(server: Server, mark: str, **options: Any) -> SSHJob:
+    options = {"python_exe": python(mark), "monarch_port": 0, **options}
+    job = SSHJob(ssh_args=server.arguments, **options)
+    job.add_mesh("a", ["127.0.0.1"])
+    return job
+
+
+def test_hosts_by_ssh_from_start_to_kill(server: Server, mark: str, killed: Any) -> None:
+    job = killed(described(server, mark))
+    job.add_mesh("b", ["localhost"])
+    state = job.state(cached_path=None)
+    (a,) = state.a.spawn_procs().spawn("a", Worker).pid.call().get(timeout=WAIT).values()
+    worker = state.b.spawn_procs().spawn("b", Worker)
+    b = worker.pid.call_one().get(timeout=WAIT)
+    assert {a, b} <= set(marked(mark))
+    path = Path(worker.variable.call_one("MONARCH_JOB_SECRET_FILE").get(timeout=WAIT))
+    assert path.stat().st_mode & 0o777 == 0o600
+    secret = path.read_bytes().strip()
+    assert secret == (Path(job._folder) / "secret").read_bytes().strip()
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            assert secret not in command.read_bytes()
+    for log in Path(job._folder).glob("*.log"):
+        assert secret not in log.read_bytes()
+    ssh = [host.process for hosts in job._hosts.values() for host in hosts]
+    job.kill()
+    assert not any(process.alive for process in ssh)
+    assert marked(mark) == []  # nothing is left over there when kill() returns
+    assert not path.exists()
+    assert not job.active
+
+
+SCRIPT = """
+import sys
+from monarch.job import SSHJob
+job = SSHJob(python_exe=sys.argv[1], ssh_args=sys.argv[3:], monarch_port=0)
+job.add_mesh("a", sys.argv[2].split(","))
+job.state().a.initialized.get(timeout=60)
+print(job.apply_id)
+"""
+
+
+def script(server: Server, mark: str, hosts: str = "127.0.0.1") -> list[str]:
+    return [sys.executable, "-c", SCRIPT, python(mark), hosts, *server.arguments]
+
+
+def test_the_next_script_finds_the_hosts(server: Server, mark: str, killed: Any) -> None:
+    ids = [
+        subprocess.run(
+            script(server, mark), capture_output=True, text=True, timeout=WAIT, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    assert ids[0] == ids[1]
+    job = killed(job_load())
+    assert marked(mark)
+    (host,) = job._hosts["a"]
+    host.process.send(signal.SIGKILL)  # or the connection breaks
+    until(lambda: not marked(mark))
+    with pytest.raises(RuntimeError, match=r"lost connection to 1 of the hosts: 127.0.0.1"):
+        job.state(cached_path=None)
+
+
+def test_a_script_that_dies_before_all_hosts_are_up_leaves_none(server: Server, mark: str) -> None:
+    with silent_server() as port:
+        command = script(server, mark, "127.0.0.1,localhost")
+        # The second one's server never says a word.
+        config = Path("config")
+        config.write_text(f"Host localhost\n  Port {port}\nHost 127.0.0.1\n  Port {server.port}\n")
+        place = command.index("-p")
+        command[place : place + 2] = []
+        command[command.index("none")] = str(config)
+        with subprocess.Popen(command) as client:
+            until(lambda: marked(mark))
+            client.kill()
+        until(lambda: not marked(mark))
+
+
+@contextlib.contextmanager
+def silent_server() -> Iterator[int]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        yield sock.getsockname()[1]
+
+
+def refused(job: SSHJob) -> str:
+    with pytest.raises(RuntimeError, match=r"1 of 1 hosts cannot be started:\n  - ") as error:
+        job.state(cached_path=None)
+    assert not job.active
+    assert not job._folder
+    return str(error.value)
+
+
+def test_what_is_wrong_with_a_host_is_said(server: Server, mark: str, tmp_path: Path) -> None:
+    said = refused(described(server, mark, python_exe="no-such-python"))
+    assert "- 127.0.0.1: there is no 'no-such-python' there" in said
+    said = refused(described(server, mark, python_exe=f"env -i {sys.executable} -S"))
+    assert "without pymonarch (No module named 'monarch')" in said
+    old = tmp_path / "old"
+    old.write_text(
+        '#!/bin/sh\necho hello\necho \'monarch-host: {"python": [3, 1], "path": "old"}\''
+    )
+    old.chmod(0o755)
+    said = refused(described(server, mark, python_exe=str(old)))
+    assert "- 127.0.0.1: old there is Python 3.1, this side 3." in said
+    with silent_server() as port:
+        said = refused(described(server, mark, monarch_port=port))
+        assert f"its worker cannot listen at port {port} (Address already in use" in said
+    said = refused(described(server, mark, transport="tls"))
+    assert "HYPERACTOR_TLS_CERT" in said
+    assert marked(mark) == []
+
+
+def test_what_is_wrong_on_the_way_is_said(server: Server, mark: str, tmp_path: Path) -> None:
+    def with_arguments(*arguments: str, host: str = "127.0.0.1") -> str:
+        job = SSHJob(ssh_args=(*arguments, *server.arguments))
+        job.add_mesh("a", [host])
+        return refused(job)
+
+    assert "no SSH server listens there" in with_arguments("-p", str(free_port()))
+    assert "no such name" in with_arguments(host="no-such-host.invalid")
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    job = SSHJob(ssh_args=[str(key) if "user_key" in a else a for a in server.arguments])
+    job.add_mesh("a", ["127.0.0.1"])
+    assert "it refuses the key" in refused(job)
+    assert "its key is not known here" in with_arguments("-oUserKnownHostsFile=/dev/null")
+
+
+def test_what_takes_long_is_said(
+    server: Server, mark: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    monkeypatch.setattr(progress_module, "_FIRST", 0.05)
+    with silent_server() as port:
+        job = SSHJob(ssh_args=("-oConnectTimeout=1", "-p", str(port), *server.arguments))
+        job.add_mesh("a", ["127.0.0.1"])
+        assert "it is unreachable: down, or behind a firewall" in refused(job)
+    assert "monarch: waiting for 127.0.0.1 to answer by ssh ... (" in capfd.readouterr().err
+
+
+def test_what_is_no_description_is_refused() -> None:
+    with pytest.raises(ValueError, match="transport must be one of"):
+        SSHJob(transport="pigeon")
+    with pytest.raises(ValueError, match="monarch_port must be between"):
+        SSHJob(monarch_port=70000)
+    with pytest.raises(TypeError, match="must be a list of arguments"):
+        SSHJob(ssh_args="-v")
+    job = SSHJob()
+    for hosts in ([], [""], ["-oProxyCommand=x"], ["a b"]):
+        with pytest.raises(ValueError, match=r"no hosts|no name of a host"):
+            job.add_mesh("a", hosts)
+    with pytest.raises(TypeError, match="list of names"):
+        job.add_mesh("a", "node1")
+    with pytest.raises(ValueError, match="At least one mesh must be added"):
+        job.apply()
+    job.add_mesh("a", ["node1"])
+    with pytest.raises(ValueError, match="there is a mesh 'a' already"):
+        job.add_mesh("a", ["node2"])
+    with pytest.raises(RuntimeError, match="cannot run batch-mode scripts"):
+        job.apply("script.py")
+    assert not job.active
