@@ -1,0 +1,148 @@
+"""What tests of several hosts share: worker loops, and programs that do what they are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WAIT = 60.0
+
+WORKER = """
+import logging, sys
+from monarch.actor import run_worker_loop_forever
+log = logging.getLogger("monarch.audit")
+log.setLevel(logging.INFO)
+log.addHandler(logging.FileHandler(sys.argv[2]))
+run_worker_loop_forever(address=sys.argv[1], ca="trust_all_connections")
+"""
+
+CLIENT = """
+import os, sys
+import monarch.actor
+from monarch.actor import *
+
+monarch.actor.unhandled_fault_hook = lambda failure: None
+
+class Echo(Actor):
+    @endpoint
+    def echo(self, value): return value
+    @endpoint
+    def pid(self): return os.getpid()
+    @endpoint
+    def ask(self, other, value): return other.echo.call_one(value).get(timeout=60)
+
+def outcome(function):
+    try:
+        return function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+def to(*workers):
+    global hosts, echos
+    hosts = attach_to_workers(ca="trust_all_connections", workers=workers)
+    hosts.initialized.get(timeout=60)
+    echos = hosts.spawn_procs().spawn("echos", Echo)
+    return echos.pid.call().get(timeout=60).values()
+
+def echoes(size):
+    data = os.urandom(size)
+    return echos.echo.call(data).get(timeout=60).values() == [data] * len(echos)
+
+for line in sys.stdin:
+    print(repr(outcome(lambda: eval(line))), flush=True)
+"""
+
+
+class Place:
+    """Where workers and clients are started, and what workers wrote down."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = {**os.environ, "MONARCH_SECRET_FILE": str(make_secret(folder, "secret"))}
+        for name, source in (("worker", WORKER), ("client", CLIENT)):
+            (folder / f"{name}.py").write_text(source)
+        self.started: list[subprocess.Popen[str]] = []
+
+    def worker(self, address: str, start: Any = subprocess.Popen) -> subprocess.Popen[str]:
+        """A worker loop that listens."""
+        audit = self.folder / f"audit-{len(self.started)}"
+        command = [sys.executable, str(self.folder / "worker.py"), address, str(audit)]
+        process: subprocess.Popen[str] = start(command, env=self.environ)
+        self.started.append(process)
+        until(lambda: self.records(process, "listening"))
+        return process
+
+    def records(self, worker: subprocess.Popen[str], event: str) -> list[dict[str, Any]]:
+        audit = self.folder / f"audit-{self.started.index(worker)}"
+        lines = audit.read_text().splitlines() if audit.exists() else []
+        return [line for line in map(json.loads, lines) if line["event"] == event]
+
+    def client(self, **environ: str) -> Callable[[str], Any]:
+        """A program that evaluates what it is asked."""
+        process = subprocess.Popen(
+            [sys.executable, str(self.folder / "client.py")],
+            env={**self.environ, **environ},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+
+        def ask(expression: str) -> Any:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print(expression, file=process.stdin, flush=True)
+            return eval(process.stdout.readline())
+
+        return ask
+
+    def close(self) -> None:
+        while self.started:
+            process = self.started.pop()
+            if process.stdin is not None:
+                process.stdin.close()
+                process.wait(WAIT)
+            else:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def make_secret(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.write_text(f"the {name} of the tests, and of nobody else\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    try:
+        yield place
+    finally:
+        place.close()
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WAIT
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def free_address(scheme: str = "tcp") -> str:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"{scheme}://127.0.0.1:{sock.getsockname()[1]}"

@@ -1,0 +1,52 @@
+"""Several programs on the same workers, side by side and one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .conftest import Place, free_address, until
+
+
+def test_programs_do_not_notice_each_other(place: Place) -> None:
+    addresses = [free_address(), free_address()]
+    workers = [place.worker(address) for address in addresses]
+    one, other = place.client(), place.client()
+    pids = one(f"to(*{addresses})")
+    theirs = other(f"to(*{addresses})")
+    assert not set(pids) & set(theirs)
+    assert one("echoes(100_000)")
+    assert other("hosts.stop().get(timeout=60)") is None
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in theirs))
+    assert one("echos.pid.call().get(timeout=60).values()") == pids
+    # It comes again, leaves without a word, and comes as another program.
+    again = other(f"to(*{addresses})")
+    assert other("echoes(1)")
+    place.started[3].kill()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in again))
+    assert one("echos.pid.call().get(timeout=60).values()") == pids
+    third = place.client()
+    assert len(third(f"to(*{addresses})")) == 2
+    assert one("echoes(1)")
+    assert [worker.poll() for worker in workers] == [None, None]
+    # Who shuts the workers down ends them for everybody.
+    assert third("hosts.shutdown().get(timeout=60)") is None
+    assert [worker.wait(60) for worker in workers] == [0, 0]
+    assert one("echoes(1)").startswith("SupervisionError")
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_a_mesh_of_another_program_cannot_be_called(place: Place, tmp_path: Path) -> None:
+    """A reference that got there by some other way says that there is no such process."""
+    address, handle = free_address(), tmp_path / "handle"
+    place.worker(address)
+    one, other = place.client(), place.client()
+    one(f"to({address!r})")
+    other(f"to({address!r})")
+    one(f"open({str(handle)!r}, 'wb').write(__import__('cloudpickle').dumps(echos))")
+    load = f"__import__('pickle').load(open({str(handle)!r}, 'rb'))"
+    refused = other(f"{load}.echo.call_one(1).get(timeout=60)")
+    assert refused.startswith("SupervisionError")
+    assert "the process does not exist" in refused
+    refused = other(f"echos.ask.call_one({load}, 1).get(timeout=60)")
+    assert "the process does not exist" in refused
+    assert one("echoes(1)")
