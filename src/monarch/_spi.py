@@ -10,10 +10,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from monarch._engine.base import instrument
+from monarch._engine.base.duration import parse_duration
 from monarch._engine.base.memory_file import memory_file
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.context import context
 from monarch._engine.mesh.future import RAISED, VALUE, Future
+from monarch._engine.mesh.keepsake import end_job, keep_job
 from monarch._engine.mesh.service import Refused, Request, Unreachable, ask, serve, tell
 from monarch._engine.mesh.transport import attach_hosts, greet_worker, serve_host
 from monarch._engine.protocol.handshake import HandshakeError
@@ -34,12 +36,15 @@ __all__ = [
     "at_call_end",
     "attach_hosts",
     "call_later",
+    "end_job",
     "failed",
     "greet_worker",
     "instrument",
     "is_simulated",
+    "keep_job",
     "memory_file",
     "own_uid",
+    "parse_duration",
     "reactor_call",
     "resolved",
     "serve",

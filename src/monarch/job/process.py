@@ -12,6 +12,7 @@ them ready; a job that is not killed is ended by ``monarch kill``, or by the mac
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import select
 import shutil
@@ -21,12 +22,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from monarch._spi import attach_hosts
-from monarch.actor import HostMesh
+from monarch._spi import attach_hosts, end_job, keep_job, parse_duration
+from monarch.actor import HostMesh, Reattached, job_id, reattach
 from monarch.job.folder import last_words, log_file, make_folder, secret_file
 from monarch.job.os_process import OsProcess, descendants, wait_for, watch
+from monarch.job.saved import DEFAULT_JOB_PATH
 from monarch.job.state import JobState, let_go
-from monarch.job.trait import JobTrait
+from monarch.job.trait import JobTrait, job_load
 
 __all__ = ["ProcessJob", "hosts_from_config"]
 
@@ -44,6 +46,8 @@ class ProcessJob(JobTrait):
     Args:
         meshes: how many hosts each mesh has.
         env: variables that the hosts, and all processes on them, have beyond this script's.
+        grace: how long what a script has spawned outlives it ("10m"), so that the next one can
+            `reattach`; None: not at all.
 
     >>> job = ProcessJob({"trainers": 2})
     >>> state = job.state(cached_path=None)
@@ -55,8 +59,17 @@ class ProcessJob(JobTrait):
     could not start. The hosts go on when the script ends: see `JobTrait.state` and `kill`.
     """
 
-    def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
+    _grace = 0.0  # seconds
+
+    def __init__(
+        self,
+        meshes: Mapping[str, int],
+        env: Mapping[str, str] | None = None,
+        *,
+        grace: str | None = None,
+    ) -> None:
         super().__init__()
+        self._grace = 0.0 if grace is None else parse_duration(grace) / 1e9
         for name, count in meshes.items():
             if isinstance(count, bool) or not isinstance(count, int):
                 raise TypeError(f"meshes[{name!r}] must be a number of hosts, not {count!r}")
@@ -78,7 +91,30 @@ class ProcessJob(JobTrait):
             and not self._dead()
         )
 
+    def reattach(self, cached_path: str = DEFAULT_JOB_PATH) -> Reattached:
+        """Take over what the last script of this job has left, within its period of grace.
+
+        Args:
+            cached_path: where that script's `state` wrote the job.
+
+        To be called before `state`, which connects to the same hosts again. Raises LookupError if
+        nothing was left, and as `monarch.actor.reattach` and `job_load`.
+        """
+        saved = self._running_as() if self.active else job_load(cached_path)
+        if not isinstance(saved, ProcessJob) or saved.apply_id is None:
+            raise LookupError(f"{cached_path} is no running ProcessJob")
+        if not os.path.exists(secret_file(saved._folder)):
+            raise LookupError(f"the job of {cached_path} was killed")
+        return reattach(saved.apply_id, secret_file=secret_file(saved._folder))
+
     # -- life ------------------------------------------------------------------------------------
+
+    def _connect(self) -> JobState:
+        state = super()._connect()
+        saved = self._running_as()
+        if self._grace and isinstance(saved, ProcessJob) and saved.apply_id is not None:
+            keep_job(saved.apply_id, self._grace, secret_file(saved._folder))
+        return state
 
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:
@@ -158,6 +194,9 @@ class ProcessJob(JobTrait):
 
     def _kill(self) -> None:
         let_go(self._connected)
+        if self._apply_id not in (None, job_id()):
+            with contextlib.suppress(LookupError, RuntimeError, TimeoutError):  # nobody was kept
+                end_job(str(self._apply_id), secret_file(self._folder))
         processes = [process for hosts in self._hosts.values() for _, process in hosts]
         below = descendants(processes)
         for process in processes:

@@ -249,3 +249,55 @@ def test_pickled_jobs_are_described_by_public_names() -> None:
     data = pickle.dumps(ProcessJob({"a": 1}))
     assert b"monarch.job" in data
     assert b"monarch.job.process" not in data
+
+
+DRIVER = """
+import os, sys
+from monarch.actor import *
+from monarch.job import ProcessJob
+
+class Counter(Actor):
+    def __init__(self): self.count = 0
+    @endpoint
+    def add(self):
+        self.count += 1
+        return self.count
+    @endpoint
+    def pid(self): return os.getpid()
+
+job = ProcessJob({"hosts": 2}, grace="2m")
+if sys.argv[1] == "first":
+    counters = job.state().hosts.spawn_procs(name="procs").spawn("counters", Counter)
+else:
+    found = job.reattach()
+    counters = found.actors["counters"]
+    more = job.state().hosts.spawn_procs().spawn("more", Counter)
+    assert more.add.call().get().values() == [1, 1]
+    assert found.failures.get() == []
+print(counters.add.call().get().values(), counters.pid.call().get().values(), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_script_left_on_the_hosts_is_found_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    monkeypatch.delenv("MONARCH_SECRET_FILE")  # the job has its own
+    (directory / "driver.py").write_text(DRIVER)
+
+    def drive(which: str, status: int = -signal.SIGKILL) -> str:
+        output = directory / "output"  # (a pipe would be held open by what is kept)
+        with output.open("w") as file:
+            command = [sys.executable, "driver.py", which]
+            done = subprocess.run(command, stdout=file, stderr=file, timeout=WAIT)
+        assert done.returncode == status, output.read_text()
+        return output.read_text()
+
+    counts, _, pids = drive("first").partition("] ")
+    assert counts == "[1, 1"
+    assert drive("second") == f"[2, 2] {pids}"
+    assert drive("third") == f"[3, 3] {pids}"
+    job_load().kill()
+    assert os.listdir(directory / "pymonarch") == [], "nobody waits for a driver of what is gone"
+    assert "LookupError" in drive("late", status=1)

@@ -24,7 +24,7 @@ from monarch._engine.wire.codec import decode
 if TYPE_CHECKING:
     from monarch._engine.mesh.context import Instance
 
-__all__ = ["forget", "job_id", "keep_job", "keeps", "recall", "remember", "renounce"]
+__all__ = ["end_job", "forget", "job_id", "keep_job", "keeps", "recall", "remember", "renounce"]
 
 _job = ""  # that this process drives, if it is kept
 
@@ -68,6 +68,18 @@ def keep_job(job: str, grace: float, secret_file: str | None = None) -> None:
         root = proc.context.actor_instance
         for uid, mesh in list(root._meshes.items()):
             remember(root, uid, mesh)
+
+
+def end_job(job: str, secret_file: str | None = None, timeout: float = 10.0) -> None:
+    """End a kept job that has no driver; blocks until it has ended.
+
+    Raises LookupError if there is none, RuntimeError if it has a driver or another secret,
+    TimeoutError.
+    """
+    from monarch._engine.runtime.job_door import dismiss  # few programs do
+    from monarch._engine.runtime.secret import find_secret
+
+    dismiss(job, find_secret(secret_file), timeout)
 
 
 def keep_if_asked() -> None:

@@ -687,6 +687,8 @@ class Agent:
             self._tell(link, {"op": "refused", "reason": text})
             self._close(link)
             return
+        if purpose.get("end"):
+            self._end()
         self._first = link
         link.uid = self._client_uid
         self._driver_pid = purpose["pid"]

@@ -23,6 +23,7 @@ import re
 import select
 import socket
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Generator
 from typing import Any
@@ -34,7 +35,7 @@ from monarch._engine.runtime.greeting import Arrival, Greeting, dial
 from monarch._engine.runtime.reactor import Reactor
 from monarch._engine.transport.link import Link
 
-__all__ = ["JobDoor", "check_job_id", "jobs", "knock", "open_door"]
+__all__ = ["JobDoor", "check_job_id", "dismiss", "jobs", "knock", "open_door"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LONGEST_PATH = 107  # of a Unix socket
@@ -64,8 +65,8 @@ def jobs() -> list[str]:
 def open_door(job: str) -> tuple[socket.socket, str]:
     """A socket that listens for successors, and its path, which whoever serves it removes.
 
-    Raises RuntimeError if there is such a job, ValueError for an impossible name, OSError and
-    PermissionError when there is no place for it.
+    Raises RuntimeError if there is such a job, ValueError for an impossible name, OSError when
+    there is no place for it (PermissionError: somebody else could come there).
     """
     path = _path(check_job_id(job))
     with _alone(os.path.dirname(path)):
@@ -78,7 +79,8 @@ def open_door(job: str) -> tuple[socket.socket, str]:
             os.unlink(path)
         sock = socket.socket(socket.AF_UNIX)
         try:
-            sock.bind(path)
+            with _spelled(path) as name:
+                sock.bind(name)
             sock.listen(16)
         except BaseException:
             sock.close()
@@ -92,31 +94,45 @@ def knock(job: str, key: bytes, timeout: float) -> tuple[socket.socket, dict[str
     Blocks at most about `timeout` seconds. Raises LookupError if there is no such job, RuntimeError
     if it cannot be had, TimeoutError.
     """
+    sock = _dial(job, key, {"job": job, "pid": os.getpid()}, timeout)
+    try:
+        message = _first_message(sock, timeout)
+        if message is None:
+            raise RuntimeError(f"cannot re-attach to job {job!r}: it has just ended")
+        if message["op"] == "refused":
+            raise RuntimeError(f"cannot re-attach to job {job!r}: {message['reason']}")
+    except BaseException:
+        sock.close()
+        raise
+    return sock, message
+
+
+def dismiss(job: str, key: bytes, timeout: float) -> None:
+    """End a job that has lost its driver; returns when it has. Raises as `knock`."""
+    with _dial(job, key, {"job": job, "pid": os.getpid(), "end": True}, timeout) as sock:
+        message = _first_message(sock, timeout)
+        if message is not None:
+            raise RuntimeError(f"cannot end job {job!r}: {message['reason']}")
+
+
+def _dial(job: str, key: bytes, purpose: dict[str, Any], timeout: float) -> socket.socket:
     path = _path(check_job_id(job))
     try:
-        purpose = {"job": job, "pid": os.getpid()}
-        sock = dial(ChannelAddr.parse(f"ipc://{path}"), key, purpose, timeout)
+        with _spelled(path) as name:
+            sock = dial(ChannelAddr.parse(f"ipc://{name}"), key, purpose, timeout)
     except (FileNotFoundError, ConnectionRefusedError):
         others = ", ".join(repr(name) for name in jobs() if _answers(_path(name))) or "none"
         raise LookupError(
             f"there is no job {job!r} on this machine (jobs of this user here: {others})"
         ) from None
     except HandshakeError as error:
-        raise RuntimeError(f"cannot re-attach to job {job!r}: {error}") from error
+        raise RuntimeError(f"job {job!r} does not let this process in: {error}") from error
     assert isinstance(sock, socket.socket)
-    try:
-        message = _first_message(sock, timeout)
-    except BaseException:
-        sock.close()
-        raise
-    if message["op"] == "refused":
-        sock.close()
-        raise RuntimeError(f"cannot re-attach to job {job!r}: {message['reason']}")
-    return sock, message
+    return sock
 
 
-def _first_message(sock: socket.socket, timeout: float) -> dict[str, Any]:
-    """What the agent says; it says no more until it is answered, so nothing else is read."""
+def _first_message(sock: socket.socket, timeout: float) -> dict[str, Any] | None:
+    """What the agent says, None if it hangs up; it says no more until it is answered."""
     link = Link(sock, "the job", lambda _link, _on: None, _WELCOME_LIMIT, _WELCOME_LIMIT)
     scratch = memoryview(bytearray(1 << 16))
     deadline = drivers.current.now() + timeout
@@ -128,7 +144,7 @@ def _first_message(sock: socket.socket, timeout: float) -> dict[str, Any]:
             message: dict[str, Any] = json.loads(frame.body)
             return message
         if link.lost is not None:
-            raise RuntimeError(f"the job is gone: {link.lost}")
+            return None
 
 
 class JobDoor:
@@ -196,10 +212,23 @@ def _path(job: str) -> str:
         raise PermissionError(
             f"{folder} is to be a directory of this user that is closed to others (mode 0700)"
         )
-    path = os.path.join(folder, job + _ENDING)
-    if len(os.fsencode(path)) > _LONGEST_PATH:
+    return os.path.join(folder, job + _ENDING)
+
+
+@contextlib.contextmanager
+def _spelled(path: str) -> Generator[str]:
+    """A name for this path that is short enough for a socket. Raises ValueError."""
+    folder, name = os.path.split(path)
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        yield path
+    elif sys.platform == "linux":
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            yield f"/proc/self/fd/{fd}/{name}"
+        finally:
+            os.close(fd)
+    else:
         raise ValueError(f"no socket can be called {path}: it is too long; set XDG_RUNTIME_DIR")
-    return path
 
 
 @contextlib.contextmanager
@@ -216,7 +245,8 @@ def _alone(folder: str) -> Generator[None]:
 def _answers(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as sock:
         try:
-            sock.connect(path)
+            with _spelled(path) as name:
+                sock.connect(name)
         except (FileNotFoundError, ConnectionRefusedError):
             return False
         return True
