@@ -344,6 +344,24 @@ def test_who_is_not_heard_says_so_and_is_suspected() -> None:
     assert MINIMUM <= given_up <= MAXIMUM
 
 
+def test_deaf_then_silent_is_one_outage() -> None:
+    """It does not hear us; soon its TCP sends no more, since it gets no acknowledgements."""
+    watcher = Detector(INTERVAL, MAXIMUM, MAXIMUM)
+    watcher.add("b", 0.0)
+    for number in range(1, 41):
+        until(watcher, number * INTERVAL)
+        watcher.on_heartbeat("b", struct.pack("<QQ", number, 0), number * INTERVAL)
+    cut = 10.0
+    for number in range(41, 47):
+        now = number * INTERVAL
+        until(watcher, now)
+        watcher.on_heartbeat("b", struct.pack("<QQ", number, int((now - cut) * 1e6)), now)
+    watcher.heard("b", 11.55)  # and something else arrives
+    [(given_up, verdict)] = verdicts(until(watcher, 100.0))
+    assert cut + MAXIMUM <= given_up <= cut + MAXIMUM + INTERVAL
+    assert verdict == Unreachable("b", 11.55, deaf=False)
+
+
 def test_an_overtaken_heartbeat_takes_nothing_back() -> None:
     watcher = detector()
     watcher.add("b", 0.0)

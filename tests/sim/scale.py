@@ -63,6 +63,7 @@ _SEGMENT = 1448  # bytes of TCP in a packet of Ethernet
 _TRIES = 4  # to replace a silent connection, before its host is given up
 _DIALS = 6  # under way at the same time
 _DIAL_TRIPS = 6  # one-way trips of a connection and its handshake
+_BEATS = 12  # within the timeout
 _SYN_RTO = 1.0
 _ATTACHING = 60.0
 _NEVER = float("inf")
@@ -84,7 +85,6 @@ class Model(NamedTuple):
     result: int = 64
     spec: int = 4000  # bytes of what says how to launch procs
     timeout: float = 3.0
-    interval: float = 0.25
 
 
 _PLAIN = Model()
@@ -162,7 +162,7 @@ class Node:
         self.number = number
         self.name = f"host{number}" if number else HOME
         self.casts = Casts(self.name, patience=4 * model.timeout)
-        self.detector = Detector(model.interval, model.timeout, model.timeout)
+        self.detector = Detector(model.timeout / _BEATS, model.timeout, model.timeout)
         self.federation = Federation(Roster(_CLIENT), self.name)
         self.peers: dict[str, Peer] = {}
         self.lost: dict[str, float] = {}

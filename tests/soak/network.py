@@ -1,21 +1,26 @@
 """`python tests/soak/network.py [--seconds 300] [--seed N]`: hosts on a network that fails.
 
-Three hosts in network namespaces, with a worker loop each. Callers here and on the hosts send
-numbered calls, several at a time, while one host after the other loses 1 % of its packets or is cut
-off, inbound, outbound or both ways, for up to half of `host_timeout`. Afterwards every call was
-answered, and every actor executed what each caller sent, once and in order. Nothing else may fail.
+Three hosts in network namespaces, with a worker loop each, on an emulator of cables. Callers here
+and on the hosts send numbered calls, several at a time, while one host after the other loses 1 % of
+its packets, has them delayed by 50 ms +/- 20 ms each way (so that they overtake each other), or
+that and doubled, may send no more than 200 kB a second, is cut off, inbound, outbound or both ways,
+for up to half of `host_timeout`, or is so again and again. Afterwards every call was answered, and
+every actor executed what each caller sent, once and in order. Nothing else may fail.
 
-At the end each host is cut off for good, and the time until its caller knows is measured. Needs
-root, iproute2 and nftables.
+That is a round. At the end of each one host is cut off for 10 s: it is reported as unreachable when
+`host_timeout` is over and not before, calls of others go on, and when the network is whole again
+the next round begins with the same workers. Three rounds, one for each way of being cut off.
+
+Needs root, iproute2, nftables and TAP devices.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,10 +34,20 @@ sys.path.insert(0, str(ROOT))
 
 import monarch.actor  # noqa: E402
 from monarch.actor import Actor, SupervisionError, attach_to_workers, endpoint  # noqa: E402
+from tests.emulator import Conditions  # noqa: E402
 from tests.network import Network, network, unavailable  # noqa: E402
 
 HOSTS = 3
 TIMEOUT = 3.0
+HEARTBEAT = 0.25
+LATE = 0.5
+"""Seconds that a report may come late: a heartbeat, and other processes that are to run."""
+LONG = 10.0
+WAYS = ("both ways", "inbound", "outbound")
+LASTING = ("loss", "delay", "all of it", "rate")
+KINDS = (*WAYS, *LASTING, "flapping")
+DELAYED = Conditions(delay=0.05, jitter=0.02)
+BAD = Conditions(delay=0.05, jitter=0.02, loss=0.01, double=0.01)
 WAIT = 60.0
 WORKER = """
 import sys
@@ -120,11 +135,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     options = parser.parse_args()
-    problem = unavailable()
+    problem = unavailable(emulator=True)
     if problem is not None:
         print(f"error: {problem}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as folder, network(HOSTS) as made:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        network(HOSTS, emulator_seed=options.seed) as made,
+    ):
         secret = Path(folder, "secret")
         secret.touch(mode=0o600)
         secret.write_text(os.urandom(16).hex())
@@ -151,60 +169,35 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def soak(made: Network, addresses: list[str], seconds: float, seed: int) -> int:
     faults: list[Any] = []
     monarch.actor.unhandled_fault_hook = faults.append
-    hosts = attach_to_workers(ca="trust_all_connections", workers=addresses)
-    hosts.initialized.get(timeout=WAIT)
-    procs = hosts.spawn_procs()
-    ledgers, tellers = procs.spawn("ledger", Ledger), procs.spawn("teller", Teller)
-    each = [ledgers.slice(hosts=number) for number in range(HOSTS)]
-    callers = [Caller(f"to {number}", ledger) for number, ledger in enumerate(each)]
-    callers += [
-        Between(f"{one} to {other}", tellers.slice(hosts=one), each[other])
-        for one in range(HOSTS)
-        for other in range(HOSTS)
-        if other != one
-    ]
-    for caller in callers:
-        caller.start()
     chance = random.Random(seed)
-    done = {"loss": 0, "inbound": 0, "outbound": 0, "both ways": 0}
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and all(caller.error is None for caller in callers):
-        host = chance.choice(made.hosts)
-        kind = chance.choice(list(done))
-        done[kind] += 1
-        if kind == "loss":
-            host.lose(1)
-            time.sleep(chance.uniform(0.5, 3.0))
-        else:
-            host.lose(100, inbound=kind != "outbound", outbound=kind != "inbound")
-            time.sleep(chance.uniform(0.05, TIMEOUT / 2))
-        host.heal()
-        time.sleep(chance.uniform(1.0, 2.0))  # else two outages would be one long one
-    for caller in callers:
-        caller.over.set()
-    for caller in callers:
-        caller.join(2 * WAIT)
-    problems = [f"{caller.name}: {caller.error}" for caller in callers if caller.error is not None]
-    problems += [f"unexpected failure: {fault}" for fault in faults]
-    if not problems:
-        for ledger in each:
-            problems += ledger.wrong.call_one().get(timeout=WAIT)
-        for caller in callers:
-            at = caller.other if isinstance(caller, Between) else caller.ledger
-            noted = at.noted_of.call_one(caller.name).get(timeout=WAIT)
-            if noted != caller.answered:
-                problems.append(f"{caller.name}: {caller.answered} answered, {noted} executed")
-    taken = [] if problems else [cut_off(made, each, number) for number in range(HOSTS)]
+    done = dict.fromkeys(KINDS, 0)
+    calls, slowest = 0, 0.0
+    taken: list[float] = []
+    problems: list[str] = []
+    for way in WAYS:
+        one = Round(addresses)
+        one.start()
+        befall(made, chance, done, time.monotonic() + seconds / len(WAYS), one.callers)
+        problems += one.finish()
+        problems += [f"unexpected failure: {fault}" for fault in faults]
+        calls += sum(caller.answered for caller in one.callers)
+        slowest = max(slowest, *(caller.slowest for caller in one.callers))
+        if problems:
+            break
+        number = chance.randrange(HOSTS)
+        taken.append(cut_off(made, one, number, way, problems))
+        one.stop()
+        lost = f"host {number}"
+        problems += [f"{lost} was cut off, and: {fault}" for fault in faults if not reported(fault)]
+        faults.clear()
     print(
-        f"seed {seed}: {sum(caller.answered for caller in callers):,} calls, "
+        f"seed {seed}: {calls:,} calls, "
         + ", ".join(f"{kind} {count}" for kind, count in done.items())
-        + f"; slowest 20 calls {max(caller.slowest for caller in callers):.2f} s"
+        + f"; slowest 20 calls {slowest:.2f} s"
     )
     if taken:
-        print(
-            f"cut off until reported: {min(taken):.2f} to {max(taken):.2f} s, "
-            f"median {statistics.median(taken):.2f} s (host_timeout {TIMEOUT:g} s)"
-        )
+        times = ", ".join(f"{way} {took:.2f} s" for way, took in zip(WAYS, taken, strict=False))
+        print(f"cut off for {LONG:g} s, reported after: {times} (host_timeout {TIMEOUT:g} s)")
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     print(
@@ -213,16 +206,120 @@ def soak(made: Network, addresses: list[str], seconds: float, seed: int) -> int:
     return 1 if problems else 0
 
 
-def cut_off(made: Network, each: list[Any], number: int) -> float:
-    """Seconds from the cut to the error of a call that was on its way."""
-    ledger = each[number]
-    made.hosts[number].lose(100)
+def reported(fault: Any) -> bool:
+    """Whether it is what was to be expected of a host that is cut off."""
+    return "unreachable" in str(fault)
+
+
+class Round:
+    """Meshes on all hosts, and callers."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self.hosts = attach_to_workers(ca="trust_all_connections", workers=addresses)
+        self.hosts.initialized.get(timeout=WAIT)
+        procs = self.hosts.spawn_procs()
+        ledgers, tellers = procs.spawn("ledger", Ledger), procs.spawn("teller", Teller)
+        self.each = [ledgers.slice(hosts=number) for number in range(HOSTS)]
+        self.callers = [Caller(f"to {number}", self.each[number]) for number in range(HOSTS)]
+        self.callers += [
+            Between(f"{one} to {other}", tellers.slice(hosts=one), self.each[other])
+            for one in range(HOSTS)
+            for other in range(HOSTS)
+            if other != one
+        ]
+
+    def start(self) -> None:
+        for caller in self.callers:
+            caller.start()
+
+    def finish(self) -> list[str]:
+        """End the callers; what is wrong."""
+        for caller in self.callers:
+            caller.over.set()
+        for caller in self.callers:
+            caller.join(2 * WAIT)
+        problems = [
+            f"{caller.name}: {caller.error}" for caller in self.callers if caller.error is not None
+        ]
+        if problems:
+            return problems
+        for ledger in self.each:
+            problems += ledger.wrong.call_one().get(timeout=WAIT)
+        for caller in self.callers:
+            at = caller.other if isinstance(caller, Between) else caller.ledger
+            noted = at.noted_of.call_one(caller.name).get(timeout=WAIT)
+            if noted != caller.answered:
+                problems.append(f"{caller.name}: {caller.answered} answered, {noted} executed")
+        return problems
+
+    def stop(self) -> None:
+        with contextlib.suppress(SupervisionError, RuntimeError):  # a host was lost
+            self.hosts.stop().get(timeout=WAIT)
+
+
+def befall(
+    made: Network, chance: random.Random, done: dict[str, int], until: float, callers: list[Caller]
+) -> None:
+    """Let something happen to one host after the other."""
+    while time.monotonic() < until and all(caller.error is None for caller in callers):
+        host = chance.choice(made.hosts)
+        kind = chance.choice(KINDS)
+        done[kind] += 1
+        if kind == "loss":
+            host.lose(1)
+        elif kind == "delay":
+            host.impair(DELAYED, DELAYED)
+        elif kind == "all of it":
+            host.impair(BAD, BAD)
+        elif kind == "rate":
+            host.limit(200)
+        elif kind == "flapping":
+            for _ in range(8):
+                way = chance.choice(WAYS)
+                host.lose(100, inbound=way != "outbound", outbound=way != "inbound")
+                time.sleep(chance.uniform(0.05, 0.2))
+                host.heal()
+                time.sleep(chance.uniform(0.05, 0.2))
+        else:
+            host.lose(100, inbound=kind != "outbound", outbound=kind != "inbound")
+            time.sleep(chance.uniform(0.05, TIMEOUT / 2))
+        if kind in LASTING:
+            time.sleep(chance.uniform(0.5, 5.0))
+        host.heal()
+        host.impair(Conditions(), Conditions())
+        if kind == "rate":
+            host.limit(None)
+        time.sleep(chance.uniform(1.0, 2.0))  # else two outages would be one long one
+
+
+def cut_off(made: Network, one: Round, number: int, way: str, problems: list[str]) -> float:
+    """Seconds from the cut to the error of a call that was on its way; the others answer."""
+    host, lost = made.hosts[number], one.each[number]
+    others = [Caller(f"during, to {i}", one.each[i]) for i in range(HOSTS) if i != number]
+    for caller in others:
+        caller.start()
+    host.lose(100, inbound=way != "outbound", outbound=way != "inbound")
     began = time.perf_counter()
+    until = time.monotonic() + LONG
+    took = 0.0
     try:
-        ledger.wrong.call_one().get(timeout=WAIT)
-    except SupervisionError:
-        return time.perf_counter() - began
-    raise AssertionError("a host that is cut off has answered")
+        lost.wrong.call_one().get(timeout=WAIT)
+        problems.append(f"host {number}, cut off {way}, has answered")
+    except SupervisionError as error:
+        took = time.perf_counter() - began
+        if "unreachable" not in str(error):
+            problems.append(f"host {number}, cut off {way}, is called something else: {error}")
+    # What it said last is at most a heartbeat old.
+    if not TIMEOUT - HEARTBEAT - 0.05 <= took <= TIMEOUT + LATE:
+        problems.append(f"host {number}, cut off {way}, was reported after {took:.2f} s")
+    time.sleep(max(0.0, until - time.monotonic()))
+    host.heal()
+    for caller in others:
+        caller.over.set()
+        caller.join(2 * WAIT)
+        if caller.error is not None:
+            problems.append(f"{caller.name}: {caller.error}")
+    return took
 
 
 if __name__ == "__main__":

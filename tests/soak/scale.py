@@ -25,6 +25,13 @@ from tests.sim.scale import FANOUT, PROCS, Call, Cluster, Model  # noqa: E402
 LOSSES = (0.0, 0.001, 0.01, 0.05)
 FANOUTS = (2, 4, 8, 16, 32, 64)
 CRASHES = 20
+MANY = 2000
+LONGER = 12.0
+"""Seconds of `host_timeout` for more hosts than that: the driver has a heartbeat for each."""
+
+
+def model(hosts: int, loss: float = 0.0) -> Model:
+    return Model(loss=loss, timeout=LONGER if hosts > MANY else Model().timeout)
 
 
 def table(*rows: tuple[Any, ...]) -> None:
@@ -76,7 +83,7 @@ def costs(sizes: list[int], seed: int) -> dict[tuple[str, int], Cost]:
     }
     found = {}
     for hosts in sizes:
-        cluster = Cluster(hosts, seed=seed)
+        cluster = Cluster(hosts, model(hosts), seed=seed)
         for what in kinds:
             found[what, hosts] = Cost(cluster, what)
         assert not cluster.given_up
@@ -106,7 +113,7 @@ def fanouts(hosts: int, seed: int) -> None:
     """Which fan-out."""
     rows = []
     for fanout in FANOUTS:
-        cluster = Cluster(hosts, seed=seed, fanout=fanout)
+        cluster = Cluster(hosts, model(hosts), seed=seed, fanout=fanout)
         Cost(cluster, "call")
         cost = Cost(cluster, "call")
         rows.append((fanout, cost.depth, ms(cost.seconds), ms(cost.worked)))
@@ -118,7 +125,7 @@ def loss(hosts: int, seconds: float, rates: tuple[float, ...], seed: int) -> dic
     rows = []
     found = {}
     for rate in rates:
-        cluster = Cluster(hosts, Model(loss=rate), seed=seed)
+        cluster = Cluster(hosts, model(hosts, rate), seed=seed)
         cluster.finish(cluster.spawn())
         began = cluster.now
         busy = cluster.driver.worked
@@ -159,7 +166,7 @@ def loss(hosts: int, seconds: float, rates: tuple[float, ...], seed: int) -> dic
         )
     table(
         (
-            f"loss, {hosts:,} hosts",
+            f"loss, {hosts:,} hosts, timeout {model(hosts).timeout:g} s",
             "call, median (ms)",
             "slowest",
             "suspected",

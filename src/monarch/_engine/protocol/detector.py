@@ -21,7 +21,9 @@ connection, since this one may be half-open, or asleep between two attempts.
 **One-way partitions.** I hear him, he does not hear me: his calls reach me and my replies are
 lost. Every heartbeat says for how long its sender has heard nothing. So each side learns that it is
 not heard, can try another connection, and gives up a peer that is `deaf` to it for too long. Both
-sides of any partition come to their verdict, without having to agree.
+sides of any partition come to their verdict, without having to agree. TCP makes half of a partition
+a whole one before long, since acknowledgements are lost as well; so a peer that falls silent after
+having said that it does not hear us is out of reach since then, and not since its last word.
 
 It is the other's measure, by the other's clock, and anything that arrives there counts. Rejected:
 to number the heartbeats and have the other say which it got. Heartbeats wait with everything else
@@ -111,6 +113,7 @@ class _Watch:
 
     __slots__ = (
         "arrived",
+        "deaf_since",
         "gaps",
         "heard",
         "heard_real",
@@ -127,6 +130,7 @@ class _Watch:
         self.heard_real = real
         self.arrived = now  # a heartbeat of it
         self.theirs = 0  # the highest number of those
+        self.deaf_since: float | None = None  # as it said in the last of those
         self.gaps = _Rhythm(interval)  # between those
         self.number = 0  # of our last heartbeat
         self.send_at = now
@@ -222,6 +226,8 @@ class Detector:
         watch.arrived = awake
         unheard = age / _MICROSECONDS
         ordinary = watch.gaps.ordinary
+        # (It hears from us once an interval: so old its last news of us may be without a fault.)
+        watch.deaf_since = awake - unheard + self._interval if unheard > self._interval else None
         if unheard < max(ordinary, 2 * self._interval):
             return []
         since = now - unheard
@@ -246,7 +252,11 @@ class Detector:
     def _look(self, watch: _Watch, awake: float, effects: list[Effect]) -> float | None:
         """Do what is due for one peer; gives when it is due next, None if it was given up."""
         ordinary = watch.gaps.ordinary
-        silent_at = watch.heard + self._bounded(3 * ordinary)
+        patience = self._bounded(3 * ordinary)
+        silent_at = watch.heard + patience
+        suspect_at = watch.heard + max(ordinary, 2 * self._interval)
+        if watch.deaf_since is not None:
+            silent_at = min(silent_at, max(suspect_at, watch.deaf_since + patience))
         if awake >= silent_at:
             del self._watches[watch.peer]
             effects.append(Unreachable(watch.peer, watch.heard_real, deaf=False))
@@ -259,7 +269,6 @@ class Detector:
             effects.append(SendHeartbeat(watch.peer, payload))
         due = min(watch.send_at, silent_at)
         if not watch.suspected:
-            suspect_at = watch.heard + max(ordinary, 2 * self._interval)
             if awake >= suspect_at:
                 watch.suspected = True
                 effects.append(Suspect(watch.peer, watch.heard_real))
