@@ -1,6 +1,6 @@
 """The ``monarch`` command.
 
-Jobs of a directory (``apply``, ``exec``, ``kill``, ``context``), hosts (``worker``,
+Jobs of a directory (``apply``, ``exec``, ``shell``, ``kill``, ``context``), hosts (``worker``,
 ``certificates``), and what a machine or a worker is like (``doctor``). ``monarch COMMAND --help``
 shows the options of each, with examples.
 
@@ -22,7 +22,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "apply": ("jobs", "start the job of this directory, or find it running"),
     "exec": ("jobs", "run a command on its hosts"),
-    "shell": ("jobs", "an interactive shell on a host (not in this release)"),
+    "shell": ("jobs", "an interactive shell on one of its hosts"),
     "kill": ("jobs", "end the job and everything on its hosts"),
     "context": ("jobs", "several jobs in one directory: create, use, rm, ls"),
     "worker": ("worker", "be a host for clients that attach"),

@@ -70,9 +70,19 @@ the largest of the command's.
 
 
 def add_shell(parser: argparse.ArgumentParser) -> None:
-    """The options of ``monarch shell``: those it will have."""
-    parser.add_argument("--mesh", metavar="NAME")
-    parser.add_argument("--point", metavar="DIM=N,...", type=_point)
+    """The options of ``monarch shell``."""
+    parser.epilog = """\
+examples:
+  monarch shell                              on the first host
+  monarch shell --mesh trainers --point hosts=3
+  monarch shell -e DEBUG=1 --workdir /data
+
+It is the $SHELL of the host (bash without one), and its exit status is that of the command.
+"""
+    parser.add_argument("--mesh", metavar="NAME", help="a host of this mesh; default: the first")
+    parser.add_argument(
+        "--point", metavar="DIM=N,...", type=_point, help="which of them; default: the first"
+    )
     _add_environment(parser)
     parser.set_defaults(run=_shell)
 
@@ -177,10 +187,21 @@ def _exec(options: argparse.Namespace) -> int:
             job.kill()
 
 
-def _shell(_options: argparse.Namespace) -> int:
-    raise NotImplementedError(
-        "interactive shells are not in this release; `monarch exec` runs commands"
-    )
+def _shell(options: argparse.Namespace) -> int:
+    from monarch.job import load_current_job, shell
+
+    job = load_current_job()
+    state = _ready(job)
+    if options.mesh is not None:
+        mesh = getattr(state, options.mesh)
+    else:
+        mesh = next(iter(state._hosts.values()))
+    point: dict[str, int] = {**dict.fromkeys(mesh.extent, 0), **(options.point or {})}
+    try:
+        return shell(mesh.slice(**point), env=dict(options.env), workdir=options.workdir)
+    finally:
+        if options.kill:
+            job.kill()
 
 
 def _kill(options: argparse.Namespace) -> int:

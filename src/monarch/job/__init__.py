@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from monarch.job.local import LocalJob
     from monarch.job.process import ProcessJob, hosts_from_config
     from monarch.job.saved import DEFAULT_JOB_PATH
+    from monarch.job.shell import shell
     from monarch.job.ssh import SSHJob
     from monarch.job.state import JobState
     from monarch.job.trait import JobTrait, job_load, job_loads
@@ -39,6 +40,7 @@ __all__ = [
     "job_loads",
     "load_current_job",
     "set_current_job",
+    "shell",
 ]
 
 _HOMES = {
@@ -54,6 +56,7 @@ _HOMES = {
     "job_loads": "trait",
     "load_current_job": "current",
     "set_current_job": "current",
+    "shell": "shell",
 }
 
 _SERVICES = "workers are known by their addresses; a service identity in front of one is accepted"
@@ -73,7 +76,6 @@ _MISSING = {
     "serialize_service_proc_ids": _SERVICES,
     "service_proc_addr": _SERVICES,
     "service_proc_addrs": _SERVICES,
-    "shell": "there is no interactive shell yet; use exec_command()",
     "spmd": "there are no SPMD jobs yet",
 }
 

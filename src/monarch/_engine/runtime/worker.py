@@ -264,7 +264,6 @@ def _show(address: Any) -> str:
     if isinstance(address, str) and address:
         return address
     if isinstance(address, tuple):
-        name: tuple[Any, ...] = address
-        host = str(name[0]).removeprefix("::ffff:")  # IPv4, at a door for both
-        return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
+        host = f"{address[0]}".removeprefix("::ffff:")  # IPv4, at a door for both
+        return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
     return "this machine"

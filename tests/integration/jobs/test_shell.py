@@ -1,0 +1,162 @@
+"""`monarch shell`, as a person uses it: at a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch.actor import this_host
+from monarch.job import job_load, shell
+
+WAIT = 60.0
+
+JOB = """
+from monarch.job import ProcessJob
+job = ProcessJob({"a": 2, "b": 1})
+"""
+
+
+class Terminal:
+    """A terminal with a command that runs in it, and the person before it."""
+
+    def __init__(self, *command: str) -> None:
+        self._fd, other = pty.openpty()
+        self.resize(30, 100)
+        self.before = termios.tcgetattr(other)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "monarch.cli", *command],
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            env={**os.environ, "SHELL": "/bin/bash", "HOME": os.getcwd(), "TERM": "xterm-of-test"},
+        )
+        self._other = other
+        self._seen = ""
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def expect(self, pattern: str) -> re.Match[str]:
+        """Wait until this is on the screen, after what was expected before."""
+        deadline = time.monotonic() + WAIT
+        while not (found := re.search(pattern, self._seen)):
+            wait = deadline - time.monotonic()
+            assert wait > 0, f"{pattern!r} is not in {self._seen!r}"
+            if select.select([self._fd], [], [], wait)[0]:
+                self._seen += os.read(self._fd, 65536).decode()
+        self._seen = self._seen[found.end() :]
+        return found
+
+    def is_as_before(self) -> bool:
+        return termios.tcgetattr(self._other) == self.before
+
+    def hang_up(self) -> None:
+        """Take the keyboard away."""
+        os.close(self._fd)
+
+    def close(self) -> None:
+        for fd in (self._fd, self._other):
+            with contextlib.suppress(OSError):  # it was hung up
+                os.close(fd)
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def described(directory: Path) -> Iterator[Path]:
+    (directory / "described.py").write_text(JOB)
+    subprocess.run(
+        [sys.executable, "-m", "monarch.cli", "apply", "described.job"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        timeout=WAIT,
+    )
+    yield directory
+    job_load().kill()
+
+
+@contextlib.contextmanager
+def terminal(*command: str) -> Iterator[Terminal]:
+    made = Terminal(*command)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_person_at_a_shell(described: Path) -> None:
+    with terminal("shell", "-e", "X=of the job") as screen:
+        screen.type("echo $((20 + 3)) $X $TERM\n")
+        screen.expect(r"\n23 of the job xterm-of-test")
+        assert not screen.is_as_before()  # every key goes over there
+        screen.type("stty size; pwd\n")
+        screen.expect(rf"\n30 100\r\n{re.escape(str(described))}")
+        screen.resize(40, 120)
+        screen.process.send_signal(signal.SIGWINCH)  # (a shell's own terminal does that)
+        screen.type('until [ "$(stty size)" = "40 120" ]; do :; done; echo resi\'\'zed\n')
+        screen.expect("resized")
+        screen.type("sleep 1000\n")
+        screen.expect("sleep 1000\r\n")
+        screen.type("\x03")  # Ctrl-C ends what runs there, not the shell, and nothing here
+        screen.type("echo st''ill $?\n")
+        screen.expect("still 130")
+        screen.type("head -c 300000 /dev/zero | tr '\\0' x; echo; echo do''ne\n")
+        screen.expect("x{100}\r\ndone")
+        screen.type("exit 7\n")
+        assert screen.process.wait(WAIT) == 7
+        assert screen.is_as_before()
+
+
+def test_which_host(described: Path) -> None:
+    with terminal("shell", "--mesh", "a", "--point", "hosts=1") as screen:
+        screen.type("echo name $HYPERACTOR_PROCESS_NAME; kill -KILL $$\n")
+        screen.expect("name shell-0")
+        assert screen.process.wait(WAIT) == 128 + signal.SIGKILL
+    with terminal("shell", "--mesh", "zz") as screen:
+        screen.expect("'zz' is not a valid host mesh name. Available names: a, b")
+        assert screen.process.wait(WAIT) == 1
+
+
+def test_the_end_of_the_input_hangs_up(described: Path) -> None:
+    """Also a shell that does not mind."""
+    done = subprocess.run(
+        [sys.executable, "-m", "monarch.cli", "shell"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env={**os.environ, "SHELL": "/bin/bash", "HOME": os.getcwd()},
+        timeout=WAIT,
+        check=False,
+    )
+    assert done.returncode == 128 + signal.SIGHUP
+    stubborn = described / "stubborn"
+    stubborn.write_text("#!/bin/sh\ntrap '' HUP TERM\necho ready\nwhile :; do sleep 1; done\n")
+    stubborn.chmod(0o755)
+    with terminal("shell", "-e", f"SHELL={stubborn}") as screen:
+        screen.expect("ready")
+        screen.hang_up()
+        assert screen.process.wait(WAIT) == 128 + signal.SIGKILL
+
+
+def test_a_shell_is_for_one_host() -> None:
+    hosts = this_host()
+    procs = hosts.spawn_procs({"gpus": 2})
+    with pytest.raises(ValueError, match="a shell runs on one host"):
+        shell(procs)  # type: ignore[arg-type]
+    procs.stop().get(timeout=WAIT)
