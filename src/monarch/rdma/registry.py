@@ -167,11 +167,10 @@ class Registry:
             done.resolve(None)
             return done
         registration.ended = True
-        for callback in at_end:
-            callback(handle)
+        waits = [each for callback in at_end if (each := callback(handle)) is not None]
         table = self.table
         quiet = table is None or table.revoke(handle.slot)
-        if quiet and registration.lock.acquire(blocking=False):
+        if quiet and not waits and registration.lock.acquire(blocking=False):
             registration.memory = _LET_GO
             registration.lock.release()
             done.resolve(None)
@@ -181,6 +180,8 @@ class Registry:
         def wait() -> None:
             if table is not None and not quiet:
                 table.wait(handle.slot)
+            for each in waits:
+                each()
             with registration.lock:
                 registration.memory = _LET_GO
             done.resolve(None)
@@ -194,8 +195,11 @@ class Registry:
             self.table.close()
 
 
-at_end: list[Callable[[Handle], None]] = []
-"""Called when a registration of this process is revoked: no route may begin a slice after it."""
+at_end: list[Callable[[Handle], Callable[[], None] | None]] = []
+"""Called when a registration of this process is revoked: no route may begin a slice after it.
+
+Must not block. What comes back does, until none is under way: the drop waits for it.
+"""
 
 
 def _on_drop(request: _spi.Request) -> None:

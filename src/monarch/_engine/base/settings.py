@@ -349,6 +349,7 @@ class Settings:
     rdma_runtime_worker_threads = _integer(4, "MONARCH_RDMA_RUNTIME_WORKER_THREADS", "threads of the transfer engine")
     rdma_qp_init_timeout = _seconds("30s", "MONARCH_RDMA_QP_INIT_TIMEOUT", "how long connecting queue pairs may take")
     rdma_tcp_fallback_parallelism = _integer(1, "MONARCH_RDMA_TCP_FALLBACK_PARALLELISM", "connections of the TCP fallback")
+    rdma_routes = _text("", "MONARCH_RDMA_ROUTES", "the kinds of routes that transfers may take, separated by commas; empty: all")
     rdma_host_odp = _boolean(False, "MONARCH_RDMA_HOST_ODP", "register host memory on demand")
 
     # -- tuning of the reference's transport and telemetry: accepted and stored

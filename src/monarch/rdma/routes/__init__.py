@@ -3,7 +3,8 @@
 A *kind* of route (`Kind`) is tried in the order of `kinds()`. It has two sides. At the owner it may
 add to a handle what others will need (`offer`). At the initiator it opens a `Route` to a peer, or
 says why there is none (`Unavailable`, with the remedy). The choice is made once per owner process
-and pair of devices and remembered, with the reasons against what was not chosen, for `explain`.
+and pair of devices and remembered, with the reasons against what was not chosen, for `explain`. The
+setting ``rdma_routes`` leaves kinds out, at the owner and at the initiator.
 
 A route carries out `Transfer`s: everything that one submit wants from one peer. It must end each,
 by `done` or `fail`, within its time; how, and on which thread, is its business. If it turns out
@@ -14,6 +15,7 @@ tried, now and from now on. A transfer that failed for another reason is not tri
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from monarch import _spi
@@ -38,6 +40,7 @@ __all__ = [
     "route_to",
 ]
 
+_LEFT_OUT = "the setting rdma_routes leaves it out"
 _PEERS = 1024  # choices remembered; the oldest go first
 
 
@@ -97,8 +100,11 @@ class Kind(Protocol):
         """
         ...
 
-    def withdrawn(self, handle: Handle) -> None:
-        """At the owner: a registration has ended. No transfer may touch its memory any more."""
+    def withdrawn(self, handle: Handle) -> Callable[[], None] | None:
+        """At the owner: a registration has ended. No transfer may touch its memory any more.
+
+        Must not block. What comes back does, until that is so: the drop waits for it.
+        """
         ...
 
     def open(self, handle: Handle, device: str) -> Route:
@@ -134,21 +140,43 @@ class _Choice:
         self.refusals: dict[str, Refusal] = {}
 
 
-_Key = tuple[bytes, str, str]
+def _left_in(wanted: str) -> frozenset[str]:
+    """The kinds that the setting `wanted` does not leave out. Raises ValueError for unknown ones.
+
+    Within a process memory is copied, whatever it says.
+    """
+    known = _left_in_by.get(wanted)
+    if known is None:
+        every = [kind.name for kind in kinds()]
+        names = {name.strip() for name in wanted.split(",")} - {""}
+        unknown = names.difference(every)
+        if unknown:
+            raise ValueError(
+                f"rdma_routes: {', '.join(sorted(unknown))} is no kind of route; there are "
+                f"{', '.join(every)}"
+            )
+        known = _left_in_by[wanted] = frozenset({every[0], *names} if names else every)
+    return known
+
+
+_left_in_by: dict[str, frozenset[str]] = {}
+
+_Key = tuple[bytes, str, str, str]  # owner, its device, ours, the setting
 _choices: dict[_Key, _Choice] = {}
 _choosing = threading.RLock()
 
 
 def route_to(handle: Handle, device: str) -> Route:
     """The way to that memory. Raises RdmaUnavailable with all reasons, or RdmaOwnerLost."""
-    choice = _choices.get((handle.identity, handle.device, device))
+    key = (handle.identity, handle.device, device, _spi.settings.rdma_routes)
+    choice = _choices.get(key)
     if choice is not None and choice.route is not None:
         return choice.route
-    return _choose(handle, device)
+    return _choose(key, handle, device)
 
 
-def _choose(handle: Handle, device: str) -> Route:
-    key = (handle.identity, handle.device, device)
+def _choose(key: _Key, handle: Handle, device: str) -> Route:
+    left_in = _left_in(key[-1])
     with _choosing:
         choice = _choices.get(key)
         if choice is None:
@@ -157,6 +185,9 @@ def _choose(handle: Handle, device: str) -> Route:
             if choice.route is not None:
                 break
             if kind.name in choice.refusals:
+                continue
+            if kind.name not in left_in:
+                choice.refusals[kind.name] = Refusal(kind.name, _LEFT_OUT, f"add {kind.name}")
                 continue
             try:
                 choice.route = kind.open(handle, device)
@@ -181,7 +212,8 @@ def _nowhere(handle: Handle, device: str, choice: _Choice) -> str:
 def refuse(handle: Handle, device: str, kind: str, reason: Unavailable) -> None:
     """A route that was chosen leads nowhere: choose another from now on."""
     with _choosing:
-        choice = _choices.setdefault((handle.identity, handle.device, device), _Choice())
+        key = (handle.identity, handle.device, device, _spi.settings.rdma_routes)
+        choice = _choices.setdefault(key, _Choice())
         choice.refusals[kind] = Refusal(kind, reason.reason, reason.remedy)
         if choice.route is not None and choice.route.kind == kind:
             choice.route = None
@@ -189,7 +221,7 @@ def refuse(handle: Handle, device: str, kind: str, reason: Unavailable) -> None:
 
 def refusals_of(handle: Handle, device: str) -> list[Refusal]:
     """Why other kinds were not chosen."""
-    choice = _choices.get((handle.identity, handle.device, device))
+    choice = _choices.get((handle.identity, handle.device, device, _spi.settings.rdma_routes))
     return [] if choice is None else list(choice.refusals.values())
 
 
@@ -202,7 +234,8 @@ def forget(handle: Handle) -> None:
 
 def offers_for(memory: Memory) -> dict[str, bytes]:
     """What a new handle carries. Raises RdmaUnavailable if nobody could reach the memory."""
-    found = {kind.name: kind.offer(memory) for kind in kinds()}
+    left_in = _left_in(_spi.settings.rdma_routes)
+    found = {kind.name: kind.offer(memory) for kind in kinds() if kind.name in left_in}
     offers = {name: offer for name, offer in found.items() if offer is not None}
     if not offers:
         raise RdmaUnavailable(
@@ -212,9 +245,16 @@ def offers_for(memory: Memory) -> dict[str, bytes]:
     return {name: offer for name, offer in offers.items() if offer}
 
 
-def _withdrawn(handle: Handle) -> None:
-    for kind in kinds():
-        kind.withdrawn(handle)
+def _withdrawn(handle: Handle) -> Callable[[], None] | None:
+    waits = [each for kind in kinds() if (each := kind.withdrawn(handle)) is not None]
+    if not waits:
+        return None
+
+    def wait() -> None:
+        for each in waits:
+            each()
+
+    return wait
 
 
 def _forget_all() -> None:
