@@ -118,7 +118,14 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch.job.batch": "BatchJob",
         "monarch.job.login": "LoginJob ProcessState",
     },
+    "monarch._src.rdma.rdma": {
+        "monarch.rdma": """
+            RDMAAction RDMABuffer RDMAReadTransferWarning RDMATcpFallbackWarning
+            RDMAWriteTransferWarning get_rdma_backend is_rdma_available
+        """,
+    },
     "monarch._rust_bindings": {"monarch._compat": "has_tensor_engine"},
+    "monarch._rust_bindings.rdma": {"monarch.rdma": "RdmaInitError=RdmaUnavailable"},
     "monarch._rust_bindings.monarch_hyperactor.actor": {"monarch.actor": "Actor"},
     "monarch._rust_bindings.monarch_hyperactor.buffers": {
         "monarch._engine.base.buffers": "Buffer FrozenBuffer",

@@ -65,5 +65,6 @@ def joined(failures: Sequence[tuple[str, RdmaError]]) -> RdmaError:
     """What the future of a submit raises for failures by route: of their class, if they agree."""
     kinds = {type(error) for _, error in failures}
     kind = kinds.pop() if len(kinds) == 1 else RdmaError
-    text = "; ".join(f"({route}) {error}" if route else str(error) for route, error in failures)
-    return kind(f"RdmaAction.submit failed: {text}")
+    lines = [f"({route}) {error}" if route else str(error) for route, error in failures]
+    head = f"RdmaAction.submit failed: RDMA submit failed on {len(lines)} backend(s):"
+    return kind("\n".join([head, *lines]))

@@ -73,15 +73,19 @@ class Registration:
 
 
 class Registry:
-    """See the module. One per process, made on first use: `own_registry`."""
+    """See the module. One per process, made on first use: `own_registry`.
 
-    def __init__(self) -> None:
+    `published`: others can find the memory with the help of the kernel alone. Not so in the
+    simulator, where all processes are this one, and share a registry of their own.
+    """
+
+    def __init__(self, *, published: bool) -> None:
         self.identity = secrets.token_bytes(16)
         self.pid = os.getpid()
         self.live: dict[int, Registration] = {}
         self._numbers = itertools.count(1)
-        self.table: Table | None = Table(self.identity) if sys.platform == "linux" else None
-        self._start = start_of(self.pid) if sys.platform == "linux" else 0
+        self.table: Table | None = Table(self.identity) if published else None
+        self._start = start_of(self.pid) if published else 0
         self._served: int | None = None
 
     def add(
@@ -221,23 +225,27 @@ def _on_drop(request: _spi.Request) -> None:
 services: dict[str, Callable[[_spi.Request], None]] = {_DROP: _on_drop}
 """What an owner answers, by name: served from its first registration on."""
 
-_registry: Registry | None = None
+_registries: dict[bool, Registry] = {}  # by whether it is the simulator's
 _making = threading.Lock()
 
 
 def own_registry() -> Registry:
     """The registrations of this process."""
-    global _registry
-    if _registry is None:
+    simulated = _spi.is_simulated()
+    known = _registries.get(simulated)
+    if known is None:
         with _making:
-            if _registry is None:
-                _registry = Registry()
-    return _registry
+            known = _registries.get(simulated)
+            if known is None:
+                known = Registry(published=sys.platform == "linux" and not simulated)
+                _registries[simulated] = known
+    return known
 
 
 def owned_here(handle: Handle) -> bool:
     """Whether it is a registration of this process."""
-    return _registry is not None and _registry.identity == handle.identity
+    known = _registries.get(_spi.is_simulated())
+    return known is not None and known.identity == handle.identity
 
 
 def drop(handle: Handle) -> Future[None]:
@@ -307,11 +315,11 @@ def lost_error(handle: Handle, how: str = "") -> RdmaOwnerLost:
 
 
 def _forget() -> None:
-    global _registry, _making
-    registry, _registry = _registry, None
+    global _making
     _making = threading.Lock()
-    if registry is not None:
+    for registry in _registries.values():
         registry.close_in_child()
+    _registries.clear()
 
 
 _spi.when_forked(_forget)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from monarch.actor import Actor, endpoint, this_host
 from monarch.rdma import (
     RDMAAction,
     RDMABuffer,
@@ -15,6 +16,7 @@ from monarch.rdma import (
     RdmaPermissionError,
     RdmaTimeout,
 )
+from monarch.testing import simulate
 
 from .conftest import WAIT
 
@@ -85,7 +87,7 @@ def test_timeouts_are_checked_at_the_call(make: Make) -> None:
 def test_no_time_at_all_is_a_timeout(make: Make) -> None:
     buffer, _ = make(bytes(64))
     future = buffer.read_into(bytearray(64), timeout=0)
-    with pytest.raises(RdmaTimeout, match=r"RdmaAction.submit failed: .*timed out"):
+    with pytest.raises(RdmaTimeout, match=r"(?s)RdmaAction.submit failed: .*timed out"):
         future.get(timeout=WAIT)
     with pytest.raises(TimeoutError):
         future.get(timeout=WAIT)
@@ -95,7 +97,7 @@ def test_after_a_drop_nothing_is_found(make: Make) -> None:
     buffer, look = make(b"01234567")
     assert buffer.drop().get(timeout=WAIT) is None
     with pytest.raises(
-        RdmaBufferDropped, match=r"RdmaAction.submit failed: .*buffer \d+ not found"
+        RdmaBufferDropped, match=r"(?s)^RdmaAction.submit failed: .*buffer \d+ not found"
     ):
         buffer.read_into(bytearray(8)).get(timeout=WAIT)
     with pytest.raises(RdmaBufferDropped, match=r"buffer \d+ not found"):
@@ -226,3 +228,27 @@ def test_registered_memory_cannot_be_resized() -> None:
     with RDMABuffer(memory), pytest.raises(BufferError, match="cannot be re-sized"):
         memory.append(1)
     memory.append(1)
+
+
+class Simulated(Actor):
+    def __init__(self) -> None:
+        self.memory = bytearray(b"0") * (4 << 20)
+
+    @endpoint
+    def give(self) -> RDMABuffer:
+        return RDMABuffer(self.memory)
+
+
+def test_in_the_simulator() -> None:
+    def main() -> bytes:
+        procs = this_host().spawn_procs({"gpus": 2})
+        buffer = procs.spawn("owners", Simulated).slice(gpus=1).give.call_one().get()
+        buffer.write_from(b"1" * (3 << 20)).get()
+        into = bytearray(4 << 20)
+        buffer.read_into(into).get()
+        procs.stop().get()
+        with pytest.raises(RdmaBufferDropped):
+            buffer.read_into(into).get()
+        return bytes(into[:: 1 << 20])
+
+    assert simulate(main, seed=1).value == b"1110"

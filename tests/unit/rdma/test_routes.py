@@ -1,0 +1,220 @@
+"""Which route is taken, what is tried when it leads nowhere, and how a submit ends."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+
+from monarch.rdma import (
+    RDMAAction,
+    RDMABuffer,
+    RdmaBufferDropped,
+    RdmaError,
+    RdmaOwnerLost,
+    RdmaPermissionError,
+    RdmaTimeout,
+    RdmaUnavailable,
+    explain,
+    routes,
+)
+from monarch.rdma.errors import joined
+from monarch.rdma.executor import spread
+from monarch.rdma.routes import Unavailable
+from monarch.rdma.routes.local import Local
+from monarch.rdma.routes.process_vm import ProcessVm, yama_scope
+
+WAIT = 30.0
+
+
+class Fake:
+    """A kind of route, and its only route, that does as it is told."""
+
+    about: ClassVar[str] = "it does as it is told"
+
+    def __init__(self, name: str, start: Callable[[Any], None] | None = None) -> None:
+        self.name: Any = name
+        self.kind = name
+        self.inline = -1
+        self.opened = 0
+        self.reason: Exception | None = None
+        self.start: Any = start
+
+    def offer(self, memory: Any) -> bytes | None:
+        return b"offer"
+
+    def withdrawn(self, handle: Any) -> None:
+        pass
+
+    def open(self, handle: Any, device: str) -> Any:
+        self.opened += 1
+        if self.reason is not None:
+            raise self.reason
+        return self
+
+    def run(self, ops: Any) -> None:
+        raise AssertionError("nothing is done in the caller's thread")
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    routes.kinds()
+    yield lambda *kinds: (routes._choices.clear(), monkeypatch.setattr(routes, "_kinds", kinds))
+    routes._choices.clear()
+
+
+@pytest.fixture
+def buffer() -> Iterator[RDMABuffer]:
+    with RDMABuffer(bytearray(16)) as made:
+        yield made
+
+
+def test_the_first_that_leads_there_is_taken_and_remembered(use: Any, buffer: RDMABuffer) -> None:
+    first, second, third = Fake("first"), Fake("second", lambda t: t.done()), Fake("third")
+    first.reason = Unavailable("the bridge is down", "build it")
+    use(first, second, third)
+    for _ in range(3):
+        buffer.read_into(bytearray(16)).get(timeout=WAIT)
+    assert (first.opened, second.opened, third.opened) == (1, 1, 0)
+    assert str(explain(buffer)).splitlines()[1:] == [
+        "  first   no: the bridge is down",
+        "          remedy: build it",
+        "> second  taken: it does as it is told",
+        "  third   not needed",
+    ]
+
+
+def test_no_route_tells_all_reasons(use: Any, buffer: RDMABuffer) -> None:
+    first, second = Fake("first"), Fake("second")
+    first.reason = Unavailable("the bridge is down", "build it")
+    second.reason = Unavailable("there is no tunnel")
+    use(first, second)
+    with pytest.raises(RdmaUnavailable, match="no compatible RDMA backend for buffer") as caught:
+        buffer.read_into(bytearray(16)).get(timeout=WAIT)
+    assert "first: the bridge is down; build it" in str(caught.value)
+    assert "second: there is no tunnel" in str(caught.value)
+    assert explain(buffer).route is None
+
+
+def test_a_route_that_leads_nowhere_after_all_is_replaced(use: Any, buffer: RDMABuffer) -> None:
+    first = Fake("first", lambda t: t.reroute(Unavailable("it broke")))
+    second = Fake("second", lambda t: t.done())
+    use(first, second)
+    buffer.read_into(bytearray(16)).get(timeout=WAIT)
+    first.start = None
+    buffer.read_into(bytearray(16)).get(timeout=WAIT)
+    assert explain(buffer).route == "second"
+    second.start = lambda t: t.reroute(Unavailable("it broke, too"))
+    with pytest.raises(RdmaUnavailable, match="it broke, too"):
+        buffer.read_into(bytearray(16)).get(timeout=WAIT)
+
+
+def test_a_failure_is_not_tried_again(use: Any, buffer: RDMABuffer) -> None:
+    use(Fake("first", lambda t: t.fail(RdmaBufferDropped("buffer 1 not found"))), Fake("second"))
+    with pytest.raises(RdmaBufferDropped, match=r"submit failed: .*\n\(first\) buffer 1 not found"):
+        buffer.read_into(bytearray(16)).get(timeout=WAIT)
+
+
+def test_what_has_not_begun_ends_in_time(use: Any, buffer: RDMABuffer) -> None:
+    begun: list[Any] = []
+    use(Fake("idle", begun.append))
+    with pytest.raises(RdmaTimeout, match=r"timed out after 0.01 s"):
+        buffer.read_into(bytearray(16), timeout=0.01).get(timeout=WAIT)
+    (transfer,) = begun
+    assert transfer.ended
+    assert not transfer.begin(), "nothing may touch the memory any more"
+    transfer.done()
+
+
+def test_what_has_begun_is_aborted_by_its_route(use: Any, buffer: RDMABuffer) -> None:
+    aborted = threading.Event()
+
+    def start(transfer: Any) -> None:
+        assert transfer.begin(aborted.set)
+        started.append(transfer)
+
+    started: list[Any] = []
+    use(Fake("slow", start))
+    future = buffer.read_into(bytearray(16), timeout=0.01)
+    assert aborted.wait(WAIT)
+    assert not started[0].ended
+    assert started[0].late
+    started[0].fail_late()
+    with pytest.raises(RdmaTimeout):
+        future.get(timeout=WAIT)
+
+
+def test_transfers_by_several_routes_are_one_submit(monkeypatch: Any, use: Any) -> None:
+    with RDMABuffer(bytearray(16)) as ours:
+        theirs = pickle.loads(pickle.dumps(ours))
+        theirs._handle.identity = bytes(16)
+        failing = Fake("failing", lambda t: t.fail(RdmaOwnerLost("gone")))
+        use(Local(), failing)
+        into = bytearray(16)
+        action = RDMAAction().read_remote(into, ours).read_remote(bytearray(16), theirs)
+        with pytest.raises(RdmaOwnerLost, match=r"on 1 backend\(s\):\n\(failing\) gone"):
+            action.submit().get(timeout=WAIT)
+
+
+def test_failures_are_joined() -> None:
+    lost, dropped = RdmaOwnerLost("gone"), RdmaBufferDropped("buffer 1 not found")
+    assert type(joined([("a", lost), ("b", lost)])) is RdmaOwnerLost
+    both = joined([("a", lost), ("b", dropped)])
+    assert type(both) is RdmaError
+    assert str(both).splitlines()[1:] == ["(a) gone", "(b) buffer 1 not found"]
+
+
+@pytest.mark.parametrize(
+    "kind", [RdmaError, RdmaOwnerLost, RdmaPermissionError, RdmaTimeout, RdmaUnavailable]
+)
+def test_errors_travel(kind: Any) -> None:
+    error = pickle.loads(pickle.dumps(kind("why\nand how")))
+    assert type(error) is kind
+    assert str(error) == "why\nand how"
+
+
+def test_memory_that_no_route_reaches_is_refused(use: Any, monkeypatch: Any) -> None:
+    use(Local(), ProcessVm())
+    memory = type("Memory", (), {"device": "cuda:0"})()
+    with pytest.raises(RdmaUnavailable, match="memory of cuda:0"):
+        routes.offers_for(memory)
+
+
+def test_the_other_host_and_the_other_container_are_told_apart(use: Any) -> None:
+    use(ProcessVm())
+    with RDMABuffer(bytearray(16)) as ours:
+        theirs = pickle.loads(pickle.dumps(ours))
+        theirs._handle.host = theirs._handle.host._replace(boot="another")
+        assert explain(theirs).ways[0].reason == "the owner is on another host"
+        theirs._handle.identity = bytes(16)
+        theirs._handle.host = ours._handle.host._replace(namespace=1)
+        assert "another container" in explain(theirs).ways[0].reason
+        assert "shareProcessNamespace" in explain(theirs).ways[0].remedy
+
+
+def test_a_number_that_is_used_again_is_not_the_owner(use: Any) -> None:
+    use(ProcessVm())
+    with RDMABuffer(bytearray(16)) as ours:
+        for change in ({"start": 1}, {"identity": bytes(16)}, {"pid": 1 << 22}):
+            theirs = pickle.loads(pickle.dumps(ours))
+            theirs._handle.identity = b"somebody else..."
+            for name, value in change.items():
+                setattr(theirs._handle, name, value)
+            with pytest.raises(RdmaOwnerLost):
+                theirs.read_into(bytearray(16)).get(timeout=WAIT)
+
+
+def test_yama(tmp_path: Any) -> None:
+    assert yama_scope(str(tmp_path / "none")) == 0
+    (tmp_path / "scope").write_text("2\n")
+    assert yama_scope(str(tmp_path / "scope")) == 2
+
+
+def test_jobs_run_on_as_many_threads_as_asked() -> None:
+    meeting = threading.Barrier(3)
+    for _ in range(3):
+        spread(lambda: meeting.wait(WAIT), 2)
+        meeting.wait(WAIT)
