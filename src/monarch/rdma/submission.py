@@ -82,7 +82,8 @@ class Submission:
             self._left -= 1
             if self._left:
                 return
-        self._timer.cancel()
+        if self._timer is not None:  # it may come before it is known here
+            self._timer.cancel()
         self._routes = {}  # nor what they pin
         if self._failures:
             self.promise.fail(joined(self._failures))

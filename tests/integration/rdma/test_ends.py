@@ -112,8 +112,9 @@ def test_a_killed_owner_is_lost_at_once(procs: Procs) -> None:
     os.kill(pid, signal.SIGKILL)
 
     ends = [future.exception(timeout=WAIT) for future in under_way]
+    # It may take the kernel a moment to give the killed process the time to end.
+    ends.append(until(lambda: buffer.read_into(into).exception(timeout=WAIT)))
     assert {type(end) for end in ends} <= {type(None), RdmaOwnerLost}
-    assert isinstance(ends[-1], RdmaOwnerLost)
     assert f"process {pid}" in str(ends[-1])
     for lost in (buffer, other):
         with pytest.raises(RdmaOwnerLost, match=r"RdmaAction\.submit failed"):
@@ -215,6 +216,7 @@ def test_the_last_handle_releases(procs: Procs) -> None:
     keepers = procs(2).spawn("keepers", Keeper)
     first, second = keepers.slice(gpus=0), keepers.slice(gpus=1)
     memory = bytearray(b"content")
+    live = len(own_registry().live)
     buffer = RDMABuffer(memory, release="last-handle", grace=0.001)
     first.keep.call_one(buffer, buffer[1:3], pickle.loads(pickle.dumps(buffer))).get(timeout=WAIT)
     del buffer
@@ -232,7 +234,7 @@ def test_the_last_handle_releases(procs: Procs) -> None:
     gc.collect()
     second.lose.call_one().get(timeout=WAIT)
     until(lambda: _is_released(memory))
-    assert not own_registry().live
+    assert len(own_registry().live) == live
 
 
 def test_a_process_that_dies_holds_nothing(procs: Procs) -> None:
