@@ -424,11 +424,37 @@ def test_one_that_dropped_a_cast_is_not_lost() -> None:
 
 
 def test_what_others_found_lost_is_not_tried_again() -> None:
+    node = Casts("p")
+    node.on_forward(ROOT, 1, 1, Route(("p", "a", "b", "c"), (0, 0, 1, 2, 3), 1), 0.0)
+    node.on_reply(1, [Loss("b", (1,), "gone")], 0.0)
+    effects = node.host_lost("a", "gone too", 1.0)
+    assert [effect.to for effect in effects] == ["c"]
+
+
+def test_whom_others_found_lost_and_the_root_reaches_it_adopts() -> None:
     root = Casts(ROOT)
     root.cast(1, ["a", "b", "c"], [0, 1, 2, 3], 1, 0.0)
-    root.on_reply(1, [Loss("b", (1,), "gone")], 0.0)
-    effects = root.host_lost("a", "gone too", 1.0)
-    assert [effect.to for effect in effects] == ["c"]
+    alone = Route(("b",), (1, 2), 1)
+    assert [Forward("b", 1, 1, alone)] == root.on_reply(1, [Loss("b", (1,), "gone")], 0.0)
+    assert root.on_reply(1, [Loss("b", (1,), "gone")], 0.0) == []
+    outcomes = root.on_reply(1, [Answer(rank, rank) for rank in range(3)], 1.0)
+    assert [type(effect) for effect in outcomes] == [Outcomes, Release, Release]
+
+
+def test_what_others_found_lost_is_lost_to_the_root_that_did_so_too() -> None:
+    root = Casts(ROOT)
+    root.cast(1, ["a", "b"], [0, 1, 2], 1, 0.0)
+    root.host_lost("b", "gone", 0.0)
+    loss = Loss("b", (1,), "gone")
+    (outcomes, _) = root.on_reply(1, [loss, Answer(0, "x")], 0.0)
+    assert outcomes.answers == [loss, Answer(0, "x")]
+
+
+def test_children_that_a_former_parent_took_are_let_go() -> None:
+    node = Casts("a")
+    node.on_forward("p", 1, 3, PAIR, 0.0)
+    alone = Route(("a",), (0, 1), 2)
+    assert [Release("b", 1, done=False)] == node.on_forward(ROOT, 1, 1, alone, 1.0)
 
 
 def test_the_lost_are_told_nothing() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, Verdict
@@ -17,13 +17,15 @@ from monarch._engine.protocol import detector as detectors
 from monarch._engine.protocol.federation import HOME, Effect, Federation, Refuse, Send, Tunnel
 from monarch._engine.protocol.roster import Condemn, Hand, Kill, Roster, Tell
 from monarch._engine.runtime.agent import _cause
-from monarch._engine.wire.frame import CONTROL, pack
-from monarch.testing.driver import EPOCH
+from monarch._engine.runtime.cast_relay import CastRelay
+from monarch._engine.wire.frame import CAST, CONTROL, pack
+from monarch.testing.driver import EPOCH, SimTimer
 from monarch.testing.link import SimLink, SimSocket, socket_pair
 from monarch.testing.network import SimPeer
 from monarch.testing.scheduler import Entry, Place
 
 if TYPE_CHECKING:
+    from monarch._engine.runtime.seam import Way
     from monarch.testing.proc import SimProc
     from monarch.testing.world import World
 
@@ -51,6 +53,7 @@ class SimHost:
         self.federation = Federation(self.roster, self.name)
         self.detector = detectors.Detector()
         self.peers: dict[str, SimPeer] = {}
+        self.casts = CastRelay(self, self.name)
         self._coming: dict[tuple[int, int], SimLink] = {}  # ends that wait for where they go
         self._parents: dict[int, SimLink] = {}  # of procs that are about to be spawned
         self.lost: set[str] = set()  # hosts that were given up
@@ -76,6 +79,9 @@ class SimHost:
     def _read(self, link: SimLink) -> bool:
         frames = link.receive(None)
         for frame in frames:
+            if frame.kind == CAST:
+                self.casts.begin(link.uid, frame)
+                continue
             message = json.loads(frame.body)
             fds = link.take_fds(frame.nfd)
             getattr(self, f"_on_{message['op']}")(link.uid, message, fds)
@@ -149,6 +155,9 @@ class SimHost:
         now = self.world.scheduler.now
         self.perform(self.federation.autopsy(asker, message["uid"], now))
 
+    def _on_cast_over(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
+        self.casts.over(asker, message["number"])
+
     def _on_kill(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
         self.perform(self.federation.kill(message["uids"]))
 
@@ -207,11 +216,13 @@ class SimHost:
                 self.federation.admit(message["from"], name)
                 self.perform(self.federation.autopsy(message["from"], request["uid"], now))
         else:
+            if op == "left":
+                self.casts.caller_left(peer.way, message["uid"])
             self.perform(self.federation.heard(name, message, now))
 
     def _on_open(self, peer: SimPeer, message: dict[str, Any]) -> None:
         mine, theirs = socket_pair(self.world.scheduler)
-        peer.join(message["lane"], mine.link)
+        peer.join(message["lane"], mine.link, message["far"], message["near"], ours=False)
         if message["first"]:
             self._parents[message["far"]] = theirs.link
             return
@@ -219,6 +230,31 @@ class SimHost:
         if not effects:
             theirs.link.close("nobody takes it")
         self.perform(effects, [theirs.link])
+
+    def cast_way(self, host: str, *, dial: bool) -> Way | None:
+        """See `Carrier`."""
+        peer = self.peer(host) if dial else self.peers.get(host)
+        return None if peer is None else peer.way
+
+    def cast_comes(self, near: int, far: int) -> bool:
+        """See `Carrier`."""
+        return (near, far) in self._coming
+
+    def cast_tell(self, proc: int, frame: bytes) -> None:
+        """See `Carrier`."""
+        link = self._control.get(proc)
+        if link is not None:
+            link.send(frame)
+
+    def cast_later(self, delay: float, action: Callable[[], None]) -> SimTimer:
+        """See `Carrier`."""
+        scheduler = self.world.scheduler
+        when = scheduler.now + delay
+        return SimTimer(when, action, scheduler, scheduler.aside(when, self.place, action))
+
+    def cast_now(self) -> float:
+        """See `Carrier`."""
+        return self.world.scheduler.now
 
     def on_heartbeat(self, peer: SimPeer, payload: bytes) -> None:
         """A heartbeat of another agent."""
@@ -257,6 +293,7 @@ class SimHost:
         error = f"host {other.hostname} is unreachable from {self.hostname}: {reason}"
         when = EPOCH + self.world.scheduler.now
         verdict = Verdict(FAILED, error, INFRASTRUCTURE, other.hostname, 0, when)
+        self.casts.way_over(peer.way, reason)
         self.perform(self.federation.host_lost(other.name, verdict))
         if other.name == HOME:
             self.perform(self.roster.client_lost())
@@ -281,6 +318,7 @@ class SimHost:
 
     def _left(self, proc: SimProc, kind: str, text: str, cause: str = INFRASTRUCTURE) -> None:
         self.procs.pop(proc.uid, None)
+        self.casts.caller_gone(proc.uid, for_good=True)
         link = self._control.pop(proc.uid, None)
         if link is not None and link.fileno >= 0:
             link.fileno = -1
@@ -314,10 +352,12 @@ class SimHost:
                 peer = self.peer(effect.host)
                 if peer is None:
                     end.close("its host is lost")
+                    self.casts.settled(effect.near)
                 else:
                     peer.open(end, effect.near, effect.far, effect.first)
             elif isinstance(effect, Refuse):
                 self._coming.pop((effect.near, effect.far)).close("nobody takes it")
+                self.casts.settled(effect.near)
             elif isinstance(effect, Kill):
                 for uid in effect.uids:
                     self._kill(uid)

@@ -10,7 +10,7 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any
 
-from monarch._engine.wire.frame import CALL, HEADER, POST, SPAWN
+from monarch._engine.wire.frame import CALL, CAST, HEADER, POST, SPAWN
 from monarch.testing.faults import (
     Crash,
     CrashHost,
@@ -21,6 +21,7 @@ from monarch.testing.faults import (
     Request,
     Slow,
 )
+from monarch.testing.link import calls_in
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.cell import Cell
@@ -78,9 +79,10 @@ class Injector:
     def on_send(self, link: SimLink, data: bytes) -> None:
         """A frame is about to be sent over `link`."""
         kind = data[4]
-        if kind == CALL:
+        if kind in (CALL, CAST):
             if self._arrivals:
-                self.on_request(HEADER.unpack_from(data)[4], link.uid)
+                for call in list(calls_in(link, data)):
+                    self.on_request(call.actor, call.to)
         elif kind == POST:
             if self._replies:
                 cell = getattr(self._world.scheduler.strand, "_cell", None)

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.future import PENDING, Future
-from monarch._engine.wire.frame import CALL, HEADER, HEADER_SIZE, ONCE, Frame
+from monarch._engine.wire.frame import HEADER_SIZE, ONCE, Frame
 from monarch.testing.errors import InvariantError
-from monarch.testing.link import CAPACITY
+from monarch.testing.link import CAPACITY, calls_in
 
 if TYPE_CHECKING:
     from monarch.testing.link import SimLink
@@ -80,6 +80,7 @@ class Invariants:
         # From and to which process: what is under way, oldest first.
         self._calls: dict[tuple[int, int], deque[tuple[int, int, int, int]]] = {}
         self._once: dict[tuple[int, int], set[int]] = {}  # (process, port): ranks that answered
+        self._gathered: dict[tuple[int, int], set[int]] = {}  # of those, in ANSWERS frames
         self._names: dict[int, int] = {}  # a proc that replaced another: that one
 
     # -- where they could be broken --------------------------------------------------------------
@@ -87,22 +88,28 @@ class Invariants:
     def on_send(self, link: SimLink, data: bytes) -> None:
         """A process sends a frame to another."""
         place = link.place
-        if place is None or place.proc is None or data[4] != CALL:
+        if place is None or place.proc is None:
             return
-        size, _, flags, _, dest, port, rank, _, _ = HEADER.unpack_from(data)
         sender = place.proc.uid
-        key = (sender, link.uid)
-        calls = self._calls.get(key)
-        if calls is None:
-            calls = self._calls[key] = deque()
-        calls.append((dest, port, rank, size))
-        if flags & ONCE:
-            self._once.setdefault((sender, port), set())
+        for call in calls_in(link, data):
+            calls = self._calls.get((sender, call.to))
+            if calls is None:
+                calls = self._calls[sender, call.to] = deque()
+            calls.append((call.actor, call.port, call.rank, call.size))
+            if call.flags & ONCE:
+                self._once.setdefault((sender, call.port), set())
         if link.queued > link.queue_limit + _SLACK and link.queued > 2 * link.queue_limit:
             self._broken(
                 f"{place.name} has {link.queued} bytes waiting for {link.peer}, more than twice "
                 f"the limit of {link.queue_limit}"
             )
+
+    def on_gathered(self, proc: SimProc, port: int, rank: int) -> None:
+        """An answer has come with others; it may come again by itself, see `CastRelay`."""
+        gathered = self._gathered.setdefault((proc.uid, port), set())
+        if rank in gathered:
+            self._broken(f"port {port} of {proc.label} got two gathered answers of {rank}")
+        gathered.add(rank)
 
     def on_call(self, proc: SimProc, link: SimLink, frame: Frame) -> None:
         """A call has arrived at `proc`, and goes into a mailbox, or is refused."""

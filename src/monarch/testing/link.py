@@ -9,12 +9,15 @@ of other pairs. `check_link` (see `conformance`) holds this and the real link to
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from monarch._engine.base.errors import ProtocolError
-from monarch._engine.wire.frame import Frame, FrameReader
+from monarch._engine.runtime.casting import HEADS
+from monarch._engine.transport.link import mark
+from monarch._engine.wire.frame import CALL, CAST, HEADER, Frame, FrameReader
 from monarch.testing.scheduler import Place, Scheduler, Wait
 
 __all__ = ["SimLink", "SimSocket", "socket_pair"]
@@ -53,10 +56,12 @@ class SimLink:
         "_inbox_size",
         "_noticed",
         "_outbox",
-        "_scheduler",
         "_waiters",
+        "born",
+        "casts",
         "fileno",
         "lost",
+        "marked",
         "on_ready",
         "on_room",
         "other",
@@ -68,14 +73,16 @@ class SimLink:
         "queued",
         "reader",
         "released",
+        "scheduler",
         "sock",
         "uid",
+        "used",
     )
 
     other: SimLink
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self.place: Place | None = None  # who holds this end
         self.on_ready: Callable[[Any], Any] = lambda link: None
         self.on_room: Callable[[Any], Any] | None = None  # called when the queue is empty again
@@ -83,6 +90,9 @@ class SimLink:
         self.fileno = 1 << 30  # what the reactor knows it by; negative once it is forgotten
         self.sock = self
         self.uid = 0
+        self.born: tuple[int, bool] | None = None
+        self.casts = 0
+        self.used = True
         self.owner: Any = None
         self.queue_limit = 1 << 62
         self.queued = 0  # bytes that wait in the sender
@@ -120,7 +130,7 @@ class SimLink:
 
     def send(self, data: bytes, fds: list[Any] | None = None) -> bool:
         """Send whole frames; False if the link is lost. Does not wait."""
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         strand = scheduler.strand
         if strand is not None and strand.doom is not None:
             scheduler.strike(strand)
@@ -142,6 +152,13 @@ class SimLink:
             other._take(data, fds)
         return True
 
+    def mark(self, number: int) -> None:
+        """See `transport.link.Link.mark`."""
+        self.marked = 0
+        itself: Any = self
+        itself.__class__ = SimCastLink
+        self.mark(number)
+
     def _take(self, data: bytes, ends: list[Any] | None) -> None:
         self._inbox.append(data)
         self._inbox_size += len(data)
@@ -155,7 +172,7 @@ class SimLink:
         place = self.place
         if place is not None and not self._noticed:
             self._noticed = True
-            scheduler = self._scheduler
+            scheduler = self.scheduler
             when = scheduler.now + LATENCY * (0.5 + scheduler.random.random()) + place.lag
             scheduler.at(when, place, self._ready)
 
@@ -165,7 +182,7 @@ class SimLink:
 
     def wait_room(self, timeout: float) -> bool:
         """Wait until the queue is below its limit or the link lost; False on timeout."""
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         deadline = scheduler.now + timeout
         while self.queued > self.queue_limit and self.lost is None:
             wait = Wait(scheduler)
@@ -278,6 +295,63 @@ class SimLink:
             self._ends.popleft().close("its descriptor was never taken")
         while self._waiters:
             self._waiters.pop().release()
+
+
+class SimCastLink(SimLink):
+    """A link to a process that casts reach, too; see `transport.link.CastLink`."""
+
+    __slots__ = ()
+
+    marked: int
+
+    def send(self, data: bytes, fds: list[Any] | None = None) -> bool:
+        casts = self.casts
+        if self.marked != casts:
+            self.marked = casts
+            super().send(mark(casts))
+        self.used = True
+        return super().send(data, fds)
+
+    def mark(self, number: int) -> None:
+        self.marked = number
+        self.used = False
+        super().send(mark(number))
+
+
+class SentCall(NamedTuple):
+    """A call that is about to be sent."""
+
+    to: int
+    actor: int
+    port: int
+    rank: int
+    size: int
+    flags: int
+
+
+def calls_in(link: SimLink, data: bytes) -> Iterator[SentCall]:
+    """The calls that a frame is, or stands for."""
+    kind = data[4]
+    if kind not in (CALL, CAST):
+        return
+    size, _, flags, meta_size, dest, port, rank, _, _ = HEADER.unpack_from(data)
+    if kind == CALL:
+        yield SentCall(link.uid, dest, port, rank, size, flags)
+    elif rank == CALL:
+        start = HEADER.size + meta_size
+        new_size, plan_size = HEADS.unpack_from(data, start)
+        at = start + HEADS.size
+        *_, skip = json.loads(data[at : at + new_size])
+        plan = json.loads(data[at + new_size : at + new_size + plan_size])
+        sender: Any = link.place
+        links = {each.born: each.uid for each in sender.proc.ends}
+        size -= HEADS.size + new_size + plan_size
+        for _, runs in plan:
+            for uid, ours, first, count in runs:
+                for step in range(count):
+                    if first + step not in skip:
+                        to = links[uid + step, bool(ours)]
+                        yield SentCall(to, dest, port, first + step, size, flags)
 
 
 def socket_pair(scheduler: Scheduler) -> tuple[SimSocket, SimSocket]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._engine.protocol.channel import (
     Channel,
+    Connected,
     Deliver,
     Dial,
     Effect,
@@ -25,6 +26,8 @@ from monarch._engine.protocol.channel import (
     Room,
     Terms,
 )
+from monarch._engine.runtime.seam import CASTS, Cast, Seam, ranked
+from monarch._engine.wire.frame import MARK, POST, PROBE, pack
 from monarch._engine.wire.packet import Buffer
 from monarch.testing.faults import Delay, Drop, Duplicate, NetworkFault, Partition, Reorder
 from monarch.testing.link import SimLink
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from monarch.testing.host import SimHost
     from monarch.testing.world import World
 
-__all__ = ["Network", "SimPeer"]
+__all__ = ["Network", "SimPeer", "SimTunnel"]
 
 _CONTROL = 0
 _DIAL_TIMEOUT = 1.0
@@ -104,6 +107,101 @@ def _concerns(fault: NetworkFault, sender: int, receiver: int) -> bool:
     return matches(sender, receiver) or (not fault.one_way and matches(receiver, sender))
 
 
+class SimTunnel(Seam):
+    """One end of a tunnel: `end` is ours of the link to the process."""
+
+    def __init__(
+        self, peer: SimPeer, lane: int, end: SimLink, near: int, far: int, *, ours: bool
+    ) -> None:
+        super().__init__(peer.host.casts, peer.way, near, far, ours=ours)
+        self._peer = peer
+        self._full = False  # the process does not read
+        self._paused = False  # the lane
+        self.lane = lane
+        self.end = end
+        self.clogged = False
+        self.relay.opened(self)
+
+    def start(self) -> None:
+        """Begin to carry."""
+        self.end.on_room = self._room
+        self.end.attach(self._peer.host.place, "a process", self.read, 1 << 60, 1 << 60)
+
+    def read(self, end: SimLink) -> None:
+        """The process has sent something: pass it on."""
+        channel = self._peer.channel
+        if self.lane in self._peer.full or channel.ended is not None:
+            return
+        data: list[bytes] = []
+        for frame in end.receive(None):
+            if self.expected:
+                if frame.kind == POST and self.relay.answer(self, frame):
+                    continue
+                if frame.kind == PROBE:
+                    data += self.relay.repeated(self)
+            kind, flags, dest, port, rank, _, meta, body = frame
+            packed = pack(kind, dest, port, rank, meta, bytes(body), flags)
+            if kind == MARK:
+                self._send(data)
+                self._send([packed])
+                data = []
+            else:
+                data.append(packed)
+        self._send(data)
+        if end.lost is not None:
+            self._peer.close(self.lane, tell=True)
+        self._peer.pump()
+
+    def _send(self, data: list[bytes]) -> None:
+        if data and not self._peer.channel.send(self.lane, [b"".join(data)]):
+            self._peer.full.add(self.lane)
+
+    def arrived(self, data: bytes) -> None:
+        """A message of the lane."""
+        if self.splice is not None or (data and data[4] == MARK):
+            self.relay.arrived(self, data)
+        else:
+            self.write(data)
+
+    def write(self, data: Any) -> None:
+        """See `Seam`."""
+        if not data:
+            self._peer.close(self.lane, tell=False)
+        elif not self.end.send(data):
+            self._peer.close(self.lane, tell=True)
+        else:
+            self._full = self.end.queued > _UNREAD
+            self._flow()
+
+    def write_cast(self, cast: Cast, rank: int) -> bool:
+        """See `Seam`."""
+        if not self.end.send(ranked(cast.frame, rank)):
+            return True
+        self.clogged = self.end.queued > _UNREAD
+        return not self.clogged
+
+    def _room(self, end: SimLink) -> None:
+        """The process has read what we held for it."""
+        self._full = False
+        self._flow()
+        if self.clogged:
+            self.clogged = False
+            self.relay.drained(self)
+        self._peer.pump()
+
+    def hold(self, *, on: bool) -> None:
+        """See `Seam`."""
+        self._flow()
+
+    def _flow(self) -> None:
+        paused = self._full or self.held
+        if paused != self._paused:
+            self._paused = paused
+            channel = self._peer.channel
+            if channel.ended is None:
+                (channel.pause if paused else channel.resume)(self.lane)
+
+
 class SimPeer:
     """One host's side of its channel with another, and the tunnels through it."""
 
@@ -120,13 +218,13 @@ class SimPeer:
             peer=other.name,
             terms=self._network.terms,
         )
+        self.way = host.casts.way(other.name, self)
         self._connection = 0  # the number of the current one
         self._dialed = 0  # of the last one that this side asked for
         self._alarm: Entry | None = None
         self._dialing: Entry | None = None  # the moment when a dial is given up
-        self._tunnels: dict[int, SimLink] = {}  # by lane: our end of the process's link
-        self._full: set[int] = set()  # lanes that take nothing now
-        self._paused: set[int] = set()  # lanes that we asked the other side not to fill
+        self._tunnels: dict[int, SimTunnel] = {}  # by lane
+        self.full: set[int] = set()  # lanes that take nothing now
         self._next_lane = 1 + self.dials
 
     # -- for the agent ---------------------------------------------------------------------------
@@ -139,72 +237,64 @@ class SimPeer:
         """Send a message to the other agent."""
         if self.channel.ended is None:
             self.channel.send(_CONTROL, [json.dumps(message, separators=(",", ":")).encode()])
-            self._pump()
+            self.pump()
 
     def open(self, end: SimLink, near: int, far: int, first: bool) -> None:
         """Carry the link whose end we hold to the other host."""
         lane = self._next_lane
         self._next_lane += 2
         self.send({"op": "open", "near": near, "far": far, "first": first, "lane": lane})
-        self.join(lane, end)
+        self.join(lane, end, near, far, ours=True)
 
-    def join(self, lane: int, end: SimLink) -> None:
+    def join(self, lane: int, end: SimLink, near: int, far: int, *, ours: bool) -> None:
         """Carry what passes through `end` on `lane`."""
-        self._tunnels[lane] = end
-        end.uid = lane
-        end.on_room = self._resume
-        end.attach(self.host.place, "a process", self._relay, 1 << 60, 1 << 60)
+        tunnel = self._tunnels[lane] = SimTunnel(self, lane, end, near, far, ours=ours)
+        tunnel.start()
+
+    @property
+    def sessions(self) -> tuple[int, int]:
+        """See `HostPeer`."""
+        return self.channel.sessions
+
+    def cast(self, lane: int, buffers: Sequence[Buffer]) -> bool:
+        """See `HostPeer`."""
+        room = True
+        if self.channel.ended is None:
+            room = self.channel.send(lane, [b"".join(buffers)])
+            self.pump()
+        return room
+
+    def hold(self, lane: int, *, on: bool) -> None:
+        """See `HostPeer`."""
+        if self.channel.ended is None:
+            (self.channel.pause if on else self.channel.resume)(lane)
+            self.pump()
 
     def heartbeat(self, payload: bytes) -> None:
         """Send this ahead of everything."""
         self.channel.heartbeat(payload)
-        self._pump()
+        self.pump()
 
     def give_up(self, reason: str) -> None:
         """There is no way to the other host any more."""
         self._carry_out(self.channel.end(reason))
 
-    # -- tunnels ---------------------------------------------------------------------------------
-
-    def _relay(self, end: SimLink) -> None:
-        """A process has sent something: pass it on."""
-        lane = end.uid
-        if lane in self._full or self.channel.ended is not None:
-            return
-        data = end.read()
-        if data is None:
-            self._close(lane, tell=True)
-        elif data:
-            if not self.channel.send(lane, [data]):
-                self._full.add(lane)
-            self._pump()
-
     def _on_data(self, lane: int, data: bytes) -> None:
-        end = self._tunnels.get(lane)
-        if end is None:
-            return
-        if not data:
-            self._close(lane, tell=False)
-        elif not end.send(data):
-            self._close(lane, tell=True)
-        elif end.queued > _UNREAD and lane not in self._paused:
-            self._paused.add(lane)
-            self.channel.pause(lane)
+        tunnel = self._tunnels.get(lane)
+        if tunnel is not None:
+            tunnel.arrived(data)
+        elif lane >= CASTS:
+            self.host.casts.received(self.way, lane, data)
 
-    def _resume(self, end: SimLink) -> None:
-        """A process has read what we held for it."""
-        if end.uid in self._paused:
-            self._paused.discard(end.uid)
-            self.channel.resume(end.uid)
-            self._pump()
-
-    def _close(self, lane: int, *, tell: bool) -> None:
-        end = self._tunnels.pop(lane, None)
-        if end is not None:
-            end.close("the other host closed it")
+    def close(self, lane: int, *, tell: bool) -> None:
+        """The tunnel on `lane` is over."""
+        tunnel = self._tunnels.pop(lane, None)
+        if tunnel is not None:
+            tunnel.end.close("the other host closed it")
+            self.host.casts.closed(tunnel)
             if tell and self.channel.ended is None:
                 self.channel.send(lane, [b""])
-                self._pump()
+                self.pump()
 
     # -- the channel -----------------------------------------------------------------------------
 
@@ -217,22 +307,26 @@ class SimPeer:
                 else:
                     self.host.on_message(self, json.loads(data))
             elif isinstance(effect, Room):
-                self._full.discard(effect.lane)
-                end = self._tunnels.get(effect.lane)
-                if end is not None:
-                    self._relay(end)
+                self.full.discard(effect.lane)
+                tunnel = self._tunnels.get(effect.lane)
+                if tunnel is not None:
+                    tunnel.read(tunnel.end)
+                elif effect.lane >= CASTS:
+                    self.host.casts.room(self.way, effect.lane)
             elif isinstance(effect, Heartbeat):
                 self.host.on_heartbeat(self, effect.payload)
             elif isinstance(effect, Dial):
                 self._dial()
+            elif isinstance(effect, Connected):
+                self.host.casts.met(self.way)
             elif isinstance(effect, Ended):
-                self._pump()  # the goodbye
+                self.pump()  # the goodbye
                 for lane in list(self._tunnels):
-                    self._close(lane, tell=False)
+                    self.close(lane, tell=False)
                 self.host.on_lost(self, effect.reason)
-        self._pump()
+        self.pump()
 
-    def _pump(self) -> None:
+    def pump(self) -> None:
         """Send what wants to go out, and be back when the channel wants it."""
         scheduler, channel = self._scheduler, self.channel
         now = scheduler.now
@@ -275,7 +369,7 @@ class SimPeer:
             self._connection = connection
             self.channel.opened(self._scheduler.now)
             self._network.send(self.host, self.other, peer._accepted, connection)
-            self._pump()
+            self.pump()
 
     def _accepted(self, connection: int) -> None:
         if self.channel.ended is None and connection == self._dialed > self._connection:
@@ -284,9 +378,9 @@ class SimPeer:
                 self._dialing = None
             self._connection = connection
             self.channel.opened(self._scheduler.now)
-            self._pump()
+            self.pump()
 
     def _dial_failed(self) -> None:
         self._dialing = None
         self.channel.lost(self._scheduler.now, self._scheduler.random.random())
-        self._pump()
+        self.pump()

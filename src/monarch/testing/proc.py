@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._engine.mesh.logging_option import _listen
 from monarch._engine.runtime.bootstrap import _stop_actors
+from monarch._engine.runtime.casting import answers_in
 from monarch._engine.runtime.proc import Proc
 from monarch._engine.runtime.spawn import spawn_cell
-from monarch._engine.wire.frame import Frame
+from monarch._engine.wire.frame import ANSWERS, Frame
 from monarch.testing.link import SimSocket, socket_pair
 from monarch.testing.scheduler import Place
 
@@ -51,6 +52,7 @@ class SimProc(Proc):
         self.ends: dict[SimLink, None] = {}
         self.stopping = False  # told to end
         self.suspended = False  # by SIGSTOP
+        self._on[ANSWERS] = self._on_answers
         _listen(self)
         self.notices["log_level"] = self._set_log_level
 
@@ -81,6 +83,11 @@ class SimProc(Proc):
     def _on_post(self, link: Any, frame: Frame) -> None:
         self.world.invariants.on_post(self, frame)
         super()._on_post(link, frame)
+
+    def _on_answers(self, link: Any, frame: Frame) -> None:
+        for rank, _ in answers_in(frame):
+            self.world.invariants.on_gathered(self, frame.dest, rank)
+        self.casting.on_answers(link, frame)
 
     def _on_spawn(self, link: Any, frame: Frame) -> None:
         self.world.injector.on_spawn(frame.dest, frame.meta)

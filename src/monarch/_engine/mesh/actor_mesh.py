@@ -29,6 +29,7 @@ from monarch._engine.wire.frame import FAILURE, QUERY, SPAWN, STOP
 if TYPE_CHECKING:
     from monarch._engine.mesh.proc_mesh import ProcMesh
     from monarch._engine.mesh.supervisor import Supervisor
+    from monarch._engine.runtime.casting import Plan
     from monarch._engine.wire.codec import Payload
 
 __all__ = ["ActorMesh", "Blueprint", "spawn_actors"]
@@ -148,6 +149,10 @@ class ActorMesh(MeshTrait):
 
     def _resolve_links(self) -> list[Any]:
         return self._proc_mesh._links_of(self._shape)
+
+    def _plan(self, links: list[Any]) -> Plan | None:
+        """How to cast to all ranks, behind `links`; None if they are sent to one by one."""
+        return self._proc_mesh._plan_of(self._shape, links)
 
     def failure_of_rank(self, rank: int, verdict: Verdict) -> Failure:
         """The end of the actor at `rank` of this mesh, whose process is gone."""

@@ -43,6 +43,7 @@ from monarch._engine.mesh.roll_call import RollCall
 from monarch._engine.mesh.undeliverable import ReturnPort, give_back
 from monarch._engine.mesh.value_mesh import ValueMesh
 from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.casting import gathers
 from monarch._engine.runtime.dispatch import call_meta
 from monarch._engine.runtime.proc import Proc
 from monarch._engine.wire.codec import Payload
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
     from monarch._engine.mesh.actor_mesh import ActorMesh
     from monarch._engine.mesh.port import Port, PortRef
+    from monarch._engine.runtime.casting import Plan
 
 __all__ = [
     "ActorEndpoint",
@@ -378,7 +380,7 @@ class ActorEndpoint(Generic[P, R_co]):
         proc: the calling process.
     """
 
-    __slots__ = ("_check", "_links", "_meta", "mesh", "method", "proc", "prop")
+    __slots__ = ("_check", "_links", "_meta", "_plan", "mesh", "method", "proc", "prop")
 
     _gathers: type[Replies] = Replies
     _timeout: float | None = None
@@ -393,6 +395,7 @@ class ActorEndpoint(Generic[P, R_co]):
         self._check = check_of(prop)
         self._meta = call_meta(method, mesh._shape.extent.to_bytes())
         self._links: list[Any] | None = None
+        self._plan: Plan | None = None  # made with the links; None: no rank gets a cast
 
     @property
     def name(self) -> str:
@@ -537,6 +540,7 @@ class ActorEndpoint(Generic[P, R_co]):
 
     def _resolve(self) -> list[Any]:
         self._links = links = self.mesh._resolve_links()
+        self._plan = self.mesh._plan(links)
         return links
 
     def _one(
@@ -631,11 +635,35 @@ class ActorEndpoint(Generic[P, R_co]):
             if link.paused and uid in link.paused:
                 proc.wait_for_gate(link, uid, self.name, self._timeout)
         try:
-            for rank, link in enumerate(links):
-                if not proc.send(link, CALL, uid, port, rank, meta, payload, flags):
-                    self._resend(link, rank, payload, port, sink, flags, meta)
+            if self._plan is None or links is not self._links:
+                for rank, link in enumerate(links):
+                    if not proc.send(link, CALL, uid, port, rank, meta, payload, flags):
+                        self._resend(link, rank, payload, port, sink, flags, meta)
+            else:
+                self._cast_far(self._plan, links, payload, port, sink, flags, meta)
         finally:
             proc.sent(payload)
+
+    def _cast_far(
+        self,
+        plan: Plan,
+        links: list[Any],
+        payload: Payload,
+        port: int,
+        sink: Any,
+        flags: int,
+        meta: bytes,
+    ) -> None:
+        """Send to all ranks: to those on other hosts by the agents, to others one by one."""
+        proc, uid = self.proc, self.mesh._uid
+        waits = (self.name, self._timeout)
+        once = gathers(port, flags)
+        casting = proc.casting
+        missed = casting.send(plan, CALL, uid, port, meta, payload, flags, *waits, gathers=once)
+        for rank in (*plan.direct, *missed):
+            link = links[rank]
+            if not proc.send(link, CALL, uid, port, rank, meta, payload, flags):
+                self._resend(link, rank, payload, port, sink, flags, meta)
 
     def _resend(
         self, link: Any, rank: int, payload: Payload, port: int, sink: Any, flags: int, meta: bytes

@@ -22,6 +22,8 @@ from monarch._engine.mesh.future import RAISED, VALUE, Future
 from monarch._engine.mesh.keepsake import remember
 from monarch._engine.mesh.logging_option import LoggingManager, set_logging, when_printed
 from monarch._engine.mesh.roll_call import RollCall
+from monarch._engine.protocol.federation import HOME
+from monarch._engine.runtime.casting import Plan
 from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.ends import Verdict
 from monarch._engine.shapes import MeshTrait, Shape, Slice
@@ -122,6 +124,17 @@ class ProcMesh(MeshTrait):
         if len(ranks) == len(links) and ranks.offset == 0 and ranks.is_contiguous:
             return links
         return [links[rank] for rank in ranks]
+
+    def _plan_of(self, shape: Shape, links: list[Any]) -> Plan | None:
+        """How to cast to the ranks in `shape`, behind `links`; None if it is not worth it."""
+        hosts = self._hosts
+        here = client_proc().spec.get("host", HOME)
+        if hosts is None or hosts._hosts == (here,):
+            return None
+        names = [hosts._hosts[rank] for rank in hosts._shape.ranks()]
+        own = self._shape.ranks()
+        each = [names[own[rank] // self._per_host] for rank in shape.ndslice]
+        return Plan.of(links, each, here)
 
     def _rank_text(self, rank: int) -> str:
         extent = self.extent

@@ -25,6 +25,8 @@ this safe:
   children, who do the same. Thus what a lost host had gathered and not passed on is gathered anew.
   Only answers of own ranks need to be kept for that: nobody holds the data of others.
 - Everybody counts each rank once, whatever comes twice.
+- Only the root's own view makes a host lost to the root: what others cannot reach, and it can, it
+  adopts itself. So a cast reaches whom its caller reaches.
 
 So every rank is accounted for exactly once at the root: by its answer, or as lost with a host that
 somebody found lost. The alternative, a new cast to whoever has not answered, would need the same
@@ -242,6 +244,10 @@ class Casts:
         """How many casts are under way here."""
         return len(self._casts)
 
+    def __contains__(self, cast: CastId) -> bool:
+        """Whether that cast is under way here."""
+        return cast in self._casts
+
     @property
     def deadline(self) -> float | None:
         """When `tick` may have something to do, or None."""
@@ -317,8 +323,11 @@ class Casts:
             if isinstance(answer, Answer):
                 if state.close(answer.rank):
                     state.pending.append(answer)
-            else:
+            elif state.level or answer.dropped or answer.host in self._gone:
                 self._lose(state, *answer)
+            elif answer.host not in state.children:  # whoever lost it has taken its children
+                part = self._alone(state, answer.host)
+                self._hand_on(cast, state, part, effects)
         self._tell(cast, state, now, effects)
         return effects
 
@@ -395,12 +404,14 @@ class Casts:
         state.left = route.starts[-1] - route.starts[0]
         state.open = bytearray(b"\1") * state.left
         state.pending = [answer for answer in state.own if state.close(answer.rank)]
-        state.children = {}
+        former, state.children = state.children, {}
         if state.dropped:
             ranks = range(*route.starts[:2])
             self._lose(state, self._me, ranks, "nobody asked for its answers for too long", True)
         for part in route.parts():
             self._hand_on(cast, state, part, effects)
+        # Whoever took them for us, because we were lost to him, may not have reached them.
+        effects += [Release(host, cast, False) for host in former if host not in state.children]
 
     def _hand_on(self, cast: CastId, state: _Cast, part: Route, effects: list[Effect]) -> None:
         """Make the first host of `part` a child, or if it is lost, its children."""
@@ -413,6 +424,11 @@ class Casts:
         self._lose(state, head, range(*part.starts[:2]), reason)
         for part_of_it in part.parts():
             self._hand_on(cast, state, part_of_it, effects)
+
+    def _alone(self, state: _Cast, host: Host) -> Route:
+        """The stretch that is only this host of the route."""
+        index = state.route.hosts.index(host)
+        return Route((host,), state.route.starts[index : index + 2], state.route.fanout)
 
     def _lose(
         self, state: _Cast, host: Host, ranks: Iterable[int], reason: str, dropped: bool = False

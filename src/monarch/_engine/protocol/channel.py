@@ -378,6 +378,11 @@ class Channel:
         """Whether there has been a session."""
         return self._greeted_by != 0
 
+    @property
+    def sessions(self) -> tuple[int, int]:
+        """The number of this side's session, and of the peer's: 0 as long as they have not met."""
+        return self._session, self._greeted_by
+
     def be_patient(self, patience: float) -> None:
         """From the next break on, live this many seconds without a link."""
         self._terms = self._terms._replace(patience=patience)

@@ -14,6 +14,7 @@ and the client hold one control link each (frames of JSON, see `Proc.tell_agent`
     keep        the job is to outlive its driver, the client, for a while (`Succession`)
     remember    what the next driver is to find; and ``forget`` it
     here        the next driver is there
+    cast_over   no more answers to this cast are wanted
 
 and the agent answers with ``gone`` (procs that ended, and why) and ``peer`` (an introduction).
 Output is captured if the spawn asks for it, and is the `LogRelay`'s business.
@@ -41,8 +42,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.address import ChannelAddr
 from monarch._engine.base.crash import crash_trace
@@ -59,6 +61,8 @@ from monarch._engine.protocol.handshake import HandshakeError, key_name
 from monarch._engine.protocol.roster import Condemn, Hand, Roster, Tell
 from monarch._engine.protocol.succession import Succession
 from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.cast_relay import CastRelay
+from monarch._engine.runtime.casting import heads_size
 from monarch._engine.runtime.gateway import Gateway
 from monarch._engine.runtime.greeting import Arrival, Greeting, Wire, dial
 from monarch._engine.runtime.job_door import JobDoor
@@ -68,9 +72,13 @@ from monarch._engine.runtime.reactor import WRITE, Reactor, Timer
 from monarch._engine.runtime.secret import SecretError, find_secret, take_settings
 from monarch._engine.runtime.sentinel import Sentinel
 from monarch._engine.runtime.tunnel import Tunnel as TunnelEnd
+from monarch._engine.runtime.tunnel import map_segment
 from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool
-from monarch._engine.wire.frame import CONTROL, Frame, pack
+from monarch._engine.wire.frame import CAST, CONTROL, RELEASE, SEGMENT, Frame, pack
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.seam import Way
 
 __all__ = ["Agent"]
 
@@ -88,6 +96,7 @@ _REQUESTS = {
     for op in (
         "attach",
         "autopsy",
+        "cast_over",
         "connection",
         "detach",
         "forget",
@@ -192,6 +201,7 @@ class Agent:
         self._attaching: dict[str, int] = {}  # hosts that a member waits for
         self._ends_held: dict[tuple[int, int], int] = {}  # descriptors: of whom, for whom
         self.segments = SegmentPool(settings.shm_pool_limit)
+        self.casts = CastRelay(self, here)
         self._processes: dict[int, _Process] = {}
         self._launchers: dict[Any, _LauncherLink] = {}
         self._own_key = launch_key(os.environ)
@@ -281,6 +291,9 @@ class Agent:
         link.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=len(fds or ())), fds)
 
     def _handle(self, link: Link, frame: Frame) -> None:
+        if frame.kind == CAST:
+            self._on_cast(link, frame)
+            return
         fds = link.take_fds(frame.nfd)
         message = json.loads(frame.body)
         table = _REPORTS if isinstance(link.owner, _LauncherLink) else _REQUESTS
@@ -397,6 +410,20 @@ class Agent:
         self._ends_held[link.uid, to] = fds[0]
         self._perform(effects)
         return fds
+
+    def _on_cast(self, link: Link, frame: Frame) -> None:
+        """A proc casts: see `CastRelay`. What is in a segment is mapped as long as it is needed."""
+        content = None
+        if frame.flags & SEGMENT:
+            table = frame.body[heads_size(frame.body) :]
+            ident, mapping = map_segment(link, table)
+            released = pack(RELEASE, 0, 0, 0, b"", ident.to_bytes(8, "little"))
+            weakref.finalize(mapping, link.send, released)
+            content = memoryview(mapping)
+        self.casts.begin(link.uid, frame, content)
+
+    def _on_cast_over(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        self.casts.over(link.uid, message["number"])
 
     def _on_autopsy(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         now = drivers.current.now()
@@ -584,6 +611,7 @@ class Agent:
         now = drivers.current.wall_time()
         verdict = Verdict(kind, text, cause, self._host, process.pid, now, (), trace, advice)
         del self._processes[uid]
+        self.casts.caller_gone(uid, for_good=True)
         self._audit("stopped", uid=f"{uid:x}", pid=process.pid, reason=text)
         if process.link.fileno >= 0:
             self._close(process.link)
@@ -667,6 +695,7 @@ class Agent:
         self.reactor.call_later(job.deadline - now, self._look_for_driver)
         if self._processes.pop(self._client_uid, None) is None:
             return  # it was about to become one
+        self.casts.caller_gone(self._client_uid, for_good=False)
         self._perform(self._federation.route(self._roster.client_left()))
         if self._relay is not None:
             self._relay.client_left()
@@ -743,6 +772,7 @@ class Agent:
                 self._neighbour(effect.host).open(near, far, sock, first=first)
             elif isinstance(effect, Refuse):
                 os.close(self._ends_held.pop((effect.near, effect.far)))
+                self.casts.settled(effect.near)
             else:
                 for uid in effect.uids:
                     self._kill(self._processes[uid])
@@ -882,6 +912,26 @@ class Agent:
             )
         neighbour.answer(sock)
 
+    # What `CastRelay` needs (see `Carrier`).
+
+    def cast_way(self, host: str, *, dial: bool) -> Way | None:
+        neighbour = self._neighbour(host) if dial else self._neighbours.get(host)
+        return None if neighbour is None else neighbour.way
+
+    def cast_comes(self, near: int, far: int) -> bool:
+        return (near, far) in self._ends_held
+
+    def cast_tell(self, proc: int, frame: bytes) -> None:
+        process = self._processes.get(proc)
+        if process is not None:
+            process.link.send(frame)
+
+    def cast_later(self, delay: float, action: Callable[[], None]) -> Timer:
+        return self.reactor.call_later(delay, action)
+
+    def cast_now(self) -> float:
+        return drivers.current.now()
+
     def _directory(self) -> dict[str, Any]:
         """What other hosts need for connections between them."""
         return {
@@ -956,6 +1006,8 @@ class Agent:
                 self._tell(self._first, {"op": "shutdown"})
             self._end()
         else:
+            if op == "left":
+                self.casts.caller_left(neighbour.way, message["uid"])
             now = drivers.current.now()
             self._perform(self._federation.heard(neighbour.name, message, now))
 

@@ -30,6 +30,7 @@ class LocalLink:
 
     lost = None
     queued = 0
+    born = None
 
     def __init__(self, uid: int) -> None:
         self.uid = uid
@@ -41,6 +42,7 @@ class LostLink:
 
     queued = 0
     queue_limit = 0
+    born = None
 
     def __init__(self, uid: int, reason: str) -> None:
         self.uid = uid

@@ -19,22 +19,25 @@ import contextlib
 import itertools
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.protocol.channel import Channel, Terms
 from monarch._engine.protocol.lanes import CONTROL
 from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.cast_relay import CastRelay
 from monarch._engine.runtime.greeting import Wire
 from monarch._engine.runtime.host_link import HostLink, Receiver
 from monarch._engine.runtime.reactor import Reactor
+from monarch._engine.runtime.seam import CASTS
 from monarch._engine.runtime.sentinel import Sentinel
 from monarch._engine.runtime.tunnel import Tunnel
 from monarch._engine.transport.segment import SegmentPool
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.greeting import Wire
+    from monarch._engine.wire.packet import Buffer
 
 __all__ = ["Neighbour", "Neighbourhood"]
 
@@ -49,6 +52,7 @@ class Neighbourhood(Protocol):
     reactor: Reactor
     segments: SegmentPool
     sentinel: Sentinel
+    casts: CastRelay
 
     @property
     def name(self) -> str:
@@ -112,6 +116,7 @@ class Neighbour(Receiver):
         )
         peer = f"host {name or 'of the client'}"
         self.link = HostLink(agent.reactor, peer, self, self.channel)
+        self.way = agent.casts.way(name, self)
         self.link.start()
 
     # -- out -------------------------------------------------------------------------------------
@@ -120,18 +125,33 @@ class Neighbour(Receiver):
         """Send a message to the agent there."""
         self.link.send(CONTROL, [json.dumps(message, separators=(",", ":")).encode()])
 
+    @property
+    def sessions(self) -> tuple[int, int]:
+        """See `HostPeer`."""
+        return self.channel.sessions
+
+    def cast(self, lane: int, buffers: Sequence[Buffer]) -> bool:
+        """See `HostPeer`."""
+        return self.link.send(lane, buffers)
+
+    def hold(self, lane: int, *, on: bool) -> None:
+        """See `HostPeer`."""
+        (self.link.pause if on else self.link.resume)(lane)
+
     def open(self, near: int, far: int, sock: socket.socket, *, first: bool) -> None:
         """Carry what passes through `sock`, whose other end `near` has, to `far` there."""
-        lane = next(self._lanes) % 65536
+        lane = next(self._lanes) % CASTS
         while lane == CONTROL or lane in self.tunnels:
-            lane = next(self._lanes) % 65536
-        tunnel = self._tunnel(lane, near, far)
+            lane = next(self._lanes) % CASTS
+        tunnel = self._tunnel(lane, near, far, ours=True)
         self.say({"op": "open", "lane": lane, "near": near, "far": far, "first": first})
         tunnel.attach(sock)
 
-    def _tunnel(self, lane: int, near: int, far: int) -> Tunnel:
+    def _tunnel(self, lane: int, near: int, far: int, *, ours: bool) -> Tunnel:
         agent = self._agent
         tunnel = self.tunnels[lane] = Tunnel(
+            agent.casts,
+            self.way,
             agent.reactor,
             self.link,
             lane,
@@ -140,6 +160,7 @@ class Neighbour(Receiver):
             agent.segments,
             self._frame_limit,
             self._tunnel_closed,
+            ours=ours,
         )
         return tunnel
 
@@ -150,14 +171,16 @@ class Neighbour(Receiver):
             tunnel = self.tunnels.get(lane)
             if tunnel is not None:
                 tunnel.deliver(data)
+            elif lane >= CASTS:
+                self._agent.casts.received(self.way, lane, data)
             return
         message = json.loads(bytes(data))
         if message["op"] == "open":
             lane = message["lane"]
-            if lane in self.tunnels or not 0 < lane < 65536:
+            if lane in self.tunnels or not 0 < lane < CASTS:
                 raise ProtocolError(f"lane {lane} is open already")
             # (Seen from here, near and far change places.)
-            tunnel = self._tunnel(lane, message["far"], message["near"])
+            tunnel = self._tunnel(lane, message["far"], message["near"], ours=False)
             self._agent.tunnel_opened(self, tunnel, first=message["first"])
         elif message["op"] == "notice" and (self._held or self._awaits(message)):
             if not self._held:
@@ -190,12 +213,15 @@ class Neighbour(Receiver):
         tunnel = self.tunnels.get(lane)
         if tunnel is not None:
             tunnel.room()
+        elif lane >= CASTS:
+            self._agent.casts.room(self.way, lane)
 
     def connected(self, *, again: bool) -> None:
         self.problem = ""
         if not again:
             self.channel.be_patient(self._patience)
             self._agent.sentinel.watch(self)
+            self._agent.casts.met(self.way)
             self._agent.neighbour_up(self)
 
     def dial(self) -> None:
@@ -284,6 +310,7 @@ class Neighbour(Receiver):
         self._agent.sentinel.forget(self)
         for tunnel in list(self.tunnels.values()):
             tunnel.close(reason)
+        self._agent.casts.way_over(self.way, self.problem or reason)
         self._release_all()
         with contextlib.suppress(KeyError):
             self._agent.neighbour_lost(self, self.problem or reason)

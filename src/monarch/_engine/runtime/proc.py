@@ -34,6 +34,7 @@ from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, STOPPED
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.body import LocalBody, MappedBody
+from monarch._engine.runtime.casting import Casting
 from monarch._engine.runtime.dead_letters import DeadLetters
 from monarch._engine.runtime.dispatch import return_port_of
 from monarch._engine.runtime.early import EarlyMessages
@@ -45,6 +46,7 @@ from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool
 from monarch._engine.wire.codec import Payload, encode, encode_call, encode_result
 from monarch._engine.wire.frame import (
+    ANSWERS,
     CALL,
     CONTROL,
     ERROR,
@@ -154,6 +156,7 @@ class Proc:
         self._patience: float = settings.backpressure_timeout
         self.segments = SegmentPool(settings.shm_pool_limit)
         self.watch = Watch(self)
+        self.casting = Casting(self, reign << _REIGN)
         self._on = {
             CALL: self._on_call,
             POST: self._on_post,
@@ -166,6 +169,7 @@ class Proc:
             QUERY: self._on_query,
             PROBE: self.watch.on_probe,
             SERVICE: self._on_service,
+            ANSWERS: self.casting.on_answers,
         }
 
     def start(self) -> None:
@@ -226,7 +230,7 @@ class Proc:
             if not ok:
                 self.segments.release(link, segment.id)
         if link.queued > link.queue_limit and threading.get_ident() != self.reactor.ident:
-            self._wait_room(link)
+            self.wait_room(link)
         return bool(ok)
 
     def send_one(
@@ -270,7 +274,8 @@ class Proc:
                 "(configuration keys mailbox_limit, backpressure_timeout); it is stuck or too slow"
             )
 
-    def _wait_room(self, link: Link) -> None:
+    def wait_room(self, link: Link) -> None:
+        """Wait until `link` takes bytes again. Raises BackpressureError."""
         if not link.wait_room(self._patience):
             raise BackpressureError(
                 f"{link.peer} took no bytes for {self._patience:g} s while {link.queued} bytes "
@@ -284,6 +289,8 @@ class Proc:
 
     def close_port(self, port: int) -> None:
         self.ports.pop(port, None)
+        if port in self.casting.open:
+            self.casting.closed(port)
 
     def say(
         self,
@@ -344,7 +351,9 @@ class Proc:
             self.tell_agent({"op": "introduce", "to": uid}, [theirs.fileno()])
             theirs.close()
 
-        return self._make_link(ours, f"proc {uid:x}", uid), introduce
+        link = self._make_link(ours, f"proc {uid:x}", uid)
+        link.born = (uid, True)
+        return link, introduce
 
     def _pair(self) -> tuple[socket.socket, socket.socket]:
         return socket.socketpair()
@@ -352,10 +361,14 @@ class Proc:
     def _opened(self, fd: int) -> socket.socket:
         return socket.socket(fileno=fd)
 
-    def adopt(self, sock: socket.socket, uid: int) -> Link:
-        """Use `sock` as the link to proc `uid`, unless there is one; read from it either way."""
+    def adopt(self, sock: socket.socket, uid: int, *, ours: bool = False) -> Link:
+        """Use `sock` as the link to proc `uid`, unless there is one; read from it either way.
+
+        `ours`: it was made by this process.
+        """
         with self._links_lock:
             link = self._make_link(sock, f"proc {uid:x}", uid)
+            link.born = (uid, ours)
             self.links.setdefault(uid, link)
         return link
 
@@ -778,7 +791,10 @@ class Proc:
             for _, theirs in pairs:
                 theirs.close()
 
-        links = [self.adopt(pair[0], proc["uid"]) for pair, proc in zip(pairs, batch, strict=True)]
+        links = [
+            self.adopt(ours, proc["uid"], ours=True)
+            for (ours, _), proc in zip(pairs, batch, strict=True)
+        ]
         return links, launch
 
     def replace_proc(

@@ -18,30 +18,45 @@ import mmap
 import os
 import socket
 import struct
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.runtime.reactor import READ, WRITE, Reactor
+from monarch._engine.runtime.seam import Cast, Seam, ranked
 from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool
 from monarch._engine.wire.codec import Payload
-from monarch._engine.wire.frame import HEADER, RELEASE, SEGMENT, Frame, pack
+from monarch._engine.wire.frame import (
+    HEADER,
+    MARK,
+    POST,
+    PROBE,
+    RELEASE,
+    SEGMENT,
+    Frame,
+    pack,
+)
 
 if TYPE_CHECKING:
+    from monarch._engine.runtime.cast_relay import CastRelay
     from monarch._engine.runtime.host_link import HostLink
+    from monarch._engine.runtime.seam import Way
 
-__all__ = ["Tunnel"]
+__all__ = ["Tunnel", "map_segment"]
 
 _TABLE_HEAD = struct.Struct("<QQI")
 _PART = struct.Struct("<QQB")
 _QUEUE_LIMIT = 4 << 20  # bytes waiting for a socket before the lane is paused
 
 
-class Tunnel:
+class Tunnel(Seam):
     """One end. `near` is the proc at this end's socket, `far` the one on the other host."""
 
     def __init__(
         self,
+        relay: CastRelay,
+        way: Way,
         reactor: Reactor,
         host_link: HostLink,
         lane: int,
@@ -50,21 +65,25 @@ class Tunnel:
         segments: SegmentPool,
         frame_limit: int,
         closed: Any,
+        *,
+        ours: bool,
     ) -> None:
+        super().__init__(relay, way, near, far, ours=ours)
         self._reactor = reactor
         self._host_link = host_link
         self.lane = lane
-        self.near = near
-        self.far = far
         self._segments = segments
         self._frame_limit = frame_limit
         self._closed = closed  # called with this once both ends are done
         self._link: Link | None = None
         self._paused = False  # the lane, since the socket does not keep up
+        self._lane_paused = False  # for this, or for a cast
+        self.clogged = False  # casts, since the socket does not keep up
         self._stalled = False  # the socket, since the lane is full
         self._writes = False  # bytes wait for the socket
         self._said_end = False
         self._heard_end = False
+        relay.opened(self)
 
     def attach(self, sock: socket.socket) -> None:
         """Serve this socket; a proc has its other end."""
@@ -90,9 +109,13 @@ class Tunnel:
         assert link is not None
         if mask & WRITE:
             link.flush()
-            if self._paused and link.queued < _QUEUE_LIMIT // 2:
-                self._paused = False
-                self._host_link.resume(self.lane)
+            if link.queued < _QUEUE_LIMIT // 2:
+                if self._paused:
+                    self._paused = False
+                    self._flow()
+                if self.clogged:
+                    self.clogged = False
+                    self.relay.drained(self)
         # A proc that hung up has no more to say than what is there: it is read, full or not.
         if mask & (~WRITE if not self._stalled else ~(WRITE | READ)):
             self._read(link)
@@ -111,6 +134,11 @@ class Tunnel:
     def _forward(self, link: Link, frames: list[Frame]) -> None:
         batch: list[bytes] = []
         for frame in frames:
+            if self.expected:
+                if frame.kind == POST and self.relay.answer(self, frame):
+                    continue
+                if frame.kind == PROBE:
+                    batch += self.relay.repeated(self)
             if frame.kind == RELEASE:
                 for at in range(0, len(frame.body) - 7, 8):
                     ident = int.from_bytes(frame.body[at : at + 8], "little")
@@ -120,6 +148,11 @@ class Tunnel:
                     self._send([b"".join(batch)])
                     batch = []
                 self._forward_segment(link, frame)
+            elif frame.kind == MARK:
+                if batch:
+                    self._send([b"".join(batch)])
+                    batch = []
+                self._send([pack(MARK, frame.dest, 0, 0, b"", b"")])
             else:
                 kind, flags, dest, port, rank, _, meta, body = frame
                 batch.append(pack(kind, dest, port, rank, meta, bytes(body), flags))
@@ -127,16 +160,7 @@ class Tunnel:
             self._send([b"".join(batch)])
 
     def _forward_segment(self, link: Link, frame: Frame) -> None:
-        (fd,) = link.take_fds(1)
-        try:
-            ident, used, _ = _TABLE_HEAD.unpack_from(frame.body)
-            if used > os.fstat(fd).st_size:
-                raise ValueError("a segment table points outside its segment")
-            mapping = mmap.mmap(fd, used, prot=mmap.PROT_READ)
-        except struct.error as error:
-            raise ValueError(f"a segment table: {error}") from None
-        finally:
-            os.close(fd)
+        ident, mapping = map_segment(link, frame.body)
         kind, flags, dest, port, rank, _, meta, table = frame
         head = pack(kind, dest, port, rank, meta, bytes(table), flags)
         view = memoryview(mapping)
@@ -163,6 +187,12 @@ class Tunnel:
 
     def deliver(self, data: bytes | bytearray | memoryview) -> None:
         """A message of the lane."""
+        if self.splice is not None or (len(data) and data[4] == MARK):
+            self.relay.arrived(self, data)
+        else:
+            self.write(data)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         if not len(data):
             self._heard_end = True
             self._close_when_flushed()
@@ -177,24 +207,57 @@ class Tunnel:
             link.send(bytes(data))
         if link.queued > _QUEUE_LIMIT and not self._paused:
             self._paused = True
-            self._host_link.pause(self.lane)
+            self._flow()
+
+    def write_cast(self, cast: Cast, rank: int) -> bool:
+        link = self._link
+        if link is None or link.lost is not None:
+            return True
+        if cast.content is None:
+            link.send(ranked(cast.frame, rank))
+        else:
+            if cast.frame_here is None:
+                segment, cast.frame_here = self._stored(cast.frame, cast.content)
+                # Ours as long as somebody may still get it; then it is the receivers'.
+                ident = segment.id
+                cast.segment = segment
+                weakref.finalize(cast, self._segments.release, None, ident)
+            self._pass_on(link, ranked(cast.frame_here, rank), cast.segment)
+        self.clogged = link.queued > _QUEUE_LIMIT
+        return not self.clogged
+
+    def hold(self, *, on: bool) -> None:
+        self._flow()
+
+    def _flow(self) -> None:
+        """Pause or resume the lane, which more than one may want."""
+        paused = self._paused or self.held
+        if paused != self._lane_paused:
+            self._lane_paused = paused
+            (self._host_link.pause if paused else self._host_link.resume)(self.lane)
 
     def _deliver_segment(self, link: Link, data: memoryview) -> None:
-        size, kind, flags, meta_len, dest, port, rank, _, _ = HEADER.unpack_from(data)
+        end = HEADER.size + HEADER.unpack_from(data)[0]
+        segment, frame = self._stored(bytes(data[:end]), data[end:])
+        self._pass_on(link, frame, segment)
+        self._segments.release(None, segment.id)
+
+    def _stored(self, frame: bytes, content: memoryview) -> tuple[Any, bytes]:
+        """A segment of this host with `content`, and the frame that came with it for this one."""
+        _, kind, flags, meta_len, dest, port, rank, _, _ = HEADER.unpack_from(frame)
         start = HEADER.size + meta_len
-        meta = bytes(data[HEADER.size : start])
-        table = data[start : HEADER.size + size]
-        content = data[HEADER.size + size :]
+        meta, table = frame[HEADER.size : start], frame[start:]
         _, used, count = _TABLE_HEAD.unpack_from(table)
         parts = list(_PART.iter_unpack(table[_TABLE_HEAD.size :]))
         if used != len(content) or len(parts) != count:
             raise ProtocolError("a segment that does not fit its table")
         segment = self._segments.store(Payload([content], [], 0))
         # The parts are where they were: only the segment's id is another.
-        renamed = _TABLE_HEAD.pack(segment.id, used, count) + bytes(table[_TABLE_HEAD.size :])
+        renamed = _TABLE_HEAD.pack(segment.id, used, count) + table[_TABLE_HEAD.size :]
+        return segment, pack(kind, dest, port, rank, meta, renamed, flags, 1)
+
+    def _pass_on(self, link: Link, frame: bytes, segment: Any) -> None:
         self._segments.hold(self, segment)
-        self._segments.release(None, segment.id)
-        frame = pack(kind, dest, port, rank, meta, renamed, flags, 1)
         if not link.send(frame, [segment.fd]):
             self._segments.release(self, segment.id)
 
@@ -218,6 +281,7 @@ class Tunnel:
         if not self._said_end:
             self._said_end = True
             self._host_link.send(self.lane, [b""])
+            self.relay.closed(self)
         self._done()
 
     def close(self, reason: str) -> None:
@@ -232,3 +296,20 @@ class Tunnel:
         if self._said_end and self._heard_end and self._closed is not None:
             closed, self._closed = self._closed, None
             closed(self)
+
+
+def map_segment(link: Link, table: bytes | bytearray) -> tuple[int, mmap.mmap]:
+    """The segment that comes with a frame on `link`: its id, and what it holds, to read.
+
+    Raises ValueError for a table that does not fit it.
+    """
+    (fd,) = link.take_fds(1)
+    try:
+        ident, used, _ = _TABLE_HEAD.unpack_from(table)
+        if used > os.fstat(fd).st_size:
+            raise ValueError("a segment table points outside its segment")
+        return ident, mmap.mmap(fd, used, prot=mmap.PROT_READ)
+    except struct.error as error:
+        raise ValueError(f"a segment table: {error}") from None
+    finally:
+        os.close(fd)

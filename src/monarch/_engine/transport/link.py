@@ -26,9 +26,9 @@ from threading import get_ident
 from typing import Any
 
 from monarch._engine.base.errors import ProtocolError
-from monarch._engine.wire.frame import Frame, FrameReader
+from monarch._engine.wire.frame import MARK, Frame, FrameReader, pack
 
-__all__ = ["Link"]
+__all__ = ["CastLink", "Link", "mark"]
 
 _INT = array.array("i").itemsize
 _ANCILLARY = socket.CMSG_LEN(253 * _INT)
@@ -55,8 +55,11 @@ class Link:
         "_owner",
         "_queue",
         "_waiters",
+        "born",
+        "casts",
         "fileno",
         "lost",
+        "marked",
         "owner",
         "paused",
         "peer",
@@ -66,6 +69,7 @@ class Link:
         "released",
         "sock",
         "uid",
+        "used",
         "want_write",
     )
 
@@ -82,12 +86,15 @@ class Link:
         self.fileno = sock.fileno()
         self.peer = peer
         self.uid = 0
+        self.born: tuple[int, bool] | None = None  # the peer it was made for, and whether by us
         self.owner: Any = None
         self.want_write = want_write
         self.queue_limit = queue_limit
         self.queued = 0  # bytes waiting for the socket
         self.reader = FrameReader(frame_limit, peer)
         self.lost: str | None = None
+        self.casts = 0  # the last cast of this process that the peer gets, too
+        self.used = True  # whether something was sent since the last mark
         self.paused: dict[int, Any] = {}  # receivers behind this link that asked us to wait
         self.released: deque[int] = deque()  # segments of the peer we no longer use
         self._lock = threading.Lock()
@@ -274,6 +281,18 @@ class Link:
             )
         return [self._fds.popleft() for _ in range(count)]
 
+    # -- casts -----------------------------------------------------------------------------------
+
+    def mark(self, number: int) -> None:
+        """Mark where the cast with this number was: after what was sent so far.
+
+        See `protocol.splice`. From the first on, the link writes marks where they are needed.
+        """
+        self.marked = 0
+        itself: Any = self
+        itself.__class__ = CastLink
+        self.mark(number)
+
     # -- the end ---------------------------------------------------------------------------------
 
     def lose(self, reason: str) -> None:
@@ -308,6 +327,33 @@ class Link:
             os.close(self._fds.popleft())
         while self._waiters:
             self._waiters.pop().release()
+
+
+class CastLink(Link):
+    """A link to a proc that casts of this process reach, too."""
+
+    __slots__ = ()
+
+    marked: int  # the last cast that there is a mark of
+
+    def _send(self, data: bytes, fds: list[int] | None) -> bool:
+        casts = self.casts
+        if self.marked != casts:
+            self.marked = casts
+            data = mark(casts) + data
+        self.used = True
+        return super()._send(data, fds)
+
+    def mark(self, number: int) -> None:
+        with self._lock:
+            self.marked = number
+            self.used = False
+            super()._send(mark(number), None)
+
+
+def mark(number: int) -> bytes:
+    """What is sent on a link where the cast with this number was."""
+    return pack(MARK, number, 0, 0, b"", b"")
 
 
 _RECV_FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)

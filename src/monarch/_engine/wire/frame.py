@@ -32,7 +32,9 @@ from typing import Any, NamedTuple
 from monarch._engine.base.errors import ProtocolError
 
 __all__ = [
+    "ANSWERS",
     "CALL",
+    "CAST",
     "CONTROL",
     "ERROR",
     "EVENT",
@@ -40,6 +42,7 @@ __all__ = [
     "FIRST",
     "FLOW",
     "HEADER",
+    "MARK",
     "ONCE",
     "POST",
     "PROBE",
@@ -71,7 +74,10 @@ CONTROL = 8  # a request to, or a notice from, the host agent: JSON
 QUERY = 9  # is the actor `dest` there? Answered at `port`
 PROBE = 10  # who waits for the actor `dest`, or (flags 1) for whom it waits: see protocol.deadlock
 SERVICE = 11  # a request to the service that meta names: see mesh.service. Answered at `port`
-_LAST_KIND = SERVICE
+CAST = 12  # to the host agent: what many procs of other hosts are to get, see runtime.casting
+ANSWERS = 13  # from the host agent: POSTs of many ranks to port `dest`; flags 1: the last ones
+MARK = 14  # what follows on this link was sent after the sender's cast `dest`, see protocol.splice
+_LAST_KIND = MARK
 
 # Flags: what the body is. The low bits are the outcome of a POST; a CALL has its own.
 ONCE = 1  # the port of this CALL takes one answer
