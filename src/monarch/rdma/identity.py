@@ -13,7 +13,7 @@ import os
 import socket
 from typing import NamedTuple
 
-__all__ = ["Host", "own_host", "start_of"]
+__all__ = ["Host", "has_memory", "own_host", "start_of"]
 
 
 class Host(NamedTuple):
@@ -46,3 +46,12 @@ def start_of(pid: int) -> int:
         raise ProcessLookupError(f"no process {pid}") from None
     # The command name, in parentheses, may itself hold spaces and parentheses.
     return int(stat.rpartition(b")")[2].split()[19])
+
+
+def has_memory(pid: int) -> bool:
+    """Whether process `pid` lives: one that is ending gives its memory up first, files later."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return not file.read().startswith("0 ")
+    except (FileNotFoundError, ProcessLookupError):
+        return False

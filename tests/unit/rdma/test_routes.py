@@ -62,7 +62,13 @@ class Fake:
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     routes.kinds()
-    yield lambda *kinds: (routes._choices.clear(), monkeypatch.setattr(routes, "_kinds", kinds))
+
+    def use(*kinds: Any) -> None:
+        routes._choices.clear()
+        monkeypatch.setattr(routes, "_kinds", kinds)
+        monkeypatch.setattr(routes, "_left_in_by", {})
+
+    yield use
     routes._choices.clear()
 
 

@@ -31,7 +31,7 @@ from monarch.rdma.errors import (
     RdmaPermissionError,
 )
 from monarch.rdma.handle import Handle
-from monarch.rdma.identity import own_host, start_of
+from monarch.rdma.identity import has_memory, own_host, start_of
 from monarch.rdma.memory import CPU, Memory
 from monarch.rdma.routes import Unavailable, forget
 from monarch.rdma.routes.copying import CopyRoute, Piece, atomic_result
@@ -116,10 +116,11 @@ class _VmRoute(CopyRoute):
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except ProcessLookupError:
             raise registry.lost_error(handle) from None
-        except PermissionError as error:
-            raise _forbidden(handle, error) from None
         except OSError as error:
-            self._check_alive(handle)
+            if not has_memory(handle.pid):
+                raise registry.lost_error(handle) from None
+            if isinstance(error, PermissionError):
+                raise _forbidden(handle, error) from None
             raise Unavailable(f"the owner's table cannot be opened: {error.strerror}") from None
         try:
             self._table = PeerTable(fd, handle.identity)
@@ -135,7 +136,7 @@ class _VmRoute(CopyRoute):
         remote = _IOVEC(self._table.cookie, 16)
         if self._readv(self._pid, local, 1, remote, 1, 0) != 16:
             code = ctypes.get_errno()
-            if code == errno.ESRCH:
+            if code == errno.ESRCH or not has_memory(self._pid):
                 raise registry.lost_error(handle)
             raise _forbidden(handle, OSError(code, os.strerror(code)))
         if found.raw != handle.identity:
