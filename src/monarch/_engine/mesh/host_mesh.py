@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from monarch._engine.base.bootstrap_command import BootstrapCommand
 from monarch._engine.base.identity import normalize_label
@@ -288,12 +288,32 @@ class HostMesh(MeshTrait):
 
     async def sync_workspace(
         self, workspace: Any, conda: bool = False, auto_reload: bool = False
-    ) -> NoReturn:
-        """Only for hosts that were attached: this host has the workspace already."""
-        raise RuntimeError(
-            "cannot call sync_workspace on a sliced host mesh or one that was sent over an actor "
-            "endpoint; it needs hosts that were attached"
-        )
+    ) -> None:
+        """Make directories of the hosts like those of this machine; what they have is not sent.
+
+        Args:
+            workspace: a `monarch.tools.config.Workspace`: each of its directories goes to
+                ``$WORKSPACE_DIR/<where it says>`` of every host, once per host. Files that differ
+                in size or time of change are copied, with their modes; links as links; what is not
+                here is removed there.
+            conda: also the active conda environment, to the hosts' ``$CONDA_PREFIX``; its files
+                name that place then. What is installed from a directory (``pip install -e``) is
+                not part of it: name the directory in the workspace.
+            auto_reload: then have the processes that were spawned on these hosts load modules
+                anew whose files have changed.
+
+        Only for the mesh that `attach_to_workers` or a job returned: RuntimeError for slices,
+        received ones and `this_host`, which has the workspace; also for a host without the
+        variable. ValueError and OSError for directories that cannot be copied.
+        """
+        if self._attachment is None or self._is_slice:
+            raise RuntimeError(
+                "cannot call sync_workspace on a sliced host mesh or one that was sent over an "
+                "actor endpoint; it needs hosts that were attached"
+            )
+        from monarch._engine.mesh.workspace import sync  # few programs need it
+
+        await sync(self, self._attachment, workspace, conda, auto_reload)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, HostMesh):

@@ -107,6 +107,9 @@ def prepare(spec: dict[str, Any]) -> None:
     _announce(spec)
     os.chdir(spec["cwd"])
     sys.path[:] = [spec["cwd"], *(entry for entry in spec["path"] if entry != spec["cwd"])]
+    for entry, finder in list(sys.path_importer_cache.items()):
+        if finder is None:  # there was no such directory when somebody looked; now there may be
+            del sys.path_importer_cache[entry]
     sys.argv = [_bootstrap_file()]
     variables = {k: v for k, v in environ.items() if k.startswith(_SETTINGS_VARIABLES)}
     if (variables, spec["config"]) != (_Prepared.variables, _Prepared.config):

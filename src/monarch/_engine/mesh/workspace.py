@@ -1,0 +1,248 @@
+"""`HostMesh.sync_workspace`: directories of the script's machine, on every host as they are here.
+
+Once per host, by an actor there: it is told what there should be, answers what it lacks, and gets
+that (`runtime.file_tree`). So everything travels on the authenticated links between hosts, is read
+here once for all of them, and a tree that has not changed costs a round trip.
+
+The reference calls rsync. That was rejected: its daemon has no authentication worth the name, its
+other transport is a remote shell that attached hosts need not have, and to carry its protocol
+through links of ours takes a program at each end and a process per host, for the sake of deltas
+within a file, which source code does not need. Nothing has to be installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from monarch._engine.mesh.actor import Actor
+from monarch._engine.mesh.endpoint import endpoint
+from monarch._engine.runtime.file_tree import Chunk, Copy, Entry, scan
+from monarch._engine.runtime.proc import new_uid
+
+if TYPE_CHECKING:
+    from monarch._engine.mesh.attachment import Attachment
+    from monarch._engine.mesh.host_mesh import HostMesh
+
+__all__ = ["sync"]
+
+_BATCH = 8 << 20  # bytes per message
+_WORKSPACE = "WORKSPACE_DIR"
+_CONDA = "CONDA_PREFIX"
+
+_changed: weakref.WeakKeyDictionary[Attachment, set[str]] = weakref.WeakKeyDictionary()
+"""Files that were changed on hosts and not reloaded."""
+
+
+class _Tree(NamedTuple):
+    """A directory here, and where it goes: below the directory that `variable` names there."""
+
+    source: str
+    variable: str
+    below: str
+
+
+async def sync(
+    hosts: HostMesh, attachment: Attachment, workspace: Any, conda: bool, auto_reload: bool
+) -> None:
+    """See `HostMesh.sync_workspace`."""
+    trees = [_Tree(source, _WORKSPACE, below) for source, below in _folders(workspace)]
+    if conda:
+        trees.append(_Tree(_active_conda(), _CONDA, ""))
+    spawned = list(attachment.procs)
+    procs = hosts.spawn_procs(name="sync")
+    try:
+        keepers = procs.spawn("sync", _Keeper)
+        found = await keepers.places.call([tree.variable for tree in trees])
+        places: list[dict[str, str | None]] = found.values()
+        changed = _changed.setdefault(attachment, set())
+        for tree in trees:
+            missing = [rank for rank, place in enumerate(places) if not place[tree.variable]]
+            if missing:
+                raise RuntimeError(
+                    f"{tree.variable} is not set on {len(missing)} of {len(places)} hosts (the "
+                    f"first: {hosts._hosts[missing[0]]}): start their workers with it, since it "
+                    "says where to put this"
+                )
+            roots = [_below(place[tree.variable] or "", tree.below) for place in places]
+            changed |= await _sync_tree(keepers, tree, roots)
+    finally:
+        await procs.stop()
+        attachment.procs.remove(procs)
+    if auto_reload:
+        for mesh in spawned:
+            if mesh._stopping is None:
+                reloaders = mesh.spawn("reload", _Reloader)
+                await reloaders.reload.call(changed)
+                await reloaders.stop()
+        changed.clear()
+
+
+async def _sync_tree(keepers: Any, tree: _Tree, roots: list[str]) -> set[str]:
+    """Bring one directory to all hosts; the files that have changed on any."""
+    run = f"{new_uid():x}"
+    entries = await asyncio.to_thread(scan, tree.source)
+    # A conda environment knows its own place, which may be another there.
+    moved = [root if tree.variable == _CONDA and root != tree.source else "" for root in roots]
+    answers = await asyncio.gather(
+        *(
+            _one(keepers, rank).adapt.call_one(root, run, entries, not moved[rank])
+            for rank, root in enumerate(roots)
+        )
+    )
+    by_path = {entry.path: entry for entry in entries}
+    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for rank, (wanted, _) in enumerate(answers):
+        groups.setdefault((moved[rank], tuple(wanted)), []).append(rank)
+    for (place, wanted), ranks in groups.items():
+        chunks = _read(tree.source, [by_path[path] for path in wanted], place)
+        while batch := await asyncio.to_thread(_next_batch, chunks):
+            await asyncio.gather(
+                *(_one(keepers, rank).put.call_one(roots[rank], run, batch) for rank in ranks)
+            )
+    return {
+        os.path.join(root, path)
+        for root, (wanted, removed) in zip(roots, answers, strict=True)
+        for path in (*wanted, *removed)
+    }
+
+
+def _below(place: str, path: str) -> str:
+    return os.path.normpath(os.path.join(place, path))
+
+
+def _one(mesh: Any, rank: int) -> Any:
+    """The actor with this rank."""
+    return mesh.flatten("rank").slice(rank=rank)
+
+
+def _folders(workspace: Any) -> Iterator[tuple[str, str]]:
+    """What is to be copied, and where below the workspace. Raises ValueError and OSError."""
+    dirs: Mapping[Any, Any] = getattr(workspace, "dirs", None) or {}
+    taken: list[str] = []
+    for given, wanted in dirs.items():
+        source, below = os.path.abspath(given), os.path.normpath(str(wanted))
+        if os.path.isabs(below) or below.split("/")[0] in ("..", "."):
+            raise ValueError(f"{below!r} is no place below {_WORKSPACE}")
+        for other in taken:
+            if f"{below}/".startswith(f"{other}/") or f"{other}/".startswith(f"{below}/"):
+                raise ValueError(f"{below!r} and {other!r} would overwrite each other")
+        if not os.path.isdir(source):
+            raise NotADirectoryError(f"there is no directory {source}")
+        taken.append(below)
+        yield source, below
+
+
+def _active_conda() -> str:
+    prefix = os.environ.get(_CONDA)
+    if not prefix:
+        raise RuntimeError(f"no conda environment is active here: {_CONDA} is not set")
+    return prefix
+
+
+def _read(root: str, entries: Iterable[Entry], moved_to: str) -> Iterator[Chunk]:
+    """Files in parts. `moved_to`: where `root` is called that over there, in its own files, too."""
+    for entry in entries:
+        with open(os.path.join(root, entry.path), "rb") as file:
+            if moved_to:
+                data = _move(file.read(), root, moved_to, entry.path)
+                yield Chunk(entry, 0, data, last=True)
+                continue
+            offset = 0
+            while True:
+                data = file.read(_BATCH)
+                last = len(data) < _BATCH
+                yield Chunk(entry, offset, data, last)
+                if last:
+                    break
+                offset += len(data)
+
+
+def _next_batch(chunks: Iterator[Chunk]) -> list[Chunk]:
+    batch: list[Chunk] = []
+    size = 0
+    for chunk in chunks:
+        batch.append(chunk)
+        size += len(chunk.data)
+        if size >= _BATCH:
+            break
+    return batch
+
+
+def _move(data: bytes, former: str, place: str, path: str) -> bytes:
+    """The content of a file that may name the directory it is in, for another directory.
+
+    In text it is replaced. In binary files names end with a zero byte and have to keep their
+    length, so what is gained is filled with zeros at the end of the name.
+    """
+    old, new = os.fsencode(former), os.fsencode(place)
+    if old not in data:
+        return data
+    if b"\0" not in data:
+        return data.replace(old, new)
+    if len(new) > len(old):
+        raise ValueError(
+            f"{path} is binary and names {former}: {place}, on the hosts, must not be longer"
+        )
+    moved = bytearray(data)
+    start = data.find(old)
+    while start >= 0:
+        end = data.find(b"\0", start)
+        end = len(data) if end < 0 else end
+        moved[start:end] = data[start:end].replace(old, new).ljust(end - start, b"\0")
+        start = data.find(old, end)
+    return bytes(moved)
+
+
+class _Keeper(Actor):
+    """Keeps the directories of a host as they should be."""
+
+    def __init__(self) -> None:
+        self._name = f"{new_uid():x}"
+
+    @endpoint
+    def places(self, variables: list[str]) -> dict[str, str | None]:
+        return {name: os.environ.get(name) for name in variables}
+
+    @endpoint
+    def adapt(
+        self, root: str, run: str, entries: list[Entry], sizes: bool
+    ) -> tuple[list[str], list[str]]:
+        return self._copy(root, run).adapt(entries, sizes=sizes)
+
+    @endpoint
+    def put(self, root: str, run: str, chunks: list[Chunk]) -> None:
+        copy = self._copy(root, run)
+        for chunk in chunks:
+            copy.put(chunk)
+
+    def _copy(self, root: str, run: str) -> Copy:
+        return Copy(root, run, self._name)
+
+
+class _Reloader(Actor):
+    """Has a process load changed modules anew."""
+
+    @endpoint
+    def reload(self, files: set[str]) -> list[str]:
+        """Reload modules whose files these are; their names.
+
+        In the reverse of the order in which they were first imported: what a module imports comes
+        before it.
+        """
+        importlib.invalidate_caches()
+        real = {os.path.realpath(path) for path in files}
+        reloaded: list[str] = []
+        for name, module in reversed(list(sys.modules.items())):
+            file = getattr(module, "__file__", None)
+            if name == "__main__" or file is None or os.path.realpath(file) not in real:
+                continue
+            if os.path.exists(file):
+                importlib.reload(module)
+                reloaded.append(name)
+        return reloaded

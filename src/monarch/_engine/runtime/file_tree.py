@@ -1,0 +1,178 @@
+"""A directory as a list of what is in it, and how another one becomes like it.
+
+`scan` makes the list, with sizes and times instead of contents. `Copy.adapt` makes a directory like
+a list but for contents: it removes what is not in it, makes directories and links, and says which
+files are missing or differ in size or time of change; `Copy.put` writes those. So what travels is
+the list, and changed files. Times are compared with those of the same origin, which `put` sets, and
+never with a clock.
+
+Files appear under their names when they are complete, so several may be at it in one directory, as
+hosts are that share a file system. Byte code (``__pycache__``) is not copied, and not removed while
+its directory is there. Sockets, pipes and devices are left out; links are copied as links. A
+directory stays writable for its owner, whatever the origin's mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+__all__ = ["Chunk", "Copy", "Entry", "scan"]
+
+_CACHE = "__pycache__"
+_DRAFT = ".monarch-sync"  # ends the name of a file that is being written
+_OVERTAKEN = (FileNotFoundError, NotADirectoryError, IsADirectoryError)  # by another at it
+
+
+class Entry(NamedTuple):
+    """Something in a directory: below it, with ``/`` as separator; `link` is a link's target."""
+
+    path: str
+    mode: int
+    size: int
+    time: int
+    """Of the last change, in ns."""
+    link: str | None = None
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+
+class Chunk(NamedTuple):
+    """A part of a file; with the last one it is complete."""
+
+    entry: Entry
+    offset: int
+    data: bytes
+    last: bool
+
+
+def scan(root: str) -> list[Entry]:
+    """All that is in a directory, parents first. Raises OSError if it cannot be read."""
+    found: list[Entry] = []
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        with os.scandir(os.path.join(root, folder)) as items:
+            for item in sorted(items, key=lambda item: item.name):
+                if item.name == _CACHE or item.name.endswith(_DRAFT):
+                    continue
+                path = f"{folder}/{item.name}" if folder else item.name
+                status = item.stat(follow_symlinks=False)
+                link = os.readlink(item.path) if item.is_symlink() else None
+                entry = Entry(path, status.st_mode, status.st_size, status.st_mtime_ns, link)
+                if entry.is_folder:
+                    folders.append(path)
+                elif link is None and not entry.is_file:
+                    continue
+                found.append(entry)
+    return found
+
+
+class Copy:
+    """A directory that becomes like another.
+
+    Args:
+        root: it; made if need be.
+        run: a name for this attempt, of which there may be several at a time.
+        who: does it, of all those who have a part in the attempt.
+    """
+
+    def __init__(self, root: str, run: str, who: str) -> None:
+        self._root = root
+        self._drafts = f".{run}{_DRAFT}"
+        self._draft = f".{who}{self._drafts}"
+
+    def adapt(self, entries: Iterable[Entry], *, sizes: bool = True) -> tuple[list[str], list[str]]:
+        """Make it like `entries` but for contents; what to `put`, and what was removed.
+
+        Without `sizes` the time of a file is enough, since its content is altered on the way.
+        """
+        os.makedirs(self._root, exist_ok=True)
+        known = {entry.path: entry for entry in entries}
+        removed = list(self._remove_others(known))
+        wanted = [entry.path for entry in known.values() if not self._settle(entry, sizes)]
+        return wanted, removed
+
+    def put(self, chunk: Chunk) -> None:
+        """Write a part of a file; parts come in order."""
+        entry = chunk.entry
+        path = os.path.join(self._root, entry.path)
+        draft = path + self._draft
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (0 if chunk.offset else os.O_TRUNC)
+        with open(os.open(draft, flags, 0o600), "wb") as file:
+            file.seek(chunk.offset)
+            file.write(chunk.data)
+        if chunk.last:
+            os.chmod(draft, stat.S_IMODE(entry.mode))
+            os.utime(draft, ns=(entry.time, entry.time))
+            os.replace(draft, path)
+
+    def _settle(self, entry: Entry, sizes: bool) -> bool:
+        """Make it what it should be; False for a file that has to be put."""
+        path = os.path.join(self._root, entry.path)
+        here = _look(path)
+        mode = stat.S_IMODE(entry.mode)
+        if entry.is_folder:
+            os.makedirs(path, exist_ok=True)
+            os.chmod(path, mode | stat.S_IRWXU)
+        elif entry.link is not None:
+            if here is None or os.readlink(path) != entry.link:
+                os.symlink(entry.link, path + self._draft)
+                os.replace(path + self._draft, path)
+        elif (
+            here is None or here.st_mtime_ns != entry.time or (sizes and here.st_size != entry.size)
+        ):
+            return False
+        elif stat.S_IMODE(here.st_mode) != mode:
+            os.chmod(path, mode)
+        return True
+
+    def _remove_others(self, known: dict[str, Entry]) -> Iterator[str]:
+        """Remove what is not known, and what is something else than it should be."""
+        folders = [""]
+        while folders:
+            folder = folders.pop()
+            for name in _names(os.path.join(self._root, folder)):
+                if name == _CACHE or name.endswith(self._drafts):
+                    continue
+                path = f"{folder}/{name}" if folder else name
+                full = os.path.join(self._root, path)
+                here = _look(full)
+                if here is None:
+                    continue
+                is_folder = stat.S_ISDIR(here.st_mode)
+                entry = known.get(path)
+                if entry is not None and stat.S_IFMT(entry.mode) == stat.S_IFMT(here.st_mode):
+                    if is_folder:
+                        folders.append(path)
+                    continue
+                with contextlib.suppress(*_OVERTAKEN):
+                    if is_folder:
+                        shutil.rmtree(full)
+                    else:
+                        os.unlink(full)
+                yield path
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except _OVERTAKEN:
+        return []
+
+
+def _look(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except _OVERTAKEN:
+        return None

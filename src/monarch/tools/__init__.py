@@ -1,0 +1,1 @@
+"""Tools around jobs: what programs describe to have it brought to hosts."""

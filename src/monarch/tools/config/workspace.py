@@ -1,0 +1,70 @@
+"""`Workspace`: directories of this machine, and where hosts are to have them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ACTIVE_CONDA_ENV", "Workspace"]
+
+ACTIVE_CONDA_ENV = "active"
+"""The conda environment that is active where the script runs, if there is one."""
+
+_Path = str | os.PathLike[str]
+
+
+class Workspace:
+    """What `HostMesh.sync_workspace` copies.
+
+    Args:
+        dirs: directories, each of which is called on the hosts as it is here; or from each to where
+            it goes, below the workspace of the host.
+        env: the conda environment that belongs to it: the active one, or None.
+
+    >>> Workspace(dirs={"~/project/src": "code"}).dirs[Path.home() / "project/src"]
+    PosixPath('code')
+    """
+
+    def __init__(
+        self,
+        dirs: Sequence[_Path] | Mapping[_Path, _Path] | None = None,
+        env: str | None = ACTIVE_CONDA_ENV,
+    ) -> None:
+        if isinstance(dirs, (str, os.PathLike)):
+            raise TypeError(f"dirs must be a list or a dict of directories, not {dirs!r}")
+        given: dict[Any, Any] = (
+            dict(dirs) if isinstance(dirs, Mapping) else dict.fromkeys(dirs or ())
+        )
+        self.dirs: dict[Path, Path] = {}
+        """From directories here to where they go."""
+        for source, below in given.items():
+            path = Path(source).expanduser().absolute()
+            self.dirs[path] = Path(path.name if below is None else below)
+        self.env = env
+
+    @staticmethod
+    def null() -> Workspace:
+        """One of nothing."""
+        return Workspace(env=None)
+
+    def merge(self, outdir: _Path) -> None:
+        """Copy all of it to a directory of this machine, as hosts have it.
+
+        What is there is overwritten, nothing is removed. Raises OSError.
+        """
+        for source, below in self.dirs.items():
+            shutil.copytree(source, Path(outdir) / below, symlinks=True, dirs_exist_ok=True)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Workspace):
+            return NotImplemented
+        return (self.dirs, self.env) == (other.dirs, other.env)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        shown = {str(source): str(below) for source, below in self.dirs.items()}
+        return f"Workspace(dirs={shown}, env={self.env!r})"

@@ -1,0 +1,179 @@
+"""Directories brought to hosts: what is copied, what is not, and who loads it anew."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch._engine.runtime import file_tree
+from monarch.actor import Actor, HostMesh, endpoint, this_host
+from monarch.job import ProcessJob
+from monarch.tools.config import Workspace
+
+WAIT = 60.0
+
+
+class Reader(Actor):
+    @endpoint
+    def value(self) -> Any:
+        return importlib.import_module("synced_code").VALUE
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture(scope="module")
+def hosts(place: Path) -> Iterator[HostMesh]:
+    """Two hosts, which are one machine, so they share the directory."""
+    environ = {"WORKSPACE_DIR": str(place / "work"), "CONDA_PREFIX": str(place / "conda")}
+    job = ProcessJob({"hosts": 2}, env={**environ, "PYTHONPATH": str(place / "work" / "code")})
+    yield job.state(cached_path=None).hosts
+    job.kill()
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "synced_code.py").write_text("VALUE = 1\n")
+    return folder
+
+
+def sync(hosts: HostMesh, *dirs: Path, **options: bool) -> None:
+    asyncio.run(hosts.sync_workspace(Workspace(dirs=list(dirs)), **options))
+
+
+def tree(folder: Path) -> list[Any]:
+    """What is there, with modes, times and contents."""
+    return [
+        (entry, (folder / entry.path).read_bytes()) if entry.is_file else (entry.path, entry.link)
+        for entry in file_tree.scan(str(folder))
+        if not entry.is_folder
+    ]
+
+
+def test_directories_become_alike(hosts: HostMesh, place: Path, code: Path) -> None:
+    (code / "sub").mkdir()
+    (code / "empty").mkdir()
+    (code / "sub" / "tool").write_text("#!/bin/sh\n")
+    (code / "sub" / "tool").chmod(0o755)
+    (code / "link").symlink_to("sub/tool")
+    (code / "large").write_bytes(os.urandom(20_000_000))
+    (code / "__pycache__").mkdir()
+    (code / "__pycache__" / "x.pyc").write_bytes(b"not copied")
+    os.mkfifo(code / "pipe")
+    sync(hosts, code)
+    there = place / "work" / "code"
+    assert tree(there) == tree(code) != []
+    assert (there / "empty").is_dir()
+    assert not (there / "__pycache__" / "x.pyc").exists()
+    assert not (there / "pipe").exists()
+
+    (code / "large").unlink()
+    (code / "large").mkdir()  # something else by the same name
+    (code / "large" / "small").write_text("now a directory")
+    (code / "link").unlink()
+    (code / "link").symlink_to("elsewhere")
+    (code / "sub" / "tool").chmod(0o600)
+    (there / "left.over").write_text("of somebody else")
+    (there / "empty").rmdir()
+    (there / "empty").symlink_to("/")  # must not be followed
+    sync(hosts, code)
+    assert tree(there) == tree(code)
+    assert not (there / "left.over").exists()
+    assert (there / "empty").is_dir()
+    assert not (there / "empty").is_symlink()
+
+
+def test_what_has_not_changed_is_not_sent(hosts: HostMesh, place: Path, code: Path) -> None:
+    sync(hosts, code)
+    there = place / "work" / "code" / "synced_code.py"
+    touched = there.stat().st_ctime_ns
+    sync(hosts, code)
+    assert there.stat().st_ctime_ns == touched
+    os.utime(code / "synced_code.py", ns=(5, 5))
+    sync(hosts, code)
+    assert there.stat().st_ctime_ns != touched
+    assert there.stat().st_mtime_ns == 5
+
+
+def test_processes_load_what_has_changed(hosts: HostMesh, code: Path) -> None:
+    sync(hosts, code)
+    procs = hosts.spawn_procs({"gpus": 2})
+    readers = procs.spawn("readers", Reader)
+    assert readers.value.call().get(timeout=WAIT).values() == [1] * 4
+    (code / "synced_code.py").write_text("VALUE = 'another'\n")
+    sync(hosts, code)
+    assert readers.value.call().get(timeout=WAIT).values() == [1] * 4
+    sync(hosts, code, auto_reload=True)  # also what an earlier one has brought
+    assert readers.value.call().get(timeout=WAIT).values() == ["another"] * 4
+    procs.stop().get(timeout=WAIT)
+    sync(hosts, code, auto_reload=True)  # nobody is left to do it
+
+
+def test_a_conda_environment_knows_its_new_place(
+    hosts: HostMesh, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "an environment with a name that is longer"
+    (here / "bin").mkdir(parents=True)
+    (here / "bin" / "tool").write_text(f"#!{here}/bin/python\nprint()\n")
+    binary = b"\x7fELF\0" + os.fsencode(here) + b"/lib\0more\0"
+    (here / "library").write_bytes(binary)
+    monkeypatch.setenv("CONDA_PREFIX", str(here))
+    sync(hosts, conda=True)
+    there = place / "conda"
+    assert (there / "bin" / "tool").read_text() == f"#!{there}/bin/python\nprint()\n"
+    moved = (there / "library").read_bytes()
+    assert len(moved) == len(binary)
+    assert moved.startswith(b"\x7fELF\0" + os.fsencode(there) + b"/lib\0")
+    assert moved.endswith(b"\0more\0")
+    touched = (there / "library").stat().st_ctime_ns
+    sync(hosts, conda=True)
+    assert (there / "library").stat().st_ctime_ns == touched
+    monkeypatch.delenv("CONDA_PREFIX")
+    with pytest.raises(RuntimeError, match="no conda environment is active here"):
+        sync(hosts, conda=True)
+
+
+def test_what_cannot_be_brought_is_said(hosts: HostMesh, code: Path, tmp_path: Path) -> None:
+    def said(dirs: Any) -> str:
+        with pytest.raises((ValueError, OSError)) as error:
+            asyncio.run(hosts.sync_workspace(Workspace(dirs=dirs)))
+        return str(error.value)
+
+    assert "no place below WORKSPACE_DIR" in said({code: "../x"})
+    assert "no place below WORKSPACE_DIR" in said({code: "/x"})
+    assert "no place below WORKSPACE_DIR" in said({code: "."})
+    assert "would overwrite each other" in said({code: "a", tmp_path: "a/b"})
+    assert "there is no directory" in said([code / "none"])
+    for mesh in (this_host(), hosts.slice(hosts=0)):
+        with pytest.raises(RuntimeError, match="cannot call sync_workspace on a sliced host mesh"):
+            asyncio.run(mesh.sync_workspace(Workspace.null()))
+
+
+def test_a_host_without_a_workspace_is_named(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORKSPACE_DIR", raising=False)
+    job = ProcessJob({"hosts": 1})
+    hosts = job.state(cached_path=None).hosts
+    with pytest.raises(RuntimeError, match=r"WORKSPACE_DIR is not set on 1 of 1 hosts"):
+        sync(hosts, code)
+    job.kill()
+
+
+def test_workspaces(code: Path, tmp_path: Path) -> None:
+    workspace = Workspace(dirs={code: "a/b"})
+    workspace.merge(tmp_path / "merged")
+    assert tree(tmp_path / "merged" / "a" / "b") == tree(code)
+    assert Workspace(dirs=[code]).dirs == {code: Path("code")}
+    assert Workspace(dirs=[code]) == Workspace(dirs={code: "code"})
+    assert Workspace.null().dirs == {}
+    with pytest.raises(TypeError, match="a list or a dict"):
+        Workspace(dirs=str(code))
