@@ -6,6 +6,7 @@ engine only through here. Small on purpose: a name that is added becomes a promi
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -21,21 +22,32 @@ from monarch._engine.mesh.transport import attach_hosts, greet_worker, serve_hos
 from monarch._engine.protocol.handshake import HandshakeError
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.client import client_proc, when_forked
-from monarch._engine.runtime.reactor import Timer
+from monarch._engine.runtime.greeting import Wire
+from monarch._engine.runtime.invitation import Door, Invitation, come
+from monarch._engine.runtime.reactor import WRITE, Reactor, Timer
 from monarch._engine.runtime.secret import SecretError
+from monarch._engine.runtime.side_stream import Caller
 
 __all__ = [
+    "WRITE",
+    "Caller",
+    "Door",
     "HandshakeError",
+    "Invitation",
     "Promise",
+    "Reactor",
     "Refused",
     "Request",
     "SecretError",
+    "Timer",
     "Unreachable",
+    "Wire",
     "ask",
     "at_actor_end",
     "at_call_end",
     "attach_hosts",
     "call_later",
+    "come",
     "end_job",
     "failed",
     "greet_worker",
@@ -43,12 +55,15 @@ __all__ = [
     "is_simulated",
     "keep_job",
     "memory_file",
+    "open_door",
+    "open_stream",
     "own_uid",
     "parse_duration",
     "reactor_call",
     "resolved",
     "serve",
     "serve_host",
+    "serve_streams",
     "settings",
     "start_thread",
     "successor_of",
@@ -130,6 +145,33 @@ def successor_of(uid: int) -> int:
 def when_gone(uid: int, callback: Callable[[str], None]) -> None:
     """Call `callback(how it ended)` on the reactor thread once process `uid` is gone."""
     client_proc().when_gone(uid, lambda verdict: callback(verdict.error))
+
+
+# -- side streams: bytes between processes, beside the links (see runtime.side_stream) -------------
+
+
+def serve_streams(purpose: str, handler: Callable[[socket.socket, Caller], None]) -> None:
+    """Call `handler(stream, caller)` on the reactor thread when another process opens one."""
+    client_proc().streams[purpose] = handler
+
+
+def open_stream(uid: int, purpose: str) -> socket.socket:
+    """A stream of bytes to process `uid`; it does not block, and can be written to at once.
+
+    It is at its end as soon as nobody there takes it, or the process or its host is lost.
+    """
+    return client_proc().open_stream(uid, purpose)
+
+
+def open_door(reactor: Reactor, address: str, tls: bool) -> Door:
+    """What lets in peers by invitation, see runtime.invitation; it reports to the audit log."""
+    proc = client_proc()
+
+    def report(peer: str, certificate: str, refused: str) -> None:
+        told = {"peer": peer, "certificate": certificate, "refused": refused}
+        proc.tell_agent({"op": "data_connection", **told})
+
+    return Door(reactor, address, tls, report)
 
 
 # -- time and threads ----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from monarch.rdma.errors import RdmaError
 from monarch.rdma.handle import Handle
 from monarch.rdma.identity import own_host
 from monarch.rdma.memory import CPU
+from monarch.rdma.routes import Route
 
 __all__ = ["Explanation", "Way", "explain"]
 
@@ -79,18 +80,18 @@ def explain(buffer: RDMABuffer, *, device: str = CPU) -> Explanation:
       process-vm  not needed...
     """
     handle = buffer._handle
-    taken: str | None = None
+    taken: Route | None = None
     remarks: list[str] = []
     try:
-        taken = routes.route_to(handle, device).kind
+        taken = routes.route_to(handle, device)
     except RdmaError as error:
         remarks.append(str(error).partition("\n")[0].rstrip(":"))
     refusals = {refusal.kind: refusal for refusal in routes.refusals_of(handle, device)}
     ways: list[Way] = []
     for kind in routes.kinds():
         refusal = refusals.get(kind.name)
-        if kind.name == taken:
-            ways.append(Way(kind.name, TAKEN, kind.about, ""))
+        if taken is not None and kind.name == taken.kind:
+            ways.append(Way(kind.name, TAKEN, taken.about, ""))
         elif refusal is not None:
             ways.append(Way(kind.name, REFUSED, refusal.reason, refusal.remedy))
         else:

@@ -1,4 +1,4 @@
-"""Owners of memory in other processes, and both routes within a host to run every test on."""
+"""Owners of memory in other processes, and all routes within a host to run every test on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import Actor, ProcMesh, endpoint, this_host
+from monarch.config import configured
 from monarch.rdma import RDMABuffer
 
 WAIT = 30.0
@@ -67,8 +68,8 @@ def shared_owner() -> Iterator[Any]:
     mesh.stop().get(timeout=WAIT)
 
 
-@pytest.fixture(params=["same process", "same host"])
-def make(request: pytest.FixtureRequest) -> Any:
+@pytest.fixture(params=["same process", "same host", "socket"])
+def make(request: pytest.FixtureRequest) -> Iterator[Any]:
     """`make(content) -> (buffer, look)`: memory here or there, and what is in it now."""
     count = 0
 
@@ -84,4 +85,5 @@ def make(request: pytest.FixtureRequest) -> Any:
         buffer = owner.make.call_one(name, content, **options).get(timeout=WAIT)
         return buffer, lambda: owner.look.call_one(name).get(timeout=WAIT)
 
-    return here if request.param == "same process" else there
+    with configured(rdma_routes="stream" if request.param == "socket" else ""):
+        yield here if request.param == "same process" else there

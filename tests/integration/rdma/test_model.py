@@ -1,6 +1,7 @@
-"""Buffers against a model of plain bytearrays, on both ways that copy within a host.
+"""Buffers against a model of plain bytearrays, on all ways within a host.
 
-The second way is forced upon our own process: the kernel does not mind who reads whom.
+All but the first are forced upon our own process: neither the kernel nor a socket minds who reads
+whom.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from monarch.rdma import RDMAAction, RDMABuffer, RdmaBufferDropped, explain, rou
 from monarch.rdma.registry import own_registry
 from monarch.rdma.routes.local import Local
 from monarch.rdma.routes.process_vm import ProcessVm
+from monarch.rdma.routes.stream import Stream, peer, server
 
 SIZES = st.integers(1, 300)
 PARTS = st.tuples(st.integers(0, 300), st.integers(0, 300))
@@ -152,11 +154,16 @@ class Buffers(RuleBasedStateMachine):
             assert number
 
 
-@pytest.fixture(params=[Local, ProcessVm], ids=lambda kind: kind.name)
+@pytest.fixture(params=[Local, ProcessVm, Stream], ids=lambda kind: kind.name)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     routes.kinds()
     monkeypatch.setattr(routes, "_kinds", (request.param(),))
+    monkeypatch.setattr(routes, "_left_in_by", {})
     routes._choices.clear()
+    # So that a socket cuts buffers of this size, and sends some parts from where they are.
+    monkeypatch.setattr(peer, "CHUNK", 100)
+    monkeypatch.setattr(peer, "_SMALL", 40)
+    monkeypatch.setattr(server, "_SMALL", 40)
     yield request.param.name
     routes._choices.clear()
 

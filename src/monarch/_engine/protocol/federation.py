@@ -65,6 +65,7 @@ class Tunnel(NamedTuple):
     near: int
     far: int
     first: bool
+    stream: str = ""  # what it is for, if it is no link: see runtime.side_stream
 
 
 class Refuse(NamedTuple):
@@ -72,6 +73,7 @@ class Refuse(NamedTuple):
 
     near: int
     far: int
+    stream: str = ""
 
 
 Effect: TypeAlias = rosters.Effect | Send | Tunnel | Refuse
@@ -82,6 +84,7 @@ class _Question(NamedTuple):
 
     asker: int
     request: dict[str, Any] | None  # None: an introduction
+    stream: str = ""
 
 
 class Federation:
@@ -142,18 +145,19 @@ class Federation:
             return []
         return [Send(HOME, {"op": "lives", "uids": list(uids), "hosts": list(hosts)})]
 
-    def introduce(self, asker: int, to: int) -> list[Effect]:
-        """Member `asker` sends the other end of a link for `to`."""
+    def introduce(self, asker: int, to: int, stream: str = "") -> list[Effect]:
+        """Member `asker` sends the other end of a link for `to`, or of a stream for that."""
         host = self.host_of(to)
+        refuse: list[Effect] = [Refuse(asker, to, stream)]
         if host == self.here:
-            return list(self.roster.introduce(asker, to)) or [Refuse(asker, to)]
+            return list(self.roster.introduce(asker, to, stream=bool(stream))) or refuse
         if host is None:
-            found = self._look_up(to, _Question(asker, None))
-            return [Refuse(asker, to)] if found is None else found
+            found = self._look_up(to, _Question(asker, None, stream))
+            return refuse if found is None else found
         if host in self._lost:
-            return [Refuse(asker, to)]
+            return refuse
         self._goes(asker, host)
-        return [Tunnel(host, asker, to, first=False)]
+        return [Tunnel(host, asker, to, first=False, stream=stream)]
 
     def autopsy(self, asker: int, uid: int, now: float) -> list[Effect]:
         """Member `asker` lost its link to `uid`, and wants to know why."""
@@ -251,12 +255,12 @@ class Federation:
             self._guests[uid] = host
             self.roster.admit(uid)
 
-    def opened(self, host: str, near: int, far: int) -> list[Effect]:
+    def opened(self, host: str, near: int, far: int, *, stream: bool = False) -> list[Effect]:
         """A tunnel from `near` on `host` for `far` here. No effect: there is nobody to take it."""
         self.admit(near, host)
         if self.host_of(far) != self.here:
             return []
-        return self._route(self.roster.introduce(near, far))
+        return self._route(self.roster.introduce(near, far, stream=stream))
 
     def heard(self, host: str, message: Mapping[str, Any], now: float) -> list[Effect]:
         """A `notice`, `left`, `where` or `lives` from the agent of `host`."""
@@ -345,16 +349,16 @@ class Federation:
         """What waits to know where `uid` lives goes there."""
         self._asked.pop(uid, None)
         effects: list[Effect] = []
-        for asker, request in self._questions.pop(uid, ()):
+        for asker, request, stream in self._questions.pop(uid, ()):
             if host is None or host in self._lost:
                 if request is None:
-                    effects.append(Refuse(asker, uid))
+                    effects.append(Refuse(asker, uid, stream))
                 else:
                     verdict = self._lost.get(host or "", Verdict(FAILED, _UNKNOWN))
                     effects += self._tell_gone(asker, uid, verdict)
             elif request is None:
                 self._goes(asker, host)
-                effects.append(Tunnel(host, asker, uid, first=False))
+                effects.append(Tunnel(host, asker, uid, first=False, stream=stream))
             else:
                 effects += self._ask(asker, host, request)
         return effects

@@ -210,14 +210,15 @@ class Roster:
         if member is not None:
             member.ready = True
 
-    def introduce(self, asker: int, to: int) -> list[Effect]:
-        """Member `asker` sends the other end of a link for `to`.
+    def introduce(self, asker: int, to: int, *, stream: bool = False) -> list[Effect]:
+        """Member `asker` sends the other end of a link, or of a `stream`, for `to`.
 
-        A link for somebody who was replaced goes to the successor, and the asker is told. For
-        anybody else who is gone there is no `Hand`; the asker finds the link lost and asks why.
+        A link for somebody who was replaced goes to the successor, and the asker is told. (A stream
+        does not: it is about what the old one had.) For anybody else who is gone there is no
+        `Hand`; the asker finds the link lost and asks why.
         """
         old, new = self._members.get(to), self._newest(to)
-        if old is None or new is None or new.exited:
+        if old is None or new is None or new.exited or (stream and new is not old):
             return []
         self._acquaint(asker, new)
         hand = Hand(new.uid, asker)

@@ -4,7 +4,7 @@ It runs no user code, so liveness and clean-up never wait for somebody's interpr
 and the client hold one control link each (frames of JSON, see `Proc.tell_agent`)::
 
     spawn       start procs through the right launcher; their links come along as descriptors
-    introduce   hand the other end of a socket pair to a proc
+    introduce   hand the other end of a socket pair to a proc: of a link, or of a side stream
     autopsy     why is this proc gone? Answered when known
     kill        end procs now
     preload     import modules in the launcher, ahead of the first spawn
@@ -43,7 +43,9 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.address import ChannelAddr
@@ -71,6 +73,7 @@ from monarch._engine.runtime.neighbour import Neighbour
 from monarch._engine.runtime.reactor import WRITE, Reactor, Timer
 from monarch._engine.runtime.secret import SecretError, find_secret, take_settings
 from monarch._engine.runtime.sentinel import Sentinel
+from monarch._engine.runtime.stream_tunnel import StreamTunnel
 from monarch._engine.runtime.tunnel import Tunnel as TunnelEnd
 from monarch._engine.runtime.tunnel import map_segment
 from monarch._engine.transport.link import Link
@@ -98,6 +101,7 @@ _REQUESTS = {
         "autopsy",
         "cast_over",
         "connection",
+        "data_connection",
         "detach",
         "forget",
         "here",
@@ -199,7 +203,8 @@ class Agent:
         self._gateway: str | None = None  # through which workers are reached
         self._trusting = False  # of workers that let in anybody
         self._attaching: dict[str, int] = {}  # hosts that a member waits for
-        self._ends_held: dict[tuple[int, int], int] = {}  # descriptors: of whom, for whom
+        # Descriptors: of whom, for whom, and for what, if it is no link.
+        self._ends_held: dict[tuple[int, int, str], deque[int]] = {}
         self.segments = SegmentPool(settings.shm_pool_limit)
         self.casts = CastRelay(self, here)
         self._processes: dict[int, _Process] = {}
@@ -323,7 +328,7 @@ class Agent:
                 self._spawn_here(link.uid, spec, theirs, [fds[index] for index in those])
                 continue
             for index in those:
-                self._ends_held[link.uid, uids[index]] = fds[index]
+                self._hold(fds[index], link.uid, uids[index])
                 kept.append(fds[index])
             self._perform(self._federation.spawn_there(link.uid, host, spec, theirs))
         return kept
@@ -402,12 +407,12 @@ class Agent:
 
     def _on_introduce(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
         # Without a taker the descriptor closes, and the asker asks why.
-        to = message["to"]
-        effects = self._federation.introduce(link.uid, to)
+        to, stream = message["to"], message.get("for", "")
+        effects = self._federation.introduce(link.uid, to, stream)
         if any(isinstance(effect, Hand) for effect in effects):
-            self._perform(effects, fds)
+            self._perform(effects, fds, {"for": stream} if stream else {})
             return []
-        self._ends_held[link.uid, to] = fds[0]
+        self._hold(fds[0], link.uid, to, stream)
         self._perform(effects)
         return fds
 
@@ -424,6 +429,17 @@ class Agent:
 
     def _on_cast_over(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         self.casts.over(link.uid, message["number"])
+
+    def _hold(self, fd: int, near: int, far: int, stream: str = "") -> None:
+        """Keep the end that `near` sent for `far`, until it is known what becomes of it."""
+        self._ends_held.setdefault((near, far, stream), deque()).append(fd)
+
+    def _take(self, near: int, far: int, stream: str = "") -> int:
+        held = self._ends_held[near, far, stream]
+        fd = held.popleft()
+        if not held:
+            del self._ends_held[near, far, stream]
+        return fd
 
     def _on_autopsy(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         now = drivers.current.now()
@@ -596,6 +612,18 @@ class Agent:
             advice = "" if cause != SYSTEM or kind != FAILED or known else _ADVICE
             self._left(process, kind, text, cause, trace, advice)
 
+    def _on_data_connection(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        """Somebody came to the door of a proc (`runtime.invitation`)."""
+        peer, refused = message["peer"], message["refused"]
+        if self._federation.here == HOME:
+            return
+        if refused:
+            told = {"op": "refused", "peer": peer, "reason": f"proc {link.uid:x}: {refused}"}
+            self._tell(self._first, told)
+        else:
+            certificate = message["certificate"]
+            self._audit("connected", uid=f"{link.uid:x}", peer=peer, certificate=certificate)
+
     def _audit(self, event: str, **fields: Any) -> None:
         """Have the worker write it down; the client's own host keeps no such log."""
         if self._federation.here != HOME:
@@ -752,12 +780,18 @@ class Agent:
 
     # -- what the roster decides -----------------------------------------------------------------
 
-    def _perform(self, effects: Sequence[Effect], fds: Sequence[int] = ()) -> None:
+    def _perform(
+        self,
+        effects: Sequence[Effect],
+        fds: Sequence[int] = (),
+        said: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """`fds` and what is `said` about them are for whom they are handed to."""
         for effect in effects:
             if isinstance(effect, Tell):
                 self._tell(self._processes[effect.to].link, effect.notice)
             elif isinstance(effect, Hand):
-                notice = {"op": "peer", "uid": effect.sender}
+                notice = {"op": "peer", "uid": effect.sender, **said}
                 self._tell(self._processes[effect.to].link, notice, list(fds))
             elif isinstance(effect, Condemn):
                 process = self._processes[effect.uid]
@@ -766,12 +800,11 @@ class Agent:
             elif isinstance(effect, Send):
                 self._neighbour(effect.host).say(effect.message)
             elif isinstance(effect, Tunnel):
-                fd = self._ends_held.pop((effect.near, effect.far))
-                sock = socket.socket(fileno=fd)
-                near, far, first = effect.near, effect.far, effect.first
-                self._neighbour(effect.host).open(near, far, sock, first=first)
+                near, far, first, stream = effect[1:]
+                sock = socket.socket(fileno=self._take(near, far, stream))
+                self._neighbour(effect.host).open(near, far, sock, first=first, stream=stream)
             elif isinstance(effect, Refuse):
-                os.close(self._ends_held.pop((effect.near, effect.far)))
+                os.close(self._take(*effect))
                 self.casts.settled(effect.near)
             else:
                 for uid in effect.uids:
@@ -919,7 +952,7 @@ class Agent:
         return None if neighbour is None else neighbour.way
 
     def cast_comes(self, near: int, far: int) -> bool:
-        return (near, far) in self._ends_held
+        return (near, far, "") in self._ends_held
 
     def cast_tell(self, proc: int, frame: bytes) -> None:
         process = self._processes.get(proc)
@@ -966,17 +999,28 @@ class Agent:
         if process is not None:
             self._tell(process.link, {"op": "attached", "host": host, "error": error})
 
-    def tunnel_opened(self, neighbour: Neighbour, tunnel: TunnelEnd, *, first: bool) -> None:
-        """Another agent carries a link to a proc of this host."""
+    def tunnel_opened(
+        self,
+        neighbour: Neighbour,
+        tunnel: TunnelEnd | StreamTunnel,
+        *,
+        first: bool,
+        stream: str,
+    ) -> None:
+        """Another agent carries a link, or a stream, to a proc of this host."""
         ours, theirs = socket.socketpair()
         tunnel.attach(ours)
         asker, to = tunnel.far, tunnel.near
         if first:  # the proc comes with the next message
             self._federation.admit(asker, neighbour.name)
-            self._ends_held[asker, to] = theirs.detach()
+            self._hold(theirs.detach(), asker, to)
             return
-        effects = self._federation.opened(neighbour.name, asker, to)
-        self._perform(effects, [theirs.fileno()])
+        effects = self._federation.opened(neighbour.name, asker, to, stream=bool(stream))
+        said: dict[str, Any] = {}
+        if stream:
+            address, secured = neighbour.link.here
+            said = {"for": stream, "via": {"here": address, "tls": secured}}
+        self._perform(effects, [theirs.fileno()], said)
         theirs.close()  # nobody took it: the other end sees that
 
     def from_neighbour(self, neighbour: Neighbour, message: dict[str, Any]) -> None:
@@ -1014,7 +1058,7 @@ class Agent:
     def _spawn_for_guest(self, neighbour: Neighbour, message: dict[str, Any]) -> None:
         parent, procs = message["parent"], message["procs"]
         self._federation.admit(parent, neighbour.name)
-        ends = [self._ends_held.pop((parent, proc["uid"])) for proc in procs]
+        ends = [self._take(parent, proc["uid"]) for proc in procs]
         # What a process inherits is this host's: its worker was set up for it.
         spec = {**message["spec"], "env": dict(os.environ), "cwd": os.getcwd()}
         spec["path"] = [*sys.path, *(entry for entry in spec["path"] if entry not in sys.path)]

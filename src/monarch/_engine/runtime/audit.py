@@ -18,6 +18,8 @@ relayed    ``peer``, ``client``, ``to`` (the address it was connected to), ``aut
 refused    ``peer``, ``reason``, ``count`` (how many so far)
 spawned    ``client``, ``procs`` (each with ``uid`` and ``pid``)
 stopped    ``client``, ``uid``, ``pid``, ``reason``
+connected  ``client``, ``uid``, ``peer``, ``certificate``: a data connection to a proc, which it had
+           invited
 detached   ``client``: its agent has ended, and everything of it with it
 ========== =========================================================================================
 

@@ -140,6 +140,18 @@ class HostLink:
         """Whether there is a connection at all."""
         return self._sock is not None
 
+    @property
+    def here(self) -> tuple[str, bool]:
+        """The IP address that the connection has on this side, and whether it is by TLS.
+
+        No address if there is no connection, or one within a machine that has none.
+        """
+        sock = self._sock
+        if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+            return "", False
+        address: str = sock.getsockname()[0]
+        return address.removeprefix("::ffff:"), not isinstance(sock, socket.socket)
+
     def start(self) -> None:
         """Begin: a channel that dials says so."""
         self._perform(self._channel.tick(drivers.current.now()))

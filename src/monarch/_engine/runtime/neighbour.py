@@ -32,6 +32,7 @@ from monarch._engine.runtime.host_link import HostLink, Receiver
 from monarch._engine.runtime.reactor import Reactor
 from monarch._engine.runtime.seam import CASTS
 from monarch._engine.runtime.sentinel import Sentinel
+from monarch._engine.runtime.stream_tunnel import StreamTunnel
 from monarch._engine.runtime.tunnel import Tunnel
 from monarch._engine.transport.segment import SegmentPool
 
@@ -64,7 +65,14 @@ class Neighbourhood(Protocol):
         ...
 
     def from_neighbour(self, neighbour: Neighbour, message: dict[str, Any]) -> None: ...
-    def tunnel_opened(self, neighbour: Neighbour, tunnel: Tunnel, *, first: bool) -> None: ...
+    def tunnel_opened(
+        self,
+        neighbour: Neighbour,
+        tunnel: Tunnel | StreamTunnel,
+        *,
+        first: bool,
+        stream: str,
+    ) -> None: ...
     def neighbour_up(self, neighbour: Neighbour) -> None: ...
     def neighbour_lost(self, neighbour: Neighbour, reason: str) -> None: ...
 
@@ -99,7 +107,7 @@ class Neighbour(Receiver):
         self._dial = dial
         self._patience = patience
         self._frame_limit = frame_limit
-        self.tunnels: dict[int, Tunnel] = {}
+        self.tunnels: dict[int, Tunnel | StreamTunnel] = {}
         self._lanes = itertools.count(1 if agent.name < name else 2, 2)
         self._held: list[dict[str, Any]] = []  # notices that wait for tunnels to close
         self.problem = ""  # why the last dial led to nothing
@@ -138,30 +146,43 @@ class Neighbour(Receiver):
         """See `HostPeer`."""
         (self.link.pause if on else self.link.resume)(lane)
 
-    def open(self, near: int, far: int, sock: socket.socket, *, first: bool) -> None:
-        """Carry what passes through `sock`, whose other end `near` has, to `far` there."""
+    def open(
+        self, near: int, far: int, sock: socket.socket, *, first: bool, stream: str = ""
+    ) -> None:
+        """Carry what passes through `sock`, whose other end `near` has, to `far` there.
+
+        That is a link; or a stream of bytes for the purpose `stream`.
+        """
         lane = next(self._lanes) % CASTS
         while lane == CONTROL or lane in self.tunnels:
             lane = next(self._lanes) % CASTS
-        tunnel = self._tunnel(lane, near, far, ours=True)
-        self.say({"op": "open", "lane": lane, "near": near, "far": far, "first": first})
+        tunnel = self._tunnel(lane, near, far, stream, ours=True)
+        message = {"op": "open", "lane": lane, "near": near, "far": far, "first": first}
+        self.say({**message, "for": stream} if stream else message)
         tunnel.attach(sock)
 
-    def _tunnel(self, lane: int, near: int, far: int, *, ours: bool) -> Tunnel:
+    def _tunnel(
+        self, lane: int, near: int, far: int, stream: str, *, ours: bool
+    ) -> Tunnel | StreamTunnel:
         agent = self._agent
-        tunnel = self.tunnels[lane] = Tunnel(
-            agent.casts,
-            self.way,
-            agent.reactor,
-            self.link,
-            lane,
-            near,
-            far,
-            agent.segments,
-            self._frame_limit,
-            self._tunnel_closed,
-            ours=ours,
-        )
+        tunnel: Tunnel | StreamTunnel
+        if stream:
+            tunnel = StreamTunnel(agent.reactor, self.link, lane, near, far, self._tunnel_closed)
+        else:
+            tunnel = Tunnel(
+                agent.casts,
+                self.way,
+                agent.reactor,
+                self.link,
+                lane,
+                near,
+                far,
+                agent.segments,
+                self._frame_limit,
+                self._tunnel_closed,
+                ours=ours,
+            )
+        self.tunnels[lane] = tunnel
         return tunnel
 
     # -- in (see Receiver) -----------------------------------------------------------------------
@@ -180,8 +201,9 @@ class Neighbour(Receiver):
             if lane in self.tunnels or not 0 < lane < CASTS:
                 raise ProtocolError(f"lane {lane} is open already")
             # (Seen from here, near and far change places.)
-            tunnel = self._tunnel(lane, message["far"], message["near"], ours=False)
-            self._agent.tunnel_opened(self, tunnel, first=message["first"])
+            stream = message.get("for", "")
+            tunnel = self._tunnel(lane, message["far"], message["near"], stream, ours=False)
+            self._agent.tunnel_opened(self, tunnel, first=message["first"], stream=stream)
         elif message["op"] == "notice" and (self._held or self._awaits(message)):
             if not self._held:
                 self._agent.reactor.call_later(_LAST_WORDS, self._release_all)
@@ -199,7 +221,7 @@ class Neighbour(Receiver):
             tunnel.near == message["to"] and tunnel.far in gone for tunnel in self.tunnels.values()
         )
 
-    def _tunnel_closed(self, tunnel: Tunnel) -> None:
+    def _tunnel_closed(self, tunnel: Tunnel | StreamTunnel) -> None:
         self.tunnels.pop(tunnel.lane, None)
         while self._held and not self._awaits(self._held[0]):
             self._agent.from_neighbour(self, self._held.pop(0))

@@ -41,6 +41,7 @@ from monarch._engine.runtime.early import EarlyMessages
 from monarch._engine.runtime.ends import OwnedMesh, Sink, Verdict
 from monarch._engine.runtime.links import Gate, LocalLink, LostLink
 from monarch._engine.runtime.reactor import WRITE
+from monarch._engine.runtime.side_stream import Caller, Via
 from monarch._engine.runtime.watch import Watch
 from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool
@@ -143,6 +144,7 @@ class Proc:
         self.setup: Any = None  # the bootstrap callable's gate, when there is one
         self.notices: dict[str, Callable[[dict[str, Any]], None]] = {}
         self.services: dict[bytes, Callable[[Any, Frame], None]] = {}  # by name: mesh.service
+        self.streams: dict[str, Callable[[socket.socket, Caller], None]] = {}  # by purpose
         self._asked: set[int] = set()
         self._exit_sinks: dict[int, list[Callable[[Verdict], None]]] = {}
         self._links_lock = threading.Lock()
@@ -355,6 +357,27 @@ class Proc:
         link.born = (uid, True)
         return link, introduce
 
+    def open_stream(self, uid: int, purpose: str) -> socket.socket:
+        """A stream of bytes beside the links, to who serves `purpose` in proc `uid`. Never waits.
+
+        Write to it at once; it is at its end if there is nobody to take it, or not any more.
+        """
+        ours, theirs = socket.socketpair()
+        if uid == self.uid:
+            self.reactor.call_soon(self._on_stream, theirs, purpose, Caller(uid, None))
+            return ours
+        self.link_to(uid)  # whose loss says why the stream ends
+        self.tell_agent({"op": "introduce", "to": uid, "for": purpose}, [theirs.fileno()])
+        theirs.close()
+        return ours
+
+    def _on_stream(self, sock: socket.socket, purpose: str, caller: Caller) -> None:
+        serve = self.streams.get(purpose)
+        if serve is None:
+            sock.close()
+        else:
+            serve(sock, caller)
+
     def _pair(self) -> tuple[socket.socket, socket.socket]:
         return socket.socketpair()
 
@@ -535,7 +558,11 @@ class Proc:
         fds = agent.take_fds(frame.nfd)
         message = json.loads(frame.body)
         op = message["op"]
-        if op == "peer":
+        if op == "peer" and "for" in message:
+            via = message.get("via")
+            caller = Caller(message["uid"], via and Via(via["here"], via["tls"]))
+            self._on_stream(self._opened(fds.pop()), message["for"], caller)
+        elif op == "peer":
             self.adopt(self._opened(fds.pop()), message["uid"])
         elif op == "gone":
             for uid, *fields in message["procs"]:

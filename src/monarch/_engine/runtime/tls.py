@@ -17,6 +17,7 @@ worker when it starts, and by an agent for each connection that it takes over.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import socket
 import ssl
@@ -27,7 +28,7 @@ from monarch._engine.base.memory_file import memory_file
 from monarch._engine.protocol.handshake import HandshakeError
 from monarch._engine.runtime.secret import SecretError
 
-__all__ = ["TlsSocket", "client_context", "in_words", "server_context"]
+__all__ = ["TlsSocket", "client_context", "in_words", "own_digest", "server_context"]
 
 _RECORD = 16384
 _MOST = 16 * _RECORD  # bytes per call, so that a fast peer does not keep the reactor
@@ -43,6 +44,15 @@ def server_context() -> ssl.SSLContext:
     context = _context(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     context.num_tickets = 0  # each connection proves everything anew
     return context
+
+
+def own_digest() -> bytes:
+    """The SHA-256 digest of this host's certificate, as it is shown. Raises SecretError."""
+    with _pem("CERT") as path, open(path) as file:
+        text = file.read()
+    begin = text.index(ssl.PEM_HEADER)
+    end = text.index(ssl.PEM_FOOTER, begin) + len(ssl.PEM_FOOTER)
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(text[begin:end])).digest()
 
 
 def _context(context: ssl.SSLContext) -> ssl.SSLContext:
@@ -121,6 +131,7 @@ class TlsSocket:
         self._unsent: bytes | memoryview | None = None  # OpenSSL wants to see the same again
         self.family = sock.family
         self.fileno = sock.fileno
+        self.getsockname = sock.getsockname
         self.close = sock.close
         self.pending = sock.pending
         self.setblocking = sock.setblocking

@@ -69,6 +69,11 @@ class Route(Protocol):
     inline: int
     """Submits of at most this many bytes are carried out by `run`; -1: none."""
 
+    @property
+    def about(self) -> str:
+        """What moves the bytes, in a few words for `explain`."""
+        ...
+
     def run(self, ops: list[Op]) -> None:
         """Do it now, in the calling thread.
 
@@ -89,9 +94,6 @@ class Kind(Protocol):
     """A way in principle."""
 
     name: ClassVar[str]
-
-    about: ClassVar[str]
-    """What moves the bytes, in a few words for `explain`."""
 
     def offer(self, memory: Memory) -> bytes | None:
         """At the owner: what the handle is to carry for `open`, if others may come this way.
@@ -121,8 +123,9 @@ def kinds() -> tuple[Kind, ...]:
     if not _kinds:
         from monarch.rdma.routes.local import Local
         from monarch.rdma.routes.process_vm import ProcessVm
+        from monarch.rdma.routes.stream import Stream
 
-        _kinds = (Local(), ProcessVm())
+        _kinds = (Local(), ProcessVm(), Stream())
         registry.at_end.append(_withdrawn)
     return _kinds
 

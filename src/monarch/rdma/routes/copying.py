@@ -40,6 +40,7 @@ class CopyRoute:
     """A `Route`. What it means to copy is the subclass's business."""
 
     kind = ""
+    about = ""
     inline = INLINE
 
     def copy(self, kind: int, pieces: list[Piece]) -> None:

@@ -26,7 +26,6 @@ class Local:
     """The kind."""
 
     name: ClassVar[str] = "local"
-    about: ClassVar[str] = "a memory copy within this process"
 
     def offer(self, memory: Memory) -> bytes | None:
         """Nothing is needed."""
@@ -46,6 +45,7 @@ class Local:
 
 class _LocalRoute(CopyRoute):
     kind = Local.name
+    about = "a memory copy within this process"
 
     def copy(self, kind: int, pieces: list[Piece]) -> None:
         find = registry.own_registry().find

@@ -60,7 +60,6 @@ class ProcessVm:
     """The kind."""
 
     name: ClassVar[str] = "process-vm"
-    about: ClassVar[str] = "the kernel copies from one process to the other"
 
     def __init__(self) -> None:
         self._open_to_others = False
@@ -101,6 +100,7 @@ _routes: weakref.WeakSet[_VmRoute] = weakref.WeakSet()
 
 class _VmRoute(CopyRoute):
     kind = ProcessVm.name
+    about = "the kernel copies from one process to the other"
 
     def __init__(self, handle: Handle, readv: Any, writev: Any) -> None:
         self._readv = readv

@@ -1,0 +1,128 @@
+"""Over a socket: for whatever memory no other kind of route reaches.
+
+The owner's data thread copies between the socket and the registered memory (`server`), the
+initiator's between the socket and its own (`peer`); requests and answers are in `message`. The
+owner's user code takes no part, and may be busy; its interpreter has to run for the moment between
+two system calls.
+
+Within a host the socket is one end of a pair whose other end the agent hands to the owner. Between
+hosts bytes go through the agents until a direct connection is there, and if there can be none (a
+firewall, a translated address, a missing certificate) for good. Nothing leads here that the control
+links would not admit, and where those are encrypted this is, too: see docs/security.md.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import ClassVar
+
+from monarch import _spi
+from monarch.rdma import registry
+from monarch.rdma.errors import RdmaError
+from monarch.rdma.handle import Handle
+from monarch.rdma.hardware import RDMATcpFallbackWarning
+from monarch.rdma.memory import CPU, Memory
+from monarch.rdma.routes import Unavailable, forget
+from monarch.rdma.routes.stream.peer import Peer
+from monarch.rdma.routes.stream.server import PURPOSE, Server
+from monarch.rdma.transfer import Op, Transfer
+
+__all__ = ["Stream"]
+
+
+class Stream:
+    """The kind."""
+
+    name: ClassVar[str] = "stream"
+
+    def __init__(self) -> None:
+        self._server = Server()
+        self._serves = 0  # the process that it serves as
+        self._peers: dict[bytes, Peer] = {}
+        self._lock = threading.Lock()
+        self._warned = False
+        _spi.when_forked(self._forget)
+
+    def offer(self, memory: Memory) -> bytes | None:
+        """That there is somebody who serves it."""
+        if memory.device != CPU or _spi.is_simulated():
+            return None
+        uid = _spi.own_uid()
+        if self._serves != uid:
+            self._serves = uid
+            _spi.serve_streams(PURPOSE, self._server.accept)
+        return b"\1"
+
+    def withdrawn(self, handle: Handle) -> Callable[[], None] | None:
+        """A drop waits for the slice that is being copied, and for no more."""
+        return self._server.withdrawn(handle)
+
+    def open(self, handle: Handle, device: str) -> _StreamRoute:
+        """A route, if sockets are allowed."""
+        if (handle.device, device) != (CPU, CPU):
+            raise Unavailable("it copies main memory only")
+        if _spi.is_simulated():
+            raise Unavailable("there are no sockets in a simulation")
+        if not _spi.settings.rdma_allow_tcp_fallback:
+            raise Unavailable("sockets are not allowed", "configure(rdma_allow_tcp_fallback=True)")
+        if self.name not in handle.offers:
+            raise Unavailable(
+                "the owner does not serve it", "leave it in there, too (setting rdma_routes)"
+            )
+        if _spi.successor_of(handle.uid) != handle.uid:
+            raise registry.lost_error(handle)
+        with self._lock:
+            peer = self._peers.get(handle.identity)
+            if peer is None:
+                peer = self._peers[handle.identity] = Peer(handle, self._lost)
+        self._warn(handle)
+        return _StreamRoute(peer)
+
+    def _lost(self, peer: Peer) -> None:
+        with self._lock:
+            if self._peers.get(peer.identity) is peer:
+                del self._peers[peer.identity]
+        forget(peer.handle)
+
+    def _warn(self, handle: Handle) -> None:
+        if self._warned or self.name in _spi.settings.rdma_routes or registry.owned_here(handle):
+            return
+        self._warned = True
+        warnings.warn(
+            f"RDMA buffers of {handle.owner} are transferred over a socket, for want of anything "
+            "better: monarch.rdma.explain(buffer) says why",
+            RDMATcpFallbackWarning,
+            stacklevel=2,
+        )
+
+    def _forget(self) -> None:
+        peers, self._peers = self._peers, {}
+        server, self._server = self._server, Server()
+        self._serves = 0
+        self._lock = threading.Lock()
+        for peer in peers.values():
+            peer.close_in_child()
+        server.close_in_child()
+
+
+class _StreamRoute:
+    kind = Stream.name
+    inline = -1  # an answer has to be waited for
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    @property
+    def about(self) -> str:
+        """The way that bytes take now."""
+        return self._peer.how
+
+    def run(self, ops: list[Op]) -> None:
+        """Not possible without waiting."""
+        raise RdmaError(f"internal error: {len(ops)} operations to be done at once")
+
+    def start(self, transfer: Transfer) -> None:
+        """Begin."""
+        self._peer.start(transfer)

@@ -1,0 +1,533 @@
+"""The initiator's side: what this process asks of one owner.
+
+Transfers are cut into chunks, each a request, and dealt out to connections, some of each transfer
+in turn: as many as keep the connection busy, and no more, so that what comes later does not wait
+for long. A `Lane` is a connection with the requests that are unanswered on it.
+
+The first lane is a side stream: it exists as soon as it is asked for, and ends with the owner or
+its host, never else. So the end of this one is the owner's (`RdmaOwnerLost`). If the owner is on
+another host the side stream is carried by agents, and the owner is asked for an invitation; what
+comes of it takes over. A direct connection may break. Then the owner is told to close it; when it
+says that it has, what was unanswered is asked for again. (Not atomic operations: nobody knows
+whether they were carried out.)
+
+When the time of a transfer is over it ends at once. What was asked for may still arrive, and is
+thrown away; what is to be written and has begun to be sent is sent to the end of its chunk.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from monarch import _spi
+from monarch.rdma import registry
+from monarch.rdma.errors import RdmaBufferDropped, RdmaError, RdmaPermissionError
+from monarch.rdma.handle import Handle
+from monarch.rdma.identity import own_host
+from monarch.rdma.routes.stream.connection import Connection, Item
+from monarch.rdma.routes.stream.driver import data_reactor
+from monarch.rdma.routes.stream.landing import TRASH, Text
+from monarch.rdma.routes.stream.message import (
+    DATA,
+    END,
+    FORBIDDEN,
+    GONE,
+    INVITE,
+    NOT_FOUND,
+    OK,
+    RECALL,
+    REPLY,
+    REQUEST,
+    TEXT_LIMIT,
+    VALUE,
+    Landing,
+    Reader,
+    hello,
+)
+from monarch.rdma.routes.stream.server import PURPOSE
+from monarch.rdma.transfer import ADD, WRITE, Op, Transfer
+from monarch.rdma.views import landed, source, target
+
+__all__ = ["Peer"]
+
+CHUNK = 1 << 20
+_WINDOW = 8 * CHUNK  # bytes asked for, or sent, and unanswered, of a lane
+_UNANSWERED = 1024  # requests
+_SMALL = 4 << 10  # bytes to write that are copied behind their request
+_BIG = 64 << 10  # after so much it is the next transfer's turn
+_DIAL = 3.0  # seconds until a direct connection counts as impossible
+_SILENCE = 2.0  # seconds without a byte after which a connection on which time ran out is given up
+_AGAIN = 1.0  # seconds until a direct connection that broke is replaced
+
+_ERRORS: dict[int, type[RdmaError]] = {NOT_FOUND: RdmaBufferDropped, FORBIDDEN: RdmaPermissionError}
+
+
+class _Job:
+    """A transfer under way."""
+
+    __slots__ = ("_pieces", "error", "left", "next", "over", "transfer", "turn")
+
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
+        self._pieces = _pieces(transfer.ops)
+        self.next = next(self._pieces, None)
+        self.left = 0  # requests that are unanswered
+        self.turn = 0  # bytes that were asked for in this turn
+        self.error: RdmaError | None = None
+        self.over = False
+
+    def take(self) -> _Chunk | None:
+        """The next part of it to be asked for."""
+        piece = self.next
+        if piece is None:
+            return None
+        self.next = next(self._pieces, None)
+        self.left += 1
+        self.turn += piece[2]
+        return _Chunk(self, *piece)
+
+    def fail(self, error: RdmaError) -> None:
+        """Ask for no more of it."""
+        self.error = self.error or error
+        self.next = None
+
+    def finish(self) -> None:
+        """All that was asked for is answered."""
+        if self.error is not None:
+            self.transfer.fail(self.error)
+        else:
+            self.transfer.done()
+
+
+def _pieces(ops: list[Op]) -> Iterator[tuple[Op, int, int]]:
+    chunk = min(CHUNK, max(1, _spi.settings.rdma_max_chunk_size_mb) << 20)
+    for op in ops:
+        for at in range(0, op.nbytes, chunk):
+            yield op, at, min(chunk, op.nbytes - at)
+
+
+class _Chunk:
+    """A request for a part of an operation. For what is read also its `Landing`."""
+
+    __slots__ = (
+        "_at",
+        "_final",
+        "_lane",
+        "_offset",
+        "count",
+        "ident",
+        "job",
+        "left",
+        "op",
+        "view",
+    )
+
+    def __init__(self, job: _Job, op: Op, offset: int, count: int) -> None:
+        self.job = job
+        self.ident = 0
+        self.op = op
+        self.count = count
+        self.left = 0
+        self.view: memoryview | None = None
+        self._offset = offset
+        self._at = 0
+        self._final = False
+        self._lane: Lane | None = None
+
+    def asked(self, ident: int) -> list[bytes | memoryview]:
+        """What is sent for it."""
+        op, count = self.op, self.count
+        offset = op.offset + self._offset
+        handle = op.handle
+        request = REQUEST.pack(
+            ident, op.kind, 0, handle.number, handle.token, offset, count, *op.operands
+        )
+        if op.kind != WRITE:
+            self.view = target(op.local, self._offset, count)
+            return [request]
+        self.view = view = source(op.local, self._offset, count)
+        return [request + view] if count <= _SMALL else [request, view]
+
+    def expect(self, lane: Lane, *, final: bool) -> _Chunk:
+        """Its bytes are about to come; `final`: and nothing after them."""
+        if self.op.kind == WRITE:
+            raise ValueError("bytes in answer to a write")
+        self.left = self.count
+        self._at = 0
+        self._lane = lane
+        self._final = final
+        return self
+
+    def abandon(self) -> None:
+        """Nothing goes to its memory any more."""
+        self.view = None
+
+    # -- see Landing -----------------------------------------------------------------------------
+
+    def put(self, data: memoryview) -> None:
+        view, count = self.view, len(data)
+        if view is not None:
+            view[self._at : self._at + count] = data
+        self._at += count
+        self.left -= count
+
+    def fill(self, receive: Callable[[memoryview], int]) -> int:
+        view = self.view
+        count = receive(TRASH[: self.left] if view is None else view[self._at :])
+        self._at += count
+        self.left -= count
+        return count
+
+    def done(self) -> None:
+        if self.view is not None:
+            landed(self.op.local, self._offset, self.view)
+        if self._final and self._lane is not None:
+            self._lane.answered(self, None)
+
+
+class Lane:
+    """A connection, and what is unanswered on it."""
+
+    def __init__(
+        self, peer: Peer, wire: _spi.Wire, number: int, ended: Callable[[Lane], None]
+    ) -> None:
+        self.peer = peer
+        self.number = number
+        self.chunks: dict[int, _Chunk] = {}
+        self.load = 0
+        self.heard = time.monotonic()
+        self.farewell: tuple[int, str] | None = None
+        self.reason = ""
+        self._ended = ended
+        self._asked: dict[int, Callable[[bytes], None]] = {}
+        self._next_id = itertools.cycle(range(1, 1 << 32)).__next__
+        self.connection = Connection(
+            data_reactor(), wire, Reader(REPLY, self._begin), self._lost, self._refill
+        )
+        self.connection.queue((hello(peer.identity, number),))
+
+    def _lost(self, reason: str) -> None:
+        self.reason = reason
+        self._ended(self)
+
+    def ask(self, operation: int, number: int, answered: Callable[[bytes], None]) -> None:
+        """Ask about connections."""
+        ident = self._next_id()
+        self._asked[ident] = answered
+        self.connection.send(REQUEST.pack(ident, operation, 0, number, bytes(16), 0, 0, 0, 0))
+
+    def request(self, chunk: _Chunk) -> list[bytes | memoryview]:
+        """What is sent for a chunk; its answer is waited for from now on."""
+        ident = chunk.ident = self._next_id()
+        self.chunks[ident] = chunk
+        self.load += chunk.count
+        return chunk.asked(ident)
+
+    def _refill(self) -> list[Item]:
+        return self.peer.more_for(self)
+
+    def _begin(self, ident: int, kind: int, status: int, length: int) -> Landing | None:
+        """An answer; see `message`."""
+        self.heard = time.monotonic()
+        chunk = self.chunks.get(ident)
+        if chunk is not None and kind in (DATA, VALUE):
+            if length != chunk.count:
+                raise ValueError(f"{length} bytes where {chunk.count} were asked for")
+            return chunk.expect(self, final=kind == VALUE)
+        if length > TEXT_LIMIT:
+            raise ValueError(f"a text of {length} bytes")
+        if chunk is not None and kind == END:
+            if status == OK:
+                self.answered(chunk, None)
+                return None
+            return Text(length, lambda text: self._refused(chunk, status, text))
+        answer = self._asked.pop(ident, None)
+        if answer is not None:
+            return Text(length, answer)
+        if not ident and kind == END:
+            return Text(length, lambda text: self._on_farewell(status, text))
+        raise ValueError("an answer to nothing")
+
+    def _on_farewell(self, status: int, text: bytes) -> None:
+        self.farewell = (status, text.decode(errors="replace"))
+        self.connection.close(self.farewell[1])
+
+    def _refused(self, chunk: _Chunk, status: int, text: bytes) -> None:
+        kind = _ERRORS.get(status, RdmaError)
+        self.answered(chunk, kind(text.decode(errors="replace")))
+
+    def answered(self, chunk: _Chunk, error: RdmaError | None) -> None:
+        """A chunk is done, or refused."""
+        self.peer.answered(self, chunk, error)
+
+
+class Peer:
+    """An owner. `ended` is called once it is lost: whoever wants it again makes another."""
+
+    def __init__(self, handle: Handle, ended: Callable[[Peer], None]) -> None:
+        self.identity = handle.identity
+        self.handle = handle
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._jobs: deque[_Job] = deque()  # of which there is more to be asked
+        self._open: dict[_Job, None] = {}  # that have not ended
+        self._again: deque[_Chunk] = deque()  # to be asked once more
+        self._lost: Callable[[Handle], RdmaError] | None = None
+        self._wanted = max(1, _spi.settings.rdma_tcp_fallback_parallelism)
+        self._direct: list[Lane] = []
+        self.how = "a socket within this host"
+        """The way that bytes take, for people."""
+        if handle.host != own_host():
+            self._carried("it is not known yet how else")
+        self._first = self._side_stream()
+        self._dealt: tuple[Lane, ...] = (self._first,)  # to which chunks are dealt out
+        self._first.connection.start()
+        self._invite()
+        if handle.uid != _spi.own_uid():
+            _spi.when_gone(handle.uid, lambda _: data_reactor().call_soon(self._gone))
+
+    def _side_stream(self) -> Lane:
+        return Lane(self, _spi.open_stream(self.handle.uid, PURPOSE), 0, self._first_ended)
+
+    # -- transfers -------------------------------------------------------------------------------
+
+    def start(self, transfer: Transfer) -> None:
+        """Carry it out; any thread."""
+        job = _Job(transfer)
+        if not transfer.begin(lambda: data_reactor().call_soon(self._abort, job)):
+            return
+        with self._lock:
+            lost = self._lost
+            if lost is None:
+                self._open[job] = None
+                self._jobs.append(job)
+        if lost is not None:
+            transfer.fail(lost(transfer.ops[0].handle))
+            return
+        for lane in self._dealt:
+            lane.connection.flush()
+
+    def more_for(self, lane: Lane) -> list[Item]:
+        """What this lane is to be asked next, if it is its turn."""
+        items: list[Item] = []
+        outgoing = 0
+        with self._lock:
+            if lane not in self._dealt:
+                return items
+            while lane.load < _WINDOW and len(lane.chunks) < _UNANSWERED and outgoing < CHUNK:
+                chunk = self._take()
+                if chunk is None:
+                    break
+                items += lane.request(chunk)
+                if chunk.op.kind == WRITE:
+                    outgoing += chunk.count
+        return items
+
+    def _take(self) -> _Chunk | None:
+        while self._again:
+            chunk = self._again.popleft()
+            if not chunk.job.over:
+                return chunk
+        while self._jobs:
+            job = self._jobs[0]
+            taken = job.take()
+            if taken is None:
+                self._jobs.popleft()
+                continue
+            if job.turn >= _BIG:
+                job.turn = 0
+                self._jobs.rotate(-1)
+            return taken
+        return None
+
+    def answered(self, lane: Lane, chunk: _Chunk, error: RdmaError | None) -> None:
+        """A chunk is done, or refused; on the data thread."""
+        job = chunk.job
+        with self._lock:
+            del lane.chunks[chunk.ident]
+            lane.load -= chunk.count
+            chunk.abandon()
+            job.left -= 1
+            if error is not None:
+                job.fail(error)
+            finished = self._finished(job)
+        if finished:
+            job.finish()
+
+    def _finished(self, job: _Job) -> bool:
+        """Whether it ends now."""
+        if job.over or job.left or job.next is not None:
+            return False
+        job.over = True
+        del self._open[job]
+        return True
+
+    def _abort(self, job: _Job) -> None:
+        """Its time is over; on the data thread, so that nothing is arriving right now."""
+        with self._lock:
+            if job.over:
+                return
+            job.over = True
+            job.next = None
+            del self._open[job]
+            silent: list[Lane] = []
+            for lane in (self._first, *self._direct):
+                mine = [chunk for chunk in lane.chunks.values() if chunk.job is job]
+                for chunk in mine:
+                    chunk.abandon()
+                if mine and lane.number and time.monotonic() - lane.heard > _SILENCE:
+                    silent.append(lane)
+        job.transfer.fail_late()
+        for lane in silent:
+            lane.connection.close("nothing came for too long")
+
+    # -- connections -----------------------------------------------------------------------------
+
+    def _invite(self) -> None:
+        """Ask for more connections."""
+        with self._lock:
+            missing = 0 if self._lost is not None else self._wanted - len(self._direct)
+        for _ in range(missing):
+            self._first.ask(INVITE, 0, self._invited)
+
+    def _invited(self, body: bytes) -> None:
+        said: dict[str, Any] = json.loads(body)
+        if "near" in said:
+            self.how = "a socket within this host"
+            while len(self._dealt) < self._wanted:
+                lane = self._side_stream()
+                with self._lock:
+                    self._dealt += (lane,)
+                lane.connection.start()
+        elif "reason" in said:
+            self._carried(said["reason"])
+        else:
+            invitation = _spi.Invitation(
+                said["address"],
+                said["port"],
+                bytes.fromhex(said["key"]),
+                bytes.fromhex(said["certificate"]),
+            )
+            number = said["number"]
+            _spi.start_thread("monarch-rdma-dial", lambda: self._come(invitation, number))
+            self._carried("a direct connection is being made")
+
+    def _come(self, invitation: _spi.Invitation, number: int) -> None:
+        reactor = data_reactor()
+        try:
+            wire = _spi.come(invitation, _DIAL)
+        except (OSError, _spi.HandshakeError, _spi.SecretError) as error:
+            where = f"{invitation.address}, port {invitation.port}"
+            why = getattr(error, "strerror", None) or str(error)
+            reactor.call_soon(self._carried, f"no direct connection to {where}: {why}")
+        else:
+            secured = bool(invitation.certificate)
+            reactor.call_soon(self._joined, wire, number, invitation.address, secured)
+
+    def _carried(self, reason: str) -> None:
+        if not self._direct:
+            self.how = f"carried by the agents of the two hosts ({reason})"
+
+    def _joined(self, wire: _spi.Wire, number: int, address: str, secured: bool) -> None:
+        if self._lost is not None:
+            wire.close()
+            return
+        if isinstance(wire, socket.socket):
+            _notice_silence(wire)
+        lane = Lane(self, wire, number, self._direct_ended)
+        with self._lock:
+            self._direct.append(lane)
+            self._dealt = tuple(self._direct)
+        self.how = f"TCP to {address}" + (", TLS 1.3" if secured else "")
+        if len(self._direct) > 1:
+            self.how += f", {len(self._direct)} connections"
+        lane.connection.start()
+        lane.connection.flush()
+
+    def _direct_ended(self, lane: Lane) -> None:
+        """A direct connection broke."""
+        with self._lock:
+            self._direct.remove(lane)
+            self._dealt = tuple(self._direct) or (self._first,)
+            lost = self._lost is not None
+        self._carried(f"a direct connection broke: {lane.reason}")
+        if not lost:
+            self._first.ask(RECALL, lane.number, lambda _: self._recalled(lane))
+            data_reactor().call_later(_AGAIN, self._invite)
+
+    def _recalled(self, lane: Lane) -> None:
+        """The owner has closed it, too: what was unanswered can be asked for again."""
+        ended: list[_Job] = []
+        with self._lock:
+            for chunk in lane.chunks.values():
+                if chunk.op.kind >= ADD:
+                    text = f"the connection broke, {lane.reason}: whether the atomic operation "
+                    chunk.job.fail(RdmaError(text + "was carried out is not known"))
+                    chunk.job.left -= 1
+                    if self._finished(chunk.job):
+                        ended.append(chunk.job)
+                elif not chunk.job.over:
+                    self._again.append(chunk)
+            lane.chunks.clear()
+        for job in ended:
+            job.finish()
+        for other in self._dealt:
+            other.connection.flush()
+
+    def _gone(self) -> None:
+        """Those who watch processes say that the owner has ended."""
+        self._first.connection.close("the process has ended")
+
+    def _first_ended(self, lane: Lane) -> None:
+        """The owner is lost, or does not want to talk to us."""
+        farewell = lane.farewell
+        near = not self._direct and not self.how.startswith("carried")
+
+        def loss(handle: Handle) -> RdmaError:
+            if farewell is not None and farewell[0] != GONE:
+                return RdmaError(f"the owner of buffer {handle.number}: {farewell[1]}")
+            how = "" if near else "its process is gone, or its host cannot be reached any more"
+            return registry.lost_error(handle, farewell[1] if farewell is not None else how)
+
+        with self._lock:
+            if self._lost is not None:
+                return
+            self._lost = loss
+            jobs, self._open = list(self._open), {}
+            for job in jobs:
+                job.over = True
+            lanes = (self._first, *self._dealt, *self._direct)
+            for other in lanes:
+                for chunk in other.chunks.values():
+                    chunk.abandon()
+        self._ended(self)
+        for other in lanes:
+            other.connection.close("the owner is lost")
+        for job in jobs:
+            job.transfer.fail(loss(job.transfer.ops[0].handle))
+
+    def close_in_child(self) -> None:
+        """In a forked child: the connections are the parent's."""
+        for lane in (self._first, *self._dealt, *self._direct):
+            lane.connection.close_in_child()
+
+
+def _notice_silence(sock: socket.socket) -> None:
+    """Have the kernel find out when nobody is there any more, within ten seconds."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", 4),
+        ("TCP_KEEPINTVL", 2),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 10_000),
+    ):
+        option = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
