@@ -332,3 +332,59 @@ def test_an_unknown_message_is_an_error() -> None:
     federation = Federation(Roster(CLIENT), HOME)
     with pytest.raises(ValueError, match="unknown message"):
         federation.heard("b", {"op": "nonsense"}, 0.0)
+
+
+# -- another home ----------------------------------------------------------------------------------
+
+FAR = 99 << 20
+
+
+@pytest.fixture
+def orphaned() -> Federation:
+    """A host with a proc (10) of the client, one (20) of a proc of home (55), and no home."""
+    federation = Federation(Roster(CLIENT), "b")
+    federation.admit(55, HOME)
+    federation.roster.spawn(CLIENT, [{"uid": 10}], "launcher", 0.0)
+    federation.roster.spawn(55, [{"uid": 20}], "launcher", 0.0)
+    assert federation.autopsy(10, CLIENT, 0.0) == [
+        Send(HOME, {"op": "ask", "from": 10, "request": {"op": "autopsy", "uid": CLIENT}})
+    ]
+    kill, away = federation.home_lost(LOST)
+    assert {type(kill), type(away)} == {Kill, Tell}
+    return federation
+
+
+def test_without_a_home_the_client_is_away_and_its_procs_stay(orphaned: Federation) -> None:
+    roster = orphaned.roster
+    assert roster.alive(10)
+    assert not roster.alive(55), "procs of the lost host are gone"
+    (told,) = orphaned.autopsy(10, CLIENT, 0.0)
+    assert isinstance(told, Tell)
+    assert told.notice["op"] == "away"
+    assert orphaned.ended([(10, Verdict(FAILED, "it ended"))]) == [], "nobody hears it"
+
+
+def test_without_a_home_questions_wait_for_another(orphaned: Federation) -> None:
+    assert orphaned.introduce(10, FAR) == []
+    assert orphaned.spawned([FAR + (1 << 20)], ["c"]) == []
+    assert orphaned.tick(100.0) == []
+    found = orphaned.home_found()
+    assert Send(HOME, {"op": "where", "uid": FAR}) in found
+    assert Tell(10, {"op": "back", "uid": CLIENT}) in found
+    answer = {"op": "lives", "uids": [FAR], "hosts": ["c"]}
+    assert orphaned.heard(HOME, answer, 0.0) == [Tunnel("c", 10, FAR, first=False)]
+
+
+def test_another_home_learns_what_the_hosts_hold(orphaned: Federation) -> None:
+    home = Federation(Roster(CLIENT), HOME)
+    home.resumed("b", orphaned.roster.families())
+    assert home.host_of(10) == "b"
+    assert home.autopsy(CLIENT, 10, 0.0) == [
+        Send("b", {"op": "ask", "from": CLIENT, "request": {"op": "autopsy", "uid": 10}})
+    ]
+    orphaned.home_found()
+    assert orphaned.autopsy(CLIENT, 20, 0.0) == [], "it is about to end"
+    (told,) = orphaned.ended([(20, Verdict(FAILED, "it ended"))])
+    assert isinstance(told, Send)
+    assert told.message["to"] == CLIENT
+    assert [end.notice["procs"][0][0] for end in home.host_lost("b", LOST)] == [10]  # type: ignore[union-attr]

@@ -105,7 +105,8 @@ class ProcessJob(JobTrait):
             raise LookupError(f"{cached_path} is no running ProcessJob")
         if not os.path.exists(secret_file(saved._folder)):
             raise LookupError(f"the job of {cached_path} was killed")
-        return reattach(saved.apply_id, secret_file=secret_file(saved._folder))
+        workers = [address for hosts in saved._hosts.values() for address, _ in hosts]
+        return reattach(saved.apply_id, workers=workers, secret_file=secret_file(saved._folder))
 
     # -- life ------------------------------------------------------------------------------------
 

@@ -90,9 +90,9 @@ def start(grace="60s", **options):
     return counters.add.call(1).get().values()
 
 
-def start_there(*addresses):
+def start_there(*addresses, grace="60s"):
     global procs, counters, hosts
-    configure(driver_grace="60s", job_id=JOB)
+    configure(driver_grace=grace, job_id=JOB)
     hosts = attach_to_workers(ca="trust_all_connections", workers=addresses)
     procs = hosts.spawn_procs({"gpus": 2}, name="trainers")
     counters = procs.spawn("counters", Counter)
@@ -445,3 +445,63 @@ def test_procs_on_other_hosts(job: Job, workers: list[str]) -> None:
     assert second("hosts.spawn_procs().spawn('more', Counter).add.call(4).get().values()") == [4, 4]
     assert second(END) is None
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def lose_machine(driver: Driver) -> None:
+    """All that ran for the driver on its own machine is gone, without a word."""
+    pid = driver.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for child in map(int, children):
+        kill(child)
+    driver.kill()
+
+
+def test_hosts_outlive_the_machine_of_the_driver(job: Job, workers: list[str]) -> None:
+    first = job.driver()
+    assert first(f"start_there(*{workers})") == [1] * 4
+    first("globals().update(own=this_proc().spawn('own', Counter)) or 1")
+    assert first("counters.slice(hosts=1, gpus=1).ask.call_one(own).get()") == 1
+    pids = first("counters.pid.call().get().values()")
+    first("globals().update(local=this_host().spawn_procs(name='local').spawn('local', Counter))")
+    local = first("local.pid.call_one().get()")
+    lose_machine(first)
+    until(lambda: local not in job.running())
+    kill(pids[3])
+    second = job.driver()
+    assert second("again()").startswith("LookupError")
+    # It knows of one of the hosts, which knows of the other.
+    assert second(f"again(workers={workers[1:]})") is None
+    assert second("counters.slice(gpus=0).pid.call().get().values()") == [pids[0], pids[2]]
+    assert [ranks for ranks, _ in second("failed()")] == [[0], [3]]
+    assert "Killed(sig=9)" in second("failed()")[1][1]
+    ask_next = "counters.slice(hosts=0, gpus=0).ask.call_one(counters.slice(hosts=1, gpus=0)).get()"
+    assert second(ask_next) == 2
+    second("globals().update(own=this_proc().spawn('own', Counter)) or 1")
+    assert second("counters.slice(hosts=1, gpus=0).ask.call_one(own).get()") == 1
+    assert second(f"hosts_again(*{workers})")
+    assert second("hosts.spawn_procs().spawn('more', Counter).add.call(4).get().values()") == [4, 4]
+    assert second("hosts.stop().get(timeout=60)") is None
+    assert second("counters.slice(gpus=0).add.call(0).get().values()") == [1, 2]
+    # The next one finds it on this machine again, and the one after it does not.
+    second.kill()
+    third = job.driver()
+    assert third("again()") is None
+    assert third("counters.slice(gpus=0).add.call(1).get().values()") == [2, 3]
+    lose_machine(third)
+    fourth = job.driver()
+    assert fourth(f"again(workers={workers})") is None
+    assert fourth("counters.slice(gpus=0).add.call(1).get().values()") == [3, 4]
+    fifth = job.driver()
+    assert "it has a driver" in fifth(f"again(workers={workers})")
+    assert fourth(END) is None
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_hosts_do_not_wait_longer_than_the_grace_period(job: Job, workers: list[str]) -> None:
+    first = job.driver(MONARCH_HOST_TIMEOUT="500ms")
+    assert first(f"start_there(*{workers}, grace='1s')") == [1] * 4
+    pids = first("counters.pid.call().get().values()")
+    lose_machine(first)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    second = job.driver()
+    assert "it has no such job" in second(f"again(workers={workers})")

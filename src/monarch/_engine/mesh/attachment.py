@@ -15,11 +15,11 @@ from monarch._engine.mesh.future import RAISED, VALUE, Future
 from monarch._engine.runtime.client import client_proc
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from monarch._engine.mesh.proc_mesh import ProcMesh
 
-__all__ = ["Attachment"]
+__all__ = ["Attachment", "occupy"]
 
 
 class Attachment:
@@ -29,6 +29,7 @@ class Attachment:
         hosts: from the names to the addresses of their workers.
         secret_file: of the job they belong to; None: they know the secret of this process.
         gateway: the address of the worker through which they are reached, if not directly.
+        reign: of this client, if the hosts may hold what an earlier one had (see `reattach`).
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Attachment:
         hosts: Mapping[str, str],
         secret_file: str | None = None,
         gateway: str | None = None,
+        reign: int = 0,
     ) -> None:
         from monarch._engine.runtime.secret import settings_of  # few programs attach
 
@@ -58,6 +60,7 @@ class Attachment:
                 "op": "attach",
                 "hosts": self._hosts,
                 "gateway": gateway,
+                "reign": reign,
                 "trusting": trusting,
                 "secrets": secrets,
                 "environ": settings_of(os.environ),
@@ -104,6 +107,11 @@ class Attachment:
 
 _attaching: dict[str, list[Attachment]] = {}
 _users: Counter[str] = Counter()  # attachments that use a host
+
+
+def occupy(hosts: Iterable[str]) -> None:
+    """Something is there that was not spawned through an attachment: who stops one lets it be."""
+    _users.update(list(hosts))
 
 
 def _on_attached(message: dict[str, Any]) -> None:

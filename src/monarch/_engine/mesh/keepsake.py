@@ -56,6 +56,8 @@ def keep_job(job: str, grace: float, secret_file: str | None = None) -> None:
     start_agent()
     sock, path = open_door(job)
     message |= {
+        "job": job,
+        "reign": proc.reign,
         "secret": secret_file,
         "environ": settings_of(os.environ),
         "path": path,

@@ -13,18 +13,21 @@ twice, whether it comes as an answer or as news.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._engine.base.failure import Failure, MeshFailure
 from monarch._engine.base.verdict import FAILED
 from monarch._engine.mesh import keepsake as keepsakes
 from monarch._engine.mesh.actor_mesh import ActorMesh
+from monarch._engine.mesh.attachment import Attachment, occupy
 from monarch._engine.mesh.context import Instance, process_context
 from monarch._engine.mesh.future import VALUE, Future
 from monarch._engine.mesh.host_mesh import before_spawn
 from monarch._engine.mesh.proc_mesh import ProcMesh, announce
 from monarch._engine.mesh.roll_call import RollCall
+from monarch._engine.mesh.transport import addresses_of, gateway
+from monarch._engine.protocol.federation import HOME
 from monarch._engine.runtime.client import current_proc, succeed
 from monarch._engine.runtime.ends import OwnedMesh, Verdict
 from monarch._engine.runtime.proc import Proc
@@ -69,11 +72,19 @@ class Reattached:
 Reattached.__module__ = "monarch.actor"
 
 
-def reattach(job_id: str, *, secret_file: str | None = None, timeout: float = 10.0) -> Reattached:
+def reattach(
+    job_id: str,
+    *,
+    workers: Sequence[str] = (),
+    secret_file: str | None = None,
+    timeout: float = 10.0,
+) -> Reattached:
     """Take over the meshes of a script that ended, while its ``driver_grace`` lasts.
 
     Args:
         job_id: what the script was told by the configuration key ``job_id``, or by `job_id()`.
+        workers: addresses of hosts that the script had attached to. Where it is not to be found
+            on this machine, what it had on its hosts is: it was lost with its own machine, say.
         secret_file: of the job, if it is not the one that this process would use anyway.
         timeout: seconds for finding it.
 
@@ -82,10 +93,11 @@ def reattach(job_id: str, *, secret_file: str | None = None, timeout: float = 10
     end everything, call `shutdown_context()`. Restart policies of the old script are not taken
     over: give a `Supervisor` to an actor if it is to outlive the script.
 
-    To be called on the machine of the old script, as the same user, and before anything else that
-    makes this process a client. Raises LookupError when there is no such job, RuntimeError when it
-    has a driver that lives, when the secret is another and when this process is a client already,
-    TimeoutError, and SecretError without a usable secret. Blocks meanwhile.
+    To be called on the machine of the old script, as the same user (with `workers`: anywhere), and
+    before anything else that makes this process a client. Raises LookupError when there is no such
+    job, RuntimeError when it has a driver that lives, when the secret is another, a worker is not
+    reached and when this process is a client already, TimeoutError, and SecretError without a
+    usable secret. Blocks meanwhile.
 
     >>> reattach("yesterday")
     Traceback (most recent call last):
@@ -100,15 +112,60 @@ def reattach(job_id: str, *, secret_file: str | None = None, timeout: float = 10
             "reattach() must come before any other call that spawns or calls: this process has "
             "begun a job of its own, or is part of one"
         )
-    sock, welcome = knock(job_id, find_secret(secret_file), timeout)
+    key = find_secret(secret_file)
     try:
-        succeed(welcome["uid"], welcome["reign"], sock, welcome["agent"])
+        sock, welcome = knock(job_id, key, timeout)
+    except LookupError:
+        if not workers:
+            raise
+        return _come_home(job_id, workers, secret_file, timeout)
+    try:
+        succeed(welcome["uid"], welcome["reign"], (sock, welcome["agent"]))
     except BaseException:
         sock.close()
         raise
     keepsakes.taken_over(job_id)
+    return _take_all(job_id, welcome["keepsakes"])
+
+
+def _come_home(
+    job_id: str, workers: Sequence[str], secret_file: str | None, timeout: float
+) -> Reattached:
+    """Take over what is on the hosts of a script whose own is gone."""
+    from monarch._engine.runtime.gateway import Gateway
+    from monarch._engine.runtime.job_claim import claim
+    from monarch._engine.runtime.secret import find_secret
+
+    addresses = addresses_of(workers)
+    way = None
+    through = gateway()
+    if through is not None:
+        (entry,) = addresses_of([through])
+        way = Gateway(entry, find_secret(), 0).open
+    found = claim(job_id, addresses, find_secret(secret_file), timeout, way)
+    proc = succeed(found.uid, found.reign, None)
+    kept: dict[int, str] = {}
+    known: dict[str, str] = {}
+    coming = {str(address): str(address) for address in addresses}
+
+    def inherited(message: dict[str, Any]) -> None:
+        kept.update(message["keep"])
+        known.update(message["hosts"])
+
+    proc.notices["inherited"] = inherited
+    there: set[str] = set()
+    while coming:
+        Attachment(coming, secret_file, through, found.reign).ready().get(timeout)
+        there.update(coming)
+        coming = {name: address for name, address in known.items() if name not in there}
+    taken = _take_all(job_id, list(kept.values()))
+    keepsakes.keep_job(job_id, found.grace, secret_file)
+    return taken
+
+
+def _take_all(job_id: str, kept: list[str]) -> Reattached:
     root = process_context().actor_instance
-    meshes = [_take(root, keepsakes.recall(kept)) for kept in welcome["keepsakes"]]
+    meshes = [_take(root, keepsakes.recall(keepsake)) for keepsake in kept]
     _share_procs(meshes)
     for prepare in before_spawn:  # also what the procs rely on
         prepare()
@@ -124,6 +181,8 @@ def _take(root: Instance, mesh: ProcMesh | ActorMesh) -> ProcMesh | ActorMesh:
     assert proc is not None
     proc.kept.add(uid)
     if isinstance(mesh, ProcMesh):
+        if mesh._hosts is not None:
+            occupy(set(mesh._hosts._hosts) - {HOME})
         mesh._links_of(mesh._dense_shape())  # so that it can be asked to stop
         announce(mesh)
     return mesh

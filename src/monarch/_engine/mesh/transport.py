@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from monarch._engine.base.address import BindSpec, parse_transport
+from monarch._engine.base.address import BindSpec, ChannelAddr, parse_transport
 from monarch._engine.base.settings import settings
 from monarch._engine.base.worker_address import parse_worker_address
 from monarch._engine.mesh.attachment import Attachment
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from monarch._engine.runtime.worker import Worker
 
 __all__ = [
+    "addresses_of",
     "attach",
     "attach_hosts",
     "attach_to_workers",
     "enable_transport",
+    "gateway",
     "greet_worker",
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",
@@ -92,11 +94,20 @@ def attach_to_workers(
 
 def attach_hosts(workers: Sequence[str], secret_file: str | None = None) -> HostMesh:
     """As `attach_to_workers`; for workers of a job that has a secret of its own, in this file."""
-    from monarch._engine.runtime.greeting import uses_tls
-
     context()  # makes the client if need be
     start_agent()
-    hosts: dict[str, str] = {}
+    hosts = {str(address): str(address) for address in addresses_of(workers)}
+    shape = shape_of(("hosts",), Slice.new_row_major([len(hosts)]))
+    mesh = HostMesh(shape, None, tuple(hosts))
+    mesh._attachment = Attachment(hosts, secret_file, _gateway)
+    return mesh
+
+
+def addresses_of(workers: Sequence[str]) -> list[ChannelAddr]:
+    """What to dial for these workers. Raises RuntimeError for what is no address."""
+    from monarch._engine.runtime.greeting import uses_tls
+
+    addresses: list[ChannelAddr] = []
     for text in workers:
         try:
             if "://*" in text:
@@ -107,11 +118,13 @@ def attach_hosts(workers: Sequence[str], secret_file: str | None = None) -> Host
             uses_tls(address)  # raises for what hosts cannot use
         except (ValueError, NotImplementedError) as error:
             raise RuntimeError(f'invalid worker address "{text}": {error}') from error
-        hosts[str(address)] = str(address)
-    shape = shape_of(("hosts",), Slice.new_row_major([len(hosts)]))
-    mesh = HostMesh(shape, None, tuple(hosts))
-    mesh._attachment = Attachment(hosts, secret_file, _gateway)
-    return mesh
+        addresses.append(address)
+    return addresses
+
+
+def gateway() -> str | None:
+    """The worker through which all others are reached, see `attach`."""
+    return _gateway
 
 
 def attach(addr: str) -> None:

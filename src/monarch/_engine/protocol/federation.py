@@ -28,6 +28,9 @@ Messages between agents, all on the control lane and in order (JSON objects with
     left      a guest has ended
     where     on which host does this proc live?
     lives     the answer, or the news: these procs live there (or on a host that is not known)
+
+Home may be lost, and another come in its place (`home_lost`, `home_found`; see
+runtime.job_keeper). Meanwhile the client is away, as the roster says, and questions wait.
 """
 
 from __future__ import annotations
@@ -141,7 +144,7 @@ class Federation:
     def spawned(self, uids: Sequence[int], hosts: Sequence[str]) -> list[Effect]:
         """These procs of one spawn are about to live on these hosts: remember, and tell home."""
         self._learn(uids, hosts)
-        if self.here == HOME:
+        if self.here == HOME or HOME in self._lost:  # (another home is told by each host)
             return []
         return [Send(HOME, {"op": "lives", "uids": list(uids), "hosts": list(hosts)})]
 
@@ -162,7 +165,7 @@ class Federation:
     def autopsy(self, asker: int, uid: int, now: float) -> list[Effect]:
         """Member `asker` lost its link to `uid`, and wants to know why."""
         host = self.host_of(uid)
-        if host == self.here:
+        if host == self.here or (uid == self.roster.client and self.roster.client_is_away):
             return self._route(self.roster.autopsy(asker, uid, now))
         request = {"op": "autopsy", "uid": uid}
         if host is None:
@@ -212,7 +215,8 @@ class Federation:
         """There is no way to `host` any more: its procs are gone, and its guests have left."""
         self._lost[host] = verdict
         effects: list[Effect] = []
-        for guest in [uid for uid, home in self._guests.items() if home == host]:
+        awaited = self.roster.client if self.roster.client_is_away else 0
+        for guest in [uid for uid, home in self._guests.items() if home == host and uid != awaited]:
             effects += self._left(guest)
         for hosts in self._abroad.values():
             hosts.discard(host)
@@ -223,13 +227,44 @@ class Federation:
             del self._children[uid]
         bereaved: dict[int, list[list[Any]]] = {}
         for hearer, uid in sorted(lost | self._open.pop(host, set())):
-            bereaved.setdefault(hearer, []).append([uid, *verdict])
+            if uid == awaited:
+                effects += self._route(self.roster.autopsy(hearer, uid, 0.0))
+            else:
+                bereaved.setdefault(hearer, []).append([uid, *verdict])
         effects += [
             Tell(parent, rosters.gone(ends))
             for parent, ends in bereaved.items()
             if self.roster.alive(parent)
         ]
         return effects
+
+    # -- another home ----------------------------------------------------------------------------
+
+    def home_lost(self, verdict: Verdict) -> list[Effect]:
+        """There is no way home any more, and another home is waited for.
+
+        What home would have to be asked waits as well.
+        """
+        effects = self._route(self.roster.client_left())
+        self._asked.clear()
+        return [*effects, *self.host_lost(HOME, verdict)]
+
+    def home_found(self) -> list[Effect]:
+        """There is another home, which knows what the hosts have told it."""
+        self.host_found(HOME)
+        effects = self._route(self.roster.client_returned())
+        for uid in self._questions:
+            self._asked[uid] = None
+            effects.append(Send(HOME, {"op": "where", "uid": uid}))
+        return effects
+
+    def resumed(self, host: str, procs: Sequence[Sequence[int]]) -> None:
+        """At another home: these procs live on `host`, each with its parent."""
+        for uid, parent in procs:
+            self._learn([uid], [host])
+            if parent == self.roster.client:
+                self._children[uid] = parent
+        self._goes(self.roster.client, host)
 
     @property
     def deadline(self) -> float:
@@ -243,7 +278,8 @@ class Federation:
         if self._ask_at is None or now < self._ask_at:
             return effects
         self._ask_at = None
-        effects += [Send(HOME, {"op": "where", "uid": uid}) for uid in sorted(self._again)]
+        again = sorted(self._again & self._asked.keys())
+        effects += [Send(HOME, {"op": "where", "uid": uid}) for uid in again]
         self._again.clear()
         return effects
 
@@ -323,8 +359,11 @@ class Federation:
 
     def _look_up(self, uid: int, question: _Question) -> list[Effect] | None:
         """Ask home where `uid` lives; None if there is nobody to ask."""
-        if self.here == HOME or HOME in self._lost:
+        if self.here == HOME or (HOME in self._lost and not self.roster.client_is_away):
             return None
+        if HOME in self._lost:  # it is asked when there is another
+            self._questions.setdefault(uid, []).append(question)
+            return []
         self._questions.setdefault(uid, []).append(question)
         if uid in self._asked:
             return []
@@ -380,7 +419,8 @@ class Federation:
             if isinstance(effect, Tell) and not self._here(effect):
                 host = self._guests[effect.to]
                 notice = {"op": "notice", "to": effect.to, "notice": effect.notice}
-                routed.append(Send(host, notice))
+                if host not in self._lost:
+                    routed.append(Send(host, notice))
             else:
                 routed.append(effect)
         return routed

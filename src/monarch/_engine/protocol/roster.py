@@ -328,6 +328,19 @@ class Roster:
         member.verdict = _LEFT
         return effects
 
+    @property
+    def client_is_away(self) -> bool:
+        """Whether another client is waited for."""
+        return self._away
+
+    def families(self) -> list[tuple[int, int]]:
+        """The procs of this host, each with its parent; also those that are gone, if remembered."""
+        return [
+            (member.uid, member.parent)
+            for member in self._members.values()
+            if not member.guest and member.uid != self.client
+        ]
+
     def client_left(self) -> list[Effect]:
         """The client's process is gone, and another may come in its place."""
         client = self._members[self.client]

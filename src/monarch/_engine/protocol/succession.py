@@ -35,6 +35,7 @@ class Succession:
 
     Args:
         grace: seconds that the job outlives a driver.
+        reign: the number of the driver it has.
 
     >>> job = Succession(60.0)
     >>> job.keep(1, "how to find a mesh")
@@ -46,9 +47,9 @@ class Succession:
     False
     """
 
-    def __init__(self, grace: float) -> None:
+    def __init__(self, grace: float, reign: int = 0) -> None:
         self.grace = grace
-        self.reign = 0
+        self.reign = reign
         self.keepsakes: dict[int, str] = {}
         """By the uid of what they are about."""
         self._state = _DRIVEN

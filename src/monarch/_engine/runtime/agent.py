@@ -11,7 +11,7 @@ and the client hold one control link each (frames of JSON, see `Proc.tell_agent`
     logging     stream the output of procs to the client, or not, and set their log level
     log_flush   pass on what procs printed so far; answered with ``log_flushed``
     log_printed the client printed so much of what was streamed to it
-    keep        the job is to outlive its driver, the client, for a while (`Succession`)
+    keep        the job is to outlive its driver, the client, for a while (`JobKeeper`)
     remember    what the next driver is to find; and ``forget`` it
     here        the next driver is there
     cast_over   no more answers to this cast are wanted
@@ -61,13 +61,12 @@ from monarch._engine.launch.scratch import scratch_path
 from monarch._engine.protocol.federation import HOME, Effect, Federation, Refuse, Send, Tunnel
 from monarch._engine.protocol.handshake import HandshakeError, key_name
 from monarch._engine.protocol.roster import Condemn, Hand, Roster, Tell
-from monarch._engine.protocol.succession import Succession
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.cast_relay import CastRelay
 from monarch._engine.runtime.casting import heads_size
 from monarch._engine.runtime.gateway import Gateway
 from monarch._engine.runtime.greeting import Arrival, Greeting, Wire, dial
-from monarch._engine.runtime.job_door import JobDoor
+from monarch._engine.runtime.job_keeper import FAREWELL, JobKeeper
 from monarch._engine.runtime.log_relay import LogRelay
 from monarch._engine.runtime.neighbour import Neighbour
 from monarch._engine.runtime.reactor import WRITE, Reactor, Timer
@@ -200,6 +199,7 @@ class Agent:
         self._addresses: dict[str, str] = {}  # of hosts, as the client gave them
         self._secrets: dict[str, str] = {}  # files, of hosts that belong to other jobs than we do
         self._greeted = 0  # connections that prove themselves anew
+        self._reign = 0  # of the client, see `JobKeeper`
         self._gateway: str | None = None  # through which workers are reached
         self._trusting = False  # of workers that let in anybody
         self._attaching: dict[str, int] = {}  # hosts that a member waits for
@@ -217,9 +217,7 @@ class Agent:
         self._ends: list[tuple[int, Verdict]] = []  # to be announced
         self._alarm: Timer | None = None
         self._alarm_at = math.inf  # the roster's deadline that it is for
-        self._succession: Succession | None = None  # if the job is to outlive its driver
-        self._door: JobDoor | None = None
-        self._driver_pid = 0
+        self._keeper = JobKeeper(self)
         adopt_orphans()
         self._children = Children()  # launchers, and what a killed launcher leaves behind
         self.reactor.register(self._children.fileno, self._on_child)
@@ -228,7 +226,7 @@ class Agent:
         self._first = link
         link.uid = client_uid
         if here == HOME:
-            self._processes[client_uid] = _Process(client_uid, link)
+            self._admit_client(link)
 
     def run(self) -> None:
         self.reactor.run()
@@ -282,8 +280,8 @@ class Agent:
     def _link_lost(self, link: Link) -> None:
         if isinstance(link.owner, _LauncherLink):
             self._launcher_lost(link.owner)
-        elif link is self._first:
-            self._driver_lost()
+        elif link is self._first and not (self.name == HOME and self._keeper.driver_lost()):
+            self._end()
         # A proc's control link closes when it ends: its exit is reported by the launcher.
 
     def _tell(
@@ -684,94 +682,25 @@ class Agent:
     # -- drivers ---------------------------------------------------------------------------------
 
     def _on_keep(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
-        """The job is to outlive its driver from now on, or (without a period) no longer."""
-        grace, known = message["grace"], self._succession
-        if not grace:
-            self._succession = None
-            self._shut_door()
-            return []
-        if known is not None:
-            known.grace = grace
-            return []
-        take_settings(message["environ"])
-        key = find_secret(message["secret"])
-        self._succession = Succession(grace)
-        self._driver_pid = message["pid"]
-        sock = socket.socket(fileno=fds[0])
-        self._door = JobDoor(self.reactor, sock, message["path"], key, self._knocked)
-        return fds
-
-    def _shut_door(self) -> None:
-        if self._door is not None:
-            self._door.close()
-            self._door = None
+        return self._keeper.keep(message, fds)
 
     def _on_remember(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        if self._succession is not None:
-            self._succession.keep(message["uid"], message["keepsake"])
+        self._keeper.remember(message["uid"], message["keepsake"])
 
     def _on_forget(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        if self._succession is not None:
-            self._succession.drop(message["uid"])
-
-    def _driver_lost(self) -> None:
-        """The driver is gone: wait for another, if it promised that, or end."""
-        job, now = self._succession, drivers.current.now()
-        if job is None or not job.left(now):
-            self._end()
-            return
-        self.reactor.call_later(job.deadline - now, self._look_for_driver)
-        if self._processes.pop(self._client_uid, None) is None:
-            return  # it was about to become one
-        self.casts.caller_gone(self._client_uid, for_good=False)
-        self._perform(self._federation.route(self._roster.client_left()))
-        if self._relay is not None:
-            self._relay.client_left()
-        for neighbour in self._neighbours.values():
-            neighbour.say({"op": "unheard"})
-
-    def _look_for_driver(self) -> None:
-        job = self._succession
-        if job is not None and job.tick(drivers.current.now()):
-            self._end()
-
-    def _knocked(self, sock: socket.socket, purpose: dict[str, Any]) -> None:
-        """Somebody who knows the secret wants to be the driver."""
-        job = self._succession
-        link = self._connect(sock, "the client")
-        if job is None or not job.claim():
-            text = f"it has a driver, process {self._driver_pid} on {self._host}"
-            self._tell(link, {"op": "refused", "reason": text})
-            self._close(link)
-            return
-        if purpose.get("end"):
-            self._end()
-        self._first = link
-        link.uid = self._client_uid
-        self._driver_pid = purpose["pid"]
-        welcome = {
-            "op": "welcome",
-            "uid": self._client_uid,
-            "reign": job.reign,
-            "grace": job.grace,
-            "agent": os.getpid(),
-            "keepsakes": list(job.keepsakes.values()),
-        }
-        self._tell(link, welcome)
+        self._keeper.forget(message["uid"])
 
     def _on_here(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        """Who was welcomed is ready to be told things."""
-        job = self._succession
-        if link is self._first and job is not None and not job.driven:
-            job.taken()
-            self._processes[self._client_uid] = _Process(self._client_uid, link)
-            self._perform(self._federation.route(self._roster.client_returned()))
+        self._keeper.driver_is_here(link)
+
+    def _admit_client(self, link: Link) -> None:
+        self._processes[self._client_uid] = _Process(self._client_uid, link)
 
     def _end(self) -> None:
         """The client is gone: so is everything it started."""
-        self._shut_door()
+        self._keeper.shut_door()
         for neighbour in list(self._neighbours.values()):
-            neighbour.link.end("the client has ended")
+            neighbour.link.end(FAREWELL)
         self._perform(self._roster.client_lost())
         self._children.end(ask=True)
         if self._relay is not None:
@@ -851,6 +780,7 @@ class Agent:
             "from": self._federation.here,
             "as": neighbour.name,
             "session": neighbour.number,
+            "reign": self._reign if self._keeper.awaits(neighbour.name) else 0,
         }
 
         def run() -> None:
@@ -881,6 +811,9 @@ class Agent:
         self._trusting |= message["trusting"]
         self._addresses.update(message["hosts"])
         self._secrets.update(message["secrets"])
+        if message["reign"]:
+            self._reign = message["reign"]
+            self._keeper.attach_again(list(message["hosts"]))
         for host in message["hosts"]:
             self._federation.host_found(host)
             self._attaching[host] = link.uid
@@ -902,8 +835,15 @@ class Agent:
     def _on_connection(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """The worker passes a connection on: of the client's host, or of another of its job."""
         sock = socket.socket(fileno=os.dup(fds[0]))
+
+        def admit(sock: Wire) -> None:
+            if message.get("claim"):
+                self._keeper.answer_claim(sock)
+            else:
+                self._adopt(message["from"], sock, message["reign"], message["number"])
+
         if "session" not in message:
-            self._adopt(message["from"], sock)
+            admit(sock)
             return
         # TLS begins anew between the dialer and this process, see `greeting`.
         from monarch._engine.runtime.tls import server_context
@@ -913,7 +853,7 @@ class Agent:
 
         def accepted(arrival: Arrival) -> None:
             self._greeted -= 1
-            self._adopt(message["from"], arrival.sock)
+            admit(arrival.sock)
 
         def refused(why: str) -> None:
             self._greeted -= 1
@@ -930,8 +870,14 @@ class Agent:
             return
         Greeting(self.reactor, sock, keys.get, accepted, refused, tls=tls, steps_aside=False)
 
-    def _adopt(self, host: str, sock: Wire) -> None:
-        """An authenticated connection of another host."""
+    def _adopt(self, host: str, sock: Wire, reign: int, number: int) -> None:
+        """An authenticated connection of another host; of another home, if it has this reign."""
+        if host == HOME and reign > self._reign:
+            if not self._keeper.may_come_home(reign):
+                sock.close()
+                return
+            self._reign = reign
+            self._tell(self._first, {"op": "home", "reign": reign, "number": number})
         neighbour = self._neighbours.get(host)
         if neighbour is None:
             neighbour = self._neighbours[host] = Neighbour(
@@ -979,7 +925,11 @@ class Agent:
         host = neighbour.name
         if self._federation.here == HOME:
             neighbour.say(self._directory())
-        self._tell_attached(host, None)
+            self._keeper.neighbour_up(neighbour)
+        elif host == HOME and self._reign:
+            self._keeper.home_found(neighbour)
+        if not self._keeper.awaits(host):
+            self._tell_attached(host, None)
 
     def neighbour_lost(self, neighbour: Neighbour, reason: str) -> None:
         """There is no way to that host any more."""
@@ -988,7 +938,9 @@ class Agent:
             return
         del self._neighbours[host]
         if host == HOME:
-            self._end()
+            if not self._keeper.home_lost(reason):
+                self._end()
+            return
         text = f"host {host} is unreachable: {reason}"
         self._tell_attached(host, reason)
         self._perform(self._federation.host_lost(host, Verdict(FAILED, text, INFRASTRUCTURE)))
@@ -1042,6 +994,11 @@ class Agent:
             secrets = message["secrets"].items()
             self._secrets.update({host: path for host, path in secrets if os.path.exists(path)})
             self._trusting = message["trusting"]
+        elif op == "job":
+            self._keeper.heard(message)
+        elif op == "resumed":
+            self._keeper.resumed(neighbour.name, message)
+            self._tell_attached(neighbour.name, None)
         elif op == "unheard":  # the driver is gone, and another may come
             if self._relay is not None:
                 self._relay.client_left()

@@ -85,9 +85,10 @@ def _make_client(uid: int, reign: int) -> Proc:
     return proc
 
 
-def succeed(uid: int, reign: int, agent: socket.socket, agent_pid: int) -> Proc:
-    """The proc of this process, which takes the place of an earlier client, with its agent.
+def succeed(uid: int, reign: int, agent: tuple[socket.socket, int] | None) -> Proc:
+    """The proc of this process, which takes the place of an earlier client.
 
+    `agent` is the connection to that one's agent, and its pid; None: it is gone.
     Raises RuntimeError if this process is a client, or a proc, already.
     """
     global _agent_process
@@ -95,10 +96,15 @@ def succeed(uid: int, reign: int, agent: socket.socket, agent_pid: int) -> Proc:
         if _current is not None:
             raise RuntimeError("this process has a part in a runtime already")
         proc = _make_client(uid, reign)
-        proc.adopt_agent(agent)
-        _agent_process = _FoundAgent(agent_pid)
+        if agent is not None:
+            sock, pid = agent
+            proc.adopt_agent(sock)
+            _agent_process = _FoundAgent(pid)
         become(proc)
-    proc.tell_agent({"op": "here"})
+    if agent is None:
+        start_agent()
+    else:
+        proc.tell_agent({"op": "here"})
     return proc
 
 

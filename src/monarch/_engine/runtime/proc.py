@@ -115,6 +115,7 @@ class Proc:
         self.uid = uid
         self.label = label
         self.client = client
+        self.reign = reign
         self.hostname = socket.gethostname()
         self.pid = os.getpid()
         self.spec: dict[str, Any] = {}  # what this process was started with; empty in a client

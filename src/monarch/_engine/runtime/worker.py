@@ -27,6 +27,7 @@ from monarch._engine.protocol.handshake import key_name
 from monarch._engine.runtime.audit import record
 from monarch._engine.runtime.gateway import RELAY, Relays
 from monarch._engine.runtime.greeting import PROBE, Arrival, Greeting, listen, uses_tls
+from monarch._engine.runtime.job_keeper import CLAIM
 from monarch._engine.runtime.reactor import Reactor
 from monarch._engine.runtime.secret import find_secret
 from monarch._engine.transport.link import Link
@@ -46,9 +47,11 @@ _OPEN_WARNING = (
 class _Job:
     """A client's agent on this host, for one of its sessions: who attaches again gets another."""
 
-    __slots__ = ("link", "process", "session")
+    __slots__ = ("link", "name", "process", "reign", "session")
 
     def __init__(self, process: subprocess.Popen[bytes], link: Link, session: int) -> None:
+        self.name = ""  # if it outlives its client, see `JobKeeper`
+        self.reign = 0
         self.process = process
         self.link = link
         self.session = session
@@ -154,11 +157,14 @@ class Worker:
         if RELAY in purpose:
             self._relay(arrival, address)
             return
+        if CLAIM in purpose:
+            self._pass_claim(arrival, address)
+            return
         try:
             client, host, here = purpose["client"], purpose["from"], purpose["as"]
-            session = purpose["session"]
-            if not all(isinstance(number, int) for number in (client, session)):
-                raise TypeError("client or session")
+            session, reign = purpose["session"], purpose.get("reign", 0)
+            if not all(isinstance(number, int) for number in (client, session, reign)):
+                raise TypeError("client, session or reign")
             if not all(isinstance(name, str) for name in (host, here)):
                 raise TypeError("from or as")
         except (LookupError, TypeError) as error:
@@ -166,7 +172,8 @@ class Worker:
             self._refuse(address, f"it did not say what it came for: {error}")
             return
         job = self._jobs.get(client)
-        if job is not None and not host and session != job.session:
+        new_home = job is not None and not host and reign > job.reign
+        if job is not None and not host and session != job.session and not new_home:
             if session < job.session:  # a late one
                 sock.close()
                 return
@@ -177,6 +184,7 @@ class Worker:
                 sock.close()
                 return
             job = self._start(client, here, session)
+            job.reign = reign
         record(
             "attached",
             peer=_show(address),
@@ -185,12 +193,24 @@ class Worker:
             authenticated=arrival.authenticated,
             certificate=arrival.certificate,
         )
-        message = {"op": "connection", "from": host, "peer": _show(address)}
+        self._pass_on(job, arrival, address, {"from": host, "reign": reign, "number": session})
+
+    def _pass_on(self, job: _Job, arrival: Arrival, address: Any, more: dict[str, Any]) -> None:
+        message = {"op": "connection", "peer": _show(address), **more}
         if self._tls is not None:
             message["session"] = arrival.session.hex()
         body = json.dumps(message).encode()
-        job.link.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=1), [sock.fileno()])
-        sock.close()
+        job.link.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=1), [arrival.sock.fileno()])
+        arrival.sock.close()
+
+    def _pass_claim(self, arrival: Arrival, address: Any) -> None:
+        """Somebody asks for a job that has lost its driver: its agent answers, if there is one."""
+        name = arrival.purpose[CLAIM]
+        job = next((job for job in self._jobs.values() if name and job.name == name), None)
+        if job is None:
+            arrival.sock.close()
+        else:
+            self._pass_on(job, arrival, address, {"from": "", "claim": True})
 
     def _relay(self, arrival: Arrival, address: Any) -> None:
         """Somebody wants to be connected to another worker: this one is its `Gateway`."""
@@ -245,6 +265,10 @@ class Worker:
                 message = json.loads(frame.body)
                 if message["op"] == "shutdown":
                     self._reactor.stop()
+                elif message["op"] == "job":
+                    job.name = message["job"]
+                elif message["op"] == "home":
+                    job.session, job.reign = message["number"], message["reign"]
                 elif message["op"] == "refused":
                     self._refuse(message["peer"], message["reason"])
                 elif message["op"] == "audit":

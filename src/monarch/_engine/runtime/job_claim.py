@@ -1,0 +1,115 @@
+"""Asking workers for a job whose driver, and the host of that, are gone: see `job_keeper`."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from monarch._engine.base.address import ChannelAddr
+from monarch._engine.protocol.handshake import HandshakeError
+from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.greeting import Wire, dial
+from monarch._engine.runtime.job_keeper import ANSWER, CLAIM
+
+__all__ = ["Found", "claim"]
+
+_PAUSE = 0.1  # seconds between two rounds, while it is not sure that the driver is gone
+
+
+class Found(NamedTuple):
+    """A job that can be had."""
+
+    uid: int
+    """Of its client."""
+    reign: int
+    """The number that the next one has."""
+    grace: float
+
+
+def claim(
+    job: str,
+    workers: Sequence[ChannelAddr],
+    key: bytes,
+    timeout: float,
+    way: Callable[[ChannelAddr, float], socket.socket] | None = None,
+) -> Found:
+    """What is to be known of this job, by the first of these workers that has it.
+
+    Blocks. Raises LookupError when none has it, RuntimeError when it has a driver.
+    """
+    deadline = drivers.current.now() + timeout
+    while True:
+        unsure, reasons = False, dict[str, str]()
+        for worker in workers:
+            left = max(0.1, deadline - drivers.current.now())
+            try:
+                answer = _ask(worker, job, key, left, way)
+            except (OSError, HandshakeError) as error:
+                reasons[str(worker)] = str(error)
+                continue
+            if answer is None:
+                reasons[str(worker)] = "it has no such job"
+            elif "uid" in answer:
+                return Found(answer["uid"], answer["reign"], answer["grace"])
+            elif answer["sure"]:
+                raise RuntimeError(f"cannot re-attach to job {job!r}: it has a driver")
+            else:
+                unsure = True
+        if not unsure:
+            told = "".join(f"\n  - {worker}: {reason}" for worker, reason in reasons.items())
+            raise LookupError(f"there is no job {job!r} on these workers:{told}")
+        if drivers.current.now() >= deadline:
+            raise RuntimeError(
+                f"cannot re-attach to job {job!r}: its driver may be alive, its hosts have not "
+                "given it up yet"
+            )
+        select.select([], [], [], _PAUSE)
+
+
+def _ask(
+    worker: ChannelAddr,
+    job: str,
+    key: bytes,
+    timeout: float,
+    way: Callable[[ChannelAddr, float], socket.socket] | None,
+) -> dict[str, Any] | None:
+    """The answer of one worker; None if it has no such job."""
+    deadline = drivers.current.now() + timeout
+    try:
+        sock = dial(worker, key, {CLAIM: job}, timeout, way=way)
+    except ConnectionError as error:
+        if "during the TLS handshake" in str(error):  # there was no agent to begin it with
+            return None
+        raise
+    try:
+        sock.setblocking(False)
+        head = _read(sock, ANSWER.size, deadline)
+        if not head:
+            return None
+        (size,) = ANSWER.unpack(head)
+        answer: dict[str, Any] = json.loads(_read(sock, size, deadline))
+        return answer
+    finally:
+        sock.close()
+
+
+def _read(sock: Wire, size: int, deadline: float) -> bytes:
+    """That many bytes; none if the connection is closed."""
+    data = b""
+    while len(data) < size:
+        try:
+            more = sock.recv(size - len(data))
+        except BlockingIOError:
+            left = deadline - drivers.current.now()
+            if left <= 0 or not select.select([sock.fileno()], [], [], left)[0]:
+                raise TimeoutError("it does not answer") from None
+            continue
+        except ConnectionError:
+            return b""
+        if not more:
+            return b""
+        data += more
+    return data
