@@ -172,15 +172,20 @@ def _process_vm(root: str) -> Fact:
     return Fact("process_vm", {"works": works, "yama": scope}, text, remark)
 
 
-def _nixl(_root: str) -> Fact:
+def _nixl(root: str) -> Fact:
     from importlib.metadata import PackageNotFoundError, version
+
+    from monarch.rdma.hardware import ibverbs_devices
 
     found: dict[str, str] = {}
     for name in ("nixl", "nixl-cu12", "nixl-cu13"):
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     text = ", ".join(f"{name} {number}" for name, number in found.items())
-    return Fact("NIXL", found, text or "not installed (RDMA cards and GPU memory need it)")
+    remark = ""
+    if not found and ibverbs_devices(os.path.join(root, "sys/class/infiniband")):
+        remark = "RDMA buffers do not use the cards: pip install 'pymonarch[rdma]'"
+    return Fact("NIXL", found, text or "not installed (it drives RDMA cards)", remark)
 
 
 def _gpus(root: str) -> Fact:

@@ -122,10 +122,11 @@ def kinds() -> tuple[Kind, ...]:
     global _kinds
     if not _kinds:
         from monarch.rdma.routes.local import Local
+        from monarch.rdma.routes.nixl import Nixl
         from monarch.rdma.routes.process_vm import ProcessVm
         from monarch.rdma.routes.stream import Stream
 
-        _kinds = (Local(), ProcessVm(), Stream())
+        _kinds = (Local(), ProcessVm(), Nixl(), Stream())
         registry.at_end.append(_withdrawn)
     return _kinds
 

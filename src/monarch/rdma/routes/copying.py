@@ -21,7 +21,7 @@ from monarch.rdma.routes import Unavailable
 from monarch.rdma.table import Contended
 from monarch.rdma.transfer import ADD, READ, WRITE, Op, Transfer
 
-__all__ = ["CopyRoute", "Piece", "atomic_result"]
+__all__ = ["CopyRoute", "Piece", "atomic_result", "slices"]
 
 Piece = tuple[Op, int, int]
 """Of an operation: where in it, and how many bytes."""
@@ -57,11 +57,11 @@ class CopyRoute:
             op = ops[0]
             self.copy(op.kind, [(op, 0, op.nbytes)])
             return
-        for kind, pieces in _slices(ops):
+        for kind, pieces in slices(ops):
             if kind <= WRITE:
                 self.copy(kind, pieces)
             else:
-                self._atomically(pieces[0][0], time.monotonic() + _SPIN, os.sched_yield)
+                self.atomically(pieces[0][0], time.monotonic() + _SPIN, os.sched_yield)
 
     def start(self, transfer: Transfer) -> None:
         """Everything, on other threads."""
@@ -69,7 +69,8 @@ class CopyRoute:
         threads = min(_MOST_THREADS, CORES, 1 + total // _SPREAD)
         spread(_Job(self, transfer).work, threads)
 
-    def _atomically(self, op: Op, deadline: float, pause: Callable[[], object]) -> None:
+    def atomically(self, op: Op, deadline: float, pause: Callable[[], object]) -> None:
+        """Carry out an ADD or SWAP, again while another one is under way. Raises Contended."""
         while True:
             try:
                 self.atomic(op)
@@ -87,7 +88,7 @@ class _Job:
     def __init__(self, route: CopyRoute, transfer: Transfer) -> None:
         self._route = route
         self._transfer = transfer
-        self._slices = list(_slices(transfer.ops))
+        self._slices = list(slices(transfer.ops))
         self._next = itertools.count()
         self._lock = threading.Lock()
         self._at_work = 0
@@ -131,7 +132,7 @@ class _Job:
             self._route.copy(kind, pieces)
             return
         try:
-            self._route._atomically(
+            self._route.atomically(
                 pieces[0][0],
                 self._transfer.deadline,
                 lambda: threading.Event().wait(_SPIN),
@@ -151,9 +152,9 @@ class _Job:
             self._transfer.done()
 
 
-def _slices(ops: list[Op]) -> Iterator[tuple[int, list[Piece]]]:
-    """The operations, cut and gathered."""
-    limit = min(SLICE, max(1, _spi.settings.rdma_max_chunk_size_mb) << 20)
+def slices(ops: list[Op], limit: int = SLICE) -> Iterator[tuple[int, list[Piece]]]:
+    """The operations, cut and gathered to slices of at most `limit` bytes."""
+    limit = min(limit, max(1, _spi.settings.rdma_max_chunk_size_mb) << 20)
     kind = READ
     pieces: list[Piece] = []
     room = limit

@@ -17,7 +17,7 @@ from monarch.rdma.routes import Unavailable
 from monarch.rdma.routes.copying import CopyRoute, Piece, atomic_result
 from monarch.rdma.transfer import READ, Op
 
-__all__ = ["Local"]
+__all__ = ["Local", "LocalRoute"]
 
 _move = ctypes.memmove  # without the interpreter lock
 
@@ -34,20 +34,23 @@ class Local:
     def withdrawn(self, handle: Handle) -> None:
         """The registry knows."""
 
-    def open(self, handle: Handle, device: str) -> _LocalRoute:
+    def open(self, handle: Handle, device: str) -> LocalRoute:
         """A route, if the memory is ours."""
         if not registry.owned_here(handle):
             raise Unavailable("the memory is another process's")
         if (handle.device, device) != (CPU, CPU):
             raise Unavailable("it copies main memory only")
-        return _LocalRoute()
+        return LocalRoute()
 
 
-class _LocalRoute(CopyRoute):
+class LocalRoute(CopyRoute):
+    """The route."""
+
     kind = Local.name
     about = "a memory copy within this process"
 
     def copy(self, kind: int, pieces: list[Piece]) -> None:
+        """See `CopyRoute`."""
         find = registry.own_registry().find
         for op, at, count in pieces:
             found = find(op.handle.number, op.handle.token)
@@ -64,6 +67,7 @@ class _LocalRoute(CopyRoute):
                 raise RdmaBufferDropped(registry.dropped_text(op.handle.number))
 
     def atomic(self, op: Op) -> None:
+        """See `CopyRoute`."""
         own = registry.own_registry()
         found = own.find(op.handle.number, op.handle.token)
         with found.writing(), own.alone(found):

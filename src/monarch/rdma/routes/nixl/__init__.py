@@ -1,0 +1,64 @@
+"""Through NIXL: network cards move the bytes (InfiniBand, RoCE, EFA), also of GPUs.
+
+An extra, ``pip install 'pymonarch[rdma]'``, and used where it pays: if both hosts have a card with
+verbs. Without one the library would use TCP, which our own sockets do better, and unlike it with
+authentication. The setting ``rdma_routes`` forces it, even so.
+
+`library` is what we call, `progress` the thread that asks how transfers go, `lease` how owners lend
+their memory and take it back, `route` how initiators use it.
+
+Known limits: what goes over the card is not encrypted. The library keeps the keys of registrations
+that ended, some hundred bytes each, as long as it knows their owner.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from monarch import _spi
+from monarch.rdma.handle import Handle
+from monarch.rdma.hardware import is_ibverbs_available
+from monarch.rdma.memory import Memory
+from monarch.rdma.routes import Unavailable
+from monarch.rdma.routes.nixl import lease
+from monarch.rdma.routes.nixl.library import REMEDY, installed
+from monarch.rdma.routes.nixl.route import NixlRoute
+
+__all__ = ["Nixl"]
+
+_VERSION = b"1"  # of the leases
+
+
+class Nixl:
+    """The kind."""
+
+    name: ClassVar[str] = NixlRoute.kind
+
+    def offer(self, memory: Memory) -> bytes | None:
+        """Offered is that a peer may ask; nothing is loaded, started or registered before."""
+        return _VERSION if not _why_not() else None
+
+    def open(self, handle: Handle, device: str) -> NixlRoute:
+        """A route, if both sides want it."""
+        why_not = _why_not()
+        if why_not:
+            raise Unavailable(*why_not)
+        if handle.offers.get(self.name) != _VERSION:
+            raise Unavailable(
+                "the owner does not offer it: it has no NIXL, or no card with verbs",
+                f"there: {REMEDY}",
+            )
+        return NixlRoute(handle)
+
+    withdrawn = staticmethod(lease.withdrawn)
+
+
+def _why_not() -> tuple[str, str] | None:
+    """The reason not to use it in this process, and the remedy."""
+    if _spi.is_simulated():
+        return "it is not simulated", ""
+    if installed() is None:
+        return "NIXL is not installed", REMEDY
+    if not is_ibverbs_available() and Nixl.name not in _spi.settings.rdma_routes:
+        return "this host has no network card with verbs", ""
+    return None

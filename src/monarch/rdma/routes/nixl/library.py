@@ -1,0 +1,217 @@
+"""The NIXL library: found, loaded without side effects, and its one agent in this process.
+
+NIXL (with UCX underneath) drives network cards with verbs, EFA and memory of GPUs. It is an extra
+of this package, and loaded when the first transfer needs it.
+
+What we call is the layer under its Python interface. That one fixes the period of the thread that
+makes progress to zero, which keeps a core busy for as long as the agent lives; with a period the
+thread sleeps until something happens.
+
+Loaded as it is by default, it would close the log handlers of the program, print, and take signal
+handlers (of SIGHUP, SIGSEGV, ...) away from it. The environment variables that prevent this are in
+effect while it loads; a user's own have precedence.
+
+An agent is never destroyed. It would end connections that a forked child shares with its parent;
+and at the end of a process the kernel takes everything back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import importlib.util
+import os
+import re
+import threading
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+from monarch.rdma.hardware import is_ibverbs_available
+from monarch.rdma.memory import CPU, Memory
+from monarch.rdma.routes import Unavailable
+from monarch.rdma.transfer import READ
+
+__all__ = ["REMEDY", "Agent", "Disconnected", "Failed", "installed", "library"]
+
+REMEDY = "pip install 'pymonarch[rdma]'"
+_PACKAGES = ("nixl_cu12", "nixl_cu13")  # both run without CUDA; they need its driver for GPUs only
+_PERIOD = 100_000  # microseconds between two looks of its thread when nothing happens
+_QUIET = {
+    "NIXL_LOG_LEVEL": "FATAL",
+    "UCX_LOG_LEVEL": "fatal",
+    "UCX_HANDLE_ERRORS": "none",  # no signal handlers
+    "UCX_DEBUG_SIGNO": "0",
+}
+# UCX would listen at TCP ports of all interfaces, for anybody. With a card it need not.
+_CLOSED = {"UCX_TLS": "^tcp"}
+
+
+class Disconnected(Exception):
+    """The peer cannot be reached any more."""
+
+
+class Failed(Exception):
+    """The library refuses, or failed; the text is its own."""
+
+
+@functools.cache
+def installed() -> str | None:
+    """The name of the package that has the library."""
+    return next((name for name in _PACKAGES if importlib.util.find_spec(name)), None)
+
+
+@functools.cache
+def library() -> Any:
+    """The library. Raises Unavailable, with the remedy."""
+    name = installed()
+    if name is None:
+        raise Unavailable("NIXL is not installed", REMEDY)
+    try:
+        with _environment(), _log_handlers_kept():
+            return importlib.import_module(f"{name}._bindings")
+    except ImportError as error:
+        raise Unavailable(f"NIXL cannot be loaded: {error}", f"{REMEDY}, anew") from None
+
+
+@contextlib.contextmanager
+def _environment() -> Generator[None, None, None]:
+    wanted = _QUIET | _CLOSED if is_ibverbs_available() else _QUIET
+    ours = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _log_handlers_kept() -> Generator[None, None, None]:
+    """Ignore the configuration of logging that comes with the library: it closes all handlers."""
+    import logging.config
+
+    configure, raising = logging.config.dictConfig, logging.raiseExceptions
+
+    def others(config: Any) -> None:
+        if "nixl" not in config.get("loggers", ()):
+            configure(config)
+
+    logging.config.dictConfig = others
+    try:
+        yield
+    finally:
+        logging.config.dictConfig = configure
+        logging.raiseExceptions = raising
+
+
+class Agent:
+    """This process, for NIXL. Making one takes half a second. Raises Unavailable.
+
+    Whoever calls it must hold `lock`. (The library has one of its own, but would wait for it with
+    the interpreter lock held.)
+
+    Args:
+        name: of the process; others get to know it with the metadata.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.lock = threading.Lock()
+        nixl: Any = library()
+        self._nixl = nixl
+        self._errors: tuple[type[Exception], ...] = tuple(
+            getattr(nixl, name) for name in dir(nixl) if re.fullmatch("nixl.*Error", name)
+        )
+        self._operation = {True: nixl.NIXL_READ, False: nixl.NIXL_WRITE}
+        config = nixl.nixlAgentConfig()
+        config.useProgThread = True
+        config.useListenThread = False
+        config.syncMode = nixl.NIXL_THREAD_SYNC_STRICT
+        config.pthrDelay = _PERIOD
+        config.captureTelemetry = False
+        try:
+            with _environment():
+                self._agent = nixl.nixlAgent(name, config)
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._agent))
+                self._agent.createBackend("UCX", {})
+        except self._errors as error:
+            raise Unavailable(f"NIXL cannot be started: {error}", "UCX_LOG_LEVEL=info") from None
+
+    def register(self, memory: Memory) -> None:
+        """Make memory known to the hardware. It must stay until it is `unregister`ed."""
+        self._call(self._agent.registerMem, self._registration(memory))
+
+    def unregister(self, memory: Memory) -> None:
+        """Once for each `register`."""
+        self._call(self._agent.deregisterMem, self._registration(memory))
+
+    def metadata(self, memory: Memory) -> bytes:
+        """What a peer needs to reach this process and registered memory."""
+        return bytes(self._call(self._agent.getLocalPartialMD, self._registration(memory), True))
+
+    def meet(self, metadata: bytes) -> str:
+        """Take what a peer sent: its name. Connects on first use."""
+        return bytes(self._call(self._agent.loadRemoteMD, metadata)).decode()
+
+    def part(self, peer: str) -> None:
+        """End the connection to a peer, and what is under way on it."""
+        with contextlib.suppress(Failed, Disconnected):
+            self._call(self._agent.invalidateRemoteMD, peer)
+
+    def post(
+        self, kind: int, pieces: Iterable[tuple[Memory, int, int, int]], device: str, peer: str
+    ) -> int:
+        """Begin to move `pieces` (local memory, offset in it, remote address, bytes); a number.
+
+        The local memories are registered and on one device; `device` is the remote one.
+        """
+        pieces = list(pieces)
+        at, there = _place(pieces[0][0].device), _place(device)
+        local = [(memory.address + start, count, at) for memory, start, _, count in pieces]
+        remote = [(address, count, there) for _, _, address, count in pieces]
+        nixl = self._nixl
+        number: int = self._call(
+            self._agent.createXferReq,
+            self._operation[kind == READ],
+            nixl.nixlXferDList(self._segment(pieces[0][0].device), local),
+            nixl.nixlXferDList(self._segment(device), remote),
+            peer,
+        )
+        try:
+            self._call(self._agent.postXferReq, number)
+        except (Failed, Disconnected):
+            self.release(number)
+            raise
+        return number
+
+    def arrived(self, number: int) -> bool:
+        """Whether what was posted has been moved. Raises if it failed."""
+        status = self._call(self._agent.getXferStatus, number)
+        return bool(status != self._nixl.NIXL_IN_PROG)
+
+    def release(self, number: int) -> None:
+        """Forget what was posted, once."""
+        with contextlib.suppress(Failed, Disconnected):
+            self._call(self._agent.releaseXferReq, number)
+
+    def _registration(self, memory: Memory) -> Any:
+        place = (memory.address, memory.nbytes, _place(memory.device), "")
+        return self._nixl.nixlRegDList(self._segment(memory.device), [place])
+
+    def _segment(self, device: str) -> Any:
+        return self._nixl.DRAM_SEG if device == CPU else self._nixl.VRAM_SEG
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            result = function(*args)
+        except self._nixl.nixlRemoteDisconnectError as error:
+            raise Disconnected(str(error)) from None
+        except self._errors as error:
+            raise Failed(str(error)) from None
+        return result
+
+
+def _place(device: str) -> int:
+    """The number of a device among its kind."""
+    return int(device.partition(":")[2] or 0)
