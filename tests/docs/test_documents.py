@@ -18,7 +18,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = ["docs/getting_started.md", "docs/failures.md", "docs/jobs.md", "docs/testing.md"]
+DOCUMENTS = [
+    "docs/getting_started.md",
+    "docs/failures.md",
+    "docs/jobs.md",
+    "docs/rdma.md",
+    "docs/testing.md",
+]
 
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 END_OF_BLOCK = "----- end of block -----"

@@ -98,9 +98,9 @@ def explain(buffer: RDMABuffer, *, device: str = CPU) -> Explanation:
             ways.append(Way(kind.name, NOT_NEEDED if taken else REFUSED, "", ""))
     if taken is not None and handle.size >= _LARGE and _has_small_pages(handle):
         remarks.append(
-            "its memory is in pages of 4 kB, which about halves the speed of large copies: huge "
-            "pages help (large numpy arrays have them; torch with THP_MEM_ALLOC_ENABLE=1; "
-            "mmap.madvise(mmap.MADV_HUGEPAGE))"
+            "its memory is in pages of 4 kB, which halves the speed of large copies, or worse; "
+            "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 in the environment of the program gives large "
+            "objects huge pages"
         )
     return Explanation(repr(buffer), ways, remarks)
 

@@ -125,6 +125,45 @@ def test_a_killed_owner_is_lost_at_once(procs: Procs) -> None:
         assert explain(lost).route is None
 
 
+class Builder(Actor):
+    """Registers in its constructor, and still has the buffer in its last act."""
+
+    def __init__(self, into: RDMABuffer) -> None:
+        self.into = into
+        self.memory = bytearray(b"built")
+        self.buffer = RDMABuffer(self.memory)
+
+    @endpoint
+    def give(self) -> RDMABuffer:
+        return self.buffer
+
+    @endpoint
+    def fail(self) -> None:
+        raise SystemExit
+
+    def __cleanup__(self, error: Exception | None) -> None:
+        last = bytearray(5)
+        self.buffer.read_into(last).get(timeout=WAIT)
+        self.into.write_from(last).get(timeout=WAIT)
+
+
+@pytest.mark.parametrize("how", ["stop", "failure"])
+def test_what_a_constructor_registered_ends_after_the_last_act(procs: Procs, how: str) -> None:
+    mesh = procs(1)
+    memory = bytearray(5)
+    with RDMABuffer(memory) as into:
+        builder = mesh.spawn("builder", Builder, into)
+        buffer = builder.give.call_one().get(timeout=WAIT)
+        if how == "stop":
+            builder.stop().get(timeout=WAIT)
+        else:
+            builder.fail.call_one().exception(timeout=WAIT)
+            until(lambda: buffer.read_into(bytearray(5)).exception(timeout=WAIT))
+        with pytest.raises(RdmaBufferDropped):
+            buffer.read_into(bytearray(5)).get(timeout=WAIT)
+    assert memory == b"built"
+
+
 class Writer(Actor):
     @endpoint
     def write_until_it_ends(self, buffer: RDMABuffer, size: int) -> tuple[int, str]:
