@@ -30,6 +30,7 @@ class Attachment:
         secret_file: of the job they belong to; None: they know the secret of this process.
         gateway: the address of the worker through which they are reached, if not directly.
         reign: of this client, if the hosts may hold what an earlier one had (see `reattach`).
+        called: from the names to what the program called them.
     """
 
     def __init__(
@@ -38,10 +39,12 @@ class Attachment:
         secret_file: str | None = None,
         gateway: str | None = None,
         reign: int = 0,
+        called: Mapping[str, str] | None = None,
     ) -> None:
         from monarch._engine.runtime.secret import settings_of  # few programs attach
 
         self._hosts = dict(hosts)
+        self._called = dict(called or {})
         self._errors: dict[str, str] = {}
         self._missing = set(hosts)
         self._waiting: list[Future[Any]] = []
@@ -63,6 +66,7 @@ class Attachment:
                 "reign": reign,
                 "trusting": trusting,
                 "secrets": secrets,
+                "config": settings.snapshot(),
                 "environ": settings_of(os.environ),
             }
         )
@@ -100,7 +104,10 @@ class Attachment:
             if not self._errors:
                 future._resolve(VALUE, True)
                 continue
-            lines = [f"  - {host}: {error}" for host, error in sorted(self._errors.items())]
+            lines = [
+                f"  - {self._called.get(host, host)}: {error}"
+                for host, error in sorted(self._errors.items())
+            ]
             text = f"attach failed: no connection to {len(lines)} host(s):\n" + "\n".join(lines)
             future._resolve(RAISED, RuntimeError(text))
 

@@ -96,10 +96,11 @@ def attach_hosts(workers: Sequence[str], secret_file: str | None = None) -> Host
     """As `attach_to_workers`; for workers of a job that has a secret of its own, in this file."""
     context()  # makes the client if need be
     start_agent()
-    hosts = {str(address): str(address) for address in addresses_of(workers)}
+    names = [str(address) for address in addresses_of(workers)]
+    hosts, called = dict(zip(names, names, strict=True)), dict(zip(names, workers, strict=True))
     shape = shape_of(("hosts",), Slice.new_row_major([len(hosts)]))
     mesh = HostMesh(shape, None, tuple(hosts))
-    mesh._attachment = Attachment(hosts, secret_file, _gateway)
+    mesh._attachment = Attachment(hosts, secret_file, _gateway, called=called)
     return mesh
 
 
@@ -117,7 +118,10 @@ def addresses_of(workers: Sequence[str]) -> list[ChannelAddr]:
             address = parse_worker_address(text, resolve=resolve).address
             uses_tls(address)  # raises for what hosts cannot use
         except (ValueError, NotImplementedError) as error:
-            raise RuntimeError(f'invalid worker address "{text}": {error}') from error
+            said = str(error)
+            if not said.startswith("invalid worker address"):
+                said = f'invalid worker address "{text}": {said}'
+            raise RuntimeError(said) from error
         addresses.append(address)
     return addresses
 

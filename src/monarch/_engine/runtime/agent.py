@@ -807,6 +807,9 @@ class Agent:
     def _on_attach(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """The client wants these hosts: by name, the addresses where their workers listen."""
         take_settings(message["environ"])
+        settings.install_client_values(message["config"])
+        if not self._neighbours:  # what was configured since this process was started counts
+            self.sentinel = Sentinel(self.reactor, settings.host_timeout)
         self._gateway = message["gateway"]
         self._trusting |= message["trusting"]
         self._addresses.update(message["hosts"])
