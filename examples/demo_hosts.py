@@ -67,9 +67,8 @@ def unavailable() -> str:
     for command in ("unshare", "ip"):
         if shutil.which(command) is None:
             return f"the command {command} is missing (Debian: apt-get install util-linux iproute2)"
-    tried = subprocess.run(
-        namespace("sh", "-c", SWITCH), capture_output=True, text=True, check=False
-    )
+    trial = namespace("sh", "-c", f'{SWITCH.strip()} && exec "$0" -c pass', sys.executable)
+    tried = subprocess.run(trial, capture_output=True, text=True, check=False)
     if tried.returncode:
         why = tried.stderr.strip().partition("\n")[0]
         return why if os.geteuid() == 0 else f"they need root ({why})"
