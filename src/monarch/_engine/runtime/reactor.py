@@ -2,7 +2,7 @@
 
 It waits on descriptors with epoll (`select.poll` elsewhere), calls the callback registered for
 each ready one, then what other threads asked it to run (`call_soon`), then timers that are due.
-Callbacks must not block. Waking it costs one eventfd write, skipped while a wake-up is under way.
+Callbacks must not block. Waking it costs one eventfd write, skipped while it does not wait.
 
 Most timers are deadlines of calls and are cancelled long before they are due. So setting one wakes
 nobody unless it comes before all others, and cancelled ones are swept out of the heap whenever it
@@ -66,6 +66,7 @@ class Reactor:
         self._wakes = _NEVER  # when the wait under way, if any, ends by itself
         self._crowded = _FEW  # entries at which cancelled timers are swept out
         self._order = itertools.count()
+        self._waiting = False  # or about to; what is queued before it is set is seen
         self._woken = False
         self._running = True
         self.ident = 0
@@ -89,7 +90,7 @@ class Reactor:
     def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
         """Run `callback(*args)` on the reactor thread. Takes no lock: safe in finalisers."""
         self._soon.append((callback, args))
-        if not self._woken:
+        if self._waiting and not self._woken:
             self._woken = True
             os.write(self._wake_out, b"\1\0\0\0\0\0\0\0")
 
@@ -154,7 +155,10 @@ class Reactor:
         callbacks = self._callbacks
         soon = self._soon
         while self._running:
-            for fd, mask in poll(self._timeout()):
+            self._waiting = True
+            ready = poll(self._timeout())
+            self._waiting = False
+            for fd, mask in ready:
                 callback = callbacks.get(fd)
                 if callback is not None:
                     try:
