@@ -404,8 +404,11 @@ class Channel:
     @property
     def deadline(self) -> float | None:
         """When `tick` has something to do, or None."""
-        times = (self._dial_at, self._patience_at, self._ack_at, self._rto_at)
-        return min((time for time in times if time is not None), default=None)
+        due = self._ack_at
+        for time in (self._dial_at, self._patience_at, self._rto_at):
+            if time is not None and (due is None or time < due):
+                due = time
+        return due
 
     def tick(self, now: float) -> list[Effect]:
         """Do what is due."""

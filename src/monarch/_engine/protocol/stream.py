@@ -38,11 +38,12 @@ class PacketStream:
     ([], [Connected(again=False)])
     """
 
-    __slots__ = ("_channel", "_filled", "_header", "_payload", "_peer", "_tail", "_target")
+    __slots__ = ("_channel", "_filled", "_header", "_payload", "_peer", "_tail", "_target", "dry")
 
     def __init__(self, channel: Channel, peer: str) -> None:
         self._channel = channel
         self._peer = peer
+        self.dry = True
         self._tail = b""  # the beginning of a packet that is read with what comes next
         # A packet whose payload is being read by itself: header, where the payload goes, how much
         # of it is there, and what the channel gets for it (None: it is in its place).
@@ -54,15 +55,18 @@ class PacketStream:
     def gather(self, now: float, limit: int) -> list[Buffer]:
         """Buffers to write next, of about `limit` bytes: the last packet may exceed it.
 
-        Ask for little at a time: what was gathered can no longer be overtaken.
+        Ask for little at a time: what was gathered can no longer be overtaken. `dry` says whether
+        that was all there is, for now.
         """
         buffers: list[Buffer] = []
         while limit > 0:
             packet = self._channel.next_packet(now)
             if packet is None:
-                break
+                self.dry = True
+                return buffers
             buffers += packet
             limit -= sum(map(len, packet))
+        self.dry = False
         return buffers
 
     def target(self) -> memoryview | None:

@@ -38,7 +38,15 @@ __all__ = ["HostLink", "Receiver"]
 
 _GATHER = 512 << 10  # bytes handed to the socket at a time
 _MOST_BUFFERS = 512
+_SMALL = 16 << 10
 _JITTER = 1 << 20
+
+
+def _few(buffers: list[Buffer]) -> list[Buffer]:
+    """These bytes in few buffers: small ones are joined, which costs less than a list of them."""
+    if len(buffers) > 1 and sum(map(len, buffers)) <= _SMALL:
+        return [b"".join(buffers)]
+    return [buffer for buffer in buffers if len(buffer)]
 
 
 class Receiver:
@@ -85,6 +93,7 @@ class HostLink:
         self._channel = channel
         self._stream: PacketStream | None = None
         self._sock: Wire | None = None
+        self._plain = True
         self._fd = -1
         self._out: list[memoryview] = []  # gathered, and not taken by the socket yet
         self._waits = False  # for the socket to take more
@@ -169,12 +178,13 @@ class HostLink:
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
+        self._plain = isinstance(sock, socket.socket)  # else TLS
         self._fd = sock.fileno()
         self._stream = PacketStream(self._channel, self._peer)
         self._channel.opened(drivers.current.now())
         self._reactor.register(self._fd, self._ready)
         self._pump()
-        if not isinstance(sock, socket.socket):
+        if not self._plain:
             self._reactor.call_soon(self._read_on, sock)
 
     def failed(self) -> None:
@@ -250,14 +260,17 @@ class HostLink:
     def _pump(self) -> None:
         """Write as long as the socket takes it and there is something to write."""
         now = drivers.current.now()
+        out = self._out
         while self._sock is not None and self._stream is not None and not self._waits:
-            if not self._out:
-                gathered = self._stream.gather(now, _GATHER)
-                if not gathered:
+            if not out:
+                out += map(memoryview, _few(self._stream.gather(now, _GATHER)))
+                if not out:
                     break
-                self._out = [memoryview(buffer).cast("B") for buffer in gathered if len(buffer)]
             try:
-                sent = self._sock.sendmsg(self._out[:_MOST_BUFFERS])
+                if len(out) == 1 and self._plain:
+                    sent = self._sock.send(out[0])
+                else:
+                    sent = self._sock.sendmsg(out[:_MOST_BUFFERS])
             except (BlockingIOError, InterruptedError):
                 self._waits = True
                 self._reactor.watch_writes(self._fd, True)
@@ -266,18 +279,21 @@ class HostLink:
                 self._lost()
                 break
             self._advance(sent)
+            if not out and self._stream.dry:
+                break
         self._set_timer()
 
     def _advance(self, sent: int) -> None:
+        out = self._out
         done = 0
-        for buffer in self._out:
+        for buffer in out:
             if sent < len(buffer):
                 break
             sent -= len(buffer)
             done += 1
-        del self._out[:done]
+        del out[:done]
         if sent:
-            self._out[0] = self._out[0][sent:]
+            out[0] = out[0][sent:]
 
     # -- what the channel decides ----------------------------------------------------------------
 

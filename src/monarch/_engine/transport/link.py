@@ -33,6 +33,7 @@ __all__ = ["CastLink", "Link", "mark"]
 _INT = array.array("i").itemsize
 _ANCILLARY = socket.CMSG_LEN(253 * _INT)
 _MAX_IOV = 512
+_TRUNCATED = int(socket.MSG_CTRUNC)  # an enum's `&` costs as much as a small system call
 
 
 class Link:
@@ -253,7 +254,7 @@ class Link:
                 fds = array.array("i")
                 fds.frombytes(data[: len(data) - len(data) % _INT])
                 self._fds.extend(fds)
-        if flags & socket.MSG_CTRUNC:
+        if flags & _TRUNCATED:
             self.lose(f"{self.peer} passed more descriptors than this process may open")
             return []
         if not count:
