@@ -146,7 +146,7 @@ Effect: TypeAlias = Deliver | Acknowledged | Room | Heartbeat | Dial | Connected
 class Terms(NamedTuple):
     """What a channel allows itself. Sizes in bytes, times in seconds."""
 
-    piece: int = 256 << 10
+    piece: int = 1 << 20
     """The most one packet carries, and so what a small message may have to wait for."""
 
     window: int = 8 << 20

@@ -3,7 +3,8 @@
 One of these lives as long as its connection; what it holds of an incomplete packet dies with it,
 and the channel's replay makes up for that. Big payloads are read into their final memory: while
 one is under way `target` says where the next bytes belong, and only what a read of unknown content
-brought in with the header is copied there.
+brought in with the header is copied there. After such a payload there is likely another one, and
+the next read had better ask for little (`wanted`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["PacketStream"]
 
 _SMALL = 4096  # the rest of a packet that is not worth a read of its own
+_MUCH = 1 << 30
 
 
 class PacketStream:
@@ -38,12 +40,25 @@ class PacketStream:
     ([], [Connected(again=False)])
     """
 
-    __slots__ = ("_channel", "_filled", "_header", "_payload", "_peer", "_tail", "_target", "dry")
+    __slots__ = (
+        "_channel",
+        "_filled",
+        "_header",
+        "_payload",
+        "_peer",
+        "_tail",
+        "_target",
+        "dry",
+        "wanted",
+    )
 
     def __init__(self, channel: Channel, peer: str) -> None:
         self._channel = channel
         self._peer = peer
         self.dry = True
+        """Whether the last `gather` took all there was."""
+        self.wanted = _MUCH
+        """How many bytes to read for `feed`."""
         self._tail = b""  # the beginning of a packet that is read with what comes next
         # A packet whose payload is being read by itself: header, where the payload goes, how much
         # of it is there, and what the channel gets for it (None: it is in its place).
@@ -55,8 +70,7 @@ class PacketStream:
     def gather(self, now: float, limit: int) -> list[Buffer]:
         """Buffers to write next, of about `limit` bytes: the last packet may exceed it.
 
-        Ask for little at a time: what was gathered can no longer be overtaken. `dry` says whether
-        that was all there is, for now.
+        Ask for little at a time: what was gathered can no longer be overtaken.
         """
         buffers: list[Buffer] = []
         while limit > 0:
@@ -82,6 +96,7 @@ class PacketStream:
             return []
         self._header = None
         self._target = memoryview(b"")
+        self.wanted = _SMALL
         payload, self._payload = self._payload, None
         return self._channel.receive(header, payload, now)
 
@@ -91,6 +106,7 @@ class PacketStream:
             data = memoryview(self._tail + data)
             self._tail = b""
         effects: list[Effect] = []
+        self.wanted = _MUCH
         at = 0
         end = len(data)
         while end - at >= HEADER_SIZE:

@@ -42,11 +42,11 @@ _SMALL = 16 << 10
 _JITTER = 1 << 20
 
 
-def _few(buffers: list[Buffer]) -> list[Buffer]:
+def _few(buffers: list[Buffer]) -> list[memoryview]:
     """These bytes in few buffers: small ones are joined, which costs less than a list of them."""
     if len(buffers) > 1 and sum(map(len, buffers)) <= _SMALL:
-        return [b"".join(buffers)]
-    return [buffer for buffer in buffers if len(buffer)]
+        return [memoryview(b"".join(buffers))]
+    return [memoryview(buffer) for buffer in buffers if len(buffer)]
 
 
 class Receiver:
@@ -93,10 +93,10 @@ class HostLink:
         self._channel = channel
         self._stream: PacketStream | None = None
         self._sock: Wire | None = None
-        self._plain = True
         self._fd = -1
         self._out: list[memoryview] = []  # gathered, and not taken by the socket yet
         self._waits = False  # for the socket to take more
+        self._watches = False  # for that, for longer: a busy socket is full again at once
         self._timer: Timer | None = None
         self._timer_at = 0.0
         self._flushing = False
@@ -178,13 +178,12 @@ class HostLink:
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
-        self._plain = isinstance(sock, socket.socket)  # else TLS
         self._fd = sock.fileno()
         self._stream = PacketStream(self._channel, self._peer)
         self._channel.opened(drivers.current.now())
         self._reactor.register(self._fd, self._ready)
         self._pump()
-        if not self._plain:
+        if not isinstance(sock, socket.socket):
             self._reactor.call_soon(self._read_on, sock)
 
     def failed(self) -> None:
@@ -204,13 +203,14 @@ class HostLink:
             self._sock = None
             self._stream = None
             self._out.clear()
-            self._waits = False
+            self._waits = self._watches = False
 
     def _ready(self, mask: int) -> None:
         if mask & WRITE:
             self._waits = False
-            self._reactor.watch_writes(self._fd, False)
             self._pump()
+            if not self._waits and self._sock is not None:
+                self._watch(False)
         if mask & ~WRITE and self._sock is not None:
             self._read()
 
@@ -219,8 +219,9 @@ class HostLink:
         assert sock is not None
         assert stream is not None
         target = stream.target()
+        scratch = self._reactor.scratch
         try:
-            count = sock.recv_into(self._reactor.scratch if target is None else target)
+            count = sock.recv_into(scratch[: stream.wanted] if target is None else target)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -231,7 +232,7 @@ class HostLink:
         self._receiver.heard()
         now = drivers.current.now()
         if target is None:
-            effects = stream.feed(self._reactor.scratch[:count], now)
+            effects = stream.feed(scratch[:count], now)
         else:
             target.release()
             effects = stream.filled(count, now)
@@ -263,17 +264,14 @@ class HostLink:
         out = self._out
         while self._sock is not None and self._stream is not None and not self._waits:
             if not out:
-                out += map(memoryview, _few(self._stream.gather(now, _GATHER)))
+                out += _few(self._stream.gather(now, _GATHER))
                 if not out:
                     break
             try:
-                if len(out) == 1 and self._plain:
-                    sent = self._sock.send(out[0])
-                else:
-                    sent = self._sock.sendmsg(out[:_MOST_BUFFERS])
+                sent = self._sock.sendmsg(out[:_MOST_BUFFERS])
             except (BlockingIOError, InterruptedError):
                 self._waits = True
-                self._reactor.watch_writes(self._fd, True)
+                self._watch(True)
                 break
             except OSError:
                 self._lost()
@@ -282,6 +280,11 @@ class HostLink:
             if not out and self._stream.dry:
                 break
         self._set_timer()
+
+    def _watch(self, on: bool) -> None:
+        if on is not self._watches:
+            self._watches = on
+            self._reactor.watch_writes(self._fd, on)
 
     def _advance(self, sent: int) -> None:
         out = self._out

@@ -121,6 +121,7 @@ class Neighbour(Receiver):
             now=drivers.current.now(),
             peer=f"host {name or 'of the client'}",
             terms=Terms(patience=first_patience, message_limit=frame_limit + (1 << 20)),
+            allocate=self._allocate,
         )
         peer = f"host {name or 'of the client'}"
         self.link = HostLink(agent.reactor, peer, self, self.channel)
@@ -210,6 +211,12 @@ class Neighbour(Receiver):
             self._held.append(message)
         else:
             self._agent.from_neighbour(self, message)
+
+    def _allocate(self, lane: int, size: int) -> bytearray | memoryview:
+        """Where a message of several pieces belongs: what is big may be for a proc as it is."""
+        if lane in self.tunnels:
+            return self._agent.segments.reserve(size)
+        return bytearray(size)
 
     def _awaits(self, message: dict[str, Any]) -> bool:
         """Whether the last words of who is said to be gone are still under way."""

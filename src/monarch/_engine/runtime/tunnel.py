@@ -4,9 +4,10 @@ Each end is an ordinary socket pair with a proc at the other side, which does no
 is far away. Frames read here travel on a lane of the host link, many small ones in one message, and
 are written to the socket there. An empty message says that a proc closed its end.
 
-Big payloads come as shared segments, which end at the host: the agent maps the segment and sends
-the table and the bytes from where they are; the other agent puts them into a segment of its own and
-passes that on. Both hosts release as within a host, each for itself.
+Big payloads come as shared segments, which end at the host: the agent sends the table and the bytes
+from where they are; the other agent receives the lot into a segment of its own, and passes that on
+with a table that says where in it the parts are. Both hosts release as within a host, each for
+itself.
 
 Nothing piles up: a socket that does not take what arrives pauses its lane, a lane that is full
 stops the reading of its socket, and whoever writes to that waits.
@@ -47,6 +48,7 @@ __all__ = ["Tunnel", "map_segment"]
 
 _TABLE_HEAD = struct.Struct("<QQI")
 _PART = struct.Struct("<QQB")
+_ALIGNMENT = 64  # what parts of a segment have, and keep: vector loads want it
 _QUEUE_LIMIT = 4 << 20  # bytes waiting for a socket before the lane is paused
 
 
@@ -163,6 +165,7 @@ class Tunnel(Seam):
         ident, mapping = map_segment(link, frame.body)
         kind, flags, dest, port, rank, _, meta, table = frame
         head = pack(kind, dest, port, rank, meta, bytes(table), flags)
+        head += bytes(-len(head) % _ALIGNMENT)
         view = memoryview(mapping)
 
         def sent() -> None:
@@ -237,24 +240,20 @@ class Tunnel(Seam):
             (self._host_link.pause if paused else self._host_link.resume)(self.lane)
 
     def _deliver_segment(self, link: Link, data: memoryview) -> None:
-        end = HEADER.size + HEADER.unpack_from(data)[0]
-        segment, frame = self._stored(bytes(data[:end]), data[end:])
+        frame_end = HEADER.size + HEADER.unpack_from(data)[0]
+        segment = self._segments.reserved(data)
+        if segment is not None:
+            frame = _reframed(bytes(data[:frame_end]), segment.id, len(data))
+            self._pass_on(link, frame, segment)
+            return
+        segment, frame = self._stored(bytes(data[:frame_end]), data[frame_end:])
         self._pass_on(link, frame, segment)
         self._segments.release(None, segment.id)
 
     def _stored(self, frame: bytes, content: memoryview) -> tuple[Any, bytes]:
         """A segment of this host with `content`, and the frame that came with it for this one."""
-        _, kind, flags, meta_len, dest, port, rank, _, _ = HEADER.unpack_from(frame)
-        start = HEADER.size + meta_len
-        meta, table = frame[HEADER.size : start], frame[start:]
-        _, used, count = _TABLE_HEAD.unpack_from(table)
-        parts = list(_PART.iter_unpack(table[_TABLE_HEAD.size :]))
-        if used != len(content) or len(parts) != count:
-            raise ProtocolError("a segment that does not fit its table")
         segment = self._segments.store(Payload([content], [], 0))
-        # The parts are where they were: only the segment's id is another.
-        renamed = _TABLE_HEAD.pack(segment.id, used, count) + table[_TABLE_HEAD.size :]
-        return segment, pack(kind, dest, port, rank, meta, renamed, flags, 1)
+        return segment, _reframed(frame, segment.id, len(content))
 
     def _pass_on(self, link: Link, frame: bytes, segment: Any) -> None:
         self._segments.hold(self, segment)
@@ -313,3 +312,22 @@ def map_segment(link: Link, table: bytes | bytearray) -> tuple[int, mmap.mmap]:
         raise ValueError(f"a segment table: {error}") from None
     finally:
         os.close(fd)
+
+
+def _reframed(frame: bytes, ident: int, size: int) -> bytes:
+    """What came with a segment of another host, for one of this host whose last bytes it is.
+
+    Raises ProtocolError for a table that does not fit.
+    """
+    _, kind, flags, meta_len, dest, port, rank, _, _ = HEADER.unpack_from(frame)
+    start = HEADER.size + meta_len
+    meta, table = frame[HEADER.size : start], frame[start:]
+    _, used, count = _TABLE_HEAD.unpack_from(table)
+    parts = list(_PART.iter_unpack(table[_TABLE_HEAD.size :]))
+    at = size - used
+    if not 0 <= at < len(frame) + _ALIGNMENT or len(parts) != count:
+        raise ProtocolError("a segment that does not fit its table")
+    moved = _TABLE_HEAD.pack(ident, size, count) + b"".join(
+        _PART.pack(at + offset, length, bulk) for offset, length, bulk in parts
+    )
+    return pack(kind, dest, port, rank, meta, moved, flags, 1)

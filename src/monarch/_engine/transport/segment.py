@@ -7,7 +7,7 @@ looks into a mapping is gone, the receiver says so (a RELEASE frame), and the se
 the sender's pool, its pages still warm: filling a warm segment is nine times faster than a fresh
 one. A receiver that dies releases by losing its link.
 
-The pool keeps at most `limit` bytes of unused segments. Segments in use are bounded by what
+The pool keeps at most `limit` bytes of unused segments, those last used. Segments in use are bounded by what
 receivers hold. A process that already has `_MAX_MAPPINGS` live mappings copies instead of mapping,
 since the kernel bounds mappings and descriptors.
 
@@ -41,11 +41,12 @@ _COPY_STEP = 8 << 20  # one memory copy holds the interpreter lock: not longer t
 _UNLOCKED = 1 << 20
 _TWO_THREADS = 16 << 20
 _MAX_MAPPINGS = 4096
+_RESERVED = "reserved"  # a holder
 _MAX_FREE = 64  # unused segments kept: each holds two descriptors
 
 
 class _Segment:
-    __slots__ = ("fd", "holders", "id", "map", "size", "table")
+    __slots__ = ("fd", "holders", "id", "map", "retired", "size", "table")
 
     def __init__(self, ident: int, size: int) -> None:
         self.id = ident
@@ -57,10 +58,12 @@ class _Segment:
             with contextlib.suppress(OSError):
                 self.map.madvise(mmap.MADV_HUGEPAGE)
         self.holders: Counter[Hashable] = Counter()
+        self.retired = 0  # the when of its last use, while it is unused
         self.table = b""
 
     def close(self) -> None:
-        self.map.close()
+        with contextlib.suppress(BufferError):  # who still looks into it keeps the mapping
+            self.map.close()
         os.close(self.fd)
 
 
@@ -82,9 +85,11 @@ class SegmentPool:
         self._limit = limit
         self._lock = threading.RLock()  # a finaliser may send while its thread is in here
         self._ids = itertools.count(1)
-        self._free: dict[int, list[_Segment]] = {}
+        self._free: dict[int, list[_Segment]] = {}  # by size, the oldest first
+        self._retirements = itertools.count(1)
         self._free_bytes = 0
         self._used: dict[int, _Segment] = {}
+        self._reserved: dict[int, tuple[_Segment, object]] = {}  # of those, by their mappings
 
     def store(self, payload: Payload) -> _Segment:
         """The segment that holds `payload`, copied on first use. Hold it with `hold` per send.
@@ -116,6 +121,23 @@ class SegmentPool:
             _PART.pack(*part) for part in parts
         )
         payload.stored = segment
+        return segment
+
+    def reserve(self, nbytes: int) -> memoryview:
+        """Memory of a segment that is filled by other means than `store`; held as long as this is.
+
+        Whoever passes the segment on holds it before (`reserved`, `hold`).
+        """
+        segment = self._take(nbytes, _RESERVED)
+        memory = memoryview(segment.map)[:nbytes]
+        ident = segment.id
+        gone = weakref.ref(memory, lambda _: self.release(_RESERVED, ident))
+        self._reserved[id(segment.map)] = segment, gone
+        return memory
+
+    def reserved(self, memory: memoryview) -> _Segment | None:
+        """The segment that `reserve` gave this memory of, if it did."""
+        segment, _ = self._reserved.get(id(memory.obj), (None, None))
         return segment
 
     def hold(self, holder: Hashable, segment: _Segment) -> None:
@@ -157,27 +179,43 @@ class SegmentPool:
         with self._lock:
             return len(self._used), sum(map(len, self._free.values())), self._free_bytes
 
-    def _take(self, nbytes: int) -> _Segment:
+    def _take(self, nbytes: int, holder: Hashable = None) -> _Segment:
         size = _size_class(nbytes)
         with self._lock:
             free = self._free.get(size)
             if free:
                 segment = free.pop()
+                if not free:
+                    del self._free[size]
                 self._free_bytes -= size
             else:
                 segment = _Segment(next(self._ids), size)
-            segment.holders[None] = 1
+            segment.holders[holder] = 1
             self._used[segment.id] = segment
             return segment
 
     def _retire(self, segment: _Segment) -> None:
         del self._used[segment.id]
-        count = sum(map(len, self._free.values()))
-        if self._free_bytes + segment.size > self._limit or count >= _MAX_FREE:
+        self._reserved.pop(id(segment.map), None)
+        if segment.size > self._limit:
             segment.close()
             return
+        count = sum(map(len, self._free.values()))
+        while self._free_bytes + segment.size > self._limit or count >= _MAX_FREE:
+            self._drop_oldest()
+            count -= 1
+        segment.retired = next(self._retirements)
         self._free.setdefault(segment.size, []).append(segment)
         self._free_bytes += segment.size
+
+    def _drop_oldest(self) -> None:
+        """Of the unused: a program sends again what is like the last it has sent."""
+        size = min(self._free, key=lambda size: self._free[size][0].retired)
+        oldest = self._free[size].pop(0)
+        if not self._free[size]:
+            del self._free[size]
+        self._free_bytes -= size
+        oldest.close()
 
 
 def _copy(view: memoryview, offset: int, source: memoryview) -> int:
