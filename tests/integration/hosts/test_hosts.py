@@ -190,6 +190,27 @@ def test_numpy_arrays_arrive_writable(start: Any) -> None:
         assert array[0] == 0
 
 
+def test_payloads_of_any_size_cross_hosts(start: Any) -> None:
+    """In one piece or many, alone or beside each other; their parts stay aligned."""
+    numpy = pytest.importorskip("numpy")
+    address, _ = start()
+    chance = numpy.random.default_rng(1)
+    sizes = [1, 70_000, 1 << 18, (1 << 20) - 100, 1 << 20, (1 << 20) + 1, 5_000_001]
+    values = [chance.integers(0, 256, size, numpy.uint8) for size in sizes]
+    with attached(address) as hosts:
+        worker = hosts.spawn_procs().spawn("worker", Worker)
+        for _ in range(2):  # segments are used again
+            futures = [worker.echo.call_one(value) for value in values]
+            for value, future in zip(values, futures, strict=True):
+                back = future.get(timeout=WAIT)
+                assert (back == value).all()
+                if value.size >= 70_000:
+                    assert back.ctypes.data % 64 == 0
+            together = worker.echo.call_one([b"x" * 3_000_000, values]).get(timeout=WAIT)
+            assert together[0] == b"x" * 3_000_000
+            assert all(map(numpy.array_equal, together[1], values))
+
+
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_process_that_ends_there_is_known_here(start: Any, faults: list[Any], code: int) -> None:
     address, _ = start()

@@ -268,6 +268,53 @@ def test_the_pool_keeps_no_more_than_its_limit() -> None:
     assert descriptors() == before
 
 
+def test_the_pool_keeps_what_was_used_last() -> None:
+    """One big payload after many small ones finds its segment warm when it is sent again."""
+    pool = SegmentPool(2 * MIB)
+    peer = Peer(pool)
+    for size in (400_000, 300_000, 200_000, 1_900_000):
+        peer.released(peer.send(encode(np.zeros(size, np.uint8), THRESHOLD)).id)
+    used, free, nbytes = pool.statistics
+    assert (used, free) == (0, 1)
+    assert 1_900_000 <= nbytes <= 2 * MIB
+    ident = peer.send(encode(np.zeros(1_900_001, np.uint8), THRESHOLD)).id
+    assert peer.returned.count(ident) == 1
+    peer.released(ident)
+    pool.trim()
+
+
+def test_reserved_memory_is_held_as_long_as_it_is(pool: SegmentPool, peer: Peer) -> None:
+    memory = pool.reserve(100_000)
+    memory[:5] = b"hello"
+    segment = pool.reserved(memory)
+    assert segment is not None
+    assert pool.reserved(memory[10:]) is segment
+    assert pool.reserved(memoryview(b"hello")) is None
+    assert os.pread(segment.fd, 5, 0) == b"hello"
+    pool.hold(peer, segment)
+    del memory
+    assert pool.statistics[0] == 1
+    pool.release(peer, segment.id)
+    assert pool.statistics[0] == 0
+    del segment
+    assert pool.reserve(100_000)[:5] == b"hello"  # the same, warm
+
+
+def test_reserved_memory_that_nobody_holds_goes_back(pool: SegmentPool) -> None:
+    pool.reserve(100_000)
+    assert pool.statistics[:2] == (0, 1)
+
+
+def test_memory_that_is_looked_into_outlives_its_segment() -> None:
+    pool = SegmentPool(0)
+    memory = pool.reserve(100_000)
+    part = memory[:3]
+    part[:] = b"abc"
+    del memory
+    assert pool.statistics == (0, 0, 0)
+    assert bytes(part) == b"abc"
+
+
 def test_idle_segments_cost_few_descriptors(pool: SegmentPool, peer: Peer) -> None:
     """A burst of payloads just above the threshold must not use up what the user may open."""
     payloads = [encode(np.zeros(THRESHOLD, np.uint8), THRESHOLD) for _ in range(600)]

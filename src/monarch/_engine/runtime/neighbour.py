@@ -214,7 +214,7 @@ class Neighbour(Receiver):
 
     def _allocate(self, lane: int, size: int) -> bytearray | memoryview:
         """Where a message of several pieces belongs: what is big may be for a proc as it is."""
-        if lane in self.tunnels:
+        if isinstance(self.tunnels.get(lane), Tunnel):
             return self._agent.segments.reserve(size)
         return bytearray(size)
 

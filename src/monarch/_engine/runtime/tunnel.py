@@ -246,7 +246,7 @@ class Tunnel(Seam):
             frame = _reframed(bytes(data[:frame_end]), segment.id, len(data))
             self._pass_on(link, frame, segment)
             return
-        segment, frame = self._stored(bytes(data[:frame_end]), data[frame_end:])
+        segment, frame = self._stored(bytes(data[:frame_end]), data)
         self._pass_on(link, frame, segment)
         self._segments.release(None, segment.id)
 

@@ -7,9 +7,9 @@ looks into a mapping is gone, the receiver says so (a RELEASE frame), and the se
 the sender's pool, its pages still warm: filling a warm segment is nine times faster than a fresh
 one. A receiver that dies releases by losing its link.
 
-The pool keeps at most `limit` bytes of unused segments, those last used. Segments in use are bounded by what
-receivers hold. A process that already has `_MAX_MAPPINGS` live mappings copies instead of mapping,
-since the kernel bounds mappings and descriptors.
+The pool keeps at most `limit` bytes of unused segments, those last used. Segments in use are
+bounded by what receivers hold. A process that already has `_MAX_MAPPINGS` live mappings copies
+instead of mapping, since the kernel bounds mappings and descriptors.
 
 Rejected: named shared memory (a name must be cleaned up after a SIGKILL; a descriptor is not),
 one ring buffer per link (a receiver that keeps one array would pin the whole ring).
