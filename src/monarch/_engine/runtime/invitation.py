@@ -19,11 +19,14 @@ import hashlib
 import os
 import socket
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from monarch._engine.protocol.handshake import HandshakeError, key_name
 from monarch._engine.runtime.greeting import PATIENCE, Arrival, Greeting, Wire, introduce
 from monarch._engine.runtime.reactor import Reactor, Timer
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["Door", "Invitation", "come"]
 
@@ -61,6 +64,7 @@ class Door:
         self._address = address
         self._tls = tls
         self._report = report
+        self._context: ssl.SSLContext | None = None
         self._sock: socket.socket | None = None
         self._expected: dict[bytes, tuple[bytes, Callable[[Wire], None], Timer]] = {}
         self._strangers = 0
@@ -75,7 +79,7 @@ class Door:
         if self._tls:
             from monarch._engine.runtime import tls
 
-            tls.server_context()  # raises what is better said now
+            self._context = tls.server_context()
             certificate = tls.own_digest()
         if self._sock is None:
             family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
@@ -142,13 +146,10 @@ class Door:
             self._strangers -= 1
             self._report(peer, "", why)
 
-        context = None
-        if self._tls:
-            from monarch._engine.runtime.tls import server_context
-
-            context = server_context()
         self._strangers += 1
-        Greeting(self._reactor, sock, key_of, accepted, refused, tls=context, steps_aside=False)
+        Greeting(
+            self._reactor, sock, key_of, accepted, refused, tls=self._context, steps_aside=False
+        )
 
 
 def come(invitation: Invitation, timeout: float) -> Wire:

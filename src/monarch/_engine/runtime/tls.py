@@ -185,8 +185,8 @@ class TlsSocket:
                 got += last
         return got
 
-    def send(self, data: bytes) -> int:
-        """Send what fits."""
+    def send(self, data: bytes | memoryview) -> int:
+        """Send what fits. After a BlockingIOError the next call must begin with the same bytes."""
         with _not_now():
             return self._sock.send(data)
 

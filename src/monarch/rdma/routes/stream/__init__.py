@@ -31,6 +31,8 @@ from monarch.rdma.transfer import Op, Transfer
 
 __all__ = ["Stream"]
 
+_REMEMBERED = 1024
+
 
 class Stream:
     """The kind."""
@@ -41,6 +43,7 @@ class Stream:
         self._server = Server()
         self._serves = 0  # the process that it serves as
         self._peers: dict[bytes, Peer] = {}
+        self._over: dict[bytes, str] = {}  # owners that were lost, which is for ever, and how
         self._lock = threading.Lock()
         self._warned = False
         _spi.when_forked(self._forget)
@@ -73,17 +76,24 @@ class Stream:
             )
         if _spi.successor_of(handle.uid) != handle.uid:
             raise registry.lost_error(handle)
+        how = self._over.get(handle.identity)
+        if how is not None:
+            raise registry.lost_error(handle, how)
         with self._lock:
             peer = self._peers.get(handle.identity)
             if peer is None:
-                peer = self._peers[handle.identity] = Peer(handle, self._lost)
+                peer = self._peers[handle.identity] = Peer(handle, self._ended)
         self._warn(handle)
         return _StreamRoute(peer)
 
-    def _lost(self, peer: Peer) -> None:
+    def _ended(self, peer: Peer, lost: str | None) -> None:
+        """No more is to be had of this one; `lost` says how its owner was, if it was."""
         with self._lock:
-            if self._peers.get(peer.identity) is peer:
-                del self._peers[peer.identity]
+            del self._peers[peer.identity]
+            if lost is not None:
+                self._over[peer.identity] = lost
+                while len(self._over) > _REMEMBERED:
+                    del self._over[next(iter(self._over))]
         forget(peer.handle)
 
     def _warn(self, handle: Handle) -> None:

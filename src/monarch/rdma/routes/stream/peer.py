@@ -269,9 +269,9 @@ class Lane:
 
 
 class Peer:
-    """An owner. `ended` is called once it is lost: whoever wants it again makes another."""
+    """An owner. `ended` is called once: when it is lost, and how, or has no more to do with us."""
 
-    def __init__(self, handle: Handle, ended: Callable[[Peer], None]) -> None:
+    def __init__(self, handle: Handle, ended: Callable[[Peer, str | None], None]) -> None:
         self.identity = handle.identity
         self.handle = handle
         self._ended = ended
@@ -279,13 +279,12 @@ class Peer:
         self._jobs: deque[_Job] = deque()  # of which there is more to be asked
         self._open: dict[_Job, None] = {}  # that have not ended
         self._again: deque[_Chunk] = deque()  # to be asked once more
-        self._lost: Callable[[Handle], RdmaError] | None = None
+        self._loss: Callable[[Handle], RdmaError] | None = None  # what is said once it has ended
         self._wanted = max(1, _spi.settings.rdma_tcp_fallback_parallelism)
         self._direct: list[Lane] = []
-        self.how = "a socket within this host"
+        self._near = handle.host == own_host()  # until the owner says whether it is
+        self.how = "a socket"
         """The way that bytes take, for people."""
-        if handle.host != own_host():
-            self._carried("it is not known yet how else")
         self._first = self._side_stream()
         self._dealt: tuple[Lane, ...] = (self._first,)  # to which chunks are dealt out
         self._first.connection.start()
@@ -304,12 +303,12 @@ class Peer:
         if not transfer.begin(lambda: data_reactor().call_soon(self._abort, job)):
             return
         with self._lock:
-            lost = self._lost
-            if lost is None:
+            loss = self._loss
+            if loss is None:
                 self._open[job] = None
                 self._jobs.append(job)
-        if lost is not None:
-            transfer.fail(lost(transfer.ops[0].handle))
+        if loss is not None:
+            transfer.fail(loss(transfer.ops[0].handle))
             return
         for lane in self._dealt:
             lane.connection.flush()
@@ -393,13 +392,14 @@ class Peer:
     def _invite(self) -> None:
         """Ask for more connections."""
         with self._lock:
-            missing = 0 if self._lost is not None else self._wanted - len(self._direct)
+            missing = 0 if self._loss is not None else self._wanted - len(self._direct)
         for _ in range(missing):
             self._first.ask(INVITE, 0, self._invited)
 
     def _invited(self, body: bytes) -> None:
         said: dict[str, Any] = json.loads(body)
-        if "near" in said:
+        self._near = "near" in said
+        if self._near:
             self.how = "a socket within this host"
             while len(self._dealt) < self._wanted:
                 lane = self._side_stream()
@@ -436,7 +436,7 @@ class Peer:
             self.how = f"carried by the agents of the two hosts ({reason})"
 
     def _joined(self, wire: _spi.Wire, number: int, address: str, secured: bool) -> None:
-        if self._lost is not None:
+        if self._loss is not None:
             wire.close()
             return
         if isinstance(wire, socket.socket):
@@ -456,9 +456,9 @@ class Peer:
         with self._lock:
             self._direct.remove(lane)
             self._dealt = tuple(self._direct) or (self._first,)
-            lost = self._lost is not None
+            over = self._loss is not None
         self._carried(f"a direct connection broke: {lane.reason}")
-        if not lost:
+        if not over:
             self._first.ask(RECALL, lane.number, lambda _: self._recalled(lane))
             data_reactor().call_later(_AGAIN, self._invite)
 
@@ -487,19 +487,20 @@ class Peer:
 
     def _first_ended(self, lane: Lane) -> None:
         """The owner is lost, or does not want to talk to us."""
-        farewell = lane.farewell
-        near = not self._direct and not self.how.startswith("carried")
+        status, text = lane.farewell or (GONE, "")
+        lost = text if status == GONE else None
+        if lost == "" and not self._near:
+            lost = "its process is gone, or its host cannot be reached any more"
 
         def loss(handle: Handle) -> RdmaError:
-            if farewell is not None and farewell[0] != GONE:
-                return RdmaError(f"the owner of buffer {handle.number}: {farewell[1]}")
-            how = "" if near else "its process is gone, or its host cannot be reached any more"
-            return registry.lost_error(handle, farewell[1] if farewell is not None else how)
+            if lost is None:
+                return RdmaError(f"the owner of buffer {handle.number}: {text}")
+            return registry.lost_error(handle, lost)
 
         with self._lock:
-            if self._lost is not None:
+            if self._loss is not None:
                 return
-            self._lost = loss
+            self._loss = loss
             jobs, self._open = list(self._open), {}
             for job in jobs:
                 job.over = True
@@ -507,7 +508,7 @@ class Peer:
             for other in lanes:
                 for chunk in other.chunks.values():
                     chunk.abandon()
-        self._ended(self)
+        self._ended(self, lost)
         for other in lanes:
             other.connection.close("the owner is lost")
         for job in jobs:
