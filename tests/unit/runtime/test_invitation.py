@@ -1,0 +1,201 @@
+"""Who is let in at the door of a proc: who was invited, once, and nobody else."""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch._engine.protocol.handshake import HandshakeError
+from monarch._engine.runtime.greeting import Wire
+from monarch._engine.runtime.invitation import Door, Invitation, come
+from monarch._engine.runtime.reactor import Reactor
+from monarch._engine.runtime.secret import SecretError
+from monarch.security import Certificate, make_certificates
+
+WAIT = 30.0
+
+
+class Inviter:
+    """A door on a reactor of its own, and who came to it."""
+
+    def __init__(self, tls: bool = False) -> None:
+        self.reactor = Reactor()
+        self.reactor.start("monarch-reactor")
+        self.arrivals: queue.Queue[Wire] = queue.Queue()
+        self.reports: queue.Queue[tuple[str, str]] = queue.Queue()
+        self.door = Door(
+            self.reactor,
+            "127.0.0.1",
+            tls,
+            lambda peer, certificate, refused: self.reports.put((certificate, refused)),
+        )
+
+    def do(self, action: Callable[[], Any]) -> Any:
+        """On the reactor's thread."""
+        done: queue.Queue[Any] = queue.Queue()
+
+        def run() -> None:
+            try:
+                done.put(action())
+            except Exception as error:
+                done.put(error)
+
+        self.reactor.call_soon(run)
+        result = done.get(timeout=WAIT)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def invite(self) -> Invitation:
+        made: Invitation = self.do(lambda: self.door.invite(self.arrivals.put))
+        return made
+
+    def end(self) -> None:
+        self.do(lambda: [self.door._forget(name) for name in list(self.door._expected)])
+        self.reactor.stop()
+
+
+@pytest.fixture
+def inviter() -> Iterator[Inviter]:
+    made = Inviter()
+    yield made
+    made.end()
+
+
+def is_open(invitation: Invitation) -> bool:
+    try:
+        socket.create_connection(invitation[:2], WAIT).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_who_is_invited_comes_once_and_the_door_closes(inviter: Inviter) -> None:
+    invitation = inviter.invite()
+    assert invitation.key.hex() not in repr(invitation[:2])
+    guest = come(invitation, WAIT)
+    host = inviter.arrivals.get(timeout=WAIT)
+    host.send(b"welcome")
+    guest.setblocking(True)
+    assert guest.recv(100) == b"welcome"
+    assert inviter.reports.get(timeout=WAIT) == ("", "")
+    assert not is_open(invitation)
+    with pytest.raises(ConnectionRefusedError):
+        come(invitation, WAIT)
+    guest.close()
+    host.close()
+
+
+def test_a_second_with_the_same_key_is_refused(inviter: Inviter) -> None:
+    first, other = inviter.invite(), inviter.invite()
+    assert first.port == other.port
+    come(first, WAIT).close()
+    inviter.arrivals.get(timeout=WAIT).close()
+    assert inviter.reports.get(timeout=WAIT) == ("", "")
+    with pytest.raises(HandshakeError, match="another secret"):
+        come(first, WAIT)
+    assert "another secret" in inviter.reports.get(timeout=WAIT)[1]
+    come(other, WAIT).close()
+    inviter.arrivals.get(timeout=WAIT).close()
+
+
+def test_who_does_not_know_the_key_is_refused_and_reported(inviter: Inviter) -> None:
+    invitation = inviter.invite()
+    with pytest.raises(HandshakeError, match="another secret"):
+        come(invitation._replace(key=bytes(32)), WAIT)
+    assert "another secret" in inviter.reports.get(timeout=WAIT)[1]
+    with socket.create_connection(invitation[:2], WAIT) as scanner:
+        scanner.sendall(b"GET / HTTP/1.1\r\n\r\n".ljust(64))
+        assert scanner.recv(1) == b""
+    assert "does not speak this protocol" in inviter.reports.get(timeout=WAIT)[1]
+    assert inviter.arrivals.empty()
+    come(invitation, WAIT).close()
+    inviter.arrivals.get(timeout=WAIT).close()
+
+
+def test_who_is_not_expected_any_more_is_not_let_in(inviter: Inviter) -> None:
+    invitation = inviter.invite()
+    inviter.do(lambda: inviter.door.withdraw(invitation.key))
+    assert not is_open(invitation)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[Certificate]:
+    folder = tmp_path_factory.mktemp("certificates")
+    same = make_certificates(folder / "ca", ["owner", "initiator", "member"])
+    return [*same, *make_certificates(folder / "other", ["alien"])]
+
+
+def use(patch: pytest.MonkeyPatch, certificate: Certificate) -> None:
+    for name, value in certificate.environment.items():
+        patch.setenv(name, value)
+
+
+@pytest.fixture
+def secured(
+    certificates: list[Certificate], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Inviter, Invitation]]:
+    use(monkeypatch, certificates[0])
+    made = Inviter(tls=True)
+    yield made, made.invite()
+    made.end()
+
+
+def test_with_tls_both_show_who_they_are(
+    secured: Any, certificates: list[Certificate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inviter, invitation = secured
+    use(monkeypatch, certificates[1])
+    guest = come(invitation, WAIT)
+    host = inviter.arrivals.get(timeout=WAIT)
+    assert inviter.reports.get(timeout=WAIT) == ("initiator", "")
+    assert not isinstance(guest, socket.socket)
+    assert not isinstance(host, socket.socket)
+    guest.close()
+    host.close()
+
+
+def test_a_certificate_that_was_not_announced_is_refused(
+    secured: Any, certificates: list[Certificate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the CA has signed it: a member of the job cannot stand in between."""
+    inviter, invitation = secured
+    use(monkeypatch, certificates[2])
+    impostor = Inviter(tls=True)
+    where = impostor.invite()
+    use(monkeypatch, certificates[1])
+    with pytest.raises(HandshakeError, match="not the one that was announced"):
+        come(invitation._replace(port=where.port), WAIT)
+    assert impostor.reports.get(timeout=WAIT)[1]
+    assert inviter.arrivals.empty()
+    impostor.end()
+
+
+def test_a_stranger_to_the_ca_is_refused(
+    secured: Any, certificates: list[Certificate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inviter, invitation = secured
+    use(monkeypatch, certificates[3])
+    with pytest.raises((HandshakeError, OSError)):
+        come(invitation, WAIT)
+    assert inviter.reports.get(timeout=WAIT)[1]
+    with pytest.raises((HandshakeError, OSError)):
+        come(invitation._replace(certificate=b""), WAIT)  # and without TLS
+    assert inviter.reports.get(timeout=WAIT)[1]
+    assert inviter.arrivals.empty()
+
+
+def test_without_certificates_nobody_is_invited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CERT", "KEY", "CA"):
+        monkeypatch.delenv(f"HYPERACTOR_TLS_{name}", raising=False)
+    inviter = Inviter(tls=True)
+    with pytest.raises(SecretError, match="HYPERACTOR_TLS_CERT is not set"):
+        inviter.invite()
+    inviter.end()
