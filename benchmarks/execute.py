@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from environments import ROOT
 from machine import free_gigabytes
@@ -27,11 +28,15 @@ GRACE = 3.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of a program gave: figures, or the words why there are none."""
+    """What one run of a program gave: figures, or the words why there are none.
+
+    `unavailable` says that there is nothing to measure here, which is not a failure.
+    """
 
     seconds: float
     figures: dict[str, dict[str, float]] | None = None
     failure: str | None = None
+    unavailable: str | None = None
 
 
 def adopt_orphans() -> None:
@@ -81,13 +86,13 @@ def run_command(
             _bury_orphans(grace=GRACE if failure is None else 0)
         words = printed.read_text(errors="replace")
 
-    figures = _figures(words)
-    if failure is None and figures is None:
+    answer = _answer(words)
+    if failure is None and answer is None:
         failure = "printed no figures"
-    if failure is not None:
+    if failure is not None or answer is None:
         last_words = words[-1500:].replace(f"{ROOT}/", "")
         return Outcome(seconds, failure=f"{failure}\n{last_words}".strip())
-    return Outcome(seconds, figures=figures)
+    return Outcome(seconds, figures=answer["figures"], unavailable=answer.get("unavailable"))
 
 
 def _environment(span: float, scratch: str) -> dict[str, str]:
@@ -101,11 +106,11 @@ def _environment(span: float, scratch: str) -> dict[str, str]:
     }
 
 
-def _figures(words: str) -> dict[str, dict[str, float]] | None:
+def _answer(words: str) -> dict[str, Any] | None:
     for line in reversed(words.splitlines()):
         if line.startswith('{"figures":'):
-            figures: dict[str, dict[str, float]] = json.loads(line)["figures"]
-            return figures
+            answer: dict[str, Any] = json.loads(line)
+            return answer
     return None
 
 

@@ -6,6 +6,7 @@ name; the keys are what `run.py --list` shows.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -16,7 +17,26 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from results import MET, MISSED, UNKNOWN, Results
-from rows import ENGINES, GROUPS, MICROSECONDS, OURS, RAY, REFERENCE, ROWS, TITLES, Row
+from rows import (
+    ENGINES,
+    GROUPS,
+    MICROSECONDS,
+    NIXL,
+    OURS,
+    RAY,
+    READERS,
+    REFERENCE,
+    ROWS,
+    SAME_HOST,
+    SMALL_TRANSFER,
+    SOCKETS,
+    TITLES,
+    TRANSFER_ROWS,
+    TRANSFER_TITLES,
+    TRANSFERS,
+    Row,
+    transfer_key,
+)
 
 NOTES = ROOT / "benchmarks" / "notes"
 RESULTS = ROOT / "benchmarks" / "results" / "performance.json"
@@ -34,6 +54,7 @@ def write(results: Results, docs: Path = ROOT / "docs") -> Path:
     mpl.rcParams.update({"svg.hashsalt": "benchmarks", "font.size": 9})
     draw_ratios(results, images / "performance.svg")
     draw_scaling(results, images / "performance-scaling.svg")
+    draw_transfers(results, images / "performance-rdma.svg")
     document = docs / "performance.md"
     document.write_text("\n\n".join(paragraphs(results)) + "\n")
     return document
@@ -68,6 +89,16 @@ HEADER = """\
 The same program, unchanged, on this project and on torchmonarch, and a program that does the same
 on Ray where Ray has the like. `make bench` measures all of it on your machine and writes this page;
 the programs are in `benchmarks/programs/`."""
+
+TRANSFERS_PICTURE = "Bandwidth of one-sided transfers against their size, by route"
+
+TRANSFERS_HEADER = """\
+## One-sided transfers
+
+`monarch.rdma` between processes of this machine, each route by itself: the setting `rdma_routes`
+forces it. torchmonarch is measured once, over the one way it has without such a card, and stands in
+all tables. *A copy* is a plain copy of as many bytes within one process, by one thread, and *one
+alone* is one of the eight processes while the others rest; both in the same run."""
 
 SCALING = "No-op call and bootstrap against the number of processes"
 
@@ -132,19 +163,33 @@ def tables(results: Results) -> list[str]:
         ]
         for row in rows:
             cells = " | ".join(cell_text(results, row, engine) for engine in ENGINES)
-            ratio = results.ratio(row)
             lines.append(
-                f"| {row.title} | {cells} | {f'{ratio:.1f}x' if ratio else ''} | {row.goal} "
+                f"| {row.title} | {cells} | {ratio_text(results, row)} | {row.goal} "
                 f"| {VERDICTS[results.verdict(row)]} |"
             )
         parts.append("\n".join(lines))
-    return parts
+        if title == TRANSFER_TITLES[SAME_HOST]:
+            parts.insert(-1, TRANSFERS_HEADER)
+        reasons = {reason for row in rows if (reason := results.unavailable(row))}
+        parts += [f"Not available where this was measured: {reason}." for reason in sorted(reasons)]
+    return [*parts, f"![{TRANSFERS_PICTURE}](images/performance-rdma.svg)"]
+
+
+def ratio_text(results: Results, row: Row) -> str:
+    """How many times faster than the reference, and which part of what the row is a part of."""
+    ratio, share = results.ratio(row), results.share(row)
+    parts = [f"{ratio:.1f}x" if ratio else ""]
+    if row.share is not None and share is not None:
+        parts.append(f"{share:.0%} of {row.share.words}")
+    return ", ".join(filter(None, parts))
 
 
 def cell_text(results: Results, row: Row, engine: str) -> str:
     """Median and best, or `failed`, or nothing where the engine has nothing like it."""
     if cell := results.cell(row, engine):
         return f"{row.unit.show(cell.median)} ({row.unit.show(cell.best)})"
+    if engine == OURS and results.unavailable(row):
+        return "not here"
     return "failed" if row.program in results.failures(engine) else ""
 
 
@@ -182,8 +227,8 @@ def section(results: Results, row: Row) -> list[str]:
     heading = f"### {row.title[0].upper()}{row.title[1:]}"
     if results.verdict(row) != MISSED:
         return [heading, note(row)]
-    ratio = results.ratio(row)
-    reached = [f"{ratio:.1f}x" if row.ratio and ratio else "", cell_text(results, row, OURS)]
+    ratio = ratio_text(results, row) if row.ratio or row.share else ""
+    reached = [ratio, cell_text(results, row, OURS)]
     standing = f"Goal: {row.goal}. Reached: {', '.join(filter(None, reached))}."
     return [heading, standing, note(row) or "*Not explained yet.*"]
 
@@ -212,7 +257,12 @@ def failures(results: Results) -> list[str]:
 
 def draw_ratios(results: Results, path: Path) -> None:
     """How many times cheaper than torchmonarch each row is, with the goal and with Ray."""
-    rows = [row for row in ROWS if results.ratio(row) or results.ratio(row, RAY)][::-1]
+    elsewhere = {row for rows in TRANSFER_ROWS.values() for row in rows}
+    rows = [
+        row
+        for row in reversed(ROWS)
+        if (results.ratio(row) or results.ratio(row, RAY)) and row not in elsewhere
+    ]
     figure, axes = plt.subplots(figsize=(8, 0.8 + 0.24 * max(len(rows), 1)))
     for place, row in enumerate(rows):
         if ours := results.ratio(row):
@@ -276,6 +326,56 @@ def draw_scaling(results: Results, path: Path) -> None:
         axes.set_title(title, fontsize=10)
         tidy(axes)
     panels[0].legend(frameon=False)
+    save(figure, path)
+
+
+def draw_transfers(results: Results, path: Path) -> None:
+    """Bandwidth against size: reads, writes, and eight at once."""
+    figure, panels = plt.subplots(1, 3, figsize=(10, 3.2), sharey=True)
+    sizes = [size for size, nbytes in TRANSFERS.items() if nbytes > SMALL_TRANSFER]
+    lines = [
+        ("a copy", SAME_HOST, OURS, "copy", "#222222", ":"),
+        (SAME_HOST, SAME_HOST, OURS, "", COLOURS[OURS], "-"),
+        (SOCKETS, SOCKETS, OURS, "", "#3f9b6c", "-"),
+        (NIXL, NIXL, OURS, "", "#8557a8", "-"),
+        (TITLES[REFERENCE], SAME_HOST, REFERENCE, "", COLOURS[REFERENCE], "-"),
+    ]
+    for axes, figure_name, title in (
+        (panels[0], "read", "read, one process"),
+        (panels[1], "write", "write, one process"),
+        (panels[2], "read_together", f"read, {READERS} processes together"),
+    ):
+        for label, route, engine, other, colour, style in lines:
+            rows = {row.key: row for row in TRANSFER_ROWS[route]}
+            points = {}
+            for place, size in enumerate(sizes):
+                row = rows.get(transfer_key(route, figure_name, size))
+                cell = row and results.cell(replace(row, figure=other or figure_name), engine)
+                if cell:
+                    points[place] = TRANSFERS[size] / cell.median / 1e9
+            if points:
+                axes.plot(
+                    list(points),
+                    list(points.values()),
+                    style,
+                    marker="o",
+                    markersize=4,
+                    color=colour,
+                    label=label,
+                )
+        axes.set_yscale("log")
+        axes.set_xticks(range(len(sizes)), sizes)
+        axes.yaxis.set_major_formatter(lambda value, _position: f"{value:g}")
+        axes.set_title(title, fontsize=10)
+        tidy(axes)
+    panels[0].set_ylabel("GB/s")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0),
+        ncols=len(lines),
+        frameon=False,
+    )
     save(figure, path)
 
 

@@ -17,6 +17,7 @@ class Runs:
 
     figures: list[dict[str, dict[str, float]]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    unavailable: str | None = None
     seconds: float = 0.0
 
 
@@ -42,15 +43,16 @@ class Results:
         """Keep what a run of a program gave."""
         runs = self.programs.setdefault(program.name, {}).setdefault(engine, Runs())
         runs.seconds += outcome.seconds
-        if outcome.figures is not None:
+        if outcome.unavailable is not None:
+            runs.unavailable = outcome.unavailable
+        elif outcome.figures is not None:
             runs.figures.append(outcome.figures)
         else:
             runs.failures.append(outcome.failure or "unknown")
 
     def cell(self, row: Row, engine: str) -> Cell | None:
         """The row's cost on `engine`; None if no run of its program got that far."""
-        runs = self.programs.get(row.program, {}).get(engine)
-        summaries = [run[row.figure] for run in runs.figures if row.figure in run] if runs else []
+        summaries = self._summaries(row, engine, row.figure)
         if not summaries:
             return None
         best = "best" if row.statistic == "median" else row.statistic
@@ -64,6 +66,25 @@ class Results:
         cell, reference = self.cell(row, engine), self.cell(row, REFERENCE)
         return reference.median / cell.median if cell and reference else None
 
+    def share(self, row: Row) -> float | None:
+        """The row's speed as a part of that of another figure, each run by itself."""
+        if row.share is None:
+            return None
+        ours = self._summaries(row, OURS, row.figure)
+        others = self._summaries(row, OURS, row.share.figure)
+        shares = [other["median"] / own["median"] for own, other in zip(ours, others, strict=True)]
+        return statistics.median(shares) if shares else None
+
+    def unavailable(self, row: Row) -> str | None:
+        """Why ours has nothing to measure there."""
+        runs = self.programs.get(row.program, {}).get(OURS)
+        return runs.unavailable if runs else None
+
+    def _summaries(self, row: Row, engine: str, figure: str) -> list[dict[str, float]]:
+        program = row.reference_program if engine == REFERENCE else row.program
+        runs = self.programs.get(program, {}).get(engine)
+        return [run[figure] for run in runs.figures if figure in run] if runs else []
+
     def verdict(self, row: Row) -> str:
         """Whether the row reaches every part of its goal."""
         if not row.has_goal:
@@ -74,6 +95,9 @@ class Results:
         if row.limit is not None and ours.median > row.limit:
             return MISSED
         if row.ratio is not None and ratio is not None and ratio < row.ratio:
+            return MISSED
+        share = self.share(row)
+        if row.share is not None and share is not None and share < row.share.at_least:
             return MISSED
         if row.ahead_of_ray and ray is not None and ours.median >= ray.median:
             return MISSED

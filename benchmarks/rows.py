@@ -59,12 +59,22 @@ PER_SECOND = Unit("k/s", 1e-3, rate=True)
 
 
 @dataclass(frozen=True)
+class Share:
+    """Another figure of the same run, whose speed ours is a part of: at least this part."""
+
+    figure: str
+    words: str
+    at_least: float = 0.0
+
+
+@dataclass(frozen=True)
 class Row:
     """One line of the table: a figure of a program, and what it must reach.
 
     `ratio`: the reference costs at least this many times what ours does. `limit`: the most that
-    ours may cost.
+    ours may cost. `share`: see there.
     `ahead_of_ray`: ours costs less than Ray. A row without any of them is there to be read.
+    `compared`: the program to take the reference's figure from, if it is another.
     """
 
     key: str
@@ -76,6 +86,13 @@ class Row:
     limit: float | None = None
     ahead_of_ray: bool = False
     statistic: str = "median"
+    share: Share | None = None
+    compared: str = ""
+
+    @property
+    def reference_program(self) -> str:
+        """Whose figure the reference is compared by."""
+        return self.compared or self.program
 
     @property
     def goal(self) -> str:
@@ -85,6 +102,8 @@ class Row:
             parts.append(f"{self.ratio:g}x")
         if self.limit is not None:
             parts.append(f"at most {self.unit.show(self.limit)}")
+        if self.share is not None and self.share.at_least:
+            parts.append(f"{self.share.at_least:.0%} of {self.share.words}")
         if self.ahead_of_ray:
             parts.append("ahead of Ray")
         return ", ".join(parts)
@@ -109,6 +128,52 @@ PATIENCE = {
 }
 
 ONCE = {OURS: 1, REFERENCE: 1}
+
+# One-sided transfers: each route by itself, forced where a better one would be taken.
+SAME_HOST, SOCKETS, NIXL = ROUTES = ("process-vm", "stream", "nixl")
+TRANSFERS = {"8 B": 8, "1 MB": 1 << 20, "64 MB": 64 << 20, "512 MB": 512 << 20, "1 GB": 1 << 30}
+READERS = 8
+# What is moved 8 times at once; 8 GB through sockets take longer than they tell.
+BY_SEVERAL = {
+    SAME_HOST: ("8 B", "1 MB", "64 MB", "1 GB"),
+    SOCKETS: ("8 B", "1 MB", "64 MB"),
+    NIXL: ("8 B", "1 MB", "64 MB"),
+}
+
+
+def transfer(size: str | int, readers: int, route: str) -> str:
+    """The argument of the program `rdma`."""
+    return f"{TRANSFERS.get(str(size), size)}:{readers}:{route}"
+
+
+def transfer_key(route: str, figure: str, size: str) -> str:
+    """The key of a row: `rdma_stream_read_64MB`."""
+    return f"rdma_{route}_{figure}_{size.replace(' ', '')}"
+
+
+def transfers(route: str) -> tuple[Program, ...]:
+    """The programs for one route. The reference has one way, which is measured once."""
+
+    def program(size: str, readers: int) -> Program:
+        gigabytes = TRANSFERS.get(size, 0) / 1e9 * (3 if readers == 1 else readers + 1)
+        slow = size == "1 GB"
+        return Program(
+            "rdma",
+            transfer(size, readers, route),
+            engines=MONARCHS if route == SAME_HOST and not (slow and readers > 1) else (OURS,),
+            timeout=180,
+            quick=not slow,
+            repeats=ONCE if slow else {},
+            gigabytes={OURS: gigabytes + 1, REFERENCE: gigabytes + 3} if slow else {},
+            environment={"MONARCH_RDMA_ROUTES": route},
+        )
+
+    return (
+        program("many", 1),
+        *(program(size, 1) for size in TRANSFERS),
+        *(program(size, READERS) for size in BY_SEVERAL[route]),
+    )
+
 
 PROGRAMS = (
     Program("roundtrip"),
@@ -151,8 +216,78 @@ PROGRAMS = (
         environment=PATIENCE,
     ),
     Program("spawn_actor", engines=MONARCHS),
+    *(program for route in ROUTES for program in transfers(route)),
     Program("import_time"),
 )
+
+# How many times faster than the reference, by route, size and number of readers.
+TRANSFER_GOALS = {
+    (SAME_HOST, "many"): 20,
+    (SAME_HOST, "8 B"): 20,
+    (SAME_HOST, "1 MB"): 15,
+    (SAME_HOST, "64 MB"): 10,
+    (SAME_HOST, "512 MB"): 10,
+    (SOCKETS, "8 B"): 5,
+    (SOCKETS, "64 MB"): 4,
+}
+COPY_GOALS = {(SAME_HOST, "64 MB"): 0.5, (SAME_HOST, "512 MB"): 0.5}
+TOGETHER_GOALS = {(SAME_HOST, "1 GB"): 0.8}
+
+
+def transfer_rows(route: str) -> tuple[Row, ...]:
+    """The rows of one route: small ones by their time, others by their bandwidth."""
+
+    def unit(size: str) -> Unit:
+        nbytes = TRANSFERS[size]
+        return Unit("GB/s", nbytes / 1e9, rate=True) if nbytes > SMALL_TRANSFER else MICROSECONDS
+
+    def row(
+        title: str, size: str, figure: str, readers: int = 1, share: Share | None = None
+    ) -> Row:
+        return Row(
+            transfer_key(route, figure, size),
+            f"`{route}` {title}",
+            f"rdma {transfer(size, readers, route)}",
+            figure,
+            MICROSECONDS if size == "many" else unit(size),
+            TRANSFER_GOALS.get((route, size)) if readers == 1 and figure != "calls" else None,
+            share=share,
+            compared=f"rdma {transfer(size, readers, SAME_HOST)}",
+        )
+
+    rows = [
+        row("32 reads of 4 kB, one action", "many", "action"),
+        row("32 reads of 4 kB, calls", "many", "calls"),
+    ]
+    for size, nbytes in TRANSFERS.items():
+        copy = Share("copy", "a copy", COPY_GOALS.get((route, size), 0.0))
+        large = nbytes > SMALL_TRANSFER
+        rows += [
+            row(f"{kind} {size}", size, kind, share=copy if large else None)
+            for kind in ("read", "write")
+        ]
+    for size in BY_SEVERAL[route]:
+        goal = TOGETHER_GOALS.get((route, size), 0.0)
+        rows += [
+            row(
+                f"{kind} {size}, {READERS} at once, together",
+                size,
+                f"{kind}_together",
+                READERS,
+                Share(f"{kind}_alone", "one alone", goal if kind == "read" else 0.0),
+            )
+            for kind in ("read", "write")
+        ]
+    return tuple(rows)
+
+
+SMALL_TRANSFER = 4096
+TRANSFER_TITLES = {
+    SAME_HOST: "One-sided transfers within a host (`process-vm`)",
+    SOCKETS: "The same over sockets (`stream`, forced)",
+    NIXL: "The same over NIXL (`nixl`, forced)",
+}
+TRANSFER_ROWS = {route: transfer_rows(route) for route in ROUTES}
 
 GROUPS = {
     "Messages": (
@@ -360,5 +495,6 @@ GROUPS = {
             limit=0.050,
         ),
     ),
+    **{TRANSFER_TITLES[route]: TRANSFER_ROWS[route] for route in ROUTES},
 }
 ROWS = tuple(row for rows in GROUPS.values() for row in rows)

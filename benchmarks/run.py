@@ -46,7 +46,7 @@ def main() -> int:
         console.width = 140
     if arguments.list:
         for row in ROWS:
-            console.print(f"{row.key:16}{row.title} [dim]({row.program})[/]", highlight=False)
+            console.print(f"{row.key:32}{row.title} [dim]({row.program})[/]", highlight=False)
         return 0
 
     rows = chosen_rows(arguments.rows)
@@ -90,6 +90,8 @@ def main() -> int:
         for name, failures in results.failures(engine).items():
             console.print(f"[red]{name} failed on {TITLES[engine]}:[/]", highlight=False)
             console.print(escape(failures[-1]), highlight=False)
+    for reason in sorted({reason for row in rows if (reason := results.unavailable(row))}):
+        console.print(f"not here: {escape(reason)}", highlight=False)
     console.print(f"figures: {raw.relative_to(ROOT)}", highlight=False)
     if complete:
         results.save(RESULTS / "performance.json")
@@ -175,7 +177,7 @@ def chosen_rows(patterns: list[str]) -> list[Row]:
 
 def chosen_programs(rows: list[Row], engines: list[str], quick: bool) -> list[Program]:
     """The programs that fill these rows on at least one of these engines."""
-    needed = {row.program for row in rows}
+    needed = {name for row in rows for name in (row.program, row.reference_program)}
     return [
         program
         for program in PROGRAMS
@@ -258,6 +260,8 @@ def shown_cell(row: Row, engine: str, results: Results) -> str:
     """A cost in its unit, or why there is none."""
     if cell := results.cell(row, engine):
         return row.unit.show(cell.median)
+    if engine == OURS and results.unavailable(row):
+        return "not here"
     return "failed" if row.program in results.failures(engine) else "-"
 
 
@@ -278,11 +282,11 @@ def table(rows: list[Row], results: Results) -> Table:
             cell = results.cell(row, engine)
             best = f" [dim]({row.unit.show(cell.best)})[/]" if cell else ""
             cells.append(f"{shown_cell(row, engine, results)}{best}")
-        ratio, verdict = results.ratio(row), results.verdict(row)
+        verdict = results.verdict(row)
         shown.add_row(
             row.title,
             *cells,
-            f"{ratio:.1f}x" if ratio else "-",
+            report.ratio_text(results, row) or "-",
             row.goal,
             f"[{COLOURS[verdict]}]{verdict}[/]",
         )

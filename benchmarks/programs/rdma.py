@@ -1,30 +1,64 @@
-"""One-sided reads and writes of another process's memory, by size, beside a plain copy.
+"""One-sided reads and writes of another process's memory, beside a plain copy of as many bytes.
 
-The argument is a size in bytes, or `many` for 32 reads of 4 kB in one action and as separate calls.
-`read` and `write` are whole transfers, future and all; `copy` is a copy of as many bytes between
-two places of one process, in the same run: the floor.
+The argument is SIZE:READERS:ROUTE, where SIZE is in bytes, or `many` for 32 reads of 4 kB, in one
+action and as separate calls. The variable MONARCH_RDMA_ROUTES has to force the route (see rows.py):
+this program only makes sure that it is the one taken, where the engine can tell.
+
+One reader is the script itself: `read` and `write` are whole transfers, future and all; `copy` is
+the floor, between two places of one process in the same run. Several are processes that go on for
+the same span of time: `together` is the time divided by the number of all their transfers, and
+`alone` the same for one of them while the others rest.
 """
 
-from timing import argument, emit, samples
+from time import perf_counter
+
+from timing import AT_LEAST, SECONDS, argument, emit, rounds, samples, unavailable
 
 from monarch.actor import Actor, endpoint, this_host
 from monarch.rdma import RDMAAction, RDMABuffer
 
+try:
+    from monarch.rdma import explain
+except ImportError:  # torchmonarch has one way only
+    explain = None
+
 COUNT, SMALL = 32, 4096
+SPAN = SECONDS / 2
+SPAN_OF_MANY = SECONDS / 4
 
 
 class Owner(Actor):
-    def __init__(self, size: int) -> None:
-        self.memory = [bytearray(b"1") * size for _ in range(COUNT if size == SMALL else 1)]
+    def __init__(self, size: int, pieces: int) -> None:
+        self.memory = [bytearray(b"1") * size for _ in range(pieces)]
 
     @endpoint
     def give(self) -> list[RDMABuffer]:
         return [RDMABuffer(memoryview(memory)) for memory in self.memory]
 
 
-def one(buffer: RDMABuffer, size: int) -> None:
-    into = memoryview(bytearray(b"2") * size)
-    source = memoryview(bytearray(b"3") * size)
+class Reader(Actor):
+    def __init__(self, buffer: RDMABuffer) -> None:
+        self.buffer = buffer
+        self.memory = memoryview(bytearray(b"2") * buffer.size())
+
+    @endpoint
+    def transfer(self, write: bool, span: float) -> int:
+        """Go on for so long, at least once; how often that was."""
+        act = self.buffer.write_from if write else self.buffer.read_into
+        return sum(act(self.memory).get() is None for _ in rounds(span))
+
+
+def make_sure(buffer: RDMABuffer, route: str) -> None:
+    """End the program if transfers would not go this way."""
+    if explain is not None:
+        found = explain(buffer)
+        if found.route != route:
+            unavailable(next(way.reason for way in found.ways if way.kind == route))
+
+
+def one(buffer: RDMABuffer) -> None:
+    into = memoryview(bytearray(b"2") * buffer.size())
+    source = memoryview(bytearray(b"3") * buffer.size())
 
     def copy() -> None:
         into[:] = source
@@ -35,7 +69,34 @@ def one(buffer: RDMABuffer, size: int) -> None:
     def write() -> None:
         buffer.write_from(source).get()
 
-    emit(copy=samples(copy), read=samples(read), write=samples(write))
+    emit(
+        copy=samples(copy, span=SPAN),
+        read=samples(read, span=SPAN),
+        write=samples(write, span=SPAN),
+    )
+
+
+def several(buffer: RDMABuffer, readers: int) -> None:
+    procs = this_host().spawn_procs({"gpus": readers})
+    everybody = procs.spawn("readers", Reader, buffer)
+    nobody_else = everybody.slice(gpus=0)
+
+    def cost(who: object, write: bool) -> list[float]:
+        taken = []
+        for turn in range(1 + AT_LEAST):
+            span = SPAN_OF_MANY / AT_LEAST if turn else 0.0  # the first touches new memory
+            started = perf_counter()
+            transfers = sum(who.transfer.call(write, span).get().values())
+            taken.append((perf_counter() - started) / transfers)
+        return taken[1:]
+
+    emit(
+        read_alone=cost(nobody_else, False),
+        read_together=cost(everybody, False),
+        write_alone=cost(nobody_else, True),
+        write_together=cost(everybody, True),
+    )
+    procs.stop().get()
 
 
 def many(buffers: list[RDMABuffer]) -> None:
@@ -52,17 +113,26 @@ def many(buffers: list[RDMABuffer]) -> None:
         for future in futures:
             future.get()
 
-    emit(action=samples(action), calls=samples(calls))
+    emit(action=samples(action, span=SPAN), calls=samples(calls, span=SPAN))
 
 
 def main() -> None:
-    size = SMALL if argument() == "many" else int(argument())
+    size, readers, route = argument().split(":")
+    if explain is not None:
+        try:
+            RDMABuffer(bytearray(8)).drop().get()
+        except (RuntimeError, ValueError) as error:  # a kind of route that this release lacks
+            unavailable(str(error))
     procs = this_host().spawn_procs({"gpus": 1})
-    buffers = procs.spawn("owner", Owner, size).give.call_one().get()
-    if argument() == "many":
+    shape = (SMALL, COUNT) if size == "many" else (int(size), 1)
+    buffers = procs.spawn("owner", Owner, *shape).give.call_one().get()
+    make_sure(buffers[0], route)
+    if size == "many":
         many(buffers)
+    elif readers == "1":
+        one(buffers[0])
     else:
-        one(buffers[0], size)
+        several(buffers[0], int(readers))
     procs.stop().get()
 
 

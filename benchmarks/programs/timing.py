@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from time import perf_counter
+from typing import NoReturn
 
 SECONDS = float(os.environ.get("BENCH_SECONDS", "1.0"))
 WARM_UP = SECONDS / 4
@@ -30,12 +31,14 @@ def rounds(span: float = SECONDS, at_least: int = 1, at_most: int = 1_000_000) -
         yield number
 
 
-def samples(action: Callable[[], object], *, per_action: int = 1) -> list[float]:
+def samples(
+    action: Callable[[], object], *, per_action: int = 1, span: float = SECONDS
+) -> list[float]:
     """Seconds per operation of `action`, which performs `per_action` of them, after a warm-up."""
-    for _ in rounds(WARM_UP):
+    for _ in rounds(span / 4):
         action()
     taken = []
-    for _ in rounds(SECONDS, at_least=AT_LEAST):
+    for _ in rounds(span, at_least=AT_LEAST):
         started = perf_counter()
         action()
         taken.append((perf_counter() - started) / per_action)
@@ -57,6 +60,12 @@ async def samples_of_await(action: Callable[[], Awaitable[object]]) -> list[floa
 def emit(**figures: Sequence[float] | float) -> None:
     """Print the line of results that the runner reads."""
     print(json.dumps({"figures": {name: _summary(it) for name, it in figures.items()}}), flush=True)
+
+
+def unavailable(reason: str) -> NoReturn:
+    """End the program: what it measures is not to be had here, and that is no failure."""
+    print(json.dumps({"figures": {}, "unavailable": reason}), flush=True)
+    sys.exit()
 
 
 def argument() -> str:
