@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -260,19 +261,29 @@ class Demo:
         self.output = self.process.stdout
 
     def left_behind(self) -> list[str]:
-        """What there is of it, once nobody is left that could write."""
+        """What there is of it once it has ended, and its processes have had time to do so."""
         with self.output:
             self.output.read()
         self.process.wait()
-        left = [str(path) for path in self.folder.glob("monarch_demo_*")]
+        deadline = time.monotonic() + 10
+        while self.processes() and time.monotonic() < deadline:
+            time.sleep(0.05)  # who was told by the end of its input is on its way
+        # (Its interfaces are in its namespaces; others may make and remove theirs meanwhile.)
+        interfaces = [name for _, name in socket.if_nameindex()]
+        return [
+            *(str(path) for path in self.folder.glob("monarch_demo_*")),
+            *self.processes(),
+            *(name for name in interfaces if name.startswith(("switch", "cable"))),
+        ]
+
+    def processes(self) -> list[str]:
+        found = []
         mark = f"TMPDIR={self.folder}".encode()
         for environ in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):  # it ended
                 if mark in environ.read_bytes().split(b"\0"):
-                    left.append(environ.parent.name)
-        # (Its own are in its own namespaces; others may make and remove theirs meanwhile.)
-        interfaces = [name for _, name in socket.if_nameindex()]
-        return left + [name for name in interfaces if name.startswith(("switch", "cable"))]
+                    found.append(environ.parent.name)
+        return found
 
 
 @pytest.mark.torch
