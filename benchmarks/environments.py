@@ -21,7 +21,7 @@ TORCH = "torch==2.13.0"
 
 # What pip installs, step by step: torch goes first, so that nothing pulls in another version of it.
 STEPS = {
-    OURS: ([TORCH, "numpy"], ["--editable", str(ROOT)]),
+    OURS: ([TORCH, "numpy"], ["--editable", f"{ROOT}[rdma]"]),
     REFERENCE: ([TORCH, "numpy"], ["torchmonarch==0.7.0"]),
     RAY: ([TORCH, "numpy"], ["ray==2.60.0"]),
 }
@@ -68,7 +68,7 @@ def make(engine: str, say: Callable[[str], None]) -> Path:
     _run([sys.executable, "-m", "venv", "--clear", str(home)])
     constraints = [f"--constraint={ROOT / name}" for name in CONSTRAINTS[engine]]
     for step in STEPS[engine]:
-        say(f"installing {step[-1] if step[-1] != str(ROOT) else 'this project'} in {home.name}")
+        say(f"installing {step[-1].replace(str(ROOT), 'this project')} in {home.name}")
         _run([str(python), "-m", "pip", "install", "--quiet", *constraints, *step])
     stamp.write_text(recipe)
     return python

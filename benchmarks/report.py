@@ -98,7 +98,9 @@ TRANSFERS_HEADER = """\
 `monarch.rdma` between processes of this machine, each route by itself: the setting `rdma_routes`
 forces it. torchmonarch is measured once, over the one way it has without such a card, and stands in
 all tables. *A copy* is a plain copy of as many bytes within one process, by one thread, and *one
-alone* is one of the eight processes while the others rest; both in the same run."""
+alone* is one of the eight processes while the others rest; both in the same run. *Huge pages* are
+asked for with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, for all alike; other memory has pages of
+4 kB, each of which the kernel looks at when it copies between processes."""
 
 SCALING = "No-op call and bootstrap against the number of processes"
 

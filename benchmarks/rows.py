@@ -141,9 +141,14 @@ BY_SEVERAL = {
 }
 
 
-def transfer(size: str | int, readers: int, route: str) -> str:
+# Once more between memory in huge pages, as torch and `bytearray` have it if glibc is told so.
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+IN_HUGE_PAGES = {SAME_HOST: ("64 MB", "512 MB"), SOCKETS: (), NIXL: ()}
+
+
+def transfer(size: str, readers: int, route: str, huge: bool = False) -> str:
     """The argument of the program `rdma`."""
-    return f"{TRANSFERS.get(str(size), size)}:{readers}:{route}"
+    return f"{TRANSFERS.get(size, size)}:{readers}:{route}{':huge' * huge}"
 
 
 def transfer_key(route: str, figure: str, size: str) -> str:
@@ -154,23 +159,24 @@ def transfer_key(route: str, figure: str, size: str) -> str:
 def transfers(route: str) -> tuple[Program, ...]:
     """The programs for one route. The reference has one way, which is measured once."""
 
-    def program(size: str, readers: int) -> Program:
+    def program(size: str, readers: int, huge: bool = False) -> Program:
         gigabytes = TRANSFERS.get(size, 0) / 1e9 * (3 if readers == 1 else readers + 1)
         slow = size == "1 GB"
         return Program(
             "rdma",
-            transfer(size, readers, route),
+            transfer(size, readers, route, huge),
             engines=MONARCHS if route == SAME_HOST and not (slow and readers > 1) else (OURS,),
             timeout=180,
             quick=not slow,
             repeats=ONCE if slow else {},
             gigabytes={OURS: gigabytes + 1, REFERENCE: gigabytes + 3} if slow else {},
-            environment={"MONARCH_RDMA_ROUTES": route},
+            environment={"MONARCH_RDMA_ROUTES": route} | (HUGE_PAGES if huge else {}),
         )
 
     return (
         program("many", 1),
         *(program(size, 1) for size in TRANSFERS),
+        *(program(size, 1, huge=True) for size in IN_HUGE_PAGES[route]),
         *(program(size, READERS) for size in BY_SEVERAL[route]),
     )
 
@@ -242,17 +248,22 @@ def transfer_rows(route: str) -> tuple[Row, ...]:
         return Unit("GB/s", nbytes / 1e9, rate=True) if nbytes > SMALL_TRANSFER else MICROSECONDS
 
     def row(
-        title: str, size: str, figure: str, readers: int = 1, share: Share | None = None
+        title: str,
+        size: str,
+        figure: str,
+        readers: int = 1,
+        share: Share | None = None,
+        huge: bool = False,
     ) -> Row:
         return Row(
-            transfer_key(route, figure, size),
-            f"`{route}` {title}",
-            f"rdma {transfer(size, readers, route)}",
+            transfer_key(route, figure, size) + "_huge" * huge,
+            f"`{route}` {title}{', huge pages' * huge}",
+            f"rdma {transfer(size, readers, route, huge)}",
             figure,
             MICROSECONDS if size == "many" else unit(size),
             TRANSFER_GOALS.get((route, size)) if readers == 1 and figure != "calls" else None,
             share=share,
-            compared=f"rdma {transfer(size, readers, SAME_HOST)}",
+            compared=f"rdma {transfer(size, readers, SAME_HOST, huge)}",
         )
 
     rows = [
@@ -263,8 +274,10 @@ def transfer_rows(route: str) -> tuple[Row, ...]:
         copy = Share("copy", "a copy", COPY_GOALS.get((route, size), 0.0))
         large = nbytes > SMALL_TRANSFER
         rows += [
-            row(f"{kind} {size}", size, kind, share=copy if large else None)
+            row(f"{kind} {size}", size, kind, share=copy if large else None, huge=huge)
+            for huge in (False, True)
             for kind in ("read", "write")
+            if not huge or size in IN_HUGE_PAGES[route]
         ]
     for size in BY_SEVERAL[route]:
         goal = TOGETHER_GOALS.get((route, size), 0.0)

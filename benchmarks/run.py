@@ -46,7 +46,7 @@ def main() -> int:
         console.width = 140
     if arguments.list:
         for row in ROWS:
-            console.print(f"{row.key:32}{row.title} [dim]({row.program})[/]", highlight=False)
+            console.print(f"{row.key:36}{row.title} [dim]({row.program})[/]", highlight=False)
         return 0
 
     rows = chosen_rows(arguments.rows)

@@ -1,8 +1,9 @@
 """One-sided reads and writes of another process's memory, beside a plain copy of as many bytes.
 
-The argument is SIZE:READERS:ROUTE, where SIZE is in bytes, or `many` for 32 reads of 4 kB, in one
-action and as separate calls. The variable MONARCH_RDMA_ROUTES has to force the route (see rows.py):
-this program only makes sure that it is the one taken, where the engine can tell.
+The argument is SIZE:READERS:ROUTE[:WORDS], where SIZE is in bytes, or `many` for 32 reads of 4 kB,
+in one action and as separate calls. The variable MONARCH_RDMA_ROUTES has to force the route (see
+rows.py): this program only makes sure that it is the one taken, where the engine can tell. Words
+tell apart what differs in its environment only, such as the size of pages.
 
 One reader is the script itself: `read` and `write` are whole transfers, future and all; `copy` is
 the floor, between two places of one process in the same run. Several are processes that go on for
@@ -117,7 +118,7 @@ def many(buffers: list[RDMABuffer]) -> None:
 
 
 def main() -> None:
-    size, readers, route = argument().split(":")
+    size, readers, route, *_ = argument().split(":")
     if explain is not None:
         try:
             RDMABuffer(bytearray(8)).drop().get()
