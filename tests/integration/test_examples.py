@@ -32,13 +32,17 @@ def needs(*modules: str) -> pytest.MarkDecorator:
 
 
 NEEDED = {
+    "checkpoint_fanout": ("numpy", "rich"),
     "crawler": (),
     "demo_hosts": ("torch", "sklearn", "matplotlib", "rich", "cryptography"),
     "parameter_server": ("torch",),
     "ping_pong": (),
+    "rdma_parameter_server": ("numpy", "rich"),
     "train_digits": ("torch", "sklearn", "matplotlib", "rich"),
+    "weight_sync": ("numpy", "rich"),
 }
 with_torch = needs("torch")
+with_numpy = needs(*NEEDED["weight_sync"])
 with_extras = needs(*NEEDED["train_digits"])
 with_demo = needs(*NEEDED["demo_hosts"])
 
@@ -87,6 +91,9 @@ def test_help_names_the_options(name: str, tmp_path: Path) -> None:
         ("ping_pong", "--pairs"),
         ("crawler", "--workers"),
         pytest.param("parameter_server", "--workers", marks=with_torch),
+        pytest.param("rdma_parameter_server", "--workers", marks=with_numpy),
+        pytest.param("weight_sync", "--generators", marks=with_numpy),
+        pytest.param("checkpoint_fanout", "--procs", marks=with_numpy),
         pytest.param("train_digits", "--procs", marks=with_extras),
         pytest.param("demo_hosts", "--machines", marks=with_extras),
     ],
@@ -99,6 +106,9 @@ def test_a_mesh_of_nobody_is_refused(name: str, option: str, tmp_path: Path) -> 
     ("name", "package"),
     [
         ("parameter_server", "torch"),
+        ("rdma_parameter_server", "numpy"),
+        ("weight_sync", "rich"),
+        ("checkpoint_fanout", "numpy"),
         ("train_digits", "torch"),
         ("demo_hosts", "cryptography"),
     ],
@@ -154,6 +164,73 @@ def test_parameter_server_fails_when_it_has_not_learned(tmp_path: Path) -> None:
     arguments = ("--workers", "1", "--steps", "1")
     done = example("parameter_server", *arguments, cwd=tmp_path, returncode=1)
     assert "more --steps help" in done.stderr
+
+
+@with_numpy
+def test_rdma_parameter_server(tmp_path: Path) -> None:
+    arguments = ("--megabytes", "1", "--workers", "2", "--steps", "100")
+    out = example("rdma_parameter_server", *arguments, cwd=tmp_path).stdout
+    assert "each of 100 steps was applied exactly once" in out
+    by_staleness = [int(count) for count in re.findall(r"^ +\d\+? +(\d+) ", out, re.MULTILINE)]
+    assert (len(by_staleness), sum(by_staleness)) == (10, 100)
+    by_worker = re.findall(r"\d+", re.findall(r"steps by worker: (.*)", out)[0])
+    assert sum(map(int, by_worker)) == 100
+    assert number(r"([\d.]+) GB/s of weights read", out) > 0
+    assert number(r"final loss: ([\d.]+)", out) <= 0.01
+
+
+@with_numpy
+def test_rdma_parameter_server_fails_when_it_has_not_learned(tmp_path: Path) -> None:
+    arguments = ("--megabytes", "1", "--workers", "1", "--steps", "2")
+    done = example("rdma_parameter_server", *arguments, cwd=tmp_path, returncode=1)
+    assert "more --steps help" in done.stderr
+
+
+SMALL_SYNC = ("--megabytes", "8", "--generators", "2", "--versions", "40")
+
+
+@with_numpy
+def test_weight_sync(tmp_path: Path) -> None:
+    """Two copies: everybody has the last version, and used whole ones only."""
+    out = example("weight_sync", *SMALL_SYNC, cwd=tmp_path).stdout
+    assert "no generator ever used a torn version, and all have the last one" in out
+    assert "copies in turn: 2" in out
+    figures = r"pulling together: ([\d.]+) GB/s, one alone: [\d.]+ GB/s \(\d+%\)"
+    assert number(figures, out) > 0
+    rows = re.findall(r"^ +(\d) +(\d+) +(\d+) +(\d+) *$", out, re.MULTILINE)
+    assert [(rank, torn) for rank, _, _, torn in rows] == [("0", "0"), ("1", "0")]
+    assert all(1 <= int(pulls) <= 41 for _, pulls, _, _ in rows)
+
+
+@with_numpy
+def test_weight_sync_without_the_check_uses_torn_versions_and_says_so(tmp_path: Path) -> None:
+    """One copy, which is written all the time: the same reads, with the check and without."""
+    restless = (*SMALL_SYNC, "--slots", "1", "--step", "0", "--versions", "200")
+    checked = example("weight_sync", *restless, cwd=tmp_path).stdout
+    assert number(r"(\d+) reads overtaken", checked) > 0
+    assert "no generator ever used a torn version" in checked
+    unchecked = example("weight_sync", *restless, "--unchecked", cwd=tmp_path, returncode=1)
+    assert number(r"error: (\d+) torn versions were used", unchecked.stderr) > 0
+
+
+@with_numpy
+def test_checkpoint_fanout(tmp_path: Path) -> None:
+    """A file whose size is no multiple of anything."""
+    (tmp_path / "weights").write_bytes(os.urandom(1 << 20) * 9 + b"end")
+    arguments = ("--file", "weights", "--procs", "5")
+    out = example("checkpoint_fanout", *arguments, cwd=tmp_path).stdout
+    assert "every process had the right checksum, 4 times" in out
+    for way in ("all from one", "tree of 2", "by message"):
+        assert number(rf"\n +{way} +[\d.]+ +[\d.]+ +([\d.]+)x", out) > 0
+
+
+@with_numpy
+def test_checkpoint_fanout_says_who_has_what_was_spoiled(tmp_path: Path) -> None:
+    """Whoever is below the culprit in the tree, and nobody else."""
+    arguments = ("--megabytes", "3", "--procs", "7", "--damage", "1")
+    done = example("checkpoint_fanout", *arguments, cwd=tmp_path, returncode=1)
+    assert "error: all from one: wrong checksums at [1]\n" in done.stderr
+    assert "error: tree of 2: wrong checksums at [1, 4, 5]\n" in done.stderr
 
 
 @pytest.mark.torch
