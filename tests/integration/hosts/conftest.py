@@ -53,6 +53,12 @@ def to(*workers):
     echos = hosts.spawn_procs().spawn("echos", Echo)
     return echos.pid.call().get(timeout=60).values()
 
+def take(job, **options):
+    global echos
+    found = reattach(job, **options)
+    echos = found.actors["echos"]
+    return found
+
 def echoes(size):
     data = os.urandom(size)
     return echos.echo.call(data).get(timeout=60).values() == [data] * len(echos)

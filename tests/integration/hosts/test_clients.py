@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
+
+from monarch.security import make_certificates
 
 from .conftest import Place, free_address, until
 
@@ -50,3 +54,34 @@ def test_a_mesh_of_another_program_cannot_be_called(place: Place, tmp_path: Path
     refused = other(f"echos.ask.call_one({load}, 1).get(timeout=60)")
     assert "the process does not exist" in refused
     assert one("echoes(1)")
+
+
+def test_hosts_behind_a_gateway_keep_what_a_lost_machine_left(place: Place, tmp_path: Path) -> None:
+    """With TLS all the way. (See tests/integration/engine/test_reattach.py for the rest.)"""
+    client_files, worker_files = make_certificates(tmp_path / "ca", ["client", "127.0.0.1"])
+    place.environ |= {**worker_files.environment, "MONARCH_HOST_TIMEOUT": "1s"}
+    gateway, target = free_address("tls"), free_address("tls")
+    place.worker(gateway)
+    place.worker(target)
+    environ = {
+        **client_files.environment,
+        "MONARCH_DRIVER_GRACE": "60s",
+        "MONARCH_JOB_ID": "kept",
+        "XDG_RUNTIME_DIR": str(tmp_path),
+    }
+    first = place.client(**environ)
+    first(f"attach({gateway!r})")
+    (pid,) = first(f"to({target!r})")
+    process = place.started[-1]
+    agent = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+    os.kill(agent, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    second = place.client(**environ)
+    second(f"attach({gateway!r})")
+    found = second(f"list(take('kept', workers=[{target!r}]).actors)")
+    assert found == ["echos"]
+    assert second("echos.pid.call().get(timeout=60).values()") == [pid]
+    assert second("echoes(100_000)")
+    assert second("shutdown_context().get(timeout=60)") is None
+    until(lambda: not Path(f"/proc/{pid}").exists())
