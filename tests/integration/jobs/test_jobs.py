@@ -280,7 +280,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_what_a_script_left_on_the_hosts_is_found_again(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    killed: Any, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
     monkeypatch.delenv("MONARCH_SECRET_FILE")  # the job has its own
@@ -295,9 +295,10 @@ def test_what_a_script_left_on_the_hosts_is_found_again(
         return output.read_text()
 
     counts, _, pids = drive("first").partition("] ")
+    job = killed(job_load())
     assert counts == "[1, 1"
     assert drive("second") == f"[2, 2] {pids}"
     assert drive("third") == f"[3, 3] {pids}"
-    job_load().kill()
+    job.kill()
     assert os.listdir(directory / "pymonarch") == [], "nobody waits for a driver of what is gone"
     assert "LookupError" in drive("late", status=1)
