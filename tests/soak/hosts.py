@@ -22,8 +22,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from monarch._engine.runtime import casting  # noqa: E402
 from monarch._engine.transport.link import Link  # noqa: E402
 from monarch.actor import Actor, attach_to_workers, endpoint  # noqa: E402
+from monarch.config import configure  # noqa: E402
 
 WAIT = 120.0
 WORKER = """
@@ -87,7 +89,12 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=16)
     parser.add_argument("--procs", type=int, default=32, help="on each host")
     parser.add_argument("--megabytes", type=int, default=64, help="of the big argument")
+    parser.add_argument("--fanout", type=int, default=16, help="of the tree of hosts")
+    parser.add_argument("--one-by-one", action="store_true", help="send to each proc, cast nothing")
     options = parser.parse_args()
+    if options.one_by_one:
+        casting._FEWEST = 1 << 60
+    configure(max_cast_fanout=options.fanout)
     with tempfile.TemporaryDirectory() as folder:
         secret = Path(folder, "secret")
         secret.write_text("a secret of this run, and of nobody else\n")

@@ -154,10 +154,16 @@ class SimLink:
 
     def mark(self, number: int) -> None:
         """See `transport.link.Link.mark`."""
+        self.await_casts()
+        self.used = True
+        self.mark(number)
+
+    def await_casts(self) -> None:
+        """See `transport.link.Link.await_casts`."""
         self.marked = 0
+        self.used = False
         itself: Any = self
         itself.__class__ = SimCastLink
-        self.mark(number)
 
     def _take(self, data: bytes, ends: list[Any] | None) -> None:
         self._inbox.append(data)

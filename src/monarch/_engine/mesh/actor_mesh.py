@@ -7,6 +7,7 @@ each of those processes. Slices share both; they are cheap and send to their own
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch._engine.base.errors import SupervisionError
@@ -140,7 +141,12 @@ class ActorMesh(MeshTrait):
         future._mesh = self
         future._tolerant = kind == STOP
         port = future._open(proc, links)
-        for rank, link in enumerate(links):
+        plan = self._plan(links)
+        ranks: Iterable[int] = range(len(links))
+        if plan is not None:
+            ranks = (*plan.direct, *proc.casting.say(plan, kind, self._uid, port, body))
+        for rank in ranks:
+            link = links[rank]
             if not proc.say(link, kind, self._uid, port, rank, body):
                 verdict = proc.verdicts.get(link.uid)
                 if verdict is not None:
@@ -256,11 +262,23 @@ class Blueprint:
 
         `first` is its first message, see `spawn_cell`.
         """
-        name, label, display = self._heads
-        head = [name, label, f"{display}{self.rank_text(rank)}>", *first]
-        meta = json.dumps(head).encode()
         proc = self._proc
+        meta = self._meta(f"{self.rank_text(rank)}>", first)
         return proc.send(link, SPAWN, self._uid, proc.uid, rank, meta, self._payload, self._flags)
+
+    def cast(self, plan: Plan) -> list[int]:
+        """Have the actors of these ranks made; the ranks that could not be reached."""
+        proc = self._proc
+        extent = self._extent
+        # (Who makes it knows its rank: `spawn_cell` puts in the rest.)
+        meta = self._meta("", ([list(extent.labels), list(extent.sizes)],))
+        return proc.casting.send(
+            plan, SPAWN, self._uid, proc.uid, meta, self._payload, self._flags, None, gathers=False
+        )
+
+    def _meta(self, suffix: str, more: tuple[Any, ...]) -> bytes:
+        name, label, display = self._heads
+        return json.dumps([name, label, f"{display}{suffix}", *more]).encode()
 
 
 def spawn_actors(
@@ -307,9 +325,13 @@ def spawn_actors(
     if supervisor is not None:
         supervisor._take_charge(mesh, blueprint, owned)
         return mesh
-    for rank, link in enumerate(links):
-        if not blueprint.make(link, rank):
-            proc.rank_unreachable(uid, rank, link)
+    plan = mesh._plan(links)
+    ranks: Iterable[int] = range(len(links))
+    if plan is not None:
+        ranks = (*plan.direct, *blueprint.cast(plan))
+    for rank in ranks:
+        if not blueprint.make(links[rank], rank):
+            proc.rank_unreachable(uid, rank, links[rank])
     proc.sent(payload)
     return mesh
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from monarch._engine.base.errors import SupervisionError
@@ -29,7 +29,7 @@ from monarch._engine.runtime.ends import Verdict
 from monarch._engine.shapes import MeshTrait, Shape, Slice
 from monarch._engine.shapes.point import point_of
 from monarch._engine.shapes.shape import shape_of
-from monarch._engine.wire.frame import QUERY, pack
+from monarch._engine.wire.frame import QUERY, STOP, pack
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -367,7 +367,12 @@ class _Ready(RollCall[Any]):
         proc = client_proc()
         links = mesh._links_of(mesh._dense_shape())
         port = self._open(proc, [*links, None])
-        for rank, link in enumerate(links):
+        plan = mesh._plan_of(mesh._dense_shape(), links)
+        ranks: Iterable[int] = range(len(links))
+        if plan is not None:
+            ranks = (*plan.direct, *proc.casting.say(plan, QUERY, 0, port))
+        for rank in ranks:
+            link = links[rank]
             if link is proc.local:
                 self.deliver(rank, 0, None, link)
             elif not link.send(pack(QUERY, 0, port, rank, b"", b"")):
@@ -429,7 +434,14 @@ class _Stopped(Future[None]):
                 when_printed(lambda: self._resolve(VALUE, None))
 
         self._timer = None
-        for uid in uids:
+        links = mesh._links_of(mesh._dense_shape())
+        plan = mesh._plan_of(mesh._dense_shape(), links)
+        left = uids
+        if plan is not None:
+            proc.expected.update({uids[rank]: reason for rank in plan.ranks})
+            missed = proc.casting.say(plan, STOP, 0, 0, reason.encode())
+            left = [uids[rank] for rank in (*plan.direct, *missed)]
+        for uid in left:
             proc.stop_proc(uid, reason)
         for uid in uids:
             proc.when_gone(uid, functools.partial(gone, uid))

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.errors import BackpressureError
 from monarch._engine.base.settings import settings
+from monarch._engine.wire.codec import Payload
 from monarch._engine.wire.frame import CAST, CONTROL, FIRST, ONCE, SEGMENT, Frame, pack
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.proc import Proc
-    from monarch._engine.wire.codec import Payload
 
 __all__ = ["ANSWER", "HEADS", "Casting", "Plan", "answers_in", "gathers", "heads_size"]
 
@@ -96,20 +96,22 @@ class Casting:
         meta: bytes,
         payload: Payload,
         flags: int,
-        who: str,
+        who: str | None,
         patience: float | None = None,
         *,
         gathers: bool,
     ) -> list[int]:
         """Send one message to all ranks of `plan`; the ranks whose link was lost already.
 
-        `gathers`: each rank answers once, at `port`. Waits, like any send, for a full queue.
+        `gathers`: each rank answers once, at `port`. Waits like any send, in the name of `who`, if
+        there is one.
         """
         proc = self._proc
         agent: Any = proc.agent
         if agent is None:
             return plan.ranks
-        self._wait_for_gate(agent, who, patience)
+        if who is not None:
+            self._wait_for_gate(agent, who, patience)
         segment = None
         if payload.stream is None:
             segment = proc.segments.store(payload)
@@ -137,7 +139,7 @@ class Casting:
                 link.casts = number
             for rank in tied:
                 plan.by_rank[rank].mark(number)
-        if agent.queued > agent.queue_limit:
+        if who is not None and agent.queued > agent.queue_limit:
             proc.wait_room(agent)
         return skip if sent else plan.ranks
 
@@ -152,6 +154,14 @@ class Casting:
                 f"{who}: the way to other hosts stayed full for {patience:g} s (configuration key "
                 "backpressure_timeout); the network, or a receiver, is too slow"
             )
+
+    def say(self, plan: Plan, kind: int, dest: int, port: int, body: bytes = b"") -> list[int]:
+        """`send`, without waiting, a short message that is no pickle.
+
+        At `port`, if there is one, each rank answers once.
+        """
+        payload = Payload([body], [], len(body) + 1)
+        return self.send(plan, kind, dest, port, b"", payload, 0, None, gathers=port > 0)
 
     def on_answers(self, link: Any, frame: Frame) -> None:
         """An ANSWERS frame of the agent."""

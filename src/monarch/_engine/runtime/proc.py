@@ -32,6 +32,7 @@ from monarch._engine.base.errors import BackpressureError, PayloadTooLarge, Prot
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, STOPPED
+from monarch._engine.protocol.federation import HOME
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.body import LocalBody, MappedBody
 from monarch._engine.runtime.casting import Casting
@@ -819,10 +820,13 @@ class Proc:
             for _, theirs in pairs:
                 theirs.close()
 
-        links = [
-            self.adopt(ours, proc["uid"], ours=True)
-            for (ours, _), proc in zip(pairs, batch, strict=True)
-        ]
+        here = self.spec.get("host", HOME)
+        links: list[Link] = []
+        for (ours, _), proc in zip(pairs, batch, strict=True):
+            link = self.adopt(ours, proc["uid"], ours=True)
+            if proc.get("host", here) != here:
+                link.await_casts()
+            links.append(link)
         return links, launch
 
     def replace_proc(

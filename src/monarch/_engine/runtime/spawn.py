@@ -15,6 +15,7 @@ from monarch._engine.runtime.cell import Cell, Identity
 from monarch._engine.runtime.dispatch import call_meta, error_body, run_sync
 from monarch._engine.runtime.fence import Fence
 from monarch._engine.runtime.proc import Proc
+from monarch._engine.shapes import Extent, Point
 from monarch._engine.wire.codec import encode_call
 from monarch._engine.wire.frame import CALL, ONCE, Frame
 
@@ -59,6 +60,10 @@ class SetupGate:
 def spawn_cell(proc: Proc, link: Any, frame: Frame) -> None:
     """The actor of a SPAWN frame: started on its own thread, constructed there."""
     name, label, display, *first = json.loads(frame.meta)
+    if first and isinstance(first[0], list):  # to many, who have to add which of them they are
+        labels, sizes = first.pop(0)
+        point = Point(frame.rank, Extent(labels, sizes)) if labels else ""
+        display = f"{display}{point}>"
 
     def build(cell: Cell) -> Any:
         return decode_body(frame.body).build(cell)

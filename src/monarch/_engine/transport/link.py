@@ -289,10 +289,16 @@ class Link:
 
         See `protocol.splice`. From the first on, the link writes marks where they are needed.
         """
+        self.await_casts()
+        self.used = True
+        self.mark(number)
+
+    def await_casts(self) -> None:
+        """Be ready for casts: nothing was sent so far."""
         self.marked = 0
+        self.used = False
         itself: Any = self
         itself.__class__ = CastLink
-        self.mark(number)
 
     # -- the end ---------------------------------------------------------------------------------
 

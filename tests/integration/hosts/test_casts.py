@@ -1,0 +1,203 @@
+"""Casts between real hosts: one payload for each, order, failures, and what the caller pays."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch._engine.runtime.client import client_proc
+from monarch.actor import (
+    Actor,
+    Channel,
+    Port,
+    SupervisionError,
+    Supervisor,
+    current_rank,
+    endpoint,
+    send,
+    this_host,
+)
+from monarch.config import configured
+from tests.integration.hosts.test_hosts import WAIT, attached, faults, secret, start, until
+
+__all__ = ["faults", "secret", "start"]
+
+
+class Member(Actor):
+    def __init__(self) -> None:
+        self.noted: list[int] = []
+
+    @endpoint
+    def note(self, number: int) -> int:
+        self.noted.append(number)
+        return number
+
+    @endpoint
+    def noted_all(self) -> list[int]:
+        return self.noted
+
+    @endpoint
+    def length(self, data: bytes) -> tuple[int, int]:
+        return current_rank().rank, len(data)
+
+    @endpoint
+    def back(self, size: int) -> bytes:
+        return bytes(size)
+
+    @endpoint
+    def odd(self) -> int:
+        rank = current_rank().rank
+        if rank % 2:
+            raise ValueError(rank)
+        return rank
+
+    @endpoint(explicit_response_port=True)
+    def answer(self, port: Port[int]) -> None:
+        port.send(current_rank().rank)
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def exit(self) -> None:
+        os._exit(1)
+
+    @endpoint
+    def call(self, others: Any, count: int) -> int:
+        """Tell the others, all of them and one by one, in turns."""
+        flat = others.flatten("rank")
+        for number in range(0, 2 * count, 2):
+            others.note.broadcast(number)
+            for rank in range(len(flat)):
+                flat.slice(rank=rank).note.broadcast(number + 1)
+        found: int = len(others.noted_all.call().get(timeout=WAIT))
+        return found
+
+
+def on_loopback() -> int:
+    return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
+
+
+def test_all_that_a_call_can_be(start: Any) -> None:
+    """Values, errors, partial results, streams, ports, big payloads both ways; slices."""
+    with attached(start()[0], start()[0]) as hosts:
+        members = hosts.spawn_procs({"gpus": 3}).spawn("members", Member)
+        everybody = list(range(6))
+        assert members.note.call(1).get(timeout=WAIT).values() == [1] * 6
+        assert members.answer.call().get(timeout=WAIT).values() == everybody
+        with pytest.raises(Exception, match="ValueError"):
+            members.odd.call().get(timeout=WAIT)
+        partial = members.odd.options(on_failure="partial").call().get(timeout=WAIT)
+        assert [value for _, value in partial.successes()] == [0, 2, 4]
+        assert len(partial.failures()) == 3
+        stream = [future.get(timeout=WAIT) for future in members.length.stream(b"abc")]
+        assert sorted(stream) == [(rank, 3) for rank in everybody]
+        port, receiver = Channel[int].open()
+        send(members.note, (2,), {}, port)
+        assert [receiver.recv().get(timeout=WAIT) for _ in everybody] == [2] * 6
+        for size in (70_000, 5_000_000):
+            data = os.urandom(size)
+            sizes = members.length.call(data).get(timeout=WAIT).values()
+            assert sizes == [(rank, size) for rank in everybody]
+            backs = members.back.call(size).get(timeout=WAIT).values()
+            assert [len(each) for each in backs] == [size] * 6
+        some = members.slice(gpus=slice(1, 3))
+        assert [rank for rank, _ in some.length.call(b"").get(timeout=WAIT).values()] == [
+            0,
+            1,
+            2,
+            3,
+        ]
+        with pytest.raises(TimeoutError):
+            members.note.options(timeout=0.0).call(3).get(timeout=WAIT)
+        assert members.noted_all.call().get(timeout=WAIT).values() == [[1, 2, 3]] * 6
+        members.initialized.get(timeout=WAIT)  # type: ignore[attr-defined]
+        until(lambda: not client_proc().casting.open)
+
+
+def test_a_host_gets_a_payload_once_and_the_caller_writes_one_frame(start: Any) -> None:
+    with attached(start()[0], start()[0]) as hosts:
+        members = hosts.spawn_procs({"gpus": 4}).spawn("members", Member)
+        data = os.urandom(8 << 20)
+        members.length.call(b"").get(timeout=WAIT)
+        links = [link for link in client_proc().links.values() if link is not client_proc().local]
+        numbers = [(link.marked, link.casts) for link in links]
+        before = on_loopback()
+        members.length.call(data).get(timeout=WAIT)
+        assert 2 * len(data) < on_loopback() - before < 3 * len(data)
+        # No link carried anything: each got the next cast, and no mark.
+        assert [(marked, casts + 1) for marked, casts in numbers] == [
+            (link.marked, link.casts) for link in links
+        ]
+
+
+@pytest.mark.parametrize("fanout", [1, 16])
+def test_whatever_the_path_the_order_is_kept(start: Any, fanout: int) -> None:
+    with configured(max_cast_fanout=fanout), attached(*(start()[0] for _ in range(3))) as hosts:
+        members = hosts.spawn_procs({"gpus": 2}).spawn("members", Member)
+        chance = random.Random(fanout)
+        flat = members.flatten("rank")
+        expected: list[list[int]] = [[] for _ in range(6)]
+        for number in range(300):
+            ranks = chance.choice([range(6), range(6), range(2), range(1, 6), [number % 6]])
+            some = flat.slice(rank=slice(ranks[0], ranks[-1] + 1))
+            some.note.broadcast(number)
+            for rank in ranks:
+                expected[rank].append(number)
+        assert members.noted_all.call().get(timeout=WAIT).values() == expected
+
+
+def test_workers_call_each_other_in_turns(start: Any) -> None:
+    """Hosts that have not met when the cast leaves."""
+    with configured(max_cast_fanout=1), attached(*(start()[0] for _ in range(3))) as hosts:
+        procs = hosts.spawn_procs({"gpus": 2})
+        members = procs.spawn("members", Member)
+        callers = procs.spawn("callers", Member)
+        caller = callers.slice(hosts=1, gpus=1)
+        assert caller.call.call_one(members, 20).get(timeout=WAIT) == 6
+        noted = members.noted_all.call().get(timeout=WAIT).values()
+        assert noted == [list(range(40))] * 6
+        local = this_host().spawn_procs({"n": 2}).spawn("local", Member)
+        assert caller.call.call_one(local, 5).get(timeout=WAIT) == 2
+        assert local.noted_all.call().get(timeout=WAIT).values() == [list(range(10))] * 2
+        local._proc_mesh.stop().get(timeout=WAIT)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("fanout", [1, 16])
+def test_a_host_in_the_middle_that_is_killed(start: Any, faults: list[Any], fanout: int) -> None:
+    started = [start() for _ in range(4)]
+    with (
+        configured(max_cast_fanout=fanout),
+        attached(*(address for address, _ in started)) as hosts,
+    ):
+        members = hosts.spawn_procs({"gpus": 2}).spawn("members", Member)
+        members.note.call(0).get(timeout=WAIT)
+        started[1][1].send_signal(signal.SIGKILL)
+        partial = members.note.options(on_failure="partial")
+        lost = until(lambda: partial.call(1).get(timeout=WAIT).failures())
+        assert {point["hosts"] for point, _ in lost} == {1}
+        assert all(isinstance(error, SupervisionError) for _, error in lost)
+        after = partial.call(2).get(timeout=WAIT)
+        assert [point["hosts"] for point, _ in after.successes()] == [0, 0, 2, 2, 3, 3]
+        rest = members.slice(hosts=slice(2, 4))
+        assert [notes[-1] for notes in rest.noted_all.call().get(timeout=WAIT).values()] == [2] * 4
+        until(lambda: faults)
+
+
+def test_procs_that_end_and_come_back(start: Any, faults: list[Any]) -> None:
+    with attached(start()[0], start()[0]) as hosts:
+        supervisor = Supervisor()
+        members = supervisor.spawn(hosts.spawn_procs({"gpus": 2}), "members", Member)
+        before = members.pid.call().get(timeout=WAIT).values()
+        with pytest.raises(SupervisionError):
+            members.slice(hosts=1, gpus=0).exit.call_one().get(timeout=WAIT)
+        supervisor.healthy.get(timeout=WAIT)
+        after = members.pid.call().get(timeout=WAIT).values()
+        assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False, True]
+        assert members.note.call(5).get(timeout=WAIT).values() == [5] * 4

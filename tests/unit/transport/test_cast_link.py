@@ -1,0 +1,75 @@
+"""Links to procs that casts reach, too: marks where the path changes, and nowhere else."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from monarch._engine.transport.link import CastLink, Link
+from monarch._engine.wire.frame import CALL, MARK, pack
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Link, Link]]:
+    left, right = (
+        Link(sock, "peer", lambda link, on: None, 1 << 20, 1 << 20) for sock in socket.socketpair()
+    )
+    yield left, right
+    left.close("as a test")
+    right.close("as a test")
+
+
+def sent(link: Link) -> list[tuple[int, int]]:
+    """Kinds and destinations of the frames that have arrived."""
+    frames = link.receive(memoryview(bytearray(1 << 16)))
+    return [(frame.kind, frame.dest) for frame in frames]
+
+
+def call(number: int) -> bytes:
+    return pack(CALL, number, 0, 0, b"", b"")
+
+
+def cast(link: Link, number: int) -> bool:
+    """What `Casting.send` does with a link; whether the cast waits for a mark."""
+    tied = link.used
+    link.casts = number
+    if tied:
+        link.mark(number)
+    return tied
+
+
+def test_a_link_that_no_cast_reaches_is_a_plain_one(ends: tuple[Link, Link]) -> None:
+    left, right = ends
+    left.send(call(1))
+    assert type(left) is Link
+    assert sent(right) == [(CALL, 1)]
+
+
+def test_marks_come_with_changes_of_the_path(ends: tuple[Link, Link]) -> None:
+    left, right = ends
+    left.send(call(1))
+    assert [cast(left, 1), cast(left, 2)] == [True, False]
+    assert type(left) is CastLink
+    left.send(call(2))
+    left.send(call(3))
+    assert cast(left, 3)
+    left.send(call(4))
+    assert sent(right) == [
+        (CALL, 1),
+        (MARK, 1),
+        (MARK, 2),
+        (CALL, 2),
+        (CALL, 3),
+        (MARK, 3),
+        (CALL, 4),
+    ]
+
+
+def test_a_new_link_needs_no_mark_for_its_first_cast(ends: tuple[Link, Link]) -> None:
+    left, right = ends
+    left.await_casts()
+    assert not cast(left, 7)
+    left.send(call(1))
+    assert sent(right) == [(MARK, 7), (CALL, 1)]
