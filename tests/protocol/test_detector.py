@@ -370,3 +370,20 @@ def test_an_overtaken_heartbeat_takes_nothing_back() -> None:
     assert watcher.on_heartbeat("b", struct.pack("<QQ", 1, 10_000_000), 0.1) == []
     [sent] = watcher.tick(INTERVAL)
     assert struct.unpack("<QQ", sent.payload) == (2, 150_000)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_one_that_oversleeps_goes_on(seed: int) -> None:
+    """It hears and looks when it gets to run, however late: nothing is in the future."""
+    chance = random.Random(seed)
+    detector = Detector()
+    now = 0.0
+    for peer in "pq":
+        detector.add(peer, now)
+    for _ in range(60):
+        now += chance.choice([0.01, 0.1, 0.4, 1.0, 3.0])
+        if chance.random() < 0.5:
+            detector.heard(chance.choice("pq"), now)
+        else:
+            beats = [e for e in detector.tick(now) if isinstance(e, SendHeartbeat)]
+            assert all(len(beat.payload) == 16 for beat in beats)

@@ -8,6 +8,7 @@ import time
 import pytest
 
 import monarch.actor
+from monarch._engine.protocol.channel import Channel
 from monarch.actor import Actor, SupervisionError, endpoint, this_host
 from monarch.config import configured
 from monarch.testing import (
@@ -168,3 +169,32 @@ def test_two_hosts_that_do_not_reach_each_other(seed, monkeypatch):
     faults = [Partition(0.2, a, b, seconds=1e6)]
     done = simulate(program(seed, fanout=1), hosts=HOSTS, seed=seed, faults=faults)
     assert done.value == ([0, 0, 0], 2 * HOSTS)
+
+
+class Weigher(Actor):
+    @endpoint
+    def weigh(self, data):
+        return len(data)
+
+
+def test_the_network_carries_a_payload_once_for_each_host(monkeypatch):
+    carried = []
+    former = Channel.send
+
+    def send(self, lane, buffers, token=None):
+        carried.append(sum(map(len, buffers)))
+        return former(self, lane, buffers, token)
+
+    def main(hosts):
+        there = hosts.slice(hosts=slice(1, None))
+        weighers = there.spawn_procs({"gpus": 4}).spawn("weighers", Weigher)
+        weighers.weigh.call(b"").get()
+        carried.clear()
+        weights = list(weighers.weigh.call(bytes(1_000_000)).get().values())
+        return weights, sum(carried), len(carried)
+
+    monkeypatch.setattr(Channel, "send", send)
+    weights, size, messages = simulate(main, hosts=6).value
+    assert weights == [1_000_000] * 20
+    assert 5_000_000 < size < 5_100_000
+    assert messages <= 3 * 5  # there, back, and one that it is over

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,10 +79,6 @@ class Member(Actor):
         return found
 
 
-def on_loopback() -> int:
-    return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
-
-
 def test_all_that_a_call_can_be(start: Any) -> None:
     """Values, errors, partial results, streams, ports, big payloads both ways; slices."""
     with attached(start()[0], start()[0]) as hosts:
@@ -121,16 +116,14 @@ def test_all_that_a_call_can_be(start: Any) -> None:
         until(lambda: not client_proc().casting.open)
 
 
-def test_a_host_gets_a_payload_once_and_the_caller_writes_one_frame(start: Any) -> None:
+def test_a_call_to_all_leaves_by_no_link_to_a_proc(start: Any) -> None:
     with attached(start()[0], start()[0]) as hosts:
         members = hosts.spawn_procs({"gpus": 4}).spawn("members", Member)
         data = os.urandom(8 << 20)
         members.length.call(b"").get(timeout=WAIT)
         links = [link for link in client_proc().links.values() if link is not client_proc().local]
         numbers = [(link.marked, link.casts) for link in links]
-        before = on_loopback()
         members.length.call(data).get(timeout=WAIT)
-        assert 2 * len(data) < on_loopback() - before < 3 * len(data)
         # No link carried anything: each got the next cast, and no mark.
         assert [(marked, casts + 1) for marked, casts in numbers] == [
             (link.marked, link.casts) for link in links

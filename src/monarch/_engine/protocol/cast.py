@@ -39,7 +39,7 @@ and the kept answers go. A host that has no parent left waits `patience` seconds
 then drops the cast: nobody is interested any more.
 
 Answers go up when a host has all of its stretch, or `hold` seconds after the first that has not: a
-rank that hangs delays no others, and a tree of quick ones costs one message per host.
+rank that hangs delays no others for long, and a tree of quick ones costs one message per host.
 
 Order between casts that take different paths is not kept here; whoever delivers to mailboxes sees
 to it. Names of hosts are names of incarnations: once lost, lost for good, and nothing from a host
@@ -173,6 +173,7 @@ class _Cast:
         "flush_at",
         "forget_at",
         "gone",
+        "hold",
         "left",
         "level",
         "open",
@@ -183,8 +184,9 @@ class _Cast:
         "suitors",
     )
 
-    def __init__(self, parent: Host, level: int, route: Route) -> None:
+    def __init__(self, parent: Host, level: int, route: Route, hold: float) -> None:
         self.parent = parent  # the root is its own
+        self.hold = hold
         self.level = level  # hops from the root
         self.route = route
         self.suitors: dict[Host, tuple[int, Route]] = {}
@@ -258,13 +260,24 @@ class Casts:
     # ----------------------------------------------------------------------------------------------
 
     def cast(
-        self, cast: CastId, hosts: Iterable[Host], starts: Iterable[int], fanout: int, now: float
+        self,
+        cast: CastId,
+        hosts: Iterable[Host],
+        starts: Iterable[int],
+        fanout: int,
+        now: float,
+        hold: float | None = None,
     ) -> list[Effect]:
-        """Begin a cast. Host i of `hosts` has the ranks from starts[i] up to starts[i + 1]."""
+        """Begin a cast. Host i of `hosts` has the ranks from starts[i] up to starts[i + 1].
+
+        `hold`: as above, for this cast.
+        """
         assert cast not in self._casts, "one name for each cast"
         starts = tuple(starts)
         route = Route((self._me, *hosts), (starts[0], *starts), fanout)
-        state = self._casts[cast] = _Cast(self._me, 0, route)
+        state = self._casts[cast] = _Cast(self._me, 0, route, self._hold)
+        if hold is not None:
+            state.hold = hold
         effects: list[Effect] = []
         self._follow(cast, state, self._me, 0, route, effects)
         self._tell(cast, state, now, effects)
@@ -279,13 +292,20 @@ class Casts:
     # ----------------------------------------------------------------------------------------------
 
     def on_forward(
-        self, sender: Host, cast: CastId, level: int, route: Route, now: float
+        self,
+        sender: Host,
+        cast: CastId,
+        level: int,
+        route: Route,
+        now: float,
+        hold: float | None = None,
     ) -> list[Effect]:
         """A parent hands on a cast, for the first time or because the former parent was lost."""
         effects: list[Effect] = []
         state = self._casts.get(cast)
         if state is None:
-            state = self._casts[cast] = _Cast(sender, level, route)
+            hold = self._hold if hold is None else hold
+            state = self._casts[cast] = _Cast(sender, level, route, hold)
             first, last = route.starts[:2]
             if cast not in self._finished:
                 if first < last:
@@ -447,7 +467,7 @@ class Casts:
             if state.pending or state.level == 0:
                 self._flush(cast, state, effects)
         elif state.pending and state.flush_at is None:
-            state.flush_at = now + self._hold
+            state.flush_at = now + state.hold
             self._wake(state.flush_at, cast)
 
     def _flush(self, cast: CastId, state: _Cast, effects: list[Effect]) -> None:

@@ -264,7 +264,8 @@ class Detector:
         if awake >= watch.send_at:
             watch.send_at = awake + self._interval
             watch.number += 1
-            unheard = int((awake - watch.heard) * _MICROSECONDS)
+            # (Heard after the moment to which a sleep has taken us back: just now.)
+            unheard = max(0, int((awake - watch.heard) * _MICROSECONDS))
             payload = _PAYLOAD.pack(watch.number, unheard)
             effects.append(SendHeartbeat(watch.peer, payload))
         due = min(watch.send_at, silent_at)

@@ -50,14 +50,26 @@ from monarch._engine.protocol.cast import (
 from monarch._engine.protocol.splice import Line, Splice
 from monarch._engine.runtime.casting import ANSWER, HEADS, heads_size
 from monarch._engine.runtime.seam import BACK, Cast, Expected, HostPeer, Joining, Seam, Share, Way
-from monarch._engine.wire.frame import ANSWERS, FAILURE, FLOW, HEADER, MARK, POST, Frame, pack
+from monarch._engine.wire.frame import (
+    ANSWERS,
+    CALL,
+    FAILURE,
+    FIRST,
+    FLOW,
+    HEADER,
+    MARK,
+    POST,
+    Frame,
+    pack,
+)
 
 if TYPE_CHECKING:
     pass
 
 __all__ = ["Carrier", "CastRelay"]
 
-_HOLD = 0.005
+_HOLD = 0.002  # seconds that an answer may wait for others of its host,
+_HOLD_ALL = 0.02  # if nobody looks at any before all are there
 _PATIENCE = 30.0
 _OVER_WAIT = 0.02
 _GATHERED = 64 << 10  # bytes: what is larger gains nothing
@@ -95,6 +107,11 @@ class Carrier(Protocol):
     def cast_now(self) -> float:
         """The time."""
         ...
+
+
+def _hold(frame: bytes) -> float:
+    """How long answers may wait, for this message."""
+    return _HOLD if frame[4] == CALL and frame[5] & FIRST else _HOLD_ALL
 
 
 def _without(tunnels: str, ranks: Sequence[int], skip: frozenset[int]) -> str:
@@ -276,7 +293,7 @@ class CastRelay:
             cast.ranks += ranks
         self._casts[cast.ident] = cast
         now = self._carrier.cast_now()
-        self._do(self._core.cast(cast.ident, hosts, starts, max(1, fanout), now))
+        self._do(self._core.cast(cast.ident, hosts, starts, max(1, fanout), now, _hold(inner)))
         if len(hosts) <= fanout:  # nobody hands it on, so nobody's loss makes us send it again
             cast.frame, cast.content = b"", None
         if (caller, number) in self._over_early:
@@ -475,7 +492,8 @@ class CastRelay:
         for key, share in zip(route.hosts, shares, strict=True):
             cast.shares[key] = _JSON(share)
             self._keys.setdefault(key[0], set()).add(key)
-        self._do(self._core.on_forward(way.key, ident, level, route, self._carrier.cast_now()))
+        now = self._carrier.cast_now()
+        self._do(self._core.on_forward(way.key, ident, level, route, now, _hold(cast.frame)))
 
     def _on_answers(self, head: Any, rest: memoryview) -> None:
         _, ident, rows, losses = head

@@ -37,7 +37,7 @@ ANSWER = struct.Struct("<II")
 """In the body of ANSWERS, before each: its rank, and its size."""
 
 _JSON = json.JSONEncoder(separators=(",", ":")).encode
-_FEWEST = 2  # ranks beyond this host that are worth a cast
+_FEWEST = 2  # ranks of a host that are worth a cast
 
 
 class Plan:
@@ -73,9 +73,11 @@ class Plan:
 
     @classmethod
     def of(cls, links: Sequence[Any], hosts: Sequence[str], here: str) -> Plan | None:
-        """The plan, or None if a cast would not pay."""
+        """The plan, or None if a cast would not pay: that is for many procs of a host, or hosts."""
         plan = cls(links, hosts, here)
-        return plan if len(plan.ranks) >= _FEWEST else None
+        reached = len(set(hosts) - {here})
+        pays = len(plan.ranks) >= _FEWEST * reached or reached > settings.max_cast_fanout
+        return plan if plan.ranks and pays else None
 
 
 class Casting:
