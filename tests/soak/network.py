@@ -1,11 +1,12 @@
 """`python tests/soak/network.py [--seconds 300] [--seed N]`: hosts on a network that fails.
 
 Three hosts in network namespaces, with a worker loop each, on an emulator of cables. Callers here
-and on the hosts send numbered calls, several at a time, while one host after the other loses 1 % of
-its packets, has them delayed by 50 ms +/- 20 ms each way (so that they overtake each other), or
-that and doubled, may send no more than 200 kB a second, is cut off, inbound, outbound or both ways,
-for up to half of `host_timeout`, or is so again and again. Afterwards every call was answered, and
-every actor executed what each caller sent, once and in order. Nothing else may fail.
+and on the hosts send numbered calls, several at a time, to one and to all, while one host after the
+other loses 1 % of its packets, has them delayed by 50 ms +/- 20 ms each way (so that they overtake
+each other), or that and doubled, may send no more than 200 kB a second, is cut off, inbound,
+outbound or both ways, for up to half of `host_timeout`, or is so again and again. Afterwards every
+call was answered, and every actor executed what each caller sent, once and in order. Nothing else
+may fail.
 
 That is a round. At the end of each one host is cut off for 10 s: it is reported as unreachable when
 `host_timeout` is over and not before, calls of others go on, and when the network is whole again
@@ -128,6 +129,27 @@ class Between(Caller):
         self.answered = self.ledger.tell.call_one(self.name, self.other, 20).get(timeout=WAIT)
 
 
+class ToAll(Caller):
+    """Calls everybody of a mesh, at once or one by one in turns."""
+
+    def __init__(self, name: str, crowd: Any) -> None:
+        super().__init__(name, crowd)
+        flat = crowd.flatten("rank")
+        self.members = [flat.slice(rank=rank) for rank in range(len(flat))]
+
+    def once(self) -> None:
+        numbers = range(self.answered, self.answered + 20)
+        futures: list[Any] = []
+        for number in numbers:
+            if number % 7 < 5:
+                futures.append(self.ledger.note.call(self.name, number))
+            else:
+                futures += [member.note.call_one(self.name, number) for member in self.members]
+        for future in futures:
+            future.get(timeout=WAIT)
+        self.answered += len(numbers)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -221,6 +243,8 @@ class Round:
         ledgers, tellers = procs.spawn("ledger", Ledger), procs.spawn("teller", Teller)
         self.each = [ledgers.slice(hosts=number) for number in range(HOSTS)]
         self.callers = [Caller(f"to {number}", self.each[number]) for number in range(HOSTS)]
+        self.crowd = self.hosts.spawn_procs({"gpus": 2}).spawn("crowd", Ledger)
+        self.callers += [ToAll(f"to all, {number}", self.crowd) for number in range(2)]
         self.callers += [
             Between(f"{one} to {other}", tellers.slice(hosts=one), self.each[other])
             for one in range(HOSTS)
@@ -243,13 +267,14 @@ class Round:
         ]
         if problems:
             return problems
-        for ledger in self.each:
-            problems += ledger.wrong.call_one().get(timeout=WAIT)
+        for ledgers in (*self.each, self.crowd):
+            for wrong in ledgers.wrong.call().get(timeout=WAIT).values():
+                problems += wrong
         for caller in self.callers:
             at = caller.other if isinstance(caller, Between) else caller.ledger
-            noted = at.noted_of.call_one(caller.name).get(timeout=WAIT)
-            if noted != caller.answered:
-                problems.append(f"{caller.name}: {caller.answered} answered, {noted} executed")
+            for noted in at.noted_of.call(caller.name).get(timeout=WAIT).values():
+                if noted != caller.answered:
+                    problems.append(f"{caller.name}: {caller.answered} answered, {noted} executed")
         return problems
 
     def stop(self) -> None:

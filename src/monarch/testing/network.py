@@ -291,10 +291,12 @@ class SimPeer:
         tunnel = self._tunnels.pop(lane, None)
         if tunnel is not None:
             tunnel.end.close("the other host closed it")
-            self.host.casts.closed(tunnel)
             if tell and self.channel.ended is None:
+                for answer in self.host.casts.repeated(tunnel):
+                    self.channel.send(lane, [answer])
                 self.channel.send(lane, [b""])
                 self.pump()
+            self.host.casts.closed(tunnel)
 
     # -- the channel -----------------------------------------------------------------------------
 

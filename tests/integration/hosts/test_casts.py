@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from monarch._engine.runtime.client import client_proc
 from monarch.actor import (
     Actor,
+    ActorError,
     Channel,
     Port,
     SupervisionError,
@@ -58,6 +60,18 @@ class Member(Actor):
     @endpoint(explicit_response_port=True)
     def answer(self, port: Port[int]) -> None:
         port.send(current_rank().rank)
+
+    @endpoint(explicit_response_port=True)
+    def last(self, port: Port[int]) -> None:
+        """Odd ranks answer and are gone, even ones come later."""
+        if current_rank().rank % 2:
+            port.send(current_rank().rank)
+            os._exit(0)
+        threading.Timer(0.3, port.send, (current_rank().rank,)).start()
+
+    @endpoint
+    def ask_all(self, others: Any) -> None:
+        others.note.call(1).get()
 
     @endpoint
     def pid(self) -> int:
@@ -146,6 +160,32 @@ def test_whatever_the_path_the_order_is_kept(start: Any, fanout: int) -> None:
         assert members.noted_all.call().get(timeout=WAIT).values() == expected
 
 
+def test_threads_of_one_process_each_keep_their_order(start: Any) -> None:
+    """They share the links to the procs, and the numbers of casts."""
+    with attached(start()[0], start()[0]) as hosts:
+        members = hosts.spawn_procs({"gpus": 2}).spawn("members", Member)
+        flat = members.flatten("rank")
+        each = [flat.slice(rank=rank) for rank in range(4)]
+
+        def run(first: int) -> None:
+            for number in range(first, first + 400):
+                if number % 3:
+                    members.note.broadcast(number)
+                else:
+                    for member in each:
+                        member.note.broadcast(number)
+
+        threads = [threading.Thread(target=run, args=(1000 * who,)) for who in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for noted in members.noted_all.call().get(timeout=WAIT).values():
+            for who in range(4):
+                theirs = [number for number in noted if number // 1000 == who]
+                assert theirs == list(range(1000 * who, 1000 * who + 400))
+
+
 def test_workers_call_each_other_in_turns(start: Any) -> None:
     """Hosts that have not met when the cast leaves."""
     with configured(max_cast_fanout=1), attached(*(start()[0] for _ in range(3))) as hosts:
@@ -181,6 +221,20 @@ def test_a_host_in_the_middle_that_is_killed(start: Any, faults: list[Any], fano
         rest = members.slice(hosts=slice(2, 4))
         assert [notes[-1] for notes in rest.noted_all.call().get(timeout=WAIT).values()] == [2] * 4
         until(lambda: faults)
+
+
+def test_last_words_count(start: Any) -> None:
+    with attached(start()[0], start()[0]) as hosts:
+        members = hosts.spawn_procs({"gpus": 2}).spawn("members", Member)
+        assert members.last.call().get(timeout=WAIT).values() == [0, 1, 2, 3]
+
+
+def test_one_that_casts_to_itself_is_a_deadlock(start: Any) -> None:
+    with attached(start()[0], start()[0]) as hosts:
+        members = hosts.spawn_procs({"gpus": 2}).spawn("members", Member)
+        with pytest.raises(ActorError, match="DeadlockError"):
+            members.slice(hosts=1, gpus=0).ask_all.call_one(members).get(timeout=WAIT)
+        assert members.note.call(2).get(timeout=WAIT).values() == [2] * 4
 
 
 def test_procs_that_end_and_come_back(start: Any, faults: list[Any]) -> None:

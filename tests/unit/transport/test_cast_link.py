@@ -67,6 +67,19 @@ def test_marks_come_with_changes_of_the_path(ends: tuple[Link, Link]) -> None:
     ]
 
 
+def test_who_sends_while_another_thread_casts_marks_for_it(ends: tuple[Link, Link]) -> None:
+    """And what it sent comes after that mark: its own next cast has to wait for another one."""
+    left, right = ends
+    left.await_casts()
+    left.send(call(1))
+    assert left.used
+    left.casts = 1  # on its way to the agent
+    left.send(call(2))
+    left.mark(1)
+    assert cast(left, 2)
+    assert sent(right) == [(CALL, 1), (MARK, 1), (CALL, 2), (MARK, 2)]
+
+
 def test_a_new_link_needs_no_mark_for_its_first_cast(ends: tuple[Link, Link]) -> None:
     left, right = ends
     left.await_casts()

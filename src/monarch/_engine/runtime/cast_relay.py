@@ -232,7 +232,10 @@ class CastRelay:
         return True
 
     def repeated(self, seam: Seam) -> list[bytes]:
-        """Gathered answers of a proc, as frames: what it says next must not overtake them."""
+        """Gathered answers of a proc, as frames: what it says next must not overtake them.
+
+        (Nor must the news of its end. Answers that come twice count once.)
+        """
         return [
             pack(POST, port, 0, rank, b"", owed.body)
             for (port, rank), owed in seam.expected.items()

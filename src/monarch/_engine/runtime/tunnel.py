@@ -279,6 +279,8 @@ class Tunnel(Seam):
         self._segments.drop_holder(self)
         if not self._said_end:
             self._said_end = True
+            for answer in self.relay.repeated(self):  # they are to arrive before the end does
+                self._host_link.send(self.lane, [answer])
             self._host_link.send(self.lane, [b""])
             self.relay.closed(self)
         self._done()

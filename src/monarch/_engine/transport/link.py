@@ -353,9 +353,10 @@ class CastLink(Link):
 
     def mark(self, number: int) -> None:
         with self._lock:
-            self.marked = number
-            self.used = False
-            super()._send(mark(number), None)
+            if self.marked != number:  # else another thread had to send something just now
+                self.marked = number
+                self.used = False
+                super()._send(mark(number), None)
 
 
 def mark(number: int) -> bytes:
