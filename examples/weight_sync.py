@@ -129,9 +129,10 @@ class Generator(Actor):
         return explain(self.published.copies[0]).route or "none"
 
     @endpoint
-    def pull_once(self) -> None:
+    def pull(self, times: int) -> None:
         """Read the weights, whatever is in them: to see how long it takes."""
-        self.published.copies[0].read_into(self.weights).get()
+        for _ in range(times):
+            self.published.copies[0].read_into(self.weights).get()
 
     @endpoint
     def generate(self, last: int) -> None:
@@ -176,12 +177,12 @@ def affordable(wanted: int, copies: int) -> int:
     return max(1, min(wanted, free // 2 // copies))
 
 
-def pull(generators: Any) -> float:
-    """Seconds until all of these have pulled, the best of three times."""
+def seconds_of_pulls(generators: Any, times: int) -> float:
+    """Seconds until all of these have pulled so often, the best of three times."""
     took = []
     for _ in range(3):
         started = time.perf_counter()
-        generators.pull_once.call().get()
+        generators.pull.call(times).get()
         took.append(time.perf_counter() - started)
     return min(took)
 
@@ -211,10 +212,11 @@ def main() -> int:
         generators = procs.spawn("generators", Generator, published, args.unchecked)
         shown = generators.show.call().get().values()
         (route,) = set(generators.route.call().get().values())
-        generators.pull_once.call().get()  # the first touches memory that is new
-        seconds = pull(generators)
-        alone = size / pull(generators.slice(generators=0))
-    together = args.generators * size / seconds
+        generators.pull.call(1).get()  # the first touches memory that is new
+        seconds = seconds_of_pulls(generators, 1)
+        moved = args.generators * size
+        together = moved / seconds
+        alone = moved / seconds_of_pulls(generators.slice(generators=0), args.generators)
     step = seconds if args.step is None else args.step
     console.print(
         f"{megabytes} MB of weights, {args.generators} generators, route {route}\n"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import Actor, Channel, SupervisionError, endpoint
+from monarch.rdma import RDMABuffer
 from tests.soak.footprint import excess, footprint
 
 from .conftest import WAIT, kill, tables, until
@@ -92,3 +93,15 @@ def test_three_hundred_payloads(fresh: Fresh, proc: Any, echo_class: Any) -> Non
         assert receiver.recv().get(timeout=WAIT) == data
 
     assert_nothing_stays(proc, send, 20, 100)
+
+
+def test_thirty_registrations(fresh: Fresh, proc: Any, echo_class: Any) -> None:
+    """Dropped by somebody else, or forgotten: 16 MB each would be seen to stay."""
+    echo = fresh(1).spawn("echo", echo_class)
+
+    def register() -> None:
+        there = echo.echo.call_one(RDMABuffer(bytearray(b"1") * (16 * MB))).get(timeout=WAIT)
+        there.drop().get(timeout=WAIT)
+        RDMABuffer(bytearray(b"2") * (16 * MB), release="last-handle", grace=0)
+
+    assert_nothing_stays(proc, register, 5, 30)
