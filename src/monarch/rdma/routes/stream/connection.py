@@ -51,6 +51,7 @@ class Lent(Protocol):
 
 
 Item: TypeAlias = "bytes | memoryview | Lent"
+_PLAIN = (bytes, memoryview)
 
 
 class Connection:
@@ -147,7 +148,7 @@ class Connection:
         buffers: list[bytes | memoryview] = []
         lent: Lent | None = None
         for item in self._queue:
-            if not isinstance(item, bytes | memoryview):
+            if not isinstance(item, _PLAIN):
                 lent = item
                 break
             buffers.append(item)
@@ -165,7 +166,7 @@ class Connection:
         queue = self._queue
         while sent:
             item = queue[0]
-            if isinstance(item, bytes | memoryview):
+            if isinstance(item, _PLAIN):
                 if sent < len(item):
                     queue[0] = memoryview(item)[sent:]
                     return
@@ -184,7 +185,7 @@ class Connection:
             room = _SEALED
             while self._queue and room:
                 item = self._queue[0]
-                if isinstance(item, bytes | memoryview):
+                if isinstance(item, _PLAIN):
                     parts.append(bytes(item[:room]))
                 else:
                     with item.lock:

@@ -316,6 +316,8 @@ class Peer:
     def more_for(self, lane: Lane) -> list[Item]:
         """What this lane is to be asked next, if it is its turn."""
         items: list[Item] = []
+        if not (self._jobs or self._again):
+            return items  # (who adds to them flushes afterwards)
         outgoing = 0
         with self._lock:
             if lane not in self._dealt:

@@ -28,7 +28,7 @@ from monarch.rdma.registry import Registration
 from monarch.rdma.routes.copying import atomic_result
 from monarch.rdma.routes.stream.connection import Connection
 from monarch.rdma.routes.stream.driver import data_reactor
-from monarch.rdma.routes.stream.landing import TRASH, Trash
+from monarch.rdma.routes.stream.landing import TRASH, Text, Trash
 from monarch.rdma.routes.stream.message import (
     ADD,
     CHUNK_LIMIT,
@@ -63,7 +63,7 @@ __all__ = ["PURPOSE", "Server"]
 PURPOSE = "rdma"
 """Of the side streams that lead here."""
 
-_SMALL = 16 << 10  # bytes that are copied into an answer rather than sent from where they are
+_SMALL = 16 << 10  # bytes that are copied, rather than sent and received where they are
 _ZEROS = memoryview(bytes(1 << 20))
 _WORD = 8
 _RETRY = 0.0002  # seconds until an atomic operation is tried again that another one kept out
@@ -218,11 +218,25 @@ class Session:
             raise ValueError(f"{length} bytes in one request")
         try:
             found = self._find(number, token, offset, length)
+            if length <= _SMALL:
+                return Text(length, lambda data: self._store(ident, found, offset, data))
             with found.writing():
                 return _Stored(self, ident, found, found.memory, offset, length)
         except RdmaError as error:
             refusal = _end(ident, error)
             return Trash(length, lambda: self.connection.queue((refusal,)))
+
+    def _store(self, ident: int, found: Registration, offset: int, data: bytes) -> None:
+        """A few bytes have come."""
+        try:
+            with found.writing():
+                view = target(found.memory, offset, len(data))
+                view[:] = data
+                landed(found.memory, offset, view)
+        except RdmaError as error:
+            self.connection.queue((_end(ident, error),))
+        else:
+            self.connection.queue((_end(ident),))
 
     def _on_atomic(
         self,
