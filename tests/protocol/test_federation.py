@@ -388,3 +388,25 @@ def test_another_home_learns_what_the_hosts_hold(orphaned: Federation) -> None:
     assert isinstance(told, Send)
     assert told.message["to"] == CLIENT
     assert [end.notice["procs"][0][0] for end in home.host_lost("b", LOST)] == [10]  # type: ignore[union-attr]
+
+
+def test_what_a_stream_is_for_is_known_where_it_goes() -> None:
+    """Also when home has to be asked where that is, for a link and a stream at the same time."""
+    world = World([HOME, "b", "c", "d"], 0)
+    on_b, on_d = world.spawn(CLIENT, ["b", "d"])
+    world.settle()
+    (on_c,) = world.spawn(on_b, ["c"])
+    world.settle()
+    federation = world.hosts["d"].federation
+    asking = [*federation.introduce(on_d, on_c), *federation.introduce(on_d, on_c, "data")]
+    assert [type(effect) for effect in asking] == [Send]
+    answer = {"op": "lives", "uids": [on_c], "hosts": ["c"]}
+    assert federation.heard(HOME, answer, world.now) == [
+        Tunnel("c", on_d, on_c, first=False),
+        Tunnel("c", on_d, on_c, first=False, stream="data"),
+    ]
+    host = world.hosts["c"]
+    assert host.federation.opened("d", on_d, on_c, stream=True) == [Hand(on_c, on_d)]
+    host.end(on_c)
+    assert host.federation.opened("d", on_d, on_c, stream=True) == []
+    assert host.federation.introduce(on_b, on_c, "data") == [Refuse(on_b, on_c, "data")]

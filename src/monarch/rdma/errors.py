@@ -31,7 +31,11 @@ class RdmaError(Exception):
 
 
 class RdmaTimeout(RdmaError, TimeoutError):
-    """It took longer than `timeout`. Part of the bytes may have been transferred; none will be."""
+    """It took longer than `timeout`. Part of the bytes may have been transferred.
+
+    Nothing is written to local memory any more. (Over a socket, what was on its way to the owner
+    may still arrive there.)
+    """
 
 
 class RdmaBufferDropped(RdmaError):

@@ -361,6 +361,15 @@ def test_an_introduction_to_the_old_one_goes_to_the_newest(roster: Roster) -> No
     assert roster.introduce(12, 20) == [Hand(30, 12), moved(12, 20, 30, handed=True)]
 
 
+def test_a_stream_to_the_old_one_goes_to_nobody(roster: Roster) -> None:
+    """It is about memory that the old one had."""
+    assert roster.introduce(11, 10, stream=True) == [Hand(10, 11)]
+    ended(roster, 10)
+    spawn(roster, CLIENT, 20, replaces=10)
+    assert roster.introduce(11, 10, stream=True) == []
+    assert roster.introduce(11, 20, stream=True) == [Hand(20, 11)]
+
+
 def test_a_successor_that_looks_for_the_one_before_finds_itself(roster: Roster) -> None:
     ended(roster, 10)
     spawn(roster, CLIENT, 20, replaces=10)

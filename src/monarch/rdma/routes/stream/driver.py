@@ -1,7 +1,12 @@
 """The thread that moves the bytes of this process, for what it owns and for what it asks for.
 
-A reactor of its own, so that neither a stream of megabytes waits for messages nor they for it.
-Started with the first connection, and kept.
+A reactor of its own, so that neither a stream of megabytes waits for messages nor they for it. (As
+for speed the reactor of the process would do as well: eight bytes took 60 us on either, 64 MB the
+same processor time.) Started with the first connection, and kept.
+
+One thread: it copies about as fast as the kernel does, and on two cores the other one is the
+peer's. More connections than one, which `rdma_tcp_fallback_parallelism` asks for, gain nothing
+within a host; between hosts they help where a single TCP connection does not fill the network.
 """
 
 from __future__ import annotations
