@@ -177,8 +177,10 @@ class SimTunnel(Seam):
         """See `Seam`."""
         if not self.end.send(ranked(cast.frame, rank)):
             return True
-        self.clogged = self.end.queued > _UNREAD
-        return not self.clogged
+        if self.end.queued > _UNREAD:
+            self.clogged = True
+            return False
+        return True
 
     def _room(self, end: SimLink) -> None:
         """The process has read what we held for it."""

@@ -39,6 +39,10 @@ class Member(Actor):
         return number
 
     @endpoint
+    def keep(self, number: int, data: bytes) -> None:
+        self.noted.append(number)
+
+    @endpoint
     def noted_all(self) -> list[int]:
         return self.noted
 
@@ -221,6 +225,32 @@ def test_a_host_in_the_middle_that_is_killed(start: Any, faults: list[Any], fano
         rest = members.slice(hosts=slice(2, 4))
         assert [notes[-1] for notes in rest.noted_all.call().get(timeout=WAIT).values()] == [2] * 4
         until(lambda: faults)
+
+
+def test_a_receiver_that_does_not_read_holds_its_casters_back(start: Any) -> None:
+    """And nothing is lost, nor stuck, when it goes on."""
+    with attached(start()[0]) as hosts:
+        members = hosts.spawn_procs({"gpus": 2}).spawn("members", Member)
+        stopped, _ = members.pid.call().get(timeout=WAIT).values()
+        os.kill(stopped, signal.SIGSTOP)
+        data = bytes(50_000)
+        count = 3000
+
+        def run() -> None:
+            for number in range(count):
+                members.keep.broadcast(number, data)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        agent = client_proc().agent
+        assert agent is not None
+        until(lambda: agent.paused)
+        assert thread.is_alive()
+        os.kill(stopped, signal.SIGCONT)
+        thread.join(WAIT)
+        noted = members.noted_all.call().get(timeout=WAIT).values()
+        assert noted == [list(range(count))] * 2
+        until(lambda: not agent.paused)
 
 
 def test_last_words_count(start: Any) -> None:

@@ -226,8 +226,10 @@ class Tunnel(Seam):
                 cast.segment = segment
                 weakref.finalize(cast, self._segments.release, None, ident)
             self._pass_on(link, ranked(cast.frame_here, rank), cast.segment)
-        self.clogged = link.queued > _QUEUE_LIMIT
-        return not self.clogged
+        if link.queued > _QUEUE_LIMIT:
+            self.clogged = True  # until it has read half of that
+            return False
+        return True
 
     def hold(self, *, on: bool) -> None:
         self._flow()
