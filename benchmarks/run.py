@@ -12,6 +12,7 @@ percentile.
 import argparse
 import sys
 import time
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
-from rows import ENGINES, OURS, PROGRAMS, ROWS, TITLES, Program, Row
+from rows import ENGINES, OURS, PROGRAMS, REFERENCE, ROWS, TITLES, Program, Row
 
 RESULTS = ROOT / "benchmarks" / "results"
 FLOOR = ROOT / "benchmarks" / "floor.py"
@@ -176,14 +177,19 @@ def chosen_rows(patterns: list[str]) -> list[Row]:
 
 
 def chosen_programs(rows: list[Row], engines: list[str], quick: bool) -> list[Program]:
-    """The programs that fill these rows on at least one of these engines."""
-    needed = {name for row in rows for name in (row.program, row.reference_program)}
+    """The programs that fill these rows on at least one of these engines.
+
+    One that is only compared with runs on the reference alone.
+    """
+    filling = {row.program for row in rows}
+    compared = {row.reference_program for row in rows} - filling
+    programs = [program for program in PROGRAMS if program.name in filling] + [
+        replace(program, engines=(REFERENCE,)) for program in PROGRAMS if program.name in compared
+    ]
     return [
         program
-        for program in PROGRAMS
-        if program.name in needed
-        and set(program.engines) & set(engines)
-        and (program.quick or not quick)
+        for program in programs
+        if set(program.engines) & set(engines) and (program.quick or not quick)
     ]
 
 
