@@ -57,10 +57,10 @@ class Reattached:
 
     @property
     def failures(self) -> Future[list[MeshFailure]]:
-        """What has ended of these meshes, and why, oldest first; one for each actor.
+        """What has ended of these meshes, and why; one for each actor, oldest first.
 
-        Resolves when every rank has been asked. These failures are told here, and not to
-        `unhandled_fault_hook`; those that come after are told to it, as ever.
+        (By the clocks of their hosts.) Resolves when every rank has been asked. These failures are
+        told here, and not to `unhandled_fault_hook`; those that come after are told to it.
         """
         return self._failures
 
