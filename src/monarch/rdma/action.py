@@ -11,7 +11,7 @@ from monarch.actor import Future
 from monarch.rdma import registry
 from monarch.rdma.buffer import RDMABuffer, reading, writing
 from monarch.rdma.errors import RdmaError, RdmaPermissionError
-from monarch.rdma.memory import memory_of
+from monarch.rdma.memory import CPU, memory_of
 from monarch.rdma.submission import submit, timeout_of
 from monarch.rdma.transfer import ADD, SWAP, Op
 
@@ -126,6 +126,9 @@ class RDMAAction:
             )
         if (handle.address + src._offset) % _WORD:
             raise ValueError(f"an atomic operation needs an address divisible by {_WORD}")
+        for what, device in (("destination", memory.device), ("buffer", handle.device)):
+            if device != CPU:
+                raise ValueError(f"atomic operations are for main memory; {what}: on {device}")
         if not memory.writable:
             raise ValueError("destination local memory is read-only, and is never written")
         if not handle.writable:

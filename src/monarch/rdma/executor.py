@@ -49,6 +49,7 @@ def _work() -> None:
         with _lock:
             _idle -= 1
         job()
+        del job  # it has hold of memory
 
 
 def _forget() -> None:

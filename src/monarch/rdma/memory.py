@@ -74,6 +74,8 @@ def memory_of(data: Any) -> Memory:
         return _of_tensor(torch, data)
     if type(data) is memoryview:
         return _of_view(data, data)
+    if isinstance(data, Memory):
+        return data
     try:
         view = memoryview(data)
     except (TypeError, ValueError, BufferError):

@@ -63,6 +63,8 @@ class Submission:
             route = self._routes[transfer] = routes.route_to(first.handle, first.local.device)
         except RdmaError as error:
             transfer.fail(error)
+        except Warning as warning:  # the program made an error of it
+            transfer.fail(RdmaError(str(warning)))
         else:
             route.start(transfer)
 

@@ -182,13 +182,6 @@ def test_errors_travel(kind: Any) -> None:
     assert str(error) == "why\nand how"
 
 
-def test_memory_that_no_route_reaches_is_refused(use: Any, monkeypatch: Any) -> None:
-    use(Local(), ProcessVm())
-    memory = type("Memory", (), {"device": "cuda:0"})()
-    with pytest.raises(RdmaUnavailable, match="memory of cuda:0"):
-        routes.offers_for(memory)
-
-
 def test_the_other_host_and_the_other_container_are_told_apart(use: Any) -> None:
     use(ProcessVm())
     with RDMABuffer(bytearray(16)) as ours:

@@ -121,12 +121,13 @@ def kinds() -> tuple[Kind, ...]:
     """All there are, the best first."""
     global _kinds
     if not _kinds:
+        from monarch.rdma.routes.cuda_ipc import CudaIpc
         from monarch.rdma.routes.local import Local
         from monarch.rdma.routes.nixl import Nixl
         from monarch.rdma.routes.process_vm import ProcessVm
         from monarch.rdma.routes.stream import Stream
 
-        _kinds = (Local(), ProcessVm(), Nixl(), Stream())
+        _kinds = (Local(), ProcessVm(), CudaIpc(), Nixl(), Stream())
         registry.at_end.append(_withdrawn)
     return _kinds
 
@@ -237,16 +238,10 @@ def forget(handle: Handle) -> None:
 
 
 def offers_for(memory: Memory) -> dict[str, bytes]:
-    """What a new handle carries. Raises RdmaUnavailable if nobody could reach the memory."""
+    """What a new handle carries. Raises ValueError for a setting that names unknown kinds."""
     left_in = _left_in(_spi.settings.rdma_routes)
     found = {kind.name: kind.offer(memory) for kind in kinds() if kind.name in left_in}
-    offers = {name: offer for name, offer in found.items() if offer is not None}
-    if not offers:
-        raise RdmaUnavailable(
-            f"no compatible RDMA backend for buffer in memory of {memory.device}: this release "
-            "reaches main memory only; copy it there first (tensor.cpu())"
-        )
-    return {name: offer for name, offer in offers.items() if offer}
+    return {name: offer for name, offer in found.items() if offer}
 
 
 def _withdrawn(handle: Handle) -> Callable[[], None] | None:

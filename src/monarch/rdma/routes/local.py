@@ -10,9 +10,10 @@ import ctypes
 from typing import ClassVar
 
 from monarch.rdma import registry
+from monarch.rdma.devices import copy
 from monarch.rdma.errors import RdmaBufferDropped, RdmaError
 from monarch.rdma.handle import Handle
-from monarch.rdma.memory import CPU, Memory
+from monarch.rdma.memory import Memory
 from monarch.rdma.routes import Unavailable
 from monarch.rdma.routes.copying import CopyRoute, Piece, atomic_result
 from monarch.rdma.transfer import READ, Op
@@ -29,7 +30,7 @@ class Local:
 
     def offer(self, memory: Memory) -> bytes | None:
         """Nothing is needed."""
-        return b"" if memory.device == CPU else None
+        return b""
 
     def withdrawn(self, handle: Handle) -> None:
         """The registry knows."""
@@ -38,8 +39,6 @@ class Local:
         """A route, if the memory is ours."""
         if not registry.owned_here(handle):
             raise Unavailable("the memory is another process's")
-        if (handle.device, device) != (CPU, CPU):
-            raise Unavailable("it copies main memory only")
         return LocalRoute()
 
 
@@ -57,12 +56,11 @@ class LocalRoute(CopyRoute):
             memory = found.memory  # kept, also if it is dropped meanwhile
             if memory.stale:
                 raise RdmaError(registry.moved_text(op.handle))
-            place = memory.address + op.offset + at
             if kind == READ:
-                _move(op.local.address + at, place, count)
+                copy(op.local, at, memory, op.offset + at, count)
             else:
                 with found.writing():
-                    _move(place, op.local.address + at, count)
+                    copy(memory, op.offset + at, op.local, at, count)
             if found.ended:
                 raise RdmaBufferDropped(registry.dropped_text(op.handle.number))
 

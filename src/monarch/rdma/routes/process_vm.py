@@ -35,6 +35,7 @@ from monarch.rdma.identity import has_memory, own_host, start_of
 from monarch.rdma.memory import CPU, Memory
 from monarch.rdma.routes import Unavailable, forget
 from monarch.rdma.routes.copying import CopyRoute, Piece, atomic_result
+from monarch.rdma.routes.staged import Staged
 from monarch.rdma.table import Contended, PeerTable
 from monarch.rdma.transfer import READ, Op
 
@@ -74,10 +75,10 @@ class ProcessVm:
             _admit_others()
         return b""
 
-    def open(self, handle: Handle, device: str) -> _VmRoute:
+    def open(self, handle: Handle, device: str) -> CopyRoute:
         """A route, if the owner runs on this kernel and we may."""
-        if (handle.device, device) != (CPU, CPU):
-            raise Unavailable("it copies main memory only")
+        if handle.device != CPU:
+            raise Unavailable("the kernel sees main memory only")
         if self.readv is None or not hasattr(os, "pidfd_open"):
             raise Unavailable("this system has no process_vm_readv, or no pidfd")
         here = own_host()
@@ -89,7 +90,8 @@ class ProcessVm:
                 "give both the same one (docker: --pid=container:..., Kubernetes: "
                 "shareProcessNamespace)",
             )
-        return _VmRoute(handle, self.readv, self.writev)
+        route = _VmRoute(handle, self.readv, self.writev)
+        return route if device == CPU else Staged(route)
 
     def withdrawn(self, handle: Handle) -> None:
         """The table has it."""

@@ -4,8 +4,8 @@ An extra, ``pip install 'pymonarch[rdma]'``, and used where it pays: if both hos
 verbs. Without one the library would use TCP, which our own sockets do better, and unlike it with
 authentication. The setting ``rdma_routes`` forces it, even so.
 
-`library` is what we call, `progress` the thread that asks how transfers go, `lease` how owners lend
-their memory and take it back, `route` how initiators use it.
+`library` is what we call, `progress` the thread that asks how transfers go, `route` what initiators
+do; how owners lend memory and take it back is in `routes.lease`.
 
 Known limits: what goes over the card is not encrypted. The library keeps the keys of registrations
 that ended, some hundred bytes each, as long as it knows their owner.
@@ -13,6 +13,7 @@ that ended, some hundred bytes each, as long as it knows their owner.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from monarch import _spi
@@ -20,9 +21,8 @@ from monarch.rdma.handle import Handle
 from monarch.rdma.hardware import is_ibverbs_available
 from monarch.rdma.memory import Memory
 from monarch.rdma.routes import Unavailable
-from monarch.rdma.routes.nixl import lease
 from monarch.rdma.routes.nixl.library import REMEDY, installed
-from monarch.rdma.routes.nixl.route import NixlRoute
+from monarch.rdma.routes.nixl.route import NixlRoute, lender
 
 __all__ = ["Nixl"]
 
@@ -50,7 +50,9 @@ class Nixl:
             )
         return NixlRoute(handle)
 
-    withdrawn = staticmethod(lease.withdrawn)
+    def withdrawn(self, handle: Handle) -> Callable[[], None] | None:
+        """A drop waits for what others have under way."""
+        return lender.withdrawn(handle)
 
 
 def _why_not() -> tuple[str, str] | None:

@@ -79,14 +79,19 @@ class Progress:
                 pass
             else:
                 task()
+                del task  # it may have hold of memory
                 idle = 0
-            moved = False
-            for job in list(self._jobs):
-                seen = job.look()
-                moved = moved or seen is not None
-                if seen:
-                    self._jobs.remove(job)
-            idle = 0 if moved else idle + 1
+            idle = 0 if self._look() else idle + 1
+
+    def _look(self) -> bool:
+        """Look at all that is under way; whether anything has happened."""
+        moved = False
+        for job in list(self._jobs):
+            seen = job.look()
+            moved = moved or seen is not None
+            if seen:
+                self._jobs.remove(job)
+        return moved
 
     def _pause(self, idle: int) -> float | None:
         if not self._jobs:

@@ -3,56 +3,70 @@
 A small transfer of a registration whose lease is there is posted by the thread that wants it, and
 mostly done when that has looked once or twice; all else happens on the thread of `progress`. What
 is longer than a slice is posted slice by slice, and in between looks at the time.
+
+Atomic operations, which the library does not have, are requests to the owner.
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
+import os
+import struct
 import time
 from collections.abc import Callable
 
 from monarch import _spi
-from monarch.actor import Future
 from monarch.rdma import registry
 from monarch.rdma.errors import RdmaBufferDropped, RdmaError
 from monarch.rdma.handle import Handle
-from monarch.rdma.memory import Memory
+from monarch.rdma.memory import Memory, memory_of
 from monarch.rdma.routes import Unavailable, forget
 from monarch.rdma.routes.copying import Piece, slices
-from monarch.rdma.routes.nixl.lease import (
-    REVOKE,
+from monarch.rdma.routes.lease import (
+    Lease,
+    Lender,
+    Lessee,
+    Peer,
     answer_of,
-    ask_for_atomic,
-    ask_for_lease,
-    revoked_key,
+    answered,
+    claim,
+    claimed,
 )
+from monarch.rdma.routes.local import LocalRoute
 from monarch.rdma.routes.nixl.library import Agent, Disconnected, Failed
 from monarch.rdma.routes.nixl.progress import progress
+from monarch.rdma.table import Contended
 from monarch.rdma.transfer import WRITE, Op, Transfer
 
-__all__ = ["NixlRoute"]
+__all__ = ["NixlRoute", "lender"]
 
 _SLICE = 32 << 20  # under a millisecond for a fast card
 _AT_ONCE = 64 << 10  # bytes that the caller's thread may post
 _LOOKS = 3  # of that thread, before it leaves the rest to `progress`
-_PATIENCE = 1.0  # seconds after the end of its time in which a posted slice may still arrive
+_PATIENCE = 1.0  # seconds: for a posted slice after its time, for another atomic operation
+_ATOMICALLY = "rdma.nixl.atomic"
+_ATOMIC = struct.Struct("=QiQQ")  # offset, kind, operands
+_WORD = 8
 
 
-class _Peer:
+class _Peer(Peer):
     """An owner, as far as NIXL knows it."""
 
     def __init__(self, handle: Handle) -> None:
+        super().__init__(handle)
         self.name = f"monarch-{handle.identity.hex()}"
-        self.leases: dict[int, _Lease] = {}
         self.connection = 0  # counts them
-        self.gone = False
-        _spi.when_gone(handle.uid, lambda _: self._lost(handle))
 
-    def _lost(self, handle: Handle) -> None:
-        self.gone = True
-        with _lock:
-            _peers.pop(handle.identity, None)
+    def ended(self) -> None:
+        """Its process is gone; on the reactor thread."""
+        super().ended()
+        progress().do(self._forget)
+
+    def _forget(self) -> None:
+        agent = progress().ready
+        if agent is not None:
+            with agent.lock:
+                agent.part(self.name)
 
     def part(self, agent: Agent) -> None:
         """End the connection and all that is under way on it; the next transfer makes another."""
@@ -60,97 +74,71 @@ class _Peer:
         self.connection += 1
 
 
-class _Lease:
-    """Of one registration; see `lease`."""
+class _Key:
+    """What a lease of NIXL is about: the metadata of the owner's registration."""
 
-    def __init__(self) -> None:
-        self.metadata = b""
-        self.error: RdmaError | Unavailable | None = None
+    __slots__ = ("_connection", "_metadata")
+
+    def __init__(self, metadata: bytes) -> None:
+        self._metadata = metadata
         self._connection = -1
-        self._revoked = False
-        self._under_way = 0
-        self._when_settled: list[Callable[[], None]] = []
-        self._when_quiet: list[Callable[[], None]] = []
-
-    def settle(self, metadata: bytes, error: RdmaError | Unavailable | None = None) -> None:
-        """It has come, or will not."""
-        with _lock:
-            self.metadata = metadata
-            self.error = error
-            waiting, self._when_settled = self._when_settled, []
-        for each in waiting:
-            each()
-
-    def when_settled(self, callback: Callable[[], None]) -> bool:
-        """Call it then; False if that has been."""
-        with _lock:
-            if self.metadata or self.error is not None:
-                return False
-            self._when_settled.append(callback)
-        return True
 
     def meet(self, agent: Agent, peer: _Peer) -> None:
-        """Have the agent know the memory, on the present connection. Raises Failed."""
+        """Have the agent know it, on the present connection. With the agent's lock."""
         if self._connection != peer.connection:
-            agent.meet(self.metadata)
+            agent.meet(self._metadata)
             self._connection = peer.connection
 
-    def enter(self) -> bool:
-        """A slice is about to be posted; False if the lease was revoked."""
-        with _lock:
-            if self._revoked:
-                return False
-            self._under_way += 1
-        return True
 
-    def leave(self) -> None:
-        """It is no longer under way."""
-        with _lock:
-            self._under_way -= 1
-            if self._under_way:
-                return
-            quiet, self._when_quiet = self._when_quiet, []
-        for each in quiet:
-            each()
-
-    def revoke(self, quiet: Callable[[], None]) -> None:
-        """No slice begins any more; call `quiet()` when none is under way."""
-        with _lock:
-            self._revoked = True
-            if self._under_way:
-                self._when_quiet.append(quiet)
-                return
-        quiet()
+def _accept(peer: _Peer, _: Handle, metadata: bytes) -> _Key:
+    """On the thread of `progress`: the first lease of a peer starts the agent, and connects."""
+    agent = progress().agent()
+    key = _Key(metadata)
+    try:
+        with agent.lock:
+            key.meet(agent, peer)
+    except (Failed, Disconnected) as error:
+        raise Unavailable(f"NIXL cannot connect to the owner: {error}") from None
+    return key
 
 
-_peers: dict[bytes, _Peer] = {}
-_lock = threading.Lock()
-_served: set[int] = set()
+def _lend(memory: Memory) -> bytes:
+    agent = progress().agent()
+    try:
+        with agent.lock:
+            agent.register(memory)
+            return agent.metadata(memory)
+    except Failed as error:
+        raise Unavailable(f"NIXL cannot register memory of {memory.device}: {error}") from None
 
 
-def _peer_of(handle: Handle) -> _Peer:
-    with _lock:
-        known = _peers.get(handle.identity)
-    if known is not None:
-        return known
-    uid = _spi.own_uid()
-    if uid not in _served:
-        _served.add(uid)
-        _spi.serve(REVOKE, _on_revoke)
-    made = _Peer(handle)
-    with _lock:
-        return _peers.setdefault(handle.identity, made)
+def _take_back(memory: Memory) -> None:
+    agent = progress().ready
+    if agent is not None:
+        with agent.lock:
+            agent.unregister(memory)
 
 
-def _on_revoke(request: _spi.Request) -> None:
-    identity, number = revoked_key(request)
-    with _lock:
-        peer = _peers.get(identity)
-        lease = None if peer is None else peer.leases.pop(number, None)
-    if lease is None:
-        request.answer()
-    else:
-        lease.revoke(request.answer)
+def _on_atomic(request: _spi.Request) -> None:
+    """At the owner: NIXL has no atomic operations."""
+
+    def work() -> bytes:
+        found, rest = claimed(request.body)
+        offset, kind, first, second = _ATOMIC.unpack(rest)
+        old = bytearray(_WORD)
+        op = Op(kind, found.handle, offset, memory_of(old), _WORD, (first, second))
+        try:
+            LocalRoute().atomically(op, time.monotonic() + _PATIENCE, os.sched_yield)
+        except Contended:
+            raise RdmaError("another process does not end its atomic operation") from None
+        return bytes(old)
+
+    progress().do(lambda: request.answer(answered(work)))
+
+
+lender = Lender("nixl", lambda task: progress().do(task), _lend, _take_back)
+_lessee = Lessee("nixl", lambda task: progress().do(task), _accept, _Peer)
+registry.services[_ATOMICALLY] = _on_atomic
 
 
 class NixlRoute:
@@ -161,7 +149,7 @@ class NixlRoute:
     inline = -1
 
     def __init__(self, handle: Handle) -> None:
-        self._peer = _peer_of(handle)
+        self._peer = _lessee.peer(handle)
         watch = progress()
         watch.do(watch.warm)  # while the owner starts its own
 
@@ -171,27 +159,24 @@ class NixlRoute:
 
     def start(self, transfer: Transfer) -> None:
         """Ask for leases that are missing, then post."""
-        job = _Job(self._peer, transfer)
-        for handle in job.handles:
-            self._lease(handle)
-        self._proceed(job, calling=True)
+        self._proceed(_Job(self._peer, transfer), calling=True)
 
     def _proceed(self, job: _Job, *, calling: bool) -> None:
         """Go on if all leases are there, else when they are; `calling`: in the user's thread."""
-        for handle in job.handles:
-            lease = self._lease(handle)
+        if not job.leases:
+            found = _lessee.leases(self._peer, job.handles)
+            job.leases = {
+                handle.number: lease for handle, lease in zip(job.handles, found, strict=True)
+            }
+        for lease in job.leases.values():
             if lease.when_settled(lambda: self._proceed(job, calling=False)):
                 return
-            if lease.error is not None:
-                with _lock:
-                    if self._peer.leases.get(handle.number) is lease:
-                        del self._peer.leases[handle.number]
-                if isinstance(lease.error, Unavailable):
-                    job.transfer.reroute(lease.error)
-                else:
-                    job.transfer.fail(lease.error)
+            if isinstance(lease.error, Unavailable):
+                job.transfer.reroute(lease.error)
                 return
-            job.leases[handle.number] = lease
+            if lease.error is not None:
+                job.transfer.fail(lease.error)
+                return
         watch = progress()
         agent = watch.ready
         if calling and agent is not None and job.small and agent.lock.acquire(blocking=False):
@@ -208,30 +193,6 @@ class NixlRoute:
         if not job.begin(agent, 1):
             watch.follow(job)
 
-    def _lease(self, handle: Handle) -> _Lease:
-        with _lock:
-            lease = self._peer.leases.get(handle.number)
-            if lease is not None:
-                return lease
-            lease = self._peer.leases[handle.number] = _Lease()
-        answer = ask_for_lease(handle)
-        answer._notify(lambda: progress().do(lambda: self._on_lease(handle, lease, answer)))
-        return lease
-
-    def _on_lease(self, handle: Handle, lease: _Lease, answer: Future[bytes]) -> None:
-        """On the thread of `progress`: the first lease of a peer starts the agent and connects."""
-        try:
-            metadata = answer_of(answer, handle)
-            agent = progress().agent()
-            with agent.lock:
-                agent.meet(metadata)
-        except (RdmaError, Unavailable) as error:
-            lease.settle(b"", error)
-        except (Failed, Disconnected) as error:
-            lease.settle(b"", Unavailable(f"NIXL cannot connect to the owner: {error}"))
-        else:
-            lease.settle(metadata)
-
 
 class _Job:
     """One transfer. What is private happens with the agent's lock; its end is told without."""
@@ -240,12 +201,12 @@ class _Job:
         self.transfer = transfer
         self.handles = list({op.handle.number: op.handle for op in transfer.ops}.values())
         self.small = sum(op.nbytes for op in transfer.ops) <= _AT_ONCE
-        self.leases: dict[int, _Lease] = {}
+        self.leases: dict[int, Lease] = {}
         self._peer = peer
         self._slices = slices(transfer.ops, _SLICE)
         self._registered: list[Memory] = []
         self._posted: int | None = None
-        self._entered: list[_Lease] = []
+        self._entered: list[Lease] = []
         self._waits = False  # for an answer of the owner
         self._outcome: Callable[[], None] | None = None
 
@@ -344,7 +305,7 @@ class _Job:
         elif self.transfer.late:
             self._end(agent, late=True)
         elif found[0] > WRITE:
-            self._ask(agent, found[1][0][0])
+            self._ask(found[1][0][0])
         else:
             self._post(agent, *found)
 
@@ -352,11 +313,11 @@ class _Job:
         try:
             for number in {op.handle.number for op, _, _ in pieces}:
                 lease = self.leases[number]
-                lease.meet(agent, self._peer)
                 if not lease.enter():
                     self._end(agent, RdmaBufferDropped(registry.dropped_text(number)))
                     return
                 self._entered.append(lease)
+                lease.value.meet(agent, self._peer)
             places = [(op.local, at, op.handle.address + op.offset + at, n) for op, at, n in pieces]
             self._posted = agent.post(kind, places, pieces[0][0].handle.device, self._peer.name)
         except (Failed, Disconnected) as error:
@@ -370,14 +331,11 @@ class _Job:
         while self._entered:
             self._entered.pop().leave()
 
-    def _ask(self, agent: Agent, op: Op) -> None:
+    def _ask(self, op: Op) -> None:
         """Have the owner do an atomic operation."""
-        try:
-            answer = ask_for_atomic(op)
-        except RdmaError as error:
-            self._end(agent, error)
-            return
         self._waits = True
+        rest = _ATOMIC.pack(op.offset, op.kind, *op.operands)
+        answer = _spi.ask(op.handle.uid, _ATOMICALLY, claim(op.handle) + rest)
 
         def took_place(agent: Agent) -> None:
             try:
@@ -398,7 +356,7 @@ class _Job:
         self._retire(agent)
         self._waits = True
         handle = self.handles[0]
-        answer = ask_for_lease(handle)
+        answer = _lessee.ask(handle)
 
         def heard(agent: Agent) -> None:
             try:
@@ -434,13 +392,3 @@ class _Job:
             if self._peer.gone:
                 forget(self.handles[0])
             self._outcome = lambda: transfer.fail(error)
-
-
-def _forget() -> None:
-    global _lock
-    _lock = threading.Lock()
-    _peers.clear()
-    _served.clear()
-
-
-_spi.when_forked(_forget)

@@ -50,7 +50,7 @@ class Stream:
 
     def offer(self, memory: Memory) -> bytes | None:
         """That there is somebody who serves it."""
-        if memory.device != CPU or _spi.is_simulated():
+        if _spi.is_simulated():
             return None
         uid = _spi.own_uid()
         if self._serves != uid:
@@ -64,8 +64,6 @@ class Stream:
 
     def open(self, handle: Handle, device: str) -> _StreamRoute:
         """A route, if sockets are allowed."""
-        if (handle.device, device) != (CPU, CPU):
-            raise Unavailable("it copies main memory only")
         if _spi.is_simulated():
             raise Unavailable("there are no sockets in a simulation")
         if not _spi.settings.rdma_allow_tcp_fallback:
@@ -84,7 +82,7 @@ class Stream:
             if peer is None:
                 peer = self._peers[handle.identity] = Peer(handle, self._ended)
         self._warn(handle)
-        return _StreamRoute(peer)
+        return _StreamRoute(peer, (handle.device, device) != (CPU, CPU))
 
     def _ended(self, peer: Peer, lost: str | None) -> None:
         """No more is to be had of this one; `lost` says how its owner was, if it was."""
@@ -121,13 +119,14 @@ class _StreamRoute:
     kind = Stream.name
     inline = -1  # an answer has to be waited for
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, staged: bool) -> None:
         self._peer = peer
+        self._staged = ", by way of main memory" if staged else ""
 
     @property
     def about(self) -> str:
         """The way that bytes take now."""
-        return self._peer.how
+        return self._peer.how + self._staged
 
     def run(self, ops: list[Op]) -> None:
         """Not possible without waiting."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from monarch.rdma.routes.stream.message import Landing
+
 __all__ = ["TRASH", "Text", "Trash"]
 
 TRASH = memoryview(bytearray(1 << 16))
 """What is received into it is lost."""
 
 
-class Trash:
-    """A `Landing` for what is not wanted any more; `then` is called when all of it has come."""
+class Trash(Landing):
+    """For what is not wanted any more; `then` is called when all of it has come."""
 
     __slots__ = ("_then", "left")
 
@@ -34,8 +36,8 @@ class Trash:
         self._then()
 
 
-class Text:
-    """A `Landing` for a few bytes, with which `then` is called."""
+class Text(Landing):
+    """For a few bytes, with which `then` is called."""
 
     __slots__ = ("_content", "_then", "left")
 

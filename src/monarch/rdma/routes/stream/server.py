@@ -79,6 +79,7 @@ class Server:
     def __init__(self) -> None:
         self.sessions: dict[int, Session] = {}  # by a number of ours
         self.doors: dict[tuple[str, bool], _spi.Door] = {}
+        self.keys: dict[int, tuple[_spi.Door, bytes]] = {}  # of invitations, by their number
         self.in_use: dict[int, dict[_Slice, None]] = {}  # by registration: on their way, in or out
         self.number = itertools.count(1).__next__
 
@@ -124,7 +125,6 @@ class Session:
         self._caller = caller
         self._number = number
         self._greeted = False
-        self._invited: dict[int, tuple[_spi.Door, bytes]] = {}  # and not come; by number
         self.connection = Connection(
             data_reactor(), wire, Reader(REQUEST, self._begin), self._ended
         )
@@ -207,10 +207,10 @@ class Session:
                     raise RdmaBufferDropped(registry.dropped_text(number))
                 self.connection.queue((REPLY.pack(ident, VALUE, OK, length) + data,))
                 return
+            lent = _Lent(self, ident, found, memory, offset, length)
         except RdmaError as error:
             self.connection.queue((_end(ident, error),))
             return
-        lent = _Lent(self, ident, found, memory, offset, length)
         self.connection.queue((REPLY.pack(ident, DATA, OK, length), lent))
 
     def _on_write(self, ident: int, number: int, token: bytes, offset: int, length: int) -> Landing:
@@ -301,14 +301,14 @@ class Session:
         number = server.number()
 
         def arrived(wire: _spi.Wire) -> None:
-            self._invited.pop(number, None)
+            server.keys.pop(number, None)
             server.serve(wire, caller, number)
 
         try:
             invitation = door.invite(arrived)
         except (OSError, _spi.SecretError) as error:
             return {"reason": f"the owner cannot be connected to directly: {error}"}
-        self._invited[number] = (door, invitation.key)
+        server.keys[number] = (door, invitation.key)
         return {
             "number": number,
             "address": invitation.address,
@@ -318,7 +318,7 @@ class Session:
         }
 
     def _on_recall(self, ident: int, number: int) -> None:
-        invited = self._invited.pop(number, None)
+        invited = self.server.keys.pop(number, None)
         if invited is not None:
             door, key = invited
             door.withdraw(key)
@@ -379,9 +379,8 @@ class _Slice:
                 del self._in_use[number]
         self.let_go()
 
-    def _passed(self) -> bytes:
+    def _passed(self, error: RdmaError | None = None) -> bytes:
         """It is through: the last word about it."""
-        error: RdmaError | None = None
         if self._view is None or self._registration.ended:
             error = RdmaBufferDropped(registry.dropped_text(self._registration.handle.number))
         self.forget()
@@ -406,8 +405,8 @@ class _Lent(_Slice):
         return self._passed()
 
 
-class _Stored(_Slice):
-    """What a peer writes; a `Landing`."""
+class _Stored(_Slice, Landing):
+    """What a peer writes."""
 
     opened = staticmethod(target)
 
@@ -433,7 +432,13 @@ class _Stored(_Slice):
         return count
 
     def done(self) -> None:
+        refused: RdmaError | None = None
         with self.lock:
+            if self._registration.ended:
+                self.let_go()
             if self._view is not None and self._memory is not None:
-                landed(self._memory, self._offset, self._view)
-        self.session.connection.queue((self._passed(),))
+                try:
+                    landed(self._memory, self._offset, self._view)
+                except RdmaError as error:
+                    refused = error
+        self.session.connection.queue((self._passed(refused),))

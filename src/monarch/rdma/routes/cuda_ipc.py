@@ -1,0 +1,130 @@
+"""Between processes of one host: memory of a device, which the initiator maps.
+
+The owner exports its memory when it is first asked to (see `lease`, which is also how it gets it
+back), and this process maps it. From then on bytes are copied by this process alone: from device to
+device, or to and from main memory. What cannot be exported, or mapped, goes by way of main memory
+on another route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from monarch import _spi
+from monarch.rdma import devices, registry
+from monarch.rdma.device import NotShared
+from monarch.rdma.devices import device_of
+from monarch.rdma.errors import RdmaBufferDropped
+from monarch.rdma.executor import spread
+from monarch.rdma.handle import Handle
+from monarch.rdma.identity import own_host
+from monarch.rdma.memory import CPU, Memory
+from monarch.rdma.routes import Unavailable, forget
+from monarch.rdma.routes.copying import CopyRoute, Piece
+from monarch.rdma.routes.lease import Lease, Lender, Lessee, Peer
+from monarch.rdma.table import Contended
+from monarch.rdma.transfer import READ, Op, Transfer
+
+__all__ = ["CudaIpc"]
+
+
+class CudaIpc:
+    """The kind."""
+
+    name: ClassVar[str] = "cuda-ipc"
+
+    def offer(self, memory: Memory) -> bytes | None:
+        """That it is memory of a device; whether it can be exported is seen when somebody asks."""
+        return None if memory.device == CPU or _spi.is_simulated() else b"\1"
+
+    def withdrawn(self, handle: Handle) -> Callable[[], None] | None:
+        """A drop waits for what others have under way."""
+        return _lender.withdrawn(handle)
+
+    def open(self, handle: Handle, device: str) -> _IpcRoute:
+        """A route to memory of a device, if the owner is on this host."""
+        if handle.device == CPU:
+            raise Unavailable("it is for memory of devices")
+        if registry.owned_here(handle):
+            raise Unavailable("the memory is of this process")
+        if handle.host.boot != own_host().boot:
+            raise Unavailable("the owner is on another host")
+        if self.name not in handle.offers:
+            raise Unavailable("the setting rdma_routes leaves it out in the owner")
+        return _IpcRoute(handle)
+
+
+def _lend(memory: Memory) -> bytes:
+    try:
+        return device_of(memory).share(memory)
+    except NotShared as error:
+        raise Unavailable(error.reason, error.remedy) from None
+
+
+def _accept(_: Peer, handle: Handle, key: bytes) -> Memory:
+    """Map it, as `value` of the lease."""
+    kind = Memory(0, 0, False, None, handle.device)
+    try:
+        return device_of(kind).open(key)
+    except NotShared as error:
+        raise Unavailable(error.reason, error.remedy) from None
+
+
+def _run(task: Callable[[], None]) -> None:
+    spread(task, 1)
+
+
+_lender = Lender(CudaIpc.name, _run, _lend, lambda _: None)
+_lessee = Lessee(CudaIpc.name, _run, _accept, Peer)
+
+
+class _IpcRoute(CopyRoute):
+    kind = CudaIpc.name
+    about = "a copy from the owner's memory, which is mapped here"
+
+    def __init__(self, handle: Handle) -> None:
+        self._peer = _lessee.peer(handle)
+
+    def run(self, ops: list[Op]) -> None:
+        """At once, if everything is mapped."""
+        for op in ops:
+            lease = self._peer.leases.get(op.handle.number)
+            if lease is None or lease.value is None:
+                raise Contended  # `start` waits for it
+        super().run(ops)
+
+    def start(self, transfer: Transfer) -> None:
+        """When everything is mapped."""
+        handles = {op.handle.number: op.handle for op in transfer.ops}
+        self._proceed(transfer, _lessee.leases(self._peer, list(handles.values())))
+
+    def _proceed(self, transfer: Transfer, leases: list[Lease]) -> None:
+        for lease in leases:
+            if lease.when_settled(lambda: self._proceed(transfer, leases)):
+                return
+            if isinstance(lease.error, Unavailable):
+                transfer.reroute(lease.error)
+                return
+            if lease.error is not None:
+                transfer.fail(lease.error)
+                return
+        super().start(transfer)
+
+    def copy(self, kind: int, pieces: list[Piece]) -> None:
+        """See `CopyRoute`."""
+        for op, at, count in pieces:
+            if self._peer.gone:
+                forget(op.handle)
+                raise registry.lost_error(op.handle)
+            lease = self._peer.leases.get(op.handle.number)
+            if lease is None or not lease.enter():
+                raise RdmaBufferDropped(registry.dropped_text(op.handle.number))
+            try:
+                there, offset = lease.value, op.offset + at
+                if kind == READ:
+                    devices.copy(op.local, at, there, offset, count)
+                else:
+                    devices.copy(there, offset, op.local, at, count)
+            finally:
+                lease.leave()
