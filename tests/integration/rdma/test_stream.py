@@ -22,10 +22,14 @@ from monarch.rdma import (
     RDMABuffer,
     RdmaBufferDropped,
     RdmaOwnerLost,
+    RDMATcpFallbackWarning,
     RdmaTimeout,
+    RdmaUnavailable,
     explain,
+    routes,
 )
-from monarch.rdma.routes.stream import message
+from monarch.rdma.identity import Host
+from monarch.rdma.routes.stream import Stream, message
 from monarch.rdma.routes.stream.message import REPLY, REQUEST, hello
 
 from .conftest import WAIT, Owner
@@ -58,6 +62,33 @@ def test_explain_says_what_moves_the_bytes(shared_owner: Any) -> None:
     buffer = shared_owner.make.call_one("explained", b"x").get(timeout=WAIT)
     buffer.read_into(bytearray(1)).get(timeout=WAIT)
     until(lambda: explain(buffer).ways[-1].reason == "a socket within this host")
+
+
+def test_it_is_taken_where_nothing_else_leads_and_says_so_once(
+    procs: Procs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = procs(1).spawn("owner", Owner)
+    buffer = owner.make.call_one("a", b"content").get(timeout=WAIT)
+    buffer._handle.host = Host("another kernel", 1)
+    (kind,) = [kind for kind in routes.kinds() if isinstance(kind, Stream)]
+    monkeypatch.setattr(kind, "_warned", False)
+    into = bytearray(7)
+    with configured(rdma_routes=""):
+        with pytest.warns(RDMATcpFallbackWarning, match="over a socket"):
+            buffer.read_into(into).get(timeout=WAIT)
+        buffer.write_from(b"CONTENT").get(timeout=WAIT)  # warnings are errors here
+        ways = {way.kind: way for way in explain(buffer).ways}
+    assert into == b"content"
+    assert owner.look.call_one("a").get(timeout=WAIT) == b"CONTENT"
+    assert (ways["process-vm"].state, ways["stream"].state) == ("no", "taken")
+
+
+def test_sockets_can_be_forbidden(procs: Procs) -> None:
+    owner = procs(1).spawn("owner", Owner)
+    buffer = owner.make.call_one("a", b"content").get(timeout=WAIT)
+    forbidden = pytest.raises(RdmaUnavailable, match="sockets are not allowed")
+    with configured(rdma_allow_tcp_fallback=False), forbidden:
+        buffer.read_into(bytearray(7)).get(timeout=WAIT)
 
 
 def test_an_owner_that_leaves_it_out_is_no_way(procs: Procs) -> None:
