@@ -114,10 +114,10 @@ class TorchDevice:
 
     def _bytes(self, memory: Memory, at: int, count: int) -> Any:
         storage = memory.pin.untyped_storage()
-        try:
-            return _over(storage, memory.address - storage.data_ptr() + at, count)
-        except RuntimeError as error:
-            raise RdmaError(f"memory of {memory.device} was resized or freed: {error}") from None
+        start = memory.address - storage.data_ptr()
+        if not 0 <= start <= storage.nbytes() - memory.nbytes:  # torch would resize it for us
+            raise RdmaError(f"memory of {memory.device} was resized or freed by the program")
+        return _over(storage, start + at, count)
 
     def _host(self, view: memoryview) -> Any:
         torch = _torch()

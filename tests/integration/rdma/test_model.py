@@ -26,7 +26,7 @@ from monarch.rdma import RDMAAction, RDMABuffer, RdmaBufferDropped, explain, rou
 from monarch.rdma.registry import own_registry
 from monarch.rdma.routes.local import Local
 from monarch.rdma.routes.process_vm import ProcessVm
-from monarch.rdma.routes.stream import Stream, peer, server
+from monarch.rdma.routes.stream import Stream, chunk, server
 
 SIZES = st.integers(1, 300)
 PARTS = st.tuples(st.integers(0, 300), st.integers(0, 300))
@@ -161,8 +161,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(routes, "_left_in_by", {})
     routes._choices.clear()
     # So that a socket cuts buffers of this size, and sends some parts from where they are.
-    monkeypatch.setattr(peer, "CHUNK", 100)
-    monkeypatch.setattr(peer, "_SMALL", 40)
+    monkeypatch.setattr(chunk, "CHUNK", 100)
+    monkeypatch.setattr(chunk, "_SMALL", 40)
     monkeypatch.setattr(server, "_SMALL", 40)
     yield request.param.name
     routes._choices.clear()

@@ -118,9 +118,15 @@ def test_a_killed_owner_is_lost(procs: Procs) -> None:
     assert buffer.drop().get(timeout=WAIT) is None
 
 
-def test_after_its_time_nothing_arrives_any_more(procs: Procs) -> None:
+@pytest.mark.parametrize("connections", [1, 3])
+def test_after_its_time_nothing_arrives_any_more(procs: Procs, connections: int) -> None:
     owner = procs(1).spawn("owner", Owner)
     size = 64 << 20
+    with configured(rdma_tcp_fallback_parallelism=connections):
+        nothing_arrives_after_its_time(owner, size)
+
+
+def nothing_arrives_after_its_time(owner: Any, size: int) -> None:
     buffer = owner.make.call_one("a", b"\xff" * size).get(timeout=WAIT)
     other = owner.make.call_one("b", b"later").get(timeout=WAIT)
     pid = owner.pid.call_one().get(timeout=WAIT)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from monarch.rdma.routes.stream.message import Landing
-
 __all__ = ["TRASH", "Text", "Trash"]
 
 TRASH = memoryview(bytearray(1 << 16))
 """What is received into it is lost."""
 
 
-class Trash(Landing):
-    """For what is not wanted any more; `then` is called when all of it has come."""
+class Trash:
+    """A `Landing` for what is not wanted any more; `then` is called when all of it has come."""
 
     __slots__ = ("_then", "left")
 
@@ -36,8 +34,8 @@ class Trash(Landing):
         self._then()
 
 
-class Text(Landing):
-    """For a few bytes, with which `then` is called."""
+class Text:
+    """A `Landing` for a few bytes, with which `then` is called."""
 
     __slots__ = ("_content", "_then", "left")
 

@@ -17,258 +17,36 @@ thrown away; what is to be written and has begun to be sent is sent to the end o
 
 from __future__ import annotations
 
-import itertools
 import json
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from monarch import _spi
 from monarch.rdma import registry
-from monarch.rdma.errors import RdmaBufferDropped, RdmaError, RdmaPermissionError
+from monarch.rdma.errors import RdmaError
 from monarch.rdma.handle import Handle
 from monarch.rdma.identity import own_host
-from monarch.rdma.routes.stream.connection import Connection, Item
+from monarch.rdma.routes.stream.chunk import CHUNK, Chunk, Job
+from monarch.rdma.routes.stream.connection import Item
 from monarch.rdma.routes.stream.driver import data_reactor
-from monarch.rdma.routes.stream.landing import TRASH, Text
-from monarch.rdma.routes.stream.message import (
-    DATA,
-    END,
-    FORBIDDEN,
-    GONE,
-    INVITE,
-    NOT_FOUND,
-    OK,
-    RECALL,
-    REPLY,
-    REQUEST,
-    TEXT_LIMIT,
-    VALUE,
-    Landing,
-    Reader,
-    hello,
-)
+from monarch.rdma.routes.stream.lane import Lane
+from monarch.rdma.routes.stream.message import GONE, INVITE, RECALL
 from monarch.rdma.routes.stream.server import PURPOSE
-from monarch.rdma.transfer import ADD, WRITE, Op, Transfer
-from monarch.rdma.views import landed, source, target
+from monarch.rdma.transfer import ADD, WRITE, Transfer
 
 __all__ = ["Peer"]
 
-CHUNK = 1 << 20
 _WINDOW = 8 * CHUNK  # bytes asked for, or sent, and unanswered, of a lane
 _UNANSWERED = 1024  # requests
-_SMALL = 4 << 10  # bytes to write that are copied behind their request
 _BIG = 64 << 10  # after so much it is the next transfer's turn
 _DIAL = 3.0  # seconds until a direct connection counts as impossible
 _SILENCE = 2.0  # seconds without a byte after which a connection on which time ran out is given up
 _AGAIN = 1.0  # seconds until a direct connection that broke is replaced
-
-_ERRORS: dict[int, type[RdmaError]] = {NOT_FOUND: RdmaBufferDropped, FORBIDDEN: RdmaPermissionError}
-
-
-class _Job:
-    """A transfer under way."""
-
-    __slots__ = ("_pieces", "error", "left", "next", "over", "transfer", "turn")
-
-    def __init__(self, transfer: Transfer) -> None:
-        self.transfer = transfer
-        self._pieces = _pieces(transfer.ops)
-        self.next = next(self._pieces, None)
-        self.left = 0  # requests that are unanswered
-        self.turn = 0  # bytes that were asked for in this turn
-        self.error: RdmaError | None = None
-        self.over = False
-
-    def take(self) -> _Chunk | None:
-        """The next part of it to be asked for."""
-        piece = self.next
-        if piece is None:
-            return None
-        self.next = next(self._pieces, None)
-        self.left += 1
-        self.turn += piece[2]
-        return _Chunk(self, *piece)
-
-    def fail(self, error: RdmaError) -> None:
-        """Ask for no more of it."""
-        self.error = self.error or error
-        self.next = None
-
-    def finish(self) -> None:
-        """All that was asked for is answered."""
-        if self.error is not None:
-            self.transfer.fail(self.error)
-        else:
-            self.transfer.done()
-
-
-def _pieces(ops: list[Op]) -> Iterator[tuple[Op, int, int]]:
-    chunk = min(CHUNK, max(1, _spi.settings.rdma_max_chunk_size_mb) << 20)
-    for op in ops:
-        for at in range(0, op.nbytes, chunk):
-            yield op, at, min(chunk, op.nbytes - at)
-
-
-class _Chunk:
-    """A request for a part of an operation. For what is read also its `Landing`."""
-
-    __slots__ = (
-        "_at",
-        "_final",
-        "_lane",
-        "_offset",
-        "count",
-        "ident",
-        "job",
-        "left",
-        "op",
-        "view",
-    )
-
-    def __init__(self, job: _Job, op: Op, offset: int, count: int) -> None:
-        self.job = job
-        self.ident = 0
-        self.op = op
-        self.count = count
-        self.left = 0
-        self.view: memoryview | None = None
-        self._offset = offset
-        self._at = 0
-        self._final = False
-        self._lane: Lane | None = None
-
-    def asked(self, ident: int) -> list[bytes | memoryview]:
-        """What is sent for it."""
-        op, count = self.op, self.count
-        offset = op.offset + self._offset
-        handle = op.handle
-        request = REQUEST.pack(
-            ident, op.kind, 0, handle.number, handle.token, offset, count, *op.operands
-        )
-        if op.kind != WRITE:
-            self.view = target(op.local, self._offset, count)
-            return [request]
-        self.view = view = source(op.local, self._offset, count)
-        return [request + view] if count <= _SMALL else [request, view]
-
-    def expect(self, lane: Lane, *, final: bool) -> _Chunk:
-        """Its bytes are about to come; `final`: and nothing after them."""
-        if self.op.kind == WRITE:
-            raise ValueError("bytes in answer to a write")
-        self.left = self.count
-        self._at = 0
-        self._lane = lane
-        self._final = final
-        return self
-
-    def abandon(self) -> None:
-        """Nothing goes to its memory any more."""
-        self.view = None
-
-    # -- see Landing -----------------------------------------------------------------------------
-
-    def put(self, data: memoryview) -> None:
-        view, count = self.view, len(data)
-        if view is not None:
-            view[self._at : self._at + count] = data
-        self._at += count
-        self.left -= count
-
-    def fill(self, receive: Callable[[memoryview], int]) -> int:
-        view = self.view
-        count = receive(TRASH[: self.left] if view is None else view[self._at :])
-        self._at += count
-        self.left -= count
-        return count
-
-    def done(self) -> None:
-        if self.view is not None:
-            try:
-                landed(self.op.local, self._offset, self.view)
-            except RdmaError as error:
-                self.job.fail(error)
-        if self._final and self._lane is not None:
-            self._lane.answered(self, None)
-
-
-class Lane:
-    """A connection, and what is unanswered on it."""
-
-    def __init__(
-        self, peer: Peer, wire: _spi.Wire, number: int, ended: Callable[[Lane], None]
-    ) -> None:
-        self.peer = peer
-        self.number = number
-        self.chunks: dict[int, _Chunk] = {}
-        self.load = 0
-        self.heard = time.monotonic()
-        self.farewell: tuple[int, str] | None = None
-        self.reason = ""
-        self._ended = ended
-        self._asked: dict[int, Callable[[bytes], None]] = {}
-        self._next_id = itertools.cycle(range(1, 1 << 32)).__next__
-        self.connection = Connection(
-            data_reactor(), wire, Reader(REPLY, self._begin), self._lost, self._refill
-        )
-        self.connection.queue((hello(peer.identity, number),))
-
-    def _lost(self, reason: str) -> None:
-        self.reason = reason
-        self._ended(self)
-
-    def ask(self, operation: int, number: int, answered: Callable[[bytes], None]) -> None:
-        """Ask about connections."""
-        ident = self._next_id()
-        self._asked[ident] = answered
-        self.connection.send(REQUEST.pack(ident, operation, 0, number, bytes(16), 0, 0, 0, 0))
-
-    def request(self, chunk: _Chunk) -> list[bytes | memoryview]:
-        """What is sent for a chunk; its answer is waited for from now on."""
-        ident = chunk.ident = self._next_id()
-        self.chunks[ident] = chunk
-        self.load += chunk.count
-        return chunk.asked(ident)
-
-    def _refill(self) -> list[Item]:
-        return self.peer.more_for(self)
-
-    def _begin(self, ident: int, kind: int, status: int, length: int) -> Landing | None:
-        """An answer; see `message`."""
-        self.heard = time.monotonic()
-        chunk = self.chunks.get(ident)
-        if chunk is not None and kind in (DATA, VALUE):
-            if length != chunk.count:
-                raise ValueError(f"{length} bytes where {chunk.count} were asked for")
-            return chunk.expect(self, final=kind == VALUE)
-        if length > TEXT_LIMIT:
-            raise ValueError(f"a text of {length} bytes")
-        if chunk is not None and kind == END:
-            if status == OK:
-                self.answered(chunk, None)
-                return None
-            return Text(length, lambda text: self._refused(chunk, status, text))
-        answer = self._asked.pop(ident, None)
-        if answer is not None:
-            return Text(length, answer)
-        if not ident and kind == END:
-            return Text(length, lambda text: self._on_farewell(status, text))
-        raise ValueError("an answer to nothing")
-
-    def _on_farewell(self, status: int, text: bytes) -> None:
-        self.farewell = (status, text.decode(errors="replace"))
-        self.connection.close(self.farewell[1])
-
-    def _refused(self, chunk: _Chunk, status: int, text: bytes) -> None:
-        kind = _ERRORS.get(status, RdmaError)
-        self.answered(chunk, kind(text.decode(errors="replace")))
-
-    def answered(self, chunk: _Chunk, error: RdmaError | None) -> None:
-        """A chunk is done, or refused."""
-        self.peer.answered(self, chunk, error)
+_RETRY = 10.0  # and then again, if it cannot be
 
 
 class Peer:
@@ -279,30 +57,36 @@ class Peer:
         self.handle = handle
         self._ended = ended
         self._lock = threading.Lock()
-        self._jobs: deque[_Job] = deque()  # of which there is more to be asked
-        self._open: dict[_Job, None] = {}  # that have not ended
-        self._again: deque[_Chunk] = deque()  # to be asked once more
+        self._jobs: deque[Job] = deque()  # of which there is more to be asked
+        self._open: dict[Job, None] = {}  # that have not ended
+        self._again: deque[Chunk] = deque()  # to be asked once more
         self._loss: Callable[[Handle], RdmaError] | None = None  # what is said once it has ended
         self._wanted = max(1, _spi.settings.rdma_tcp_fallback_parallelism)
+        self._lanes: list[Lane] = []  # all that are open
         self._direct: list[Lane] = []
+        self._dials = 0  # under way
+        self._broke = False  # whether one that was direct did
         self._near = handle.host == own_host()  # until the owner says whether it is
         self.how = "a socket"
         """The way that bytes take, for people."""
         self._first = self._side_stream()
         self._dealt: tuple[Lane, ...] = (self._first,)  # to which chunks are dealt out
-        self._first.connection.start()
         self._invite()
+        self._first.connection.start()
         if handle.uid != _spi.own_uid():
             _spi.when_gone(handle.uid, lambda _: data_reactor().call_soon(self._gone))
 
     def _side_stream(self) -> Lane:
-        return Lane(self, _spi.open_stream(self.handle.uid, PURPOSE), 0, self._first_ended)
+        stream = _spi.open_stream(self.handle.uid, PURPOSE)
+        lane = Lane(self, stream, 0, self._side_stream_ended)
+        self._lanes.append(lane)
+        return lane
 
     # -- transfers -------------------------------------------------------------------------------
 
     def start(self, transfer: Transfer) -> None:
         """Carry it out; any thread."""
-        job = _Job(transfer)
+        job = Job(transfer)
         if not transfer.begin(lambda: data_reactor().call_soon(self._abort, job)):
             return
         with self._lock:
@@ -321,7 +105,7 @@ class Peer:
         items: list[Item] = []
         if not (self._jobs or self._again):
             return items  # (who adds to them flushes afterwards)
-        failed: list[tuple[_Chunk, RdmaError]] = []
+        failed: list[tuple[Chunk, RdmaError]] = []
         outgoing = 0
         with self._lock:
             if lane not in self._dealt:
@@ -340,7 +124,7 @@ class Peer:
             self.answered(lane, refused, why)
         return items
 
-    def _take(self) -> _Chunk | None:
+    def _take(self) -> Chunk | None:
         while self._again:
             chunk = self._again.popleft()
             if not chunk.job.over:
@@ -357,7 +141,7 @@ class Peer:
             return taken
         return None
 
-    def answered(self, lane: Lane, chunk: _Chunk, error: RdmaError | None) -> None:
+    def answered(self, lane: Lane, chunk: Chunk, error: RdmaError | None) -> None:
         """A chunk is done, or refused; on the data thread."""
         job = chunk.job
         with self._lock:
@@ -371,7 +155,7 @@ class Peer:
         if finished:
             job.finish()
 
-    def _finished(self, job: _Job) -> bool:
+    def _finished(self, job: Job) -> bool:
         """Whether it ends now."""
         if job.over or job.left or job.next is not None:
             return False
@@ -379,7 +163,7 @@ class Peer:
         del self._open[job]
         return True
 
-    def _abort(self, job: _Job) -> None:
+    def _abort(self, job: Job) -> None:
         """Its time is over; on the data thread, so that nothing is arriving right now."""
         with self._lock:
             if job.over:
@@ -388,7 +172,7 @@ class Peer:
             job.next = None
             del self._open[job]
             silent: list[Lane] = []
-            for lane in (self._first, *self._direct):
+            for lane in self._lanes:
                 mine = [chunk for chunk in lane.chunks.values() if chunk.job is job]
                 for chunk in mine:
                     chunk.abandon()
@@ -401,11 +185,11 @@ class Peer:
     # -- connections -----------------------------------------------------------------------------
 
     def _invite(self) -> None:
-        """Ask for more connections."""
-        with self._lock:
-            missing = 0 if self._loss is not None else self._wanted - len(self._direct)
-        for _ in range(missing):
-            self._first.ask(INVITE, 0, self._invited)
+        """Ask for direct connections."""
+        if self._loss is None:
+            for _ in range(self._wanted - len(self._direct) - self._dials):
+                self._dials += 1
+                self._first.ask(INVITE, 0, self._invited)
 
     def _invited(self, body: bytes) -> None:
         said: dict[str, Any] = json.loads(body)
@@ -413,12 +197,12 @@ class Peer:
         if self._near:
             self.how = "a socket within this host"
             while len(self._dealt) < self._wanted:
-                lane = self._side_stream()
                 with self._lock:
+                    lane = self._side_stream()
                     self._dealt += (lane,)
                 lane.connection.start()
         elif "reason" in said:
-            self._carried(said["reason"])
+            self._not_joined(said["reason"])
         else:
             invitation = _spi.Invitation(
                 said["address"],
@@ -437,7 +221,7 @@ class Peer:
         except (OSError, _spi.HandshakeError, _spi.SecretError) as error:
             where = f"{invitation.address}, port {invitation.port}"
             why = getattr(error, "strerror", None) or str(error)
-            reactor.call_soon(self._carried, f"no direct connection to {where}: {why}")
+            reactor.call_soon(self._not_joined, f"no direct connection to {where}: {why}")
         else:
             secured = bool(invitation.certificate)
             reactor.call_soon(self._joined, wire, number, invitation.address, secured)
@@ -446,7 +230,14 @@ class Peer:
         if not self._direct:
             self.how = f"carried by the agents of the two hosts ({reason})"
 
+    def _not_joined(self, reason: str) -> None:
+        self._dials -= 1
+        self._carried(reason)
+        if self._broke:  # what was possible may be so again
+            data_reactor().call_later(_RETRY, self._invite)
+
     def _joined(self, wire: _spi.Wire, number: int, address: str, secured: bool) -> None:
+        self._dials -= 1
         if self._loss is not None:
             wire.close()
             return
@@ -454,6 +245,7 @@ class Peer:
             _notice_silence(wire)
         lane = Lane(self, wire, number, self._direct_ended)
         with self._lock:
+            self._lanes.append(lane)
             self._direct.append(lane)
             self._dealt = tuple(self._direct)
         self.how = f"TCP to {address}" + (", TLS 1.3" if secured else "")
@@ -464,7 +256,9 @@ class Peer:
 
     def _direct_ended(self, lane: Lane) -> None:
         """A direct connection broke."""
+        self._broke = True
         with self._lock:
+            self._lanes.remove(lane)
             self._direct.remove(lane)
             self._dealt = tuple(self._direct) or (self._first,)
             over = self._loss is not None
@@ -475,7 +269,7 @@ class Peer:
 
     def _recalled(self, lane: Lane) -> None:
         """The owner has closed it, too: what was unanswered can be asked for again."""
-        ended: list[_Job] = []
+        ended: list[Job] = []
         with self._lock:
             for chunk in lane.chunks.values():
                 if chunk.op.kind >= ADD:
@@ -496,7 +290,7 @@ class Peer:
         """Those who watch processes say that the owner has ended."""
         self._first.connection.close("the process has ended")
 
-    def _first_ended(self, lane: Lane) -> None:
+    def _side_stream_ended(self, lane: Lane) -> None:
         """The owner is lost, or does not want to talk to us."""
         status, text = lane.farewell or (GONE, "")
         lost = text if status == GONE else None
@@ -515,7 +309,7 @@ class Peer:
             jobs, self._open = list(self._open), {}
             for job in jobs:
                 job.over = True
-            lanes = (self._first, *self._dealt, *self._direct)
+            lanes = list(self._lanes)
             for other in lanes:
                 for chunk in other.chunks.values():
                     chunk.abandon()
@@ -527,7 +321,7 @@ class Peer:
 
     def close_in_child(self) -> None:
         """In a forked child: the connections are the parent's."""
-        for lane in (self._first, *self._dealt, *self._direct):
+        for lane in self._lanes:
             lane.connection.close_in_child()
 
 

@@ -79,7 +79,6 @@ class Server:
     def __init__(self) -> None:
         self.sessions: dict[int, Session] = {}  # by a number of ours
         self.doors: dict[tuple[str, bool], _spi.Door] = {}
-        self.keys: dict[int, tuple[_spi.Door, bytes]] = {}  # of invitations, by their number
         self.in_use: dict[int, dict[_Slice, None]] = {}  # by registration: on their way, in or out
         self.number = itertools.count(1).__next__
 
@@ -125,6 +124,7 @@ class Session:
         self._caller = caller
         self._number = number
         self._greeted = False
+        self._invited: dict[int, tuple[_spi.Door, bytes]] = {}  # and not come; by number
         self.connection = Connection(
             data_reactor(), wire, Reader(REQUEST, self._begin), self._ended
         )
@@ -301,14 +301,14 @@ class Session:
         number = server.number()
 
         def arrived(wire: _spi.Wire) -> None:
-            server.keys.pop(number, None)
+            self._invited.pop(number, None)
             server.serve(wire, caller, number)
 
         try:
             invitation = door.invite(arrived)
         except (OSError, _spi.SecretError) as error:
             return {"reason": f"the owner cannot be connected to directly: {error}"}
-        server.keys[number] = (door, invitation.key)
+        self._invited[number] = (door, invitation.key)
         return {
             "number": number,
             "address": invitation.address,
@@ -318,7 +318,7 @@ class Session:
         }
 
     def _on_recall(self, ident: int, number: int) -> None:
-        invited = self.server.keys.pop(number, None)
+        invited = self._invited.pop(number, None)
         if invited is not None:
             door, key = invited
             door.withdraw(key)
@@ -405,8 +405,8 @@ class _Lent(_Slice):
         return self._passed()
 
 
-class _Stored(_Slice, Landing):
-    """What a peer writes."""
+class _Stored(_Slice):
+    """What a peer writes; a `Landing`."""
 
     opened = staticmethod(target)
 

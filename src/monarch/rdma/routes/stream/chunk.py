@@ -1,0 +1,147 @@
+"""`Job` and `Chunk`: a transfer under way, and the parts of it that are asked for one by one.
+
+This is where the initiator's memory is touched. A chunk that is abandoned touches it no more,
+whatever still comes for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from monarch import _spi
+from monarch.rdma.errors import RdmaError
+from monarch.rdma.routes.stream.landing import TRASH
+from monarch.rdma.routes.stream.message import REQUEST
+from monarch.rdma.transfer import WRITE, Op, Transfer
+from monarch.rdma.views import landed, source, target
+
+__all__ = ["CHUNK", "Chunk", "Job"]
+
+CHUNK = 1 << 20
+"""Bytes of most requests."""
+
+_SMALL = 4 << 10  # bytes to write that are copied behind their request
+
+
+class Job:
+    """A transfer under way."""
+
+    __slots__ = ("_pieces", "error", "left", "next", "over", "transfer", "turn")
+
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
+        self._pieces = _pieces(transfer.ops)
+        self.next = next(self._pieces, None)
+        self.left = 0  # requests that are unanswered
+        self.turn = 0  # bytes that were asked for in this turn
+        self.error: RdmaError | None = None
+        self.over = False
+
+    def take(self) -> Chunk | None:
+        """The next part of it to be asked for."""
+        piece = self.next
+        if piece is None:
+            return None
+        self.next = next(self._pieces, None)
+        self.left += 1
+        self.turn += piece[2]
+        return Chunk(self, *piece)
+
+    def fail(self, error: RdmaError) -> None:
+        """Ask for no more of it."""
+        self.error = self.error or error
+        self.next = None
+
+    def finish(self) -> None:
+        """All that was asked for is answered."""
+        if self.error is not None:
+            self.transfer.fail(self.error)
+        else:
+            self.transfer.done()
+
+
+def _pieces(ops: list[Op]) -> Iterator[tuple[Op, int, int]]:
+    chunk = min(CHUNK, max(1, _spi.settings.rdma_max_chunk_size_mb) << 20)
+    for op in ops:
+        for at in range(0, op.nbytes, chunk):
+            yield op, at, min(chunk, op.nbytes - at)
+
+
+class Chunk:
+    """A request for a part of an operation; and where the answer to it goes."""
+
+    __slots__ = (
+        "_at",
+        "_offset",
+        "_then",
+        "count",
+        "ident",
+        "job",
+        "left",
+        "op",
+        "view",
+    )
+
+    def __init__(self, job: Job, op: Op, offset: int, count: int) -> None:
+        self.job = job
+        self.ident = 0
+        self.op = op
+        self.count = count
+        self.left = 0
+        self.view: memoryview | None = None
+        self._offset = offset
+        self._at = 0
+        self._then: Callable[[], None] | None = None
+
+    def asked(self, ident: int) -> list[bytes | memoryview]:
+        """What is sent for it."""
+        op, count = self.op, self.count
+        offset = op.offset + self._offset
+        handle = op.handle
+        request = REQUEST.pack(
+            ident, op.kind, 0, handle.number, handle.token, offset, count, *op.operands
+        )
+        if op.kind != WRITE:
+            self.view = target(op.local, self._offset, count)
+            return [request]
+        self.view = view = source(op.local, self._offset, count)
+        return [request + view] if count <= _SMALL else [request, view]
+
+    def expect(self, then: Callable[[], None] | None) -> Chunk:
+        """Its bytes are about to come; `then` is called when they have."""
+        if self.op.kind == WRITE:
+            raise ValueError("bytes in answer to a write")
+        self.left = self.count
+        self._at = 0
+        self._then = then
+        return self
+
+    def abandon(self) -> None:
+        """Nothing goes to its memory any more."""
+        self.view = None
+
+    def put(self, data: memoryview) -> None:
+        """See `Landing`."""
+        view, count = self.view, len(data)
+        if view is not None:
+            view[self._at : self._at + count] = data
+        self._at += count
+        self.left -= count
+
+    def fill(self, receive: Callable[[memoryview], int]) -> int:
+        """See `Landing`."""
+        view = self.view
+        count = receive(TRASH[: self.left] if view is None else view[self._at :])
+        self._at += count
+        self.left -= count
+        return count
+
+    def done(self) -> None:
+        """See `Landing`."""
+        if self.view is not None:
+            try:
+                landed(self.op.local, self._offset, self.view)
+            except RdmaError as error:  # a device does not take it
+                self.job.fail(error)
+        if self._then is not None:
+            self._then()
