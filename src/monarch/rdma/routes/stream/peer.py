@@ -105,7 +105,6 @@ class Peer:
         items: list[Item] = []
         if not (self._jobs or self._again):
             return items  # (who adds to them flushes afterwards)
-        failed: list[tuple[Chunk, RdmaError]] = []
         outgoing = 0
         with self._lock:
             if lane not in self._dealt:
@@ -117,12 +116,15 @@ class Peer:
                 try:
                     items += lane.request(chunk)
                 except RdmaError as error:  # a device does not give its memory
-                    failed.append((chunk, error))
+                    data_reactor().call_soon(self._not_asked, lane, chunk, error)
                 if chunk.op.kind == WRITE:
                     outgoing += chunk.count
-        for refused, why in failed:
-            self.answered(lane, refused, why)
         return items
+
+    def _not_asked(self, lane: Lane, chunk: Chunk, error: RdmaError) -> None:
+        """(Later, since whoever waits for it may go on to use the very lane that asks here.)"""
+        self.answered(lane, chunk, error)
+        lane.connection.flush()
 
     def _take(self) -> Chunk | None:
         while self._again:
@@ -145,7 +147,8 @@ class Peer:
         """A chunk is done, or refused; on the data thread."""
         job = chunk.job
         with self._lock:
-            del lane.chunks[chunk.ident]
+            if lane.chunks.pop(chunk.ident, None) is None:
+                return  # it is asked for again, on another lane
             lane.load -= chunk.count
             chunk.abandon()
             job.left -= 1
