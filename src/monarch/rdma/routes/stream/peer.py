@@ -122,7 +122,7 @@ class Peer:
         return items
 
     def _not_asked(self, lane: Lane, chunk: Chunk, error: RdmaError) -> None:
-        """(Later, since whoever waits for it may go on to use the very lane that asks here.)"""
+        """Later: whoever waits for it may go on to use the very lane that was about to ask."""
         self.answered(lane, chunk, error)
         lane.connection.flush()
 
