@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch._engine.base.verdict import FAILED, Verdict
-from monarch._engine.protocol.federation import HOME, Federation, Refuse, Send, Tunnel
+from monarch._engine.protocol.federation import (
+    HOME,
+    Admit,
+    Federation,
+    Keep,
+    Refuse,
+    Send,
+    Tunnel,
+)
 from monarch._engine.protocol.roster import Condemn, Hand, Kill, Roster, Tell
 
 CLIENT = 1 << 40
@@ -42,6 +50,12 @@ class Host:
                 world.ends[effect.sender, effect.to] += 1
             elif isinstance(effect, Refuse):
                 world.refused[effect.near, effect.far] += 1
+            elif isinstance(effect, Keep):
+                world.kept[effect.near, effect.far] += 1
+            elif isinstance(effect, Admit):
+                hands = self.federation.introduce_here(effect.near, effect.far, stream=False)
+                world.refused[effect.near, effect.far] += not hands
+                self.perform(hands)
             elif isinstance(effect, Condemn):
                 self.end(effect.uid)
             else:
@@ -69,8 +83,8 @@ class Host:
             if message["first"]:
                 federation.admit(message["near"], host)
                 return
-            effects = federation.opened(host, message["near"], message["far"])
-            if not any(isinstance(effect, Hand) for effect in effects):
+            effects = federation.opened(host, message["near"], message["far"], self.world.now)
+            if not any(isinstance(effect, Hand | Keep) for effect in effects):
                 self.world.refused[message["near"], message["far"]] += 1
             self.perform(effects)
         elif op == "spawn":
@@ -89,6 +103,7 @@ class Host:
         effects = self.federation.roster.spawn(parent, procs, "launcher", self.world.now)
         self.running.update(proc["uid"] for proc in procs)
         self.perform(self.federation.route(effects))
+        self.perform(self.federation.started([proc["uid"] for proc in procs], self.world.now))
 
 
 class World:
@@ -100,6 +115,7 @@ class World:
         self.dying: list[tuple[Host, int]] = []
         self.ends: Counter[tuple[int, int]] = Counter()  # links that were handed over
         self.refused: Counter[tuple[int, int]] = Counter()
+        self.kept: Counter[tuple[int, int]] = Counter()
         self.heard_of: Counter[tuple[int, int]] = Counter()  # who was told of whose end
         self.parents: dict[int, int] = {}
         self.lives: dict[int, str] = {}
@@ -153,8 +169,8 @@ class World:
         self.hosts[there].heard(here, message)
         return True
 
-    def settle(self) -> None:
-        for _ in range(100):
+    def settle(self, rounds: int = 120) -> None:
+        for _ in range(rounds):
             while self.step():
                 pass
             self.now += 0.05
@@ -291,6 +307,56 @@ def test_news_that_come_late_are_waited_for() -> None:
     assert world.ends[on_d, on_c] == 1
 
 
+def test_who_comes_before_a_proc_waits_for_it() -> None:
+    """b spawns on c, and the order to is under way while d, who has the name, asks c for it."""
+    world = World([HOME, "b", "c", "d"], 0)
+    on_b, on_d = world.spawn(CLIENT, ["b", "d"])
+    world.settle()
+    (on_c,) = world.spawn(on_b, ["c"])
+    order = world.wires.pop(("b", "c"))
+    asker, fellow = world.hosts["d"], world.hosts["c"]
+    asker.perform(asker.federation.introduce(on_d, on_c))
+    world.settle(5)
+    assert world.kept[on_d, on_c] == 1
+    assert fellow.federation.deadline > world.now
+    world.wires["b", "c"] = order
+    world.settle()
+    assert world.ends[on_d, on_c] == 1
+    assert not world.refused[on_d, on_c]
+
+
+def test_a_fellow_who_comes_before_a_proc_waits_for_it() -> None:
+    """The same from c itself, which asks home, and is told that it is the place."""
+    world = World([HOME, "b", "c"], 0)
+    on_b, asker = world.spawn(CLIENT, ["b", "c"])
+    world.settle()
+    (on_c,) = world.spawn(on_b, ["c"])
+    order = world.wires.pop(("b", "c"))
+    host = world.hosts["c"]
+    host.perform(host.federation.introduce(asker, on_c))
+    world.settle(5)
+    assert not world.ends[asker, on_c]
+    assert not world.refused[asker, on_c]
+    world.wires["b", "c"] = order
+    world.settle()
+    assert world.ends[asker, on_c] == 1
+
+
+def test_a_proc_that_never_comes_is_not_waited_for_for_ever() -> None:
+    world = World([HOME, "b", "c", "d"], 0)
+    on_b, on_d = world.spawn(CLIENT, ["b", "d"])
+    world.settle()
+    (on_c,) = world.spawn(on_b, ["c"])
+    del world.wires["b", "c"]
+    host = world.hosts["d"]
+    host.perform(host.federation.introduce(on_d, on_c))
+    world.settle()
+    assert world.refused[on_d, on_c] == 1
+    host.perform(host.federation.autopsy(on_d, on_c, world.now))
+    world.settle()
+    assert world.heard_of[on_d, on_c] == 1
+
+
 def test_while_home_is_silent_nobody_is_refused() -> None:
     """The network is out, for longer than home's news could take: that says nothing."""
     world = World([HOME, "b", "c", "d"], 0)
@@ -406,7 +472,7 @@ def test_what_a_stream_is_for_is_known_where_it_goes() -> None:
         Tunnel("c", on_d, on_c, first=False, stream="data"),
     ]
     host = world.hosts["c"]
-    assert host.federation.opened("d", on_d, on_c, stream=True) == [Hand(on_c, on_d)]
+    assert host.federation.opened("d", on_d, on_c, 0.0, stream=True) == [Hand(on_c, on_d)]
     host.end(on_c)
-    assert host.federation.opened("d", on_d, on_c, stream=True) == []
+    assert host.federation.opened("d", on_d, on_c, 0.0, stream=True) == []
     assert host.federation.introduce(on_b, on_c, "data") == [Refuse(on_b, on_c, "data")]

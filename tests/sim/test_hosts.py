@@ -223,3 +223,24 @@ def test_an_unhandled_loss_of_a_host_ends_the_program(capsys):
     with pytest.raises(UnhandledFaultError):
         simulate(main, hosts=2, faults=[CrashHost(1.0, 1)])
     assert "host1 is unreachable" in capsys.readouterr().err
+
+
+class Matchmaker(Actor):
+    @endpoint
+    def tell(self, hosts, caller):
+        """Spawn there, and have somebody else call what is spawned."""
+        fresh = hosts.spawn_procs({"gpus": 1}).spawn("fresh", Worker)
+        return caller.ask.call_one(fresh).get()
+
+
+def test_who_hears_of_a_proc_before_its_host_does_reaches_it():
+    """The way from the spawner to the host of what it spawns is slow; the caller's is not."""
+
+    def main(hosts):
+        procs = hosts.spawn_procs({"gpus": 1})
+        matchmaker = procs.slice(hosts=1).spawn("matchmaker", Matchmaker)
+        caller = procs.slice(hosts=3).spawn("caller", Worker)
+        return matchmaker.tell.call_one(hosts.slice(hosts=2), caller).get()
+
+    slow = Delay(at=0.0, a=1, b=2, seconds=60, by=0.2)
+    assert simulate(main, hosts=4, faults=[slow]).value == "host2"

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, Verdict
 from monarch._engine.protocol import detector as detectors
-from monarch._engine.protocol.federation import HOME, Effect, Federation, Refuse, Send, Tunnel
+from monarch._engine.protocol.federation import (
+    HOME,
+    Admit,
+    Effect,
+    Federation,
+    Keep,
+    Refuse,
+    Send,
+    Tunnel,
+)
 from monarch._engine.protocol.roster import Condemn, Hand, Kill, Roster, Tell
 from monarch._engine.runtime.agent import _cause
 from monarch._engine.runtime.cast_relay import CastRelay
@@ -140,6 +149,8 @@ class SimHost:
             proc.adopt(SimSocket(end), parent)  # type: ignore[arg-type]
             delay = _LAUNCH * (0.5 + scheduler.random.random())
             scheduler.at(scheduler.now + delay, self.place, self._started, proc)
+        uids = [fields["uid"] for fields in procs]
+        self.perform(self.federation.started(uids, scheduler.now))
 
     def _started(self, proc: SimProc) -> None:
         if not proc.place.dead:
@@ -226,7 +237,8 @@ class SimHost:
         if message["first"]:
             self._parents[message["far"]] = theirs.link
             return
-        effects = self.federation.opened(peer.other.name, message["near"], message["far"])
+        now = self.world.scheduler.now
+        effects = self.federation.opened(peer.other.name, message["near"], message["far"], now)
         if not effects:
             theirs.link.close("nobody takes it")
         self.perform(effects, [theirs.link])
@@ -358,6 +370,14 @@ class SimHost:
             elif isinstance(effect, Refuse):
                 self._coming.pop((effect.near, effect.far)).close("nobody takes it")
                 self.casts.settled(effect.near)
+            elif isinstance(effect, Keep):
+                self._coming[effect.near, effect.far] = fds[0]
+            elif isinstance(effect, Admit):
+                end = self._coming.pop((effect.near, effect.far))
+                hands = self.federation.introduce_here(effect.near, effect.far, stream=False)
+                if not hands:
+                    end.close("nobody takes it")
+                self.perform(hands, [end])
             elif isinstance(effect, Kill):
                 for uid in effect.uids:
                     self._kill(uid)

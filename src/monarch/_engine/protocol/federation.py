@@ -18,6 +18,9 @@ the agent of the client's host, which every agent that spawns beyond itself tell
 home, and again for a moment if it does not know, since the news may be on the way to it. There is
 no broadcast and no table of everything but home's, which has an entry per spawn, not per proc.
 
+The news of a proc may be faster than the proc: who has heard of it asks its host for it, while the
+order to start it is under way by another path. So a link for an unknown proc is kept for a while.
+
 Messages between agents, all on the control lane and in order (JSON objects with an ``op``)::
 
     open      the other end of a tunnel, from `near` (there) to `far` (here); `first`: the link to
@@ -42,13 +45,14 @@ from monarch._engine.base.verdict import FAILED, Verdict
 from monarch._engine.protocol import roster as rosters
 from monarch._engine.protocol.roster import Roster, Tell
 
-__all__ = ["HOME", "Effect", "Federation", "Refuse", "Send", "Tunnel"]
+__all__ = ["HOME", "Admit", "Effect", "Federation", "Keep", "Refuse", "Send", "Tunnel"]
 
 HOME = ""
 """The name of the client's host, for all agents of its job."""
 
 _ASK_AGAIN = 0.05
 _ASK_FOR = 1.0
+_KEEP_FOR = 5.0  # longer than the path between two hosts may be out, by default (`host_timeout`)
 _RANKS = 20  # low bits of a uid that count the procs of one spawn
 
 _UNKNOWN = "the process does not exist, or ended long ago"
@@ -79,7 +83,22 @@ class Refuse(NamedTuple):
     stream: str = ""
 
 
-Effect: TypeAlias = rosters.Effect | Send | Tunnel | Refuse
+class Keep(NamedTuple):
+    """Keep the end that `near` sent for `far`: `Admit` or `Refuse` follows."""
+
+    near: int
+    far: int
+
+
+class Admit(NamedTuple):
+    """Perform `introduce_here` with the end that `near` sent for `far`, who has come."""
+
+    near: int
+    far: int
+    stream: str = ""
+
+
+Effect: TypeAlias = rosters.Effect | Send | Tunnel | Refuse | Keep | Admit
 
 
 class _Question(NamedTuple):
@@ -113,6 +132,7 @@ class Federation:
         self._asked: dict[int, float | None] = {}  # of home, and since when it does not know
         self._again: set[int] = set()  # about whom to ask it again, and when
         self._ask_at: float | None = None
+        self._early: dict[int, list[tuple[int, float]]] = {}  # procs to come: who waits, and until
 
     # -- what members of this host ask -----------------------------------------------------------
 
@@ -162,6 +182,10 @@ class Federation:
         self._goes(asker, host)
         return [Tunnel(host, asker, to, first=False, stream=stream)]
 
+    def introduce_here(self, near: int, far: int, *, stream: bool) -> list[Effect]:
+        """Hand the end that `near` sent to `far`, of this host. No effect: it cannot be taken."""
+        return self._route(self.roster.introduce(near, far, stream=stream))
+
     def autopsy(self, asker: int, uid: int, now: float) -> list[Effect]:
         """Member `asker` lost its link to `uid`, and wants to know why."""
         host = self.host_of(uid)
@@ -191,6 +215,15 @@ class Federation:
         return effects
 
     # -- what the driver sees --------------------------------------------------------------------
+
+    def started(self, uids: Iterable[int], now: float) -> list[Effect]:
+        """These procs are in the roster of this host now: who waits for them is let in."""
+        effects: list[Effect] = []
+        for uid in uids:
+            effects += [Admit(near, uid) for near, _ in self._early.pop(uid, ())]
+            if uid in self._questions:
+                effects += self._answer(uid, self.here, now)
+        return effects
 
     def exited(self, uids: Iterable[int]) -> list[Effect]:
         """These processes of this host are gone; see `Roster.exited`."""
@@ -269,12 +302,19 @@ class Federation:
     @property
     def deadline(self) -> float:
         """When `tick` is due; infinity if nothing waits."""
-        own = self._ask_at
-        return self.roster.deadline if own is None else min(own, self.roster.deadline)
+        deadline = self.roster.deadline
+        if self._early:
+            deadline = min(deadline, *(at for kept in self._early.values() for _, at in kept))
+        return deadline if self._ask_at is None else min(deadline, self._ask_at)
 
     def tick(self, now: float) -> list[Effect]:
         """What is due by `now`."""
         effects = self._route(self.roster.tick(now))
+        for uid, kept in list(self._early.items()):
+            effects += [Refuse(near, uid) for near, until in kept if until <= now]
+            self._early[uid] = [(near, until) for near, until in kept if until > now]
+            if not self._early[uid]:
+                del self._early[uid]
         if self._ask_at is None or now < self._ask_at:
             return effects
         self._ask_at = None
@@ -291,12 +331,19 @@ class Federation:
             self._guests[uid] = host
             self.roster.admit(uid)
 
-    def opened(self, host: str, near: int, far: int, *, stream: bool = False) -> list[Effect]:
-        """A tunnel from `near` on `host` for `far` here. No effect: there is nobody to take it."""
+    def opened(
+        self, host: str, near: int, far: int, now: float, *, stream: bool = False
+    ) -> list[Effect]:
+        """A tunnel from `near` on `host` for `far` here. No effect: there is nobody to take it.
+
+        (A stream is asked for by who has something of `far`, which therefore has been here.)
+        """
         self.admit(near, host)
-        if self.host_of(far) != self.here:
-            return []
-        return self._route(self.roster.introduce(near, far, stream=stream))
+        where = self.host_of(far)
+        if where is None and not stream:
+            self._keep(near, far, now)
+            return [Keep(near, far)]
+        return self.introduce_here(near, far, stream=stream) if where == self.here else []
 
     def heard(self, host: str, message: Mapping[str, Any], now: float) -> list[Effect]:
         """A `notice`, `left`, `where` or `lives` from the agent of `host`."""
@@ -316,7 +363,7 @@ class Federation:
             return [
                 effect
                 for uid, known in zip(message["uids"], message["hosts"], strict=True)
-                for effect in self._answer(uid, known)
+                for effect in self._answer(uid, known, now)
             ]
         raise ValueError(f"unknown message between agents: {op!r}")
 
@@ -324,7 +371,7 @@ class Federation:
 
     def _learn(self, uids: Sequence[int], hosts: Sequence[str]) -> None:
         for uid, host in zip(uids, hosts, strict=True):
-            if not self.roster.knows(uid):
+            if host != self.here and not self.roster.knows(uid):
                 self._lives.setdefault(uid >> _RANKS, {})[uid] = host
 
     def _goes(self, uid: int, host: str) -> None:
@@ -355,7 +402,8 @@ class Federation:
         return [Send(host, {"op": "ask", "from": asker, "request": request})]
 
     def _tell_gone(self, asker: int, uid: int, verdict: Verdict) -> list[Effect]:
-        return [Tell(asker, rosters.gone([[uid, *verdict]]))] if self.roster.alive(asker) else []
+        told = Tell(asker, rosters.gone([[uid, *verdict]]))
+        return self._route([told]) if self.roster.alive(asker) else []
 
     def _look_up(self, uid: int, question: _Question) -> list[Effect] | None:
         """Ask home where `uid` lives; None if there is nobody to ask."""
@@ -378,18 +426,28 @@ class Federation:
         if since is None:
             self._asked[uid] = since = now
         if now - since >= _ASK_FOR:
-            return self._answer(uid, None)
+            return self._answer(uid, None, now)
         self._again.add(uid)
         if self._ask_at is None:
             self._ask_at = now + _ASK_AGAIN
         return []
 
-    def _answer(self, uid: int, host: str | None) -> list[Effect]:
+    def _keep(self, near: int, far: int, now: float) -> None:
+        self._early.setdefault(far, []).append((near, now + _KEEP_FOR))
+
+    def _answer(self, uid: int, host: str | None, now: float) -> list[Effect]:
         """What waits to know where `uid` lives goes there."""
         self._asked.pop(uid, None)
         effects: list[Effect] = []
+        came = host == self.here and self.roster.knows(uid)
         for asker, request, stream in self._questions.pop(uid, ()):
-            if host is None or host in self._lost:
+            if came and request is None:
+                effects.append(Admit(asker, uid, stream))
+            elif came:
+                effects += self.autopsy(asker, uid, now)
+            elif host == self.here and request is None and not stream:
+                self._keep(asker, uid, now)
+            elif host == self.here or host is None or host in self._lost:
                 if request is None:
                     effects.append(Refuse(asker, uid, stream))
                 else:

@@ -58,7 +58,16 @@ from monarch._engine.launch.children import Children, adopt_orphans
 from monarch._engine.launch.launcher import Launcher, launch_key
 from monarch._engine.launch.out_of_memory import KillCount
 from monarch._engine.launch.scratch import scratch_path
-from monarch._engine.protocol.federation import HOME, Effect, Federation, Refuse, Send, Tunnel
+from monarch._engine.protocol.federation import (
+    HOME,
+    Admit,
+    Effect,
+    Federation,
+    Keep,
+    Refuse,
+    Send,
+    Tunnel,
+)
 from monarch._engine.protocol.handshake import HandshakeError, key_name
 from monarch._engine.protocol.roster import Condemn, Hand, Roster, Tell
 from monarch._engine.runtime import driver as drivers
@@ -381,6 +390,7 @@ class Agent:
         )
         for fd in ours:
             os.close(fd)
+        self._perform(self._federation.started([proc["uid"] for proc in procs], now))
 
     def _on_ready(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         self._roster.ready(link.uid)
@@ -735,10 +745,21 @@ class Agent:
             elif isinstance(effect, Refuse):
                 os.close(self._take(*effect))
                 self.casts.settled(effect.near)
+            elif isinstance(effect, Keep):
+                self._hold(os.dup(fds[0]), effect.near, effect.far)
+            elif isinstance(effect, Admit):
+                self._admit(*effect)
             else:
                 for uid in effect.uids:
                     self._kill(self._processes[uid])
         self._set_alarm()
+
+    def _admit(self, near: int, far: int, stream: str) -> None:
+        """Who was waited for has come."""
+        fd = self._take(near, far, stream)
+        effects = self._federation.introduce_here(near, far, stream=bool(stream))
+        self._perform(effects, [fd], {"for": stream} if stream else {})
+        os.close(fd)
 
     def _set_alarm(self) -> None:
         deadline = self._federation.deadline
@@ -970,7 +991,9 @@ class Agent:
             self._federation.admit(asker, neighbour.name)
             self._hold(theirs.detach(), asker, to)
             return
-        effects = self._federation.opened(neighbour.name, asker, to, stream=bool(stream))
+        effects = self._federation.opened(
+            neighbour.name, asker, to, drivers.current.now(), stream=bool(stream)
+        )
         said: dict[str, Any] = {}
         if stream:
             address, secured = neighbour.link.here
