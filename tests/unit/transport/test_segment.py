@@ -315,6 +315,44 @@ def test_memory_that_is_looked_into_outlives_its_segment() -> None:
     assert bytes(part) == b"abc"
 
 
+def test_windows_show_what_is_written_later_and_are_kept() -> None:
+    pool, windows = SegmentPool(256 * MIB), segments.Windows(8 * MIB)
+    memory = pool.reserve(3 * MIB)
+    segment = pool.reserved(memory)
+    assert segment is not None
+    for content in (b"one", b"two"):
+        memory[:3] = content
+        view = windows.open("owner", segment.fd, 3)
+        assert bytes(view) == content
+    with pytest.raises(ValueError, match="outside its segment"):
+        windows.open("owner", segment.fd, segment.size + 1)
+    assert len(windows._kept) == 1
+    windows.drop("another")
+    assert len(windows._kept) == 1
+    windows.drop("owner")
+    assert windows._bytes == len(windows._kept) == 0
+    assert bytes(view) == b"two"  # who looks into it still may
+    del memory, segment
+    pool.trim()
+
+
+def test_windows_keep_no_more_than_their_limit() -> None:
+    pool, windows = SegmentPool(0), segments.Windows(5 * MIB)
+    for size in (2 * MIB, 2 * MIB + 1, 40 * MIB, MIB):  # (the big one goes in a thread)
+        memory = pool.reserve(size)
+        segment = pool.reserved(memory)
+        assert segment is not None
+        memory[-1:] = b"x"
+        assert bytes(windows.open(pool, segment.fd, size)[-1:]) == b"x"
+        kept = [len(mapping) for _, mapping in windows._kept.values()]
+        assert sum(kept) == windows._bytes
+        assert windows._bytes <= 5 * MIB or len(kept) == 1
+    windows.drop(pool)
+    for thread in threading.enumerate():
+        if thread.name == "monarch-unmap":
+            thread.join(10.0)
+
+
 def test_idle_segments_cost_few_descriptors(pool: SegmentPool, peer: Peer) -> None:
     """A burst of payloads just above the threshold must not use up what the user may open."""
     payloads = [encode(np.zeros(THRESHOLD, np.uint8), THRESHOLD) for _ in range(600)]

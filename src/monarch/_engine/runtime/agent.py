@@ -85,7 +85,7 @@ from monarch._engine.runtime.stream_tunnel import StreamTunnel
 from monarch._engine.runtime.tunnel import Tunnel as TunnelEnd
 from monarch._engine.runtime.tunnel import map_segment
 from monarch._engine.transport.link import Link
-from monarch._engine.transport.segment import SegmentPool
+from monarch._engine.transport.segment import SegmentPool, Windows
 from monarch._engine.wire.frame import CAST, CONTROL, RELEASE, SEGMENT, Frame, pack
 
 if TYPE_CHECKING:
@@ -215,6 +215,7 @@ class Agent:
         # Descriptors: of whom, for whom, and for what, if it is no link.
         self._ends_held: dict[tuple[int, int, str], deque[int]] = {}
         self.segments = SegmentPool(settings.shm_pool_limit)
+        self.windows = Windows(settings.shm_pool_limit)
         self.casts = CastRelay(self, here)
         self._processes: dict[int, _Process] = {}
         self._launchers: dict[Any, _LauncherLink] = {}

@@ -39,6 +39,7 @@ __all__ = ["HostLink", "Receiver"]
 _GATHER = 512 << 10  # bytes handed to the socket at a time
 _MOST_BUFFERS = 512
 _SMALL = 16 << 10
+_TURN = 1 << 20  # bytes after which whatever else has happened gets its turn
 _JITTER = 1 << 20
 
 
@@ -259,9 +260,10 @@ class HostLink:
         self._pump()
 
     def _pump(self) -> None:
-        """Write as long as the socket takes it and there is something to write."""
+        """Write while the socket takes it and there is something to write, but others wait, too."""
         now = drivers.current.now()
         out = self._out
+        left = _TURN
         while self._sock is not None and self._stream is not None and not self._waits:
             if not out:
                 out += _few(self._stream.gather(now, _GATHER))
@@ -279,6 +281,10 @@ class HostLink:
             self._advance(sent)
             if not out and self._stream.dry:
                 break
+            left -= sent
+            if left <= 0:  # whoever takes as fast as we give would keep us here
+                self._waits = True
+                self._watch(True)
         self._set_timer()
 
     def _watch(self, on: bool) -> None:

@@ -34,7 +34,7 @@ from monarch._engine.runtime.seam import CASTS
 from monarch._engine.runtime.sentinel import Sentinel
 from monarch._engine.runtime.stream_tunnel import StreamTunnel
 from monarch._engine.runtime.tunnel import Tunnel
-from monarch._engine.transport.segment import SegmentPool
+from monarch._engine.transport.segment import SegmentPool, Windows
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.greeting import Wire
@@ -52,6 +52,7 @@ class Neighbourhood(Protocol):
 
     reactor: Reactor
     segments: SegmentPool
+    windows: Windows
     sentinel: Sentinel
     casts: CastRelay
 
@@ -179,6 +180,7 @@ class Neighbour(Receiver):
                 near,
                 far,
                 agent.segments,
+                agent.windows,
                 self._frame_limit,
                 self._tunnel_closed,
                 ours=ours,

@@ -26,7 +26,7 @@ from monarch._engine.base.errors import ProtocolError
 from monarch._engine.runtime.reactor import READ, WRITE, Reactor
 from monarch._engine.runtime.seam import Cast, Seam, ranked
 from monarch._engine.transport.link import Link
-from monarch._engine.transport.segment import SegmentPool
+from monarch._engine.transport.segment import SegmentPool, Windows
 from monarch._engine.wire.codec import Payload
 from monarch._engine.wire.frame import (
     HEADER,
@@ -65,6 +65,7 @@ class Tunnel(Seam):
         near: int,
         far: int,
         segments: SegmentPool,
+        windows: Windows,
         frame_limit: int,
         closed: Any,
         *,
@@ -75,6 +76,7 @@ class Tunnel(Seam):
         self._host_link = host_link
         self.lane = lane
         self._segments = segments
+        self._windows = windows
         self._frame_limit = frame_limit
         self._closed = closed  # called with this once both ends are done
         self._link: Link | None = None
@@ -162,15 +164,20 @@ class Tunnel(Seam):
             self._send([b"".join(batch)])
 
     def _forward_segment(self, link: Link, frame: Frame) -> None:
-        ident, mapping = map_segment(link, frame.body)
+        (fd,) = link.take_fds(1)
+        try:
+            ident, used, _ = _TABLE_HEAD.unpack_from(frame.body)
+            view = self._windows.open(self, fd, used)
+        except struct.error as error:
+            raise ValueError(f"a segment table: {error}") from None
+        finally:
+            os.close(fd)
         kind, flags, dest, port, rank, _, meta, table = frame
         head = pack(kind, dest, port, rank, meta, bytes(table), flags)
         head += bytes(-len(head) % _ALIGNMENT)
-        view = memoryview(mapping)
 
         def sent() -> None:
             view.release()
-            mapping.close()
             link.send(pack(RELEASE, 0, 0, 0, b"", ident.to_bytes(8, "little")))
 
         self._send([head, view], sent)
@@ -279,6 +286,7 @@ class Tunnel(Seam):
             link.close(link.lost or "closed")
             link.fileno = -1
         self._segments.drop_holder(self)
+        self._windows.drop(self)
         if not self._said_end:
             self._said_end = True
             for answer in self.relay.repeated(self):  # they are to arrive before the end does

@@ -32,7 +32,7 @@ from monarch._engine.base.memory_file import memory_file
 from monarch._engine.wire.bulk import is_bulk
 from monarch._engine.wire.codec import Payload
 
-__all__ = ["SegmentPool", "open_parts"]
+__all__ = ["SegmentPool", "Windows", "open_parts"]
 
 _TABLE_HEAD = struct.Struct("<QQI")  # segment id, bytes used, number of parts
 _PART = struct.Struct("<QQB")  # offset, length, whether the receiver copies it at once
@@ -42,6 +42,7 @@ _UNLOCKED = 1 << 20
 _TWO_THREADS = 16 << 20
 _MAX_MAPPINGS = 4096
 _RESERVED = "reserved"  # a holder
+_TAKES_LONG = 16 << 20
 _MAX_FREE = 64  # unused segments kept: each holds two descriptors
 
 
@@ -62,9 +63,24 @@ class _Segment:
         self.table = b""
 
     def close(self) -> None:
-        with contextlib.suppress(BufferError):  # who still looks into it keeps the mapping
-            self.map.close()
+        _aside(self.size, self._close)
+
+    def _close(self) -> None:
+        _unmap(self.map)
         os.close(self.fd)
+
+
+def _aside(nbytes: int, action: Callable[[], None]) -> None:
+    """Give memory back, in a thread if that takes milliseconds: a gigabyte takes the kernel 200."""
+    if nbytes < _TAKES_LONG:
+        action()
+    else:
+        threading.Thread(target=action, name="monarch-unmap", daemon=True).start()
+
+
+def _unmap(mapping: mmap.mmap) -> None:
+    with contextlib.suppress(BufferError):  # who still looks into it keeps the mapping
+        mapping.close()
 
 
 def _size_class(size: int) -> int:
@@ -216,6 +232,52 @@ class SegmentPool:
             del self._free[size]
         self._free_bytes -= size
         oldest.close()
+
+
+class Windows:
+    """Segments of other processes, mapped to be read, and kept: they are filled again and again.
+
+    Mapping anew costs more than half as much as sending what is read.
+
+    Args:
+        limit: bytes that are kept mapped, and so in memory, even if their owner is done with them.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept: dict[tuple[int, int], tuple[Hashable, mmap.mmap]] = {}  # the oldest first
+        self._bytes = 0
+
+    def open(self, owner: Hashable, fd: int, used: int) -> memoryview:
+        """The first `used` bytes of a segment of `owner`, whose descriptor the caller keeps.
+
+        Raises ValueError if it has fewer.
+        """
+        status = os.fstat(fd)
+        if used > status.st_size:
+            raise ValueError("a segment table points outside its segment")
+        key = status.st_dev, status.st_ino
+        known = self._kept.pop(key, None)
+        if known is None:
+            mapping = mmap.mmap(fd, status.st_size, prot=mmap.PROT_READ)
+            self._bytes += len(mapping)
+        else:
+            _, mapping = known
+        self._kept[key] = owner, mapping
+        while self._bytes > self._limit and len(self._kept) > 1:
+            self._forget(next(iter(self._kept)))
+        return memoryview(mapping)[:used]
+
+    def drop(self, owner: Hashable) -> None:
+        """Keep nothing of `owner` any more."""
+        for key in [key for key, (whose, _) in self._kept.items() if whose == owner]:
+            self._forget(key)
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        _, mapping = self._kept.pop(key)
+        size = len(mapping)
+        self._bytes -= size
+        _aside(size, lambda: _unmap(mapping))
 
 
 def _copy(view: memoryview, offset: int, source: memoryview) -> int:
