@@ -201,7 +201,14 @@ def _gpus(root: str) -> Fact:
             models.append(f"AMD {name}")
     counts = {model: models.count(model) for model in models}
     text = ", ".join(f"{count} x {model}" for model, count in counts.items())
-    return Fact("GPUs", models, text or "none")
+    settings = "".join(os.environ.get(f"PYTORCH_{name}ALLOC_CONF", "") for name in ("", "CUDA_"))
+    remark = ""
+    if models and "expandable_segments:True" in settings:
+        remark = (
+            "some versions of torch cannot map memory of expandable segments in another process; "
+            "RDMA buffers then go by way of main memory"
+        )
+    return Fact("GPUs", models, text or "none", remark)
 
 
 def _name(_root: str) -> Fact:

@@ -252,6 +252,37 @@ def test_a_timeout_while_the_owner_does_not_answer(pair: Pair) -> None:
     assert pair.run(read, unknown) == b"unknown"
 
 
+def test_nothing_arrives_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over TCP, where the owner has to take part: it is stopped until the time is over."""
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    with configured(rdma_routes="nixl"):
+        mesh = this_host().spawn_procs({"gpus": 2})
+    pair = Pair(
+        mesh.slice(gpus=0).spawn("owner", Owner), mesh.slice(gpus=1).spawn("initiator", Initiator)
+    )
+    size = 40 << 20  # two slices
+    buffer, _ = pair.make(bytes(size))
+    pid = pair.owner.pid.call_one().get(timeout=WAIT)
+
+    def late() -> tuple[BaseException | None, int]:
+        into = bytearray(size)
+        buffer.read_into(into).get(timeout=WAIT)
+        os.kill(pid, signal.SIGSTOP)
+        future = buffer.read_into(into, timeout=0.05)
+        with pytest.raises(TimeoutError):
+            future.get(timeout=1.5)
+        os.kill(pid, signal.SIGCONT)
+        error = future.exception(timeout=WAIT)
+        into[:] = b"x" * size
+        read(buffer[:8])
+        return error, into.count(b"x")
+
+    error, left = pair.run(late)
+    assert isinstance(error, RdmaTimeout)
+    assert left == size
+    mesh.stop().get(timeout=WAIT)
+
+
 def test_the_program_keeps_its_log_handlers_and_signal_handlers(pair: Pair) -> None:
     buffer, _ = pair.make(b"quiet")
 

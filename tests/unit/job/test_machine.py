@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from monarch.cli.machine import Fact, machine
 
@@ -14,6 +17,12 @@ def facts(root: Path, files: dict[str, str]) -> dict[str, Fact]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return {fact.name: fact for fact in machine(str(root))}
+
+
+def _without_nixl(name: str, version: Any = importlib.metadata.version) -> str:
+    if name.startswith("nixl"):
+        raise importlib.metadata.PackageNotFoundError(name)
+    return version(name)
 
 
 def test_limits_of_an_outer_control_group_count(tmp_path: Path) -> None:
@@ -35,7 +44,9 @@ def test_limits_of_an_outer_control_group_count(tmp_path: Path) -> None:
     assert "slow each other down" in found["cores"].remark
 
 
-def test_devices(tmp_path: Path) -> None:
+def test_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setattr(importlib.metadata, "version", _without_nixl)
     found = facts(
         tmp_path,
         {
@@ -48,6 +59,8 @@ def test_devices(tmp_path: Path) -> None:
     )
     assert found["RDMA"].text == "mlx5_0 (ACTIVE)"
     assert found["GPUs"].text == "2 x H100"
+    assert "by way of main memory" in found["GPUs"].remark
+    assert "pip install 'pymonarch[rdma]'" in found["NIXL"].remark
     assert found["numa"].value == {"node0": "0-3", "node1": "4-7"}
 
 

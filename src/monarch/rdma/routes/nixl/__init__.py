@@ -7,8 +7,10 @@ authentication. The setting ``rdma_routes`` forces it, even so.
 `library` is what we call, `progress` the thread that asks how transfers go, `route` what initiators
 do; how owners lend memory and take it back is in `routes.lease`.
 
-Known limits: what goes over the card is not encrypted. The library keeps the keys of registrations
-that ended, some hundred bytes each, as long as it knows their owner.
+Known limits: what goes over the card is not encrypted. A transfer whose time is over ends when the
+slice that is under way (32 MB) has arrived. If a host was given up and is there again, a slice that
+it sent before may still arrive. The library keeps the keys of registrations that ended, some
+hundred bytes each, as long as it knows their owner.
 """
 
 from __future__ import annotations

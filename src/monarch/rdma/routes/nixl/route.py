@@ -2,7 +2,10 @@
 
 A small transfer of a registration whose lease is there is posted by the thread that wants it, and
 mostly done when that has looked once or twice; all else happens on the thread of `progress`. What
-is longer than a slice is posted slice by slice, and in between looks at the time.
+is longer than a slice is posted slice by slice, and in between looks at the time. What was posted
+cannot be called back: the library forgets it, and its bytes arrive all the same. So no transfer
+ends before they have, or NIXL says that they will not; only for an owner that is gone this has a
+bound.
 
 Atomic operations, which the library does not have, are requests to the owner.
 """
@@ -43,7 +46,7 @@ __all__ = ["NixlRoute", "lender"]
 _SLICE = 32 << 20  # under a millisecond for a fast card
 _AT_ONCE = 64 << 10  # bytes that the caller's thread may post
 _LOOKS = 3  # of that thread, before it leaves the rest to `progress`
-_PATIENCE = 1.0  # seconds: for a posted slice after its time, for another atomic operation
+_PATIENCE = 1.0  # seconds: for what a lost owner sent, for another atomic operation
 _ATOMICALLY = "rdma.nixl.atomic"
 _ATOMIC = struct.Struct("=QiQQ")  # offset, kind, operands
 _WORD = 8
@@ -56,9 +59,11 @@ class _Peer(Peer):
         super().__init__(handle)
         self.name = f"monarch-{handle.identity.hex()}"
         self.connection = 0  # counts them
+        self.given_up = 0.0  # when what is under way will not arrive any more
 
     def ended(self) -> None:
         """Its process is gone; on the reactor thread."""
+        self.given_up = time.monotonic() + _PATIENCE
         super().ended()
         progress().do(self._forget)
 
@@ -261,24 +266,24 @@ class _Job:
         """Go on if that is possible; whether it was."""
         if self._outcome is not None:
             return True
-        if self._peer.gone:
-            self._give_up(agent, registry.lost_error(self.handles[0]))
-        elif self._posted is None:
-            if not self._waits or not self.transfer.late:
-                return False
-            self._end(agent, late=True)
-        else:
+        if self._posted is not None:
             try:
                 if not agent.arrived(self._posted):
-                    if time.monotonic() < self.transfer.deadline + _PATIENCE:
+                    if not self._peer.gone or time.monotonic() < self._peer.given_up:
                         return False
-                    self._give_up(agent, None)
+                    self._end(agent, registry.lost_error(self.handles[0]))
                     return True
             except (Failed, Disconnected) as error:
                 self._find_out(agent, error)
                 return True
             self._retire(agent)
             self._next(agent)
+        elif self._peer.gone:
+            self._end(agent, registry.lost_error(self.handles[0]))
+        elif self._waits and self.transfer.late:
+            self._end(agent, late=True)
+        else:
+            return False
         return True
 
     def _register(self, agent: Agent) -> bool:
@@ -372,11 +377,6 @@ class _Job:
         answer._notify(lambda: self._go_on(heard))
 
     # -- ends ------------------------------------------------------------------------------------
-
-    def _give_up(self, agent: Agent, error: RdmaError | None) -> None:
-        """What is posted must not arrive any more: end the connection."""
-        self._peer.part(agent)
-        self._end(agent, error, late=error is None)
 
     def _end(self, agent: Agent, error: RdmaError | None = None, *, late: bool = False) -> None:
         self._retire(agent)
