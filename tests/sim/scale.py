@@ -141,7 +141,7 @@ class Peer:
             dials=dials,
             now=cluster.now,
             peer=there.name,
-            terms=Terms(patience=cluster.model.timeout if here.number else _ATTACHING),
+            terms=Terms(patience=3 * cluster.model.timeout if here.number else _ATTACHING),
         )
         self.link = 0  # the number of the connection
         self.arrives = 0.0  # the last packet sent on it

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import monarch.actor
-from monarch.actor import Actor, HostMesh, SupervisionError, attach_to_workers, endpoint
+from monarch.actor import Actor, ActorError, HostMesh, SupervisionError, attach_to_workers, endpoint
 from monarch.config import configure, get_global_config
 from tests.emulator import Conditions
 from tests.network import Network, network, unavailable
@@ -218,6 +218,20 @@ def test_a_host_that_is_cut_off_is_reported(
     answered(other)
     other.stop()
     assert there.echo.call_one(2).get(timeout=WAIT) == 2
+
+
+def test_a_host_that_was_never_reached_is_not_waited_for_long(
+    cluster: tuple[Network, HostMesh], faults: queue.Queue[Any]
+) -> None:
+    """Two hosts that have had nothing to do with each other, one of which is cut off meanwhile."""
+    made, hosts = cluster
+    ledgers = hosts.spawn_procs().spawn("ledger", Ledger)
+    first, second = ledgers.slice(hosts=0), ledgers.slice(hosts=1)
+    assert ledgers.echo.call(1).get(timeout=WAIT).values() == [1, 1]
+    made.hosts[1].lose(100)
+    with pytest.raises(ActorError, match="unreachable"):
+        first.tell.call_one(second, 1).get(timeout=WAIT / 2)
+    assert faults.get(timeout=WAIT).mesh_name.startswith("ledger")
 
 
 def test_loss_of_packets(cluster: tuple[Network, HostMesh], faults: queue.Queue[Any]) -> None:

@@ -780,12 +780,14 @@ class Agent:
         """The agent of `host`: dialed, unless it is there."""
         neighbour = self._neighbours.get(host)
         if neighbour is None:
+            # A worker that is being attached may have yet to start; others are there, or were.
+            new = host in self._attaching
             neighbour = self._neighbours[host] = Neighbour(
                 self,
                 host,
                 self._dial,
                 drivers.current.chance(1 << 62) + 1,
-                settings.mesh_attach_config_timeout,
+                settings.mesh_attach_config_timeout if new else 3 * settings.host_timeout,
                 settings.host_timeout,
                 settings.codec_max_frame_length,
             )
