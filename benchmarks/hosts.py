@@ -1,6 +1,7 @@
 """Two hosts on this machine: round trips and payloads, against iperf3, TLS and torchmonarch.
 
-    sudo python benchmarks/hosts.py [--seconds 2] [--megabytes 1000] [--repeats 3] [--no-reference]
+    sudo python benchmarks/hosts.py [--seconds 2] [--megabytes 1000] [--repeats 3]
+        [--no-reference | --reference PYTHON]
 
 Needs root, iproute2, nftables (as tests/network.py does) and iperf3. One host is this machine, the
 other a network namespace of it, with a virtual cable between them; for torchmonarch, both are
@@ -50,13 +51,18 @@ def main() -> int:
     parser.add_argument("--gigabytes", type=int, default=10, help="in flight during small calls")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-reference", action="store_true")
+    parser.add_argument(
+        "--reference", help="an interpreter that has torchmonarch; else one is made"
+    )
     options = parser.parse_args()
     problem = unavailable() or (None if shutil.which("iperf3") else "needs the command iperf3")
     if problem is not None:
         print(f"error: {problem}", file=sys.stderr)
         return 2
     adopt_orphans()
-    reference = None if options.no_reference else make(REFERENCE, print)
+    reference = None
+    if not options.no_reference:
+        reference = options.reference or str(make(REFERENCE, print))
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
     problems = []
     before = facts()
@@ -73,7 +79,7 @@ def main() -> int:
             found["iperf3"].append({"median": iperf3(host, options.seconds)})
             engines = [("ours", sys.executable)]
             if reference is not None:
-                engines.append(("reference", str(reference)))
+                engines.append(("reference", reference))
             for name, python in engines:
                 command = ["hosts_pair.py", str(options.megabytes)]
                 problems += run(python, command, name, found, options.seconds, {})

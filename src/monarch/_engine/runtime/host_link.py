@@ -40,6 +40,8 @@ _GATHER = 512 << 10  # bytes handed to the socket at a time
 _MOST_BUFFERS = 512
 _SMALL = 16 << 10
 _TURN = 1 << 20  # bytes after which whatever else has happened gets its turn
+_UNSENT = 512 << 10  # bytes that wait in the kernel to be sent: nothing overtakes them
+_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _JITTER = 1 << 20
 
 
@@ -178,6 +180,8 @@ class HostLink:
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if _NOTSENT_LOWAT is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, _UNSENT)
         self._sock = sock
         self._fd = sock.fileno()
         self._stream = PacketStream(self._channel, self._peer)
