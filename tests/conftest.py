@@ -33,10 +33,14 @@ LONG_LIVED_FDS = 16
 RUNTIME_PROCESS = "monarch._engine"
 RUNTIME_THREAD = "monarch-"
 
-# A run that was started in the background (`nohup make test &`) ignores SIGINT, and would pass that
-# on to the programs that tests interrupt.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A run that was started in the background (`nohup make test &`) ignores these signals, and would
+# pass that on to the programs that tests interrupt.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class CastRelay:
         self._here = here
         self._core = Casts(here, hold=_HOLD, patience=_PATIENCE)
         self._casts: dict[Any, Cast] = {}
-        self._ways: set[Way] = set()
+        self._ways: dict[Way, None] = {}
         self._ends: dict[tuple[int, int, bool], Seam] = {}  # near, far, whether ours
         self._changes = 0  # of tunnels
         self._queues: dict[int, deque[tuple[Frame, Any]]] = {}  # by caller: casts that wait
@@ -141,16 +141,16 @@ class CastRelay:
         self._plans: dict[tuple[int, bytes], tuple[int, list[_Part]]] = {}
         # Casts of hosts that we have not met in that session yet.
         self._strange: dict[_Key, list[tuple[Cast, Share]]] = {}
-        self._keys: dict[str, set[_Key]] = {}  # by name: hosts as others' callers call them
-        self._full: dict[_Source, set[_Cause]] = {}  # who is held back, and by what
-        self._overs: set[Way] = set()  # that are to be told of ends
+        self._keys: dict[str, dict[_Key, None]] = {}  # by name: hosts as others' callers call them
+        self._full: dict[_Source, dict[_Cause, None]] = {}  # who is held back, and by what
+        self._overs: dict[Way, None] = {}  # that are to be told of ends
         self._timer: Any = None
         self._timer_at = math.inf
 
     def way(self, host: str, peer: HostPeer) -> Way:
         """A session with `host` begins."""
         way = Way(host, peer)
-        self._ways.add(way)
+        self._ways[way] = None
         return way
 
     def met(self, way: Way) -> None:
@@ -184,7 +184,7 @@ class CastRelay:
             del self._ends[seam.near, seam.far, seam.ours]
         self._changes += 1
         self._let_on(seam)
-        way.blocked.get(seam.far, set()).discard(seam)
+        way.blocked.get(seam.far, {}).pop(seam, None)
         way.tunnels[seam.far] -= 1
         way.forget(seam.far)
         expected, seam.expected = seam.expected, {}
@@ -215,8 +215,11 @@ class CastRelay:
         if splice.blocked != seam.held:
             seam.held = splice.blocked
             seam.hold(on=seam.held)
-            blocked = seam.way.blocked.setdefault(seam.far, set())
-            (blocked.add if seam.held else blocked.discard)(seam)
+            blocked = seam.way.blocked.setdefault(seam.far, {})
+            if seam.held:
+                blocked[seam] = None
+            else:
+                blocked.pop(seam, None)
 
     def answer(self, seam: Seam, frame: Frame) -> bool:
         """A proc that owes answers POSTs; whether that was one and is gathered."""
@@ -421,11 +424,11 @@ class CastRelay:
             return
         if not self._overs:
             self._carrier.cast_later(_OVER_WAIT, self._tell_overs)
-        self._overs.add(way)
+        self._overs[way] = None
         way.overs.append([effect.cast, int(effect.done)])
 
     def _tell_overs(self) -> None:
-        ways, self._overs = self._overs, set()
+        ways, self._overs = self._overs, {}
         for way in ways:
             overs, way.overs = way.overs, []
             head = _JSON([1, overs]).encode()
@@ -494,7 +497,7 @@ class CastRelay:
         key: Any
         for key, share in zip(route.hosts, shares, strict=True):
             cast.shares[key] = _JSON(share)
-            self._keys.setdefault(key[0], set()).add(key)
+            self._keys.setdefault(key[0], {})[key] = None
         now = self._carrier.cast_now()
         self._do(self._core.on_forward(way.key, ident, level, route, now, _hold(cast.frame)))
 
@@ -598,15 +601,15 @@ class CastRelay:
 
     def _hold_back(self, source: _Source, cause: _Cause) -> None:
         """Let a caller here, or a lane of another host, send no more casts for now."""
-        causes = self._full.setdefault(source, set())
-        causes.add(cause)
+        causes = self._full.setdefault(source, {})
+        causes[cause] = None
         if len(causes) == 1:
             self._tell_source(source, full=True)
 
     def _let_on(self, cause: _Cause) -> None:
         """What was too much is so no more."""
         for source in [source for source, causes in self._full.items() if cause in causes]:
-            self._full[source].discard(cause)
+            self._full[source].pop(cause, None)
             if not self._full[source]:
                 del self._full[source]
                 self._tell_source(source, full=False)
@@ -626,11 +629,11 @@ class CastRelay:
 
     def way_over(self, way: Way, reason: str) -> None:
         """That session is over; its tunnels are `closed` already."""
-        self._ways.discard(way)
-        self._overs.discard(way)
+        self._ways.pop(way, None)
+        self._overs.pop(way, None)
         known = self._carrier.cast_way(way.host, dial=False)
         again = known is not None and known is not way
-        keys: set[_Key] = set() if again else self._keys.pop(way.host, set())
+        keys: dict[_Key, None] = {} if again else self._keys.pop(way.host, {})
         now = self._carrier.cast_now()
         for key in (way.key, *keys):
             self._do(self._core.host_lost(key, reason, now))

@@ -88,7 +88,7 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
     serving = asyncio.current_task()
     assert serving is not None
     pulse = Pulse(cell, gate)
-    tasks: set[asyncio.Task[None]] = set()  # all beside this one
+    tasks: dict[asyncio.Task[None], None] = {}  # all beside this one, in order
     hooks: set[asyncio.Task[None]] = set()  # of them, those that no caller waits for
     ends: list[End] = []
     finishing = False  # its last acts are under way, which nobody interrupts
@@ -214,11 +214,11 @@ def _call_hidden(handler: Handler, args: Any, kwargs: Any) -> Any:
 
 
 def _start_task(
-    tasks: set[Any], loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None]
+    tasks: dict[Any, None], loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None]
 ) -> asyncio.Task[None]:
     task = loop.create_task(coroutine)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
+    tasks[task] = None
+    task.add_done_callback(tasks.pop)
     return task
 
 
@@ -263,7 +263,7 @@ def _over(
 
 async def _finish_async(
     cell: Cell,
-    tasks: set[asyncio.Task[None]],
+    tasks: dict[asyncio.Task[None], None],
     hooks: set[asyncio.Task[None]],
     grave: Failure,
     error: Exception | None,

@@ -88,7 +88,7 @@ class Way:
         self.overs: list[list[Any]] = []  # to be told
         # By caller there:
         self.lines: dict[int, Line[tuple[Cast, Share]]] = {}
-        self.blocked: dict[int, set[Seam]] = {}  # tunnels that wait for a cast
+        self.blocked: dict[int, dict[Seam, None]] = {}  # tunnels that wait for a cast, in order
         self.tunnels: dict[int, int] = {}  # how many there are
         self.gone: set[int] = set()  # whether it is
 
