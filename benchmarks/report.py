@@ -150,8 +150,20 @@ def conditions(results: Results) -> str:
         f"{machine['cores']} cores, {machine['memory_gigabytes']} GB; Linux {machine['kernel']}, "
         f"{machine['libc']}; load {machine['load_before']:.1f} before the start. {versions}. "
         f"Repetitions: {results.settings['repeats']}, with {results.settings['seconds']:g} s for "
-        "each figure."
+        f"each figure.{later(results)}"
     )
+
+
+def later(results: Results) -> str:
+    """Which rows are from other runs, and when those were."""
+    families: dict[str, list[str]] = {}
+    for program, when in results.later.items():
+        families.setdefault(when, []).append(program)
+    text = ""
+    for when, programs in families.items():
+        names = dict.fromkeys(f"`{name.split(':')[0].rstrip('0123456789 ')}`" for name in programs)
+        text += f" Programs measured at another time, {when}: {', '.join(names)}."
+    return text
 
 
 def tables(results: Results) -> list[str]:
@@ -400,9 +412,22 @@ def main() -> None:
     parser.add_argument(
         "results", nargs="?", type=Path, default=RESULTS, help="default: %(default)s"
     )
+    parser.add_argument(
+        "--take",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="put the programs of this partial run into the results first",
+    )
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="default: %(default)s")
     arguments = parser.parse_args()
-    print(write(Results.load(arguments.results), arguments.docs))
+    results = Results.load(arguments.results)
+    for other in arguments.take:
+        results.take(Results.load(other))
+    if arguments.take:
+        results.save(arguments.results)
+    print(write(results, arguments.docs))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -38,6 +39,15 @@ class Results:
     engines: dict[str, dict[str, str]]
     floor: float | None = None
     programs: dict[str, dict[str, Runs]] = field(default_factory=dict)
+    later: dict[str, str] = field(default_factory=dict)
+    """When programs were measured that another run than this one did, and at which commit."""
+
+    def take(self, other: "Results", programs: Iterable[str] = ()) -> None:
+        """Put what another run found out about some programs (all) in the place of what is here."""
+        when = f"{other.machine['date']}, commit {other.machine['commit']}"
+        for name in programs or other.programs:
+            self.programs[name] = other.programs[name]
+            self.later[name] = when
 
     def add(self, program: Program, engine: str, outcome: Outcome) -> None:
         """Keep what a run of a program gave."""
