@@ -112,8 +112,8 @@ def test_a_person_at_a_shell(described: Path) -> None:
         screen.process.send_signal(signal.SIGWINCH)  # (a shell's own terminal does that)
         screen.type('until [ "$(stty size)" = "40 120" ]; do :; done; echo resi\'\'zed\n')
         screen.expect("resized")
-        screen.type("sleep 1000\n")
-        screen.expect("sleep 1000\r\n")
+        screen.type("sh -c 'echo be''gun; exec sleep 1000'\n")
+        screen.expect("begun\r\n")  # (a key pressed before it owns the terminal is the shell's)
         screen.type("\x03")  # Ctrl-C ends what runs there, not the shell, and nothing here
         screen.type("echo st''ill $?\n")
         screen.expect("still 130")
