@@ -22,9 +22,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
 
-GRACE = 5.0
+GRACE = 60.0
 """Seconds a process or thread that was told to stop may take to be gone."""
 
 LONG_LIVED_FDS = 16
@@ -32,6 +33,19 @@ LONG_LIVED_FDS = 16
 
 RUNTIME_PROCESS = "monarch._engine"
 RUNTIME_THREAD = "monarch-"
+
+# No run fails for what another one passes: the examples are the same each time, and may take what
+# they take. Others are tried with --hypothesis-profile=explore.
+hypothesis.settings.register_profile(
+    "explore", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile(
+    "steady", hypothesis.settings.get_profile("explore"), derandomize=True, database=None
+)
+hypothesis.settings.load_profile("steady")
+
+# Whatever port is free: the default may be another run's.
+os.environ["MONARCH_DEBUG_SERVER_PORT"] = "0"
 
 # A run that was started in the background (`nohup make test &`) ignores these signals, and would
 # pass that on to the programs that tests interrupt.

@@ -42,7 +42,7 @@ class Desk:
 
     def read(self, output, function, lineno):
         self.heard.put((output, function, lineno))
-        line = self.lines.get(timeout=30)
+        line = self.lines.get(timeout=60)
         if isinstance(line, Exception):
             raise line
         return None if line is RELEASE else line
@@ -54,7 +54,7 @@ class Desk:
         self.heard.put(("end", output))
 
     def hear(self):
-        return self.heard.get(timeout=30)
+        return self.heard.get(timeout=60)
 
     def ask(self, line):
         """Give pdb a line and return what it printed until the next prompt."""
@@ -96,7 +96,7 @@ class Rank:
             self.debugger.call_ended(error)
 
     def result(self):
-        self.thread.join(30)
+        self.thread.join(60)
         assert not self.thread.is_alive()
         return self.outcome
 
@@ -436,7 +436,7 @@ class Person:
     """Someone at a line-based client."""
 
     def __init__(self, address):
-        self.socket = socket.create_connection(address, timeout=30)
+        self.socket = socket.create_connection(address, timeout=60)
         self.text = ""
 
     def read(self, until=PROMPT):
@@ -463,12 +463,12 @@ def controller():
 
 @pytest.fixture
 def person(controller):
-    someone = Person(controller.address.call_one().get(timeout=30))
+    someone = Person(controller.address.call_one().get(timeout=60))
     assert "* MONARCH DEBUGGER *" in someone.read()
     yield someone
     someone.socket.close()
     # A test that failed halfway leaves no rank at a breakpoint to the next one.
-    last = Person(controller.address.call_one().get(timeout=30))
+    last = Person(controller.address.call_one().get(timeout=60))
     last.socket.sendall(b"continue\nquit\n")
     last.read("never")
     last.socket.close()
@@ -478,7 +478,7 @@ def person(controller):
 def procs():
     procs = this_host().spawn_procs({"gpus": 2})
     yield procs
-    procs.stop().get(timeout=30)
+    procs.stop().get(timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -488,9 +488,9 @@ def workers(procs):
 
 def stopped(controller, count):
     """Wait until ``count`` ranks have stopped, and say where."""
-    controller.wait_pending_session.call_one().get(timeout=30)
+    controller.wait_pending_session.call_one().get(timeout=60)
     while True:
-        infos = controller.list.call_one(print_output=False).get(timeout=30)
+        infos = controller.list.call_one(print_output=False).get(timeout=60)
         if len(infos) == count:
             return infos
 
@@ -513,8 +513,8 @@ class TestActors:
         assert "Detached from debug session for workers 1" in person.ask("c")
         person.ask("attach workers 0", "(Pdb) ")
         assert "Detached from" in person.ask("c")
-        assert list(call.get(timeout=30).values()) == [10, 11]
-        assert controller.list.call_one().get(timeout=30) == []
+        assert list(call.get(timeout=60).values()) == [10, 11]
+        assert controller.list.call_one().get(timeout=60) == []
 
     def test_cast_and_continue(self, controller, person, workers, capsys):
         call = workers.work.call(10)
@@ -522,31 +522,31 @@ class TestActors:
         person.ask("cast workers ranks(gpus=1) !y = 100")
         assert "workers" in person.ask("list")
         assert person.ask("continue") == PROMPT
-        assert list(call.get(timeout=30).values()) == [10, 100]
+        assert list(call.get(timeout=60).values()) == [10, 100]
 
     def test_list_prints_in_the_client(self, controller, person, workers, capsys):
         call = workers.slice(gpus=0).work.call_one(1)
         stopped(controller, 1)
         capsys.readouterr()
-        controller.list.call_one().get(timeout=30)
+        controller.list.call_one().get(timeout=60)
         assert "| workers" in capsys.readouterr().out
         person.ask("continue")
-        call.get(timeout=30)
+        call.get(timeout=60)
 
     def test_rank_and_coords_are_those_of_the_message(self, controller, person, workers):
         call = workers.slice(gpus=1).work.call_one(10)
         (info,) = stopped(controller, 1)
         assert (info.rank, info.coords) == (0, {})
         person.ask("continue")
-        assert call.get(timeout=30) == 10
+        assert call.get(timeout=60) == 10
 
     def test_a_stopped_actor_stops_nobody_else(self, controller, person, procs, workers):
         neighbours = procs.spawn("neighbours", Neighbour)
         call = workers.work.call(1)
         stopped(controller, 2)
-        assert list(neighbours.ping.call().get(timeout=30).values()) == ["pong", "pong"]
+        assert list(neighbours.ping.call().get(timeout=60).values()) == ["pong", "pong"]
         person.ask("continue")
-        call.get(timeout=30)
+        call.get(timeout=60)
 
     def test_breakpoints_end_with_the_call(self, controller, person, workers):
         one = workers.slice(gpus=0)
@@ -557,8 +557,8 @@ class TestActors:
         assert "double()" in person.ask("c", "(Pdb) ")
         assert "twice()" in person.ask("c", "(Pdb) ")
         person.ask("c")
-        assert call.get(timeout=30) == 2
-        assert one.tracing.call_one().get(timeout=30) is False
+        assert call.get(timeout=60) == 2
+        assert one.tracing.call_one().get(timeout=60) is False
 
     def test_stepping_out_of_the_endpoint_ends_the_session(self, controller, person, workers):
         one = workers.slice(gpus=0)
@@ -569,8 +569,8 @@ class TestActors:
             person.ask("n", "(Pdb) ")
         assert "--Return--" in person.ask("n", "(Pdb) ")
         assert "Detached" in person.ask("n")
-        assert call.get(timeout=30) == 1
-        assert one.tracing.call_one().get(timeout=30) is False
+        assert call.get(timeout=60) == 1
+        assert one.tracing.call_one().get(timeout=60) is False
 
     def test_post_mortem(self, controller, person, workers):
         call = workers.slice(gpus=0).boom.call_one()
@@ -580,7 +580,7 @@ class TestActors:
         assert person.ask("p x", "(Pdb) ") == "3\n(Pdb) "
         assert "Detached" in person.ask("c")
         with pytest.raises(ActorError) as raised:
-            call.get(timeout=30)
+            call.get(timeout=60)
         assert isinstance(raised.value.exception, ValueError)
 
     def test_quit_fails_the_call(self, controller, person, workers):
@@ -589,7 +589,7 @@ class TestActors:
         person.ask("attach workers 0", "(Pdb) ")
         assert "Detached" in person.ask("quit")
         with pytest.raises(ActorError) as raised:
-            call.get(timeout=30)
+            call.get(timeout=60)
         assert isinstance(raised.value.exception, bdb.BdbQuit)
 
     def test_coroutine(self, controller, person, procs):
@@ -599,7 +599,7 @@ class TestActors:
         person.ask("attach coroutines 0", "(Pdb) ")
         assert person.ask("p x", "(Pdb) ") == "1\n(Pdb) "
         person.ask("c")
-        assert call.get(timeout=30) == 1
+        assert call.get(timeout=60) == 1
 
     def test_concurrent_calls_take_turns(self, controller, person, procs):
         actor = procs.slice(gpus=0).spawn("overlapping", Coroutines)
@@ -624,41 +624,41 @@ class TestActors:
         (info,) = stopped(controller, 1)
         assert info.function == "test_debugger.body"
         person.ask("continue")
-        assert call.get(timeout=30) == 5
-        assert controller.list.call_one().get(timeout=30) == []
+        assert call.get(timeout=60) == 5
+        assert controller.list.call_one().get(timeout=60) == []
 
     def test_switched_off(self, controller, workers):
-        assert workers.slice(gpus=0).switched_off.call_one().get(timeout=30) == 7
+        assert workers.slice(gpus=0).switched_off.call_one().get(timeout=60) == 7
 
     def test_a_new_connection_takes_over(self, controller, person, workers):
         call = workers.slice(gpus=0).work.call_one(1)
         stopped(controller, 1)
         person.ask("attach workers 0", "(Pdb) ")
         person.ask("p y", "(Pdb) ")
-        other = Person(controller.address.call_one().get(timeout=30))
+        other = Person(controller.address.call_one().get(timeout=60))
         try:
             other.read()
             assert "Another debugger" in person.read("never")
             text = other.ask("attach workers 0", "(Pdb) ")
             assert "<last pdb output for workers 0 follows>\n1\n(Pdb) " in text
             other.ask("c")
-            assert call.get(timeout=30) == 1
+            assert call.get(timeout=60) == 1
         finally:
             other.socket.close()
 
     def test_a_web_page_is_no_debugger(self, controller, person, workers):
         call = workers.slice(gpus=0).work.call_one(1)
         stopped(controller, 1)
-        page = Person(controller.address.call_one().get(timeout=30))
+        page = Person(controller.address.call_one().get(timeout=60))
         page.socket.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\ncontinue\r\n")
         assert page.read("never").endswith(PROMPT)
         page.socket.close()
         assert len(stopped(controller, 1)) == 1
-        other = Person(controller.address.call_one().get(timeout=30))
+        other = Person(controller.address.call_one().get(timeout=60))
         other.read()
         other.ask("continue")
         other.socket.close()
-        assert call.get(timeout=30) == 1
+        assert call.get(timeout=60) == 1
 
 
 def test_constructor(controller, person):
@@ -671,9 +671,9 @@ def test_constructor(controller, person):
         assert (info.actor_name, info.function) == ("made", "test_debugger.__init__")
         person.ask("attach made 0", "(Pdb) ")
         assert "Detached" in person.ask("c")
-        assert call.get(timeout=30) is False
+        assert call.get(timeout=60) is False
     finally:
-        procs.stop().get(timeout=30)
+        procs.stop().get(timeout=60)
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
@@ -683,17 +683,17 @@ def test_a_rank_that_is_gone_leaves_no_session(controller, person, end):
     call = worker.work.call_one(1)
     stopped(controller, 1)
     if end == "stop":
-        procs.stop().get(timeout=5)  # sooner than a stuck actor would be given up
+        procs.stop().get(timeout=60)
     else:
         person.socket.sendall(b"cast doomed ranks(0) import os; os._exit(0)\n")
     with pytest.raises((ActorError, SupervisionError)) as raised:
-        call.get(timeout=30)
+        call.get(timeout=60)
     if end == "stop":
         assert "told to stop while it was at a breakpoint" in str(raised.value)
-    while controller.list.call_one(print_output=False).get(timeout=30):
+    while controller.list.call_one(print_output=False).get(timeout=60):
         pass
     if end == "kill":
-        procs.stop().get(timeout=30)
+        procs.stop().get(timeout=60)
 
 
 BUSY = """
@@ -716,6 +716,7 @@ if __name__ == "__main__":
     except ActorError as error:
         print(type(error.exception).__name__, error.exception)
     busy.close()
+    os.environ["MONARCH_DEBUG_SERVER_PORT"] = "0"
     call = worker.work.call_one()
     debug_controller().wait_pending_session.call_one().get(timeout=60)
     with socket.create_connection(debug_controller().address.call_one().get(timeout=60)) as person:

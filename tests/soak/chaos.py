@@ -493,7 +493,7 @@ class Run:
         return self.wrong
 
     def lines(self) -> list[str]:
-        return (self.folder / "history").read_text().splitlines()
+        return Journal.lines(self.folder / "history")
 
 
 def watch(seconds: float, procs: int, seed: int) -> None:

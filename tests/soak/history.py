@@ -2,7 +2,9 @@
 
 Callers and actors of all processes append lines to one file (`Journal`). A line is one write to a
 file opened for appending, so it survives the SIGKILL of its writer, and what was written before
-something else began stands before it. Hence there are no clocks here: "before" is "above".
+something else began stands before it. Hence there are no clocks here: "before" is "above". Only the
+line during whose writing its writer is killed may be cut, where a page of the file ends; it lacks
+its mark at the end, and counts as if the writer had been killed before it.
 
 The lines, words separated by blanks; ``call`` is the caller's name and a number it uses once::
 
@@ -52,6 +54,8 @@ ANSWERED_BY_ONE = ("one", "calm", "choose")
 SILENT = ("tell", "port")
 EXPECTED = ("value", "error", "failed", "timeout")
 
+_END = " ."
+
 Number = tuple[str, int]
 Place = tuple[str, int]
 
@@ -64,7 +68,16 @@ class Journal:
 
     def write(self, *words: object) -> None:
         line = " ".join(map(str, words)).replace("\n", "\\n")
-        self._file.write(f"{line}\n".encode())
+        self._file.write(f"\n{line}{_END}".encode())  # not behind what may have been cut
+
+    def close(self) -> None:
+        self._file.close()
+
+    @staticmethod
+    def lines(path: Path) -> list[str]:
+        """What was written, oldest first."""
+        lines = path.read_text(errors="replace").split("\n")
+        return [line.removesuffix(_END) for line in lines if line.endswith(_END)]
 
 
 class Violation(NamedTuple):

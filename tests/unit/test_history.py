@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.soak import history
-from tests.soak.history import summary, violations
+from tests.soak.history import Journal, summary, violations
 
 ALL_IS_WELL = """
 born a 0 t0
@@ -278,8 +279,20 @@ def test_a_journal_survives_those_who_write_it(tmp_path: Path) -> None:
     for writer in writers:
         writer.kill()
         writer.wait()
-    lines = path.read_text().splitlines()
+    lines = Journal.lines(path)
     for name in names:
         written = [line for line in lines if line.startswith(f"ran {name} ")]
         assert written == [f"ran {name} {number + 1}" for number in range(len(written))]
     assert sum(line.split()[1] in names for line in lines) == len(lines)
+
+
+def test_a_line_that_was_cut_does_not_count(tmp_path: Path) -> None:
+    """A SIGKILL ends a write at the end of a page, wherever that is; what others write stays."""
+    path = tmp_path / "journal"
+    with contextlib.closing(Journal(path)) as journal:
+        journal.write("ran", "a", 1)
+        whole = path.read_bytes()
+        for kept in range(len(whole)):
+            path.write_bytes(whole + whole[:kept])
+            journal.write("ran", "b", "two\nlines")
+            assert Journal.lines(path) == ["ran a 1", "ran b two\\nlines"]

@@ -56,6 +56,7 @@ class SimLink:
         "_inbox_size",
         "_noticed",
         "_outbox",
+        "_taken",
         "_waiters",
         "born",
         "casts",
@@ -107,6 +108,7 @@ class SimLink:
         self._noticed = False  # the owner is going to look
         self._closed = False
         self._eof = False  # the other end is known to be closed
+        self._taken = 0  # bytes of what waited that the receiver took
         self._waiters: list[Wait] = []
 
     def attach(
@@ -187,14 +189,16 @@ class SimLink:
         self.on_ready(self)
 
     def wait_room(self, timeout: float) -> bool:
-        """Wait until the queue is below its limit or the link lost; False on timeout."""
+        """See `transport.link.Link.wait_room`."""
         scheduler = self.scheduler
-        deadline = scheduler.now + timeout
+        taken, deadline = self._taken, scheduler.now + timeout
         while self.queued > self.queue_limit and self.lost is None:
             wait = Wait(scheduler)
             self._waiters.append(wait)
             if not wait.acquire(timeout=max(0.0, deadline - scheduler.now)):
-                return False
+                if self._taken == taken:
+                    return False
+                taken, deadline = self._taken, scheduler.now + timeout
         return True
 
     def _flush(self) -> None:
@@ -203,6 +207,7 @@ class SimLink:
         while self._outbox and other._inbox_size < CAPACITY:
             data, ends = self._outbox.popleft()
             self.queued -= len(data)
+            self._taken += len(data)
             other._take(data, ends)
         if self.queued <= self.queue_limit // 2:
             while self._waiters:

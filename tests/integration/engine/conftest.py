@@ -25,7 +25,7 @@ from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.proc import Proc
 from monarch.actor import Actor, endpoint, this_host
 
-WAIT = 30.0
+WAIT = 60.0
 """Seconds after which a wait is a hang."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import os
 import pickle
@@ -222,8 +223,9 @@ def test_an_endpoint_goes_on_and_its_late_answer_is_dropped(four: Any, proc: Pro
     mesh = four.spawn("worker", Worker)
     ready, receiver = Channel[Port[None]].open()
     one = mesh.slice(gpus=0)
-    before = proc.segments.statistics, len(proc.ports)
-    descriptors = _descriptors()
+    one.rank.call_one().get(timeout=WAIT)  # the link is there
+    gc.collect()
+    segments, ports, descriptors = proc.segments.statistics[0], len(proc.ports), _descriptors()
     future = one.large.options(timeout=SOON).call_one(ready)
     (go,) = gates(1, receiver)
     with pytest.raises(TimeoutError):
@@ -232,8 +234,9 @@ def test_an_endpoint_goes_on_and_its_late_answer_is_dropped(four: Any, proc: Pro
     assert one.rank.call_one().get(timeout=WAIT) == 0  # after the late answer, on the same link
     with pytest.raises(TimeoutError, match="goes on"):
         future.get(timeout=WAIT)
-    assert (proc.segments.statistics, len(proc.ports)) == before
-    assert _descriptors() <= descriptors + 1  # segments are kept for later by both sides
+    # Not more than before: what earlier meshes left may go meanwhile.
+    until(lambda: proc.segments.statistics[0] <= segments and len(proc.ports) <= ports)
+    until(lambda: _descriptors() <= descriptors + 1)  # segments are kept for later by both sides
 
 
 def _descriptors() -> int:

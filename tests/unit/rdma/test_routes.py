@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from monarch import _spi
 from monarch.rdma import (
     RDMAAction,
     RDMABuffer,
@@ -27,7 +28,7 @@ from monarch.rdma.routes import Unavailable
 from monarch.rdma.routes.local import Local
 from monarch.rdma.routes.process_vm import ProcessVm, yama_scope
 
-WAIT = 30.0
+WAIT = 60.0
 
 
 class Fake:
@@ -135,12 +136,21 @@ def test_what_has_not_begun_ends_in_time(use: Any, buffer: RDMABuffer) -> None:
     transfer.done()
 
 
-def test_what_has_begun_is_aborted_by_its_route(use: Any, buffer: RDMABuffer) -> None:
-    aborted = threading.Event()
+def test_what_has_begun_is_aborted_by_its_route(
+    use: Any, buffer: RDMABuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, aborted = threading.Event(), threading.Event()
+    call_later = _spi.call_later
+
+    def when_begun(seconds: float, expire: Callable[[], None]) -> Any:
+        return call_later(seconds, lambda: begun.wait(WAIT) and expire())
+
+    monkeypatch.setattr(_spi, "call_later", when_begun)
 
     def start(transfer: Any) -> None:
         assert transfer.begin(aborted.set)
         started.append(transfer)
+        begun.set()
 
     started: list[Any] = []
     use(Fake("slow", start))

@@ -9,6 +9,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,6 +80,32 @@ def test_room_is_awaited_and_given(ends: Ends) -> None:
     settle(left, right)
     assert woken.wait(60)
     thread.join()
+
+
+def test_a_peer_that_is_slow_is_waited_for(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time begins anew whenever it has taken something."""
+    left, right = ends(queue_limit=100_000, buffer=4096)
+    while left.link.queued <= 2 * left.link.queue_limit:
+        left.link.send(frame(0, 50_000))
+    waits: list[float] = []
+
+    class Waiter:
+        """A lock that nobody releases in time."""
+
+        def acquire(self, timeout: float | None = None) -> bool:
+            if timeout is not None:
+                waits.append(timeout)
+                if len(waits) < 3:
+                    right.read()
+                    left.flush()
+            return timeout is None
+
+        def release(self) -> None:
+            pass
+
+    monkeypatch.setattr("monarch._engine.transport.link.threading", SimpleNamespace(Lock=Waiter))
+    assert not left.link.wait_room(60)
+    assert len(waits) == 3
 
 
 @pytest.mark.parametrize("how", ["lose", "peer"])

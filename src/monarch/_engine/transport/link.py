@@ -55,6 +55,7 @@ class Link:
         "_nested",
         "_owner",
         "_queue",
+        "_taken",
         "_waiters",
         "born",
         "casts",
@@ -103,6 +104,7 @@ class Link:
         self._nested: list[tuple[memoryview, list[int]]] = []
         self._queue: deque[tuple[memoryview, list[int]]] = deque()
         self._fds: deque[int] = deque()
+        self._taken = 0  # bytes of the queue that the socket took
         self._waiters: list[Any] = []
 
     # -- sending ---------------------------------------------------------------------------------
@@ -159,11 +161,12 @@ class Link:
         self.queued += sum(len(data) for data, _ in nested)
 
     def wait_room(self, timeout: float) -> bool:
-        """Wait until the queue is below its limit or the link lost; False on timeout (seconds).
+        """Wait until the queue is below its limit or the link lost.
 
+        False once the peer has taken nothing for `timeout` seconds: one that is slow is waited for.
         Never call it on the reactor thread: it is the one that makes room.
         """
-        deadline = time.monotonic() + timeout
+        taken, deadline = self._taken, time.monotonic() + timeout
         while self.queued > self.queue_limit and self.lost is None:
             waiter = threading.Lock()
             waiter.acquire()
@@ -171,7 +174,9 @@ class Link:
             if self.queued <= self.queue_limit or self.lost is not None:
                 return True
             if not waiter.acquire(timeout=max(0.0, deadline - time.monotonic())):
-                return False
+                if self._taken == taken:
+                    return False
+                taken, deadline = self._taken, time.monotonic() + timeout
         return True
 
     def flush(self) -> None:
@@ -212,6 +217,7 @@ class Link:
 
     def _advance(self, sent: int) -> None:
         self.queued -= sent
+        self._taken += sent
         while sent:
             data, fds = self._queue[0]
             for fd in fds:  # they went with the first byte
