@@ -57,6 +57,12 @@ for number, handler in (
         signal.signal(number, handler)
 
 
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays. No collection looks at it: there are many below."""
+    gc.collect()
+    gc.freeze()
+
+
 @dataclass(frozen=True)
 class Resources:
     processes: frozenset[int]
