@@ -60,6 +60,7 @@ class SimLink:
         "_waiters",
         "born",
         "casts",
+        "direct",
         "fileno",
         "lost",
         "marked",
@@ -93,6 +94,7 @@ class SimLink:
         self.uid = 0
         self.born: tuple[int, bool] | None = None
         self.casts = 0
+        self.direct = None  # there are no such connections in a simulation
         self.used = True
         self.owner: Any = None
         self.queue_limit = 1 << 62

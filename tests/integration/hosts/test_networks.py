@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 import monarch.actor
+from monarch._engine.runtime.client import client_proc
+from monarch._engine.runtime.direct import DirectLink
 from monarch.actor import Actor, ActorError, HostMesh, SupervisionError, attach_to_workers, endpoint
 from monarch.config import configure, get_global_config
 from tests.emulator import Conditions
@@ -333,3 +335,38 @@ def test_the_hosts_can_be_attached_again_after_a_partition(
     ledgers = again.spawn_procs().spawn("ledger", Ledger)
     assert ledgers.echo.call(2).get(timeout=WAIT).values() == [2, 2]
     again.stop().get(timeout=WAIT)
+
+
+def direct() -> bool:
+    """Whether this process uses a direct connection."""
+    links = client_proc().links.values()
+    return any(isinstance(link, DirectLink) and link.direct.speaks for link in links)
+
+
+def test_a_direct_connection_that_gets_stuck(cluster: tuple[Network, HostMesh]) -> None:
+    """A firewall lets nothing through any more but what goes to the worker's port."""
+    net, hosts = cluster
+    ledger = hosts.slice(hosts=0).spawn_procs().spawn("ledger", Ledger)
+    count = 0
+    while not direct():
+        assert ledger.note.call_one("test", count).get(timeout=WAIT) == count
+        count += 1
+    net.hosts[0]._filter("add rule inet faults inbound tcp dport != 26600 drop\n")
+    for _ in range(500):
+        assert ledger.note.call_one("test", count).get(timeout=WAIT) == count
+        count += 1
+    assert not direct()
+    assert ledger.notes.call_one("test").get(timeout=WAIT) == list(range(count))
+
+
+def test_a_direct_connection_that_cannot_be(cluster: tuple[Network, HostMesh]) -> None:
+    net, hosts = cluster
+    net.hosts[0]._filter("add rule inet faults inbound tcp dport != 26600 tcp flags syn drop\n")
+    ledger = hosts.slice(hosts=0).spawn_procs().spawn("ledger", Ledger)
+    tries = client_proc().directs._tries
+    count = 0
+    while not tries or count < 500:
+        assert ledger.note.call_one("test", count).get(timeout=WAIT) == count
+        count += 1
+    assert not direct()
+    assert ledger.notes.call_one("test").get(timeout=WAIT) == list(range(count))

@@ -128,12 +128,16 @@ class ProcMesh(MeshTrait):
     def _plan_of(self, shape: Shape, links: list[Any]) -> Plan | None:
         """How to cast to the ranks in `shape`, behind `links`; None if it is not worth it."""
         hosts = self._hosts
-        here = client_proc().spec.get("host", HOME)
+        proc = client_proc()
+        here = proc.spec.get("host", HOME)
         if hosts is None or hosts._hosts == (here,):
             return None
         names = [hosts._hosts[rank] for rank in hosts._shape.ranks()]
         own = self._shape.ranks()
         each = [names[own[rank] // self._per_host] for rank in shape.ndslice]
+        for link, host in zip(links, each, strict=True):
+            if host != here:
+                proc.directs.count(link)
         return Plan.of(links, each, here)
 
     def _rank_text(self, rank: int) -> str:

@@ -123,6 +123,7 @@ _REQUESTS = {
         "ready",
         "remember",
         "spawn",
+        "way",
     )
 }
 _FOR_GUESTS = ("autopsy", "kill", "logging", "log_flush", "log_printed")
@@ -620,6 +621,12 @@ class Agent:
             known = trace or killer or process.killed or process.remembered
             advice = "" if cause != SYSTEM or kind != FAILED or known else _ADVICE
             self._left(process, kind, text, cause, trace, advice)
+
+    def _on_way(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        """A proc wants to invite one of another host (`runtime.directs`): where to."""
+        neighbour = self._neighbours.get(self._federation.host_of(message["to"]) or "")
+        address, secured = ("", False) if neighbour is None else neighbour.link.here
+        self._tell(link, {"op": "way", "to": message["to"], "here": address, "tls": secured})
 
     def _on_data_connection(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """Somebody came to the door of a proc (`runtime.invitation`)."""

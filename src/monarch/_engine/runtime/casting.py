@@ -139,6 +139,8 @@ class Casting:
             # Marks last: were there one of a cast that was never sent, a tunnel would wait for it.
             for link in links:
                 link.casts = number
+                if link.direct is not None:  # what another thread sends there now is after this
+                    link.turn_back()
             for rank in tied:
                 plan.by_rank[rank].mark(number)
         if who is not None and agent.queued > agent.queue_limit:

@@ -1,10 +1,10 @@
 """Invitations: a direct connection from proc to proc of different hosts, once both have agreed.
 
-Procs do not listen. One that wants to be reached by a certain peer invites it, over a side stream,
-which is as private as the connection between the two hosts: come to this address within `PATIENCE`,
-and prove that you know this key of 32 random bytes. The `Door` that is opened for it is closed as
-soon as nobody is expected any more. So in a quiet cluster no port of a proc is open, and there is
-no long-lived secret to guard.
+Procs do not listen. One that wants to be reached by a certain peer invites it, over a side stream
+or their link, which are as private as the connection between the two hosts: come to this address
+within `PATIENCE`, and prove that you know this key of 32 random bytes. The `Door` that is opened
+for it is closed as soon as nobody is expected any more. So in a quiet cluster no port of a proc is
+open, and there is no long-lived secret to guard.
 
 Who comes goes through the handshake of `protocol.handshake`, with the key as the secret; it says
 nothing that is parsed before that. A key lets in one connection. Where the hosts talk by TLS, the

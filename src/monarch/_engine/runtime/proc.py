@@ -37,6 +37,7 @@ from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.body import LocalBody, MappedBody
 from monarch._engine.runtime.casting import Casting
 from monarch._engine.runtime.dead_letters import DeadLetters
+from monarch._engine.runtime.directs import Directs
 from monarch._engine.runtime.dispatch import return_port_of
 from monarch._engine.runtime.early import EarlyMessages
 from monarch._engine.runtime.ends import OwnedMesh, Sink, Verdict
@@ -51,6 +52,7 @@ from monarch._engine.wire.frame import (
     ANSWERS,
     CALL,
     CONTROL,
+    DIRECT,
     ERROR,
     EVENT,
     FAILURE,
@@ -63,6 +65,7 @@ from monarch._engine.wire.frame import (
     SERVICE,
     SPAWN,
     STOP,
+    TURN,
     Frame,
     pack,
 )
@@ -161,6 +164,7 @@ class Proc:
         self.segments = SegmentPool(settings.shm_pool_limit)
         self.watch = Watch(self)
         self.casting = Casting(self, reign << _REIGN)
+        self.directs = Directs(self)
         self._on = {
             CALL: self._on_call,
             POST: self._on_post,
@@ -174,6 +178,8 @@ class Proc:
             PROBE: self.watch.on_probe,
             SERVICE: self._on_service,
             ANSWERS: self.casting.on_answers,
+            TURN: self.directs.on_turn,
+            DIRECT: self.directs.on_direct,
         }
 
     def start(self) -> None:
@@ -426,9 +432,16 @@ class Proc:
 
     def _read(self, link: Link) -> bool:
         """Handle what has arrived; False when nothing had, or the link is lost."""
-        frames: list[Frame] = []
         try:
             frames = link.receive(self.reactor.scratch)
+        except ProtocolError as error:
+            link.lose(str(error))
+            frames = []
+        return self.handle(link, frames) and bool(frames)
+
+    def handle(self, link: Link, frames: list[Frame]) -> bool:
+        """Do what these frames say; False if the link is lost."""
+        try:
             on = self._on
             for frame in frames:
                 if frame.nfd and frame.kind not in _CARRY:
@@ -443,7 +456,12 @@ class Proc:
         if link.lost is not None:
             self._on_lost(link)
             return False
-        return bool(frames)
+        return True
+
+    def lose(self, link: Link, reason: str) -> None:
+        """Give a link up."""
+        link.lose(reason)
+        self._on_lost(link)
 
     def _body(self, link: Any, frame: Frame) -> Any:
         if not frame.flags & SEGMENT:
@@ -581,11 +599,13 @@ class Proc:
             os.close(fd)
 
     def _on_gone(self, uid: int, verdict: Verdict) -> None:
+        link = self.links.get(uid)
+        if self.directs.last_words(link, lambda: self._on_gone(uid, verdict)):
+            return
         reason = self.expected.pop(uid, None)
         if reason is not None:
             verdict = verdict._replace(kind=STOPPED, error=reason)
         verdict = self.verdicts.setdefault(uid, verdict)
-        link = self.links.get(uid)
         if link is not None:
             # What it said before it ended still counts; a forked child may hold its sockets open.
             while link.lost is None and self._read(link):
@@ -675,6 +695,7 @@ class Proc:
     def _bury(self, link: Link, verdict: Verdict) -> None:
         """Tell everyone who waits on `link` why no answer will come."""
         self._asked.discard(link.uid)
+        self.directs.forget(link)
         if self.links.get(link.uid) is link:
             del self.links[link.uid]  # whoever looks it up again gets a LostLink
         while len(self.verdicts) > _VERDICTS:
@@ -871,5 +892,6 @@ class Proc:
         self.links = {self.uid: self.local}
         self.agent = None
         self.ended = _FORKED
+        self.directs.close_in_child()
         self._links_lock = threading.Lock()  # a thread that is not here may have held it
         self.reactor.close()

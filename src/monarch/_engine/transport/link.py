@@ -59,6 +59,8 @@ class Link:
         "_waiters",
         "born",
         "casts",
+        "credit",
+        "direct",
         "fileno",
         "lost",
         "marked",
@@ -73,6 +75,7 @@ class Link:
         "uid",
         "used",
         "want_write",
+        "wish",
     )
 
     def __init__(
@@ -97,6 +100,10 @@ class Link:
         self.lost: str | None = None
         self.casts = 0  # the last cast of this process that the peer gets, too
         self.used = True  # whether something was sent since the last mark
+        # Of links to other hosts, see runtime.direct:
+        self.credit = 0
+        self.direct: Any = None
+        self.wish: Any = None
         self.paused: dict[int, Any] = {}  # receivers behind this link that asked us to wait
         self.released: deque[int] = deque()  # segments of the peer we no longer use
         self._lock = threading.Lock()
@@ -198,14 +205,17 @@ class Link:
                     self._lose(f"the connection to {self.peer} broke: {error.strerror}")
                     break
                 self._advance(sent)
-            if self.queued <= self.queue_limit // 2 or self.lost is not None:
-                while self._waiters:
-                    self._waiters.pop().release()
+            self._wake_waiters()
             if self._nested:
                 self._queue_nested()
             if not self._queue and self.lost is None:
                 self.want_write(self, False)
             self._owner = 0
+
+    def _wake_waiters(self) -> None:
+        if self.queued <= self.queue_limit // 2 or self.lost is not None:
+            while self._waiters:
+                self._waiters.pop().release()
 
     def _gather(self) -> list[memoryview]:
         buffers: list[memoryview] = []
@@ -359,10 +369,13 @@ class CastLink(Link):
 
     def mark(self, number: int) -> None:
         with self._lock:
-            if self.marked != number:  # else another thread had to send something just now
-                self.marked = number
-                self.used = False
-                super()._send(mark(number), None)
+            self._mark(number)
+
+    def _mark(self, number: int) -> None:
+        if self.marked != number:  # else another thread had to send something just now
+            self.marked = number
+            self.used = False
+            Link._send(self, mark(number), None)
 
 
 def mark(number: int) -> bytes:

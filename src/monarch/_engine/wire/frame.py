@@ -36,6 +36,7 @@ __all__ = [
     "CALL",
     "CAST",
     "CONTROL",
+    "DIRECT",
     "ERROR",
     "EVENT",
     "FAILURE",
@@ -52,6 +53,7 @@ __all__ = [
     "SERVICE",
     "SPAWN",
     "STOP",
+    "TURN",
     "Frame",
     "FrameReader",
     "pack",
@@ -77,7 +79,9 @@ SERVICE = 11  # a request to the service that meta names: see mesh.service. Answ
 CAST = 12  # to the host agent: what many procs of other hosts are to get, see runtime.casting
 ANSWERS = 13  # from the host agent: POSTs of many ranks to port `dest`; flags 1: the last ones
 MARK = 14  # what follows on this link was sent after the sender's cast `dest`, see protocol.splice
-_LAST_KIND = MARK
+TURN = 15  # what follows is on the other way between two procs, see protocol.turns
+DIRECT = 16  # about a direct connection between two procs, see runtime.direct
+_LAST_KIND = DIRECT
 
 # Flags: what the body is. The low bits are the outcome of a POST; a CALL has its own.
 ONCE = 1  # the port of this CALL takes one answer
@@ -208,6 +212,11 @@ class FrameReader:
     def idle(self) -> bool:
         """Whether the stream stands between two frames."""
         return not self._tail and self._big is None
+
+    @property
+    def kept(self) -> int:
+        """Bytes of a frame that is not complete."""
+        return len(self._tail) if self._big is None else HEADER_SIZE + self._filled
 
     def _start_big(self, head: tuple[int, ...], got: memoryview) -> None:
         self._head = head

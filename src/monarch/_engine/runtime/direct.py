@@ -1,0 +1,401 @@
+"""A direct connection of two procs on different hosts, beside the tunnel that is their link.
+
+The tunnel passes two agents on its way, which is two wake-ups more in each direction than a socket
+between the procs needs. So a link that is used much for small messages (`count`) gets such a socket
+(`runtime.directs` makes it) and is a `DirectLink` from then on. By the tunnel go, as ever: payloads
+in shared segments, which the agents carry from memory to memory; casts, which the agents
+distribute, and what answers them; and probes for deadlocks, which must not overtake answers that
+agents still gather. A change of the way is one short frame (`protocol.turns`). After one that was
+forced the link stays with the tunnel for some messages, and so does its peer: a program that mixes
+both would else change twice for each.
+
+The tunnel is the link, the connection a convenience. When it breaks, what was lost with it follows
+through the tunnel, and nobody notices; when the tunnel ends, the link is lost.
+
+All of this happens under the link's lock, except receiving, which is the reactor's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from monarch._engine.base.errors import ProtocolError
+from monarch._engine.protocol.turns import CONNECTION, TUNNEL, Turns, Unconfirmed
+from monarch._engine.transport.link import CastLink, Link
+from monarch._engine.wire.frame import (
+    DIRECT,
+    HEADER,
+    PROBE,
+    RELEASE,
+    TURN,
+    Frame,
+    FrameReader,
+    pack,
+)
+
+__all__ = ["BROKEN", "REST", "Direct", "DirectLink", "count"]
+
+# Flags of DIRECT frames; `dest` names the connection.
+CONFIRMED = 1  # on the connection itself: as much as `port` says has arrived
+BROKEN = 2  # it is; whole frames have arrived up to position `port`
+REST = 3  # what was lost with it
+
+_OUT_OF_TURN = (DIRECT, RELEASE)  # by the tunnel, whatever was sent before
+_BY_TUNNEL = (*_OUT_OF_TURN, PROBE)
+_CONFIRM = 256 << 10  # bytes after which they are confirmed
+_AFTER_TURN = 32  # messages that stay with the tunnel after one that had to go there
+_NEVER = 1 << 62
+_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
+
+
+def count(link: Link, enough: int, wish: Callable[[Link], None]) -> None:
+    """Call `wish(link)`, under its lock, with the last of `enough` messages that are sent on it.
+
+    For a link to another host. Does nothing while that is counted already.
+    """
+    with link._lock:
+        if isinstance(link, FarLink | DirectLink) or link.lost is not None:
+            return
+        if not isinstance(link, CastLink):
+            link.await_casts()
+            link.used = True
+        link.credit = enough
+        link.wish = wish
+        itself: Any = link
+        itself.__class__ = FarLink
+
+
+class FarLink(CastLink):
+    """A link to a proc of another host, whose messages are counted."""
+
+    __slots__ = ()
+
+    def _send(self, data: bytes, fds: list[int] | None) -> bool:
+        self.credit -= 1
+        if not self.credit:
+            itself: Any = self
+            itself.__class__ = CastLink
+            self.wish(self)
+        return CastLink._send(self, data, fds)
+
+
+class DirectLink(CastLink):
+    """A link with a direct connection. The next `credit` messages go by the tunnel all the same."""
+
+    __slots__ = ()
+
+    direct: Direct
+
+    @classmethod
+    def of(cls, link: Link, direct: Direct, *, first: bool) -> DirectLink:
+        """This link, from now on; `first`: the one who turns to the connection before its peer."""
+        count(link, _NEVER, lambda _: None)  # it marks casts, as links to other hosts do
+        with link._lock:
+            link.direct = direct
+            link.credit = 0 if first else _NEVER
+            itself: Any = link
+            itself.__class__ = cls
+            return itself  # type: ignore[no-any-return]
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    def _send(self, data: bytes, fds: list[int] | None) -> bool:
+        if self.lost is not None:
+            return False
+        direct = self.direct
+        if fds or data[4] in _BY_TUNNEL:
+            if data[4] in _OUT_OF_TURN:
+                return Link._send(self, data, fds)
+            if direct.speaks:
+                self._turn_back()
+        elif direct.speaks:
+            direct.send(data)
+            return True
+        elif self.credit:
+            self.credit -= 1
+        else:
+            super()._send(pack(TURN, CONNECTION, 0, 0, b"", b""), None)
+            direct.speaks = True
+            direct.send(data)
+            return True
+        return super()._send(data, fds)
+
+    def _turn_back(self) -> None:
+        self.direct.send(pack(TURN, TUNNEL, 0, 0, b"", b""))
+        self.direct.speaks = False
+        self.credit = max(self.credit, _AFTER_TURN)
+
+    def _mark(self, number: int) -> None:
+        if self.direct.speaks:
+            self._turn_back()
+        super()._mark(number)
+
+    def turn_back(self) -> None:
+        """Be on the tunnel when this returns."""
+        with self._lock:
+            if self.direct.speaks:
+                self._turn_back()
+
+    def _queue_nested(self) -> None:
+        while self._nested:
+            nested, self._nested = self._nested, []
+            for data, fds in nested:
+                self._send(bytes(data), fds)
+                for fd in fds:
+                    os.close(fd)
+
+    def flush_direct(self) -> None:
+        """`flush` for the connection."""
+        with self._lock:
+            self._owner = get_ident()
+            self.direct.flush()
+            self._wake_waiters()
+            if self._nested:
+                self._queue_nested()
+            self._owner = 0
+
+    # -- receiving, on the reactor thread --------------------------------------------------------
+
+    def receive(self, scratch: memoryview) -> list[Frame]:
+        return self.direct.turns.came(TUNNEL, super().receive(scratch))
+
+    def turned(self, way: int) -> None:
+        """The peer has turned to `way`, and so does this side: it may have to answer a cast."""
+        if way == TUNNEL:
+            self.turn_back()
+        else:
+            with self._lock:
+                if not self.direct.broken:
+                    self.credit = 0
+
+    # -- the end of the connection, on the reactor thread ----------------------------------------
+
+    def broke(self) -> None:
+        """It is broken: say so, and where."""
+        with self._lock:
+            direct = self.direct
+            if not direct.broken:
+                direct.close()
+                self._wake_waiters()
+                position = direct.position
+                Link._send(self, pack(DIRECT, direct.number, position, 0, b"", b"", BROKEN), None)
+
+    def rest_for(self, position: int) -> None:
+        """The peer has whole frames up to `position`: it gets the rest, and then the tunnel alone.
+
+        Raises ProtocolError for a position that cannot be.
+        """
+        with self._lock:
+            direct = self.direct
+            if direct.speaks:
+                self._turn_back()
+            self.credit = _NEVER
+            rest = direct.unconfirmed.rest(position)
+            Link._send(self, pack(DIRECT, direct.number, 0, 0, b"", rest, REST), None)
+            direct.told = True
+
+    def rest_of(self, data: bytes | bytearray) -> list[Frame]:
+        """What the peer has sent on the connection and did not arrive: the frames whose turn it is.
+
+        Raises ProtocolError if there is more to come.
+        """
+        direct = self.direct
+        reader = FrameReader(self.reader.limit, self.peer)
+        frames = direct.turns.came(CONNECTION, reader.feed(memoryview(data)))
+        if not (reader.idle and direct.turns.idle):
+            raise ProtocolError(f"protocol error from {self.peer}: not all was sent again")
+        direct.heard = True
+        return frames
+
+    def leave(self) -> None:
+        """The connection is over: the link is one like others to other hosts."""
+        with self._lock:
+            self.direct.close()
+            self.direct = None  # type: ignore[assignment]
+            itself: Any = self
+            itself.__class__ = CastLink
+
+    def abandon(self, reason: str) -> None:
+        self.direct.sock.close()
+        super().abandon(reason)
+
+    def _lose(self, reason: str) -> None:
+        self.direct.discard()
+        super()._lose(reason)
+
+
+class Direct:
+    """The connection.
+
+    Args:
+        link: it belongs to; it is told how many bytes wait, as senders look there.
+        sock: a connected stream socket; this owns it.
+        number: names it to both sides.
+        patience: seconds after which what the other side does not acknowledge breaks it.
+        want_write: called with the descriptor and whether bytes wait for the socket.
+    """
+
+    __slots__ = (
+        "_confirmed",
+        "_confirms",
+        "_link",
+        "_queue",
+        "_queued",
+        "_reader",
+        "_received",
+        "_want_write",
+        "broken",
+        "fileno",
+        "heard",
+        "number",
+        "sock",
+        "speaks",
+        "told",
+        "turns",
+        "unconfirmed",
+    )
+
+    def __init__(
+        self,
+        link: Link,
+        sock: socket.socket,
+        number: int,
+        patience: float,
+        want_write: Callable[[int, bool], None],
+    ) -> None:
+        sock.setblocking(False)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if _USER_TIMEOUT is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, max(1, round(patience * 1000)))
+        self.sock = sock
+        self.fileno = sock.fileno()
+        self.number = number
+        self.speaks = False
+        """Whether this side sends on it now."""
+        self.broken = False
+        """Whether the socket is closed."""
+        self.told = False
+        """Whether the peer was sent the rest of what was sent on it, after a break."""
+        self.heard = False
+        """Whether the peer's rest has come."""
+        self.turns = Turns()
+        self.unconfirmed = Unconfirmed()
+        self._link = link
+        self._want_write = want_write
+        self._reader = FrameReader(link.reader.limit, link.peer)
+        self._queue: deque[memoryview] = deque()
+        self._queued = 0
+        self._received = 0  # bytes, of what is confirmed
+        self._confirmed = 0
+        self._confirms = 0  # bytes of the confirmations among them, which are not counted
+
+    # -- under the link's lock -------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        """Send whole frames, or keep them for the other way if it is broken. Does not wait."""
+        self.unconfirmed.add(data)
+        if not self.broken:
+            self._put(data)
+
+    def _put(self, data: bytes) -> None:
+        sent = 0
+        if not self._queue:
+            try:
+                sent = self.sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                return  # the reactor will find it broken
+            if sent == len(data):
+                return
+            self._want_write(self.fileno, True)
+        self._queue.append(memoryview(data)[sent:])
+        self._count(len(data) - sent)
+
+    def _count(self, more: int) -> None:
+        self._queued += more
+        self._link.queued += more
+
+    def flush(self) -> None:
+        """Write what waits for the socket, as far as it takes it."""
+        queue = self._queue
+        while queue and not self.broken:
+            data = queue[0]
+            try:
+                sent = self.sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self.discard()
+                break
+            self._count(-sent)
+            if sent < len(data):
+                queue[0] = data[sent:]
+            else:
+                queue.popleft()
+        if not self.broken:
+            self._want_write(self.fileno, False)
+
+    def discard(self) -> None:
+        """Nothing that waits is sent any more."""
+        self._queue.clear()
+        self._count(-self._queued)
+
+    def close(self) -> None:
+        """Close the socket, which no reactor watches any more."""
+        self.broken = True
+        self.discard()
+        self.sock.close()
+
+    # -- on the reactor thread -------------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        """Up to where whole frames have arrived."""
+        return self._received - self._confirms - self._reader.kept
+
+    def receive(self, scratch: memoryview) -> list[Frame] | None:
+        """Read what is there, once; the frames whose turn it is. None: it is at its end.
+
+        Raises ProtocolError when the peer sends something else than frames.
+        """
+        reader = self._reader
+        target = reader.target()
+        try:
+            count = self.sock.recv_into(scratch if target is None else target)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError:
+            return None
+        finally:
+            if target is not None:
+                target.release()
+        if not count:
+            return None
+        self._received += count
+        frames = reader.feed(scratch[:count]) if target is None else reader.filled(count)
+        if reader.refused is not None:
+            raise reader.refused
+        ready: list[Frame] = []
+        for frame in self.turns.came(CONNECTION, frames):
+            if frame.kind == DIRECT:
+                self._confirms += HEADER.size
+                with self._link._lock:
+                    self.unconfirmed.confirmed(frame.port)
+            else:
+                ready.append(frame)
+        if self._received - self._confirmed >= _CONFIRM:
+            self._confirm()
+        return ready
+
+    def _confirm(self) -> None:
+        self._confirmed = self._received
+        with self._link._lock:
+            if not self.broken and self._link.lost is None:
+                self._put(pack(DIRECT, self.number, self.position, 0, b"", b"", CONFIRMED))

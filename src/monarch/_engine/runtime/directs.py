@@ -1,0 +1,339 @@
+"""Direct connections of this process: when there is one, how it comes to be, what its end means.
+
+What they are for, and what goes where, is in `runtime.direct`. After `_ENOUGH` messages on a link
+to another host its sender asks the peer, through the link, to be invited (`runtime.invitation`); so
+nothing but the link can lead to one::
+
+    ASK        the one who sends much
+    INVITE     the other: come to this address, with this key; or REFUSED, with the reason
+    (the handshake, on a thread of its own)
+    READY      the other is there; whoever asked has turned to the connection when both are
+
+If both ask at once the one with the greater uid is answered. Who was refused, or did not get
+through, asks again after ever more messages, and in the end never. There is none where hosts talk
+by TLS: reading and writing one session from several threads needs a lock around each, which costs
+what the connection saves.
+
+When a proc ends, the news comes by the agents, its last words by the connection. So the news waits
+for the connection's end, which the kernel of the other host sends at once, if it still does; not
+for longer than `_LAST_WORDS`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from monarch._engine.base.errors import ProtocolError
+from monarch._engine.base.settings import settings
+from monarch._engine.runtime.direct import BROKEN, REST, Direct, DirectLink, count
+from monarch._engine.runtime.reactor import WRITE, Timer
+from monarch._engine.transport.link import Link
+from monarch._engine.wire.frame import DIRECT, Frame, pack
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.greeting import Wire
+    from monarch._engine.runtime.invitation import Door
+    from monarch._engine.runtime.proc import Proc
+
+__all__ = ["Directs"]
+
+# Flags of DIRECT frames, beside those of `runtime.direct`; `dest` names the connection.
+ASK = 16
+INVITE = 17
+REFUSED = 18
+READY = 19
+
+_ENOUGH = 64  # messages that are worth a connection
+_LESS = 16  # times as many after each try that led to nothing
+_TRIES = 4
+_MOST = 256  # of one process
+_DIAL = 3.0  # seconds
+_PATIENCE = 15.0  # seconds that all of it may take
+_LAST_WORDS = 0.25  # seconds
+
+
+class _Try:
+    """A connection that we have asked for."""
+
+    __slots__ = ("number", "ready", "sock", "timer")
+
+    def __init__(self, number: int, timer: Timer) -> None:
+        self.number = number
+        self.timer = timer
+        self.sock: Wire | None = None
+        self.ready = False
+
+
+class Directs:
+    """See the module. But for `count`, on the reactor thread."""
+
+    def __init__(self, proc: Proc) -> None:
+        self._proc = proc
+        self._count = itertools.count(1)
+        self._tries: dict[Link, _Try] = {}
+        self._failed: dict[int, int] = {}  # by peer: how often
+        self._open: dict[Link, DirectLink] = {}
+        self._doors: dict[str, Door] = {}  # by address
+        self._asked: dict[int, list[tuple[Link, int]]] = {}  # our agent, by the peer it is about
+        self._last_words: dict[Link, Callable[[], None]] = {}
+        proc.notices["way"] = self._on_way
+
+    def count(self, link: Any) -> None:
+        """Messages on this link to another host are counted from now on. From any thread."""
+        if settings.direct_connections and isinstance(link, Link):
+            failed = self._failed.get(link.uid, 0)
+            if failed < _TRIES:
+                count(link, _ENOUGH * _LESS**failed, self._wish)
+
+    def _wish(self, link: Link) -> None:
+        self._proc.reactor.call_soon(self._ask, link)
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def _ask(self, link: Link) -> None:
+        if link in self._tries or link in self._open or len(self._open) >= _MOST:
+            return
+        if link.uid in self._asked:  # the peer was faster
+            return
+        number = 2 * next(self._count) + (self._proc.uid > link.uid)
+        timer = self._proc.reactor.call_later(_PATIENCE, lambda: self._fail(link))
+        self._tries[link] = _Try(number, timer)
+        self._say(link, ASK, number)
+
+    def _fail(self, link: Link) -> None:
+        """The try led to nothing."""
+        tried = self._tries.pop(link, None)
+        if tried is None:
+            return
+        tried.timer.cancel()
+        if tried.sock is not None:
+            tried.sock.close()
+        self._failed[link.uid] = self._failed.get(link.uid, 0) + 1
+        if link.lost is None:
+            self.count(link)
+
+    def _on_invite(self, link: Link, frame: Frame) -> None:
+        tried = self._tries.get(link)
+        if tried is None or tried.number != frame.dest:
+            return
+        from monarch._engine.protocol.handshake import HandshakeError
+        from monarch._engine.runtime.invitation import Invitation, come  # few processes need it
+
+        said = json.loads(frame.body)
+        invitation = Invitation(said["address"], said["port"], bytes.fromhex(said["key"]), b"")
+
+        def dial() -> None:
+            sock: Wire | None = None
+            try:
+                sock = come(invitation, _DIAL)
+            except (OSError, HandshakeError):
+                sock = None  # the tunnel it is
+            self._proc.reactor.call_soon(self._came, link, tried, sock)
+
+        threading.Thread(target=dial, name="monarch-dial", daemon=True).start()
+
+    def _came(self, link: Link, tried: _Try, sock: Wire | None) -> None:
+        if self._tries.get(link) is not tried:
+            if sock is not None:
+                sock.close()
+        elif sock is None:
+            self._fail(link)
+        else:
+            tried.sock = sock
+            self._meet(link, tried)
+
+    def _on_ready(self, link: Link, frame: Frame) -> None:
+        tried = self._tries.get(link)
+        if tried is not None and tried.number == frame.dest:
+            tried.ready = True
+            self._meet(link, tried)
+
+    def _meet(self, link: Link, tried: _Try) -> None:
+        """Both are there: the connection is used from now on."""
+        if tried.ready and tried.sock is not None:
+            del self._tries[link]
+            tried.timer.cancel()
+            self._begin(link, tried.sock, tried.number, first=True)
+
+    # -- being asked -----------------------------------------------------------------------------
+
+    def _on_ask(self, link: Link, frame: Frame) -> None:
+        number = frame.dest
+        if not settings.direct_connections:
+            self._say(link, REFUSED, number, b"setting direct_connections")
+        elif link in self._open or len(self._open) >= _MOST:
+            self._say(link, REFUSED, number, b"there are enough")
+        elif link in self._tries and self._proc.uid > link.uid:
+            self._say(link, REFUSED, number, b"ours is under way")
+        else:
+            asked = self._asked.setdefault(link.uid, [])
+            asked.append((link, number))
+            if len(asked) == 1:
+                self._proc.tell_agent({"op": "way", "to": link.uid})
+
+    def _on_way(self, message: dict[str, Any]) -> None:
+        """How the agents of the two hosts are connected."""
+        address, secured = message["here"], message["tls"]
+        for link, number in self._asked.pop(message["to"], ()):
+            if not address or secured:
+                reason = b"TLS" if secured else b"the hosts are not connected by IP"
+                self._say(link, REFUSED, number, reason)
+            else:
+                self._invite(link, number, address)
+
+    def _invite(self, link: Link, number: int, address: str) -> None:
+        from monarch._engine.runtime.invitation import Door
+
+        door = self._doors.get(address)
+        if door is None:
+            door = self._doors[address] = Door(self._proc.reactor, address, False, self._report)
+
+        def arrived(sock: Wire) -> None:
+            if link.lost is not None or link in self._open:
+                sock.close()
+            else:
+                self._begin(link, sock, number, first=False)
+                self._say(link, READY, number)
+
+        try:
+            _, port, key, _ = door.invite(arrived)
+        except OSError as error:
+            self._say(link, REFUSED, number, str(error).encode())
+            return
+        said = {"address": address, "port": port, "key": key.hex()}
+        self._say(link, INVITE, number, json.dumps(said).encode())
+
+    def _report(self, peer: str, certificate: str, refused: str) -> None:
+        told = {"peer": peer, "certificate": certificate, "refused": refused}
+        self._proc.tell_agent({"op": "data_connection", **told})
+
+    # -- the connection --------------------------------------------------------------------------
+
+    def _begin(self, link: Link, sock: Wire, number: int, *, first: bool) -> None:
+        if link.lost is not None or link in self._open:
+            sock.close()  # the other side sees that
+            return
+        assert isinstance(sock, socket.socket)
+        reactor = self._proc.reactor
+        direct = Direct(link, sock, number, settings.host_timeout / 2, reactor.watch_writes)
+        owner = self._open[link] = DirectLink.of(link, direct, first=first)
+
+        def ready(mask: int) -> None:
+            if mask & WRITE:
+                owner.flush_direct()
+            if mask & ~WRITE:
+                self._read(owner, direct)
+
+        reactor.register(direct.fileno, ready)
+
+    def _read(self, link: DirectLink, direct: Direct) -> bool:
+        """Handle what has arrived; False at its end."""
+        try:
+            frames = direct.receive(self._proc.reactor.scratch)
+        except ProtocolError as error:
+            self._end(link, direct)
+            self._proc.lose(link, str(error))
+            return False
+        if frames is None:
+            self._end(link, direct)
+            return False
+        self._proc.handle(link, frames)
+        return True
+
+    def _end(self, link: DirectLink, direct: Direct) -> None:
+        """The socket is at its end."""
+        if not direct.broken:
+            self._proc.reactor.unregister(direct.fileno)
+            link.broke()
+        then = self._last_words.pop(link, None)
+        if then is not None:
+            then()
+
+    def _on_broken(self, link: Link, frame: Frame) -> None:
+        number = frame.dest
+        if not isinstance(link, DirectLink) or link.direct.number != number:
+            # It came too late for us: we have sent nothing there, and nothing will follow.
+            link.send(pack(DIRECT, number, 0, 0, b"", b"", BROKEN))
+            link.send(pack(DIRECT, number, 0, 0, b"", b"", REST))
+            return
+        self._end(link, link.direct)
+        link.rest_for(frame.port)
+        self._leave(link)
+
+    def _on_rest(self, link: Link, frame: Frame) -> None:
+        if isinstance(link, DirectLink) and link.direct.number == frame.dest:
+            self._proc.handle(link, link.rest_of(frame.body))
+            self._leave(link)
+
+    def _leave(self, link: DirectLink) -> None:
+        if link in self._open and link.direct.told and link.direct.heard:
+            link.leave()
+            del self._open[link]
+            self._failed[link.uid] = self._failed.get(link.uid, 0) + 1
+            self.count(link)
+
+    # -- the end of the link ---------------------------------------------------------------------
+
+    def last_words(self, link: Any, then: Callable[[], None]) -> bool:
+        """Whether the peer, which is gone, may have words on the way; `then()` when they came."""
+        owner = self._open.get(link)
+        if owner is None or owner.direct.broken or link in self._last_words:
+            return False
+        self._last_words[link] = then
+        direct = owner.direct
+        self._proc.reactor.call_later(_LAST_WORDS, lambda: self._end(owner, direct))
+        return True
+
+    def forget(self, link: Any) -> None:
+        """The link is lost."""
+        self._fail(link)
+        self._failed.pop(link.uid, None)
+        owner = self._open.pop(link, None)
+        if owner is not None and not owner.direct.broken:
+            self._proc.reactor.unregister(owner.direct.fileno)
+            owner.direct.close()
+
+    def close_in_child(self) -> None:
+        """In a forked child: they are the parent's."""
+        for door in self._doors.values():
+            door.close_in_child()
+        for tried in self._tries.values():
+            if tried.sock is not None:
+                tried.sock.close()
+
+    # -- frames ----------------------------------------------------------------------------------
+
+    def _say(self, link: Link, what: int, number: int, body: bytes = b"") -> None:
+        link.send(pack(DIRECT, number, 0, 0, b"", body, what))
+
+    def on_direct(self, link: Any, frame: Frame) -> None:
+        """A frame about a connection."""
+        handler = self._HANDLERS.get(frame.flags)
+        if handler is None or not isinstance(link, Link):
+            raise ProtocolError(f"protocol error from {link.peer}: no such word {frame.flags}")
+        handler(self, link, frame)
+
+    def _on_refused(self, link: Link, frame: Frame) -> None:
+        tried = self._tries.get(link)
+        if tried is not None and tried.number == frame.dest:
+            self._fail(link)
+
+    def on_turn(self, link: Any, frame: Frame) -> None:
+        """The peer goes over to the other way."""
+        if not isinstance(link, DirectLink):
+            raise ProtocolError(f"protocol error from {link.peer}: there is no other way")
+        link.turned(frame.dest)
+
+    _HANDLERS = {  # noqa: RUF012 - a table
+        ASK: _on_ask,
+        INVITE: _on_invite,
+        REFUSED: _on_refused,
+        READY: _on_ready,
+        BROKEN: _on_broken,
+        REST: _on_rest,
+    }

@@ -1,0 +1,205 @@
+"""Procs of two hosts that talk often: by a connection of their own, and nobody notices."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from monarch._engine.runtime.client import client_proc
+from monarch._engine.runtime.direct import DirectLink
+from monarch.actor import Actor, Port, SupervisionError, endpoint
+from monarch.config import configured
+from tests.integration.hosts.test_hosts import WAIT, attached, faults, secret, start, until
+
+__all__ = ["faults", "secret", "start"]
+
+MANY = 150  # messages after which there is one
+
+
+def connections() -> list[DirectLink]:
+    """The direct connections of this process that are in use."""
+    links = client_proc().links.values()
+    return [link for link in links if isinstance(link, DirectLink) and link.direct.speaks]
+
+
+def cut() -> int:
+    """Break them; how many those were."""
+    found = 0
+    for link in connections():
+        try:
+            link.direct.sock.shutdown(socket.SHUT_RDWR)
+            found += 1
+        except OSError:  # it is broken already
+            continue
+    return found
+
+
+class Member(Actor):
+    def __init__(self) -> None:
+        self.noted: list[int] = []
+
+    @endpoint
+    def note(self, number: int, data: bytes = b"") -> int:
+        self.noted.append(number)
+        return number
+
+    @endpoint
+    def noted_all(self) -> list[int]:
+        return self.noted
+
+    @endpoint
+    def echo(self, data: Any) -> Any:
+        return data
+
+    @endpoint
+    def directs(self) -> int:
+        return len(connections())
+
+    @endpoint
+    def cut(self) -> int:
+        return cut()
+
+    @endpoint
+    def chat(self, other: Any, count: int) -> int:
+        for number in range(count):
+            assert other.echo.call_one(number).get(timeout=WAIT) == number
+        return len(connections())
+
+    @endpoint(explicit_response_port=True)
+    def last(self, port: Port[str]) -> None:
+        port.send("last words")
+        os._exit(3)
+
+    @endpoint
+    def sleep(self) -> None:
+        time.sleep(WAIT)
+
+    @endpoint
+    def exit(self) -> None:
+        os._exit(1)
+
+
+def warm(member: Any) -> None:
+    """Talk until there is a connection."""
+    until(lambda: talk(member) and connections())
+
+
+def talk(member: Any) -> bool:
+    return all(member.echo.call_one(1).get(timeout=WAIT) for _ in range(40))
+
+
+def test_who_talks_often_gets_one(start: Any) -> None:
+    with attached(start()[0], start()[0]) as hosts:
+        members = hosts.spawn_procs().spawn("members", Member)
+        one, other = members.slice(hosts=0), members.slice(hosts=1)
+        one.echo.call_one(1).get(timeout=WAIT)
+        assert not connections()
+        warm(one)
+        assert len(connections()) == 1
+        assert one.directs.call_one().get(timeout=WAIT) == 1  # the answers come by it, too
+        assert until(lambda: one.chat.call_one(other, MANY).get(timeout=WAIT) > 1)
+
+
+def test_not_where_it_is_not_wanted(start: Any) -> None:
+    with configured(direct_connections=False), attached(start()[0]) as hosts:
+        member = hosts.spawn_procs().spawn("member", Member)
+        for _ in range(MANY):
+            member.echo.call_one(1).get(timeout=WAIT)
+        assert not connections()
+    with attached(start(None, MONARCH_DIRECT_CONNECTIONS="0")[0]) as hosts:
+        member = hosts.spawn_procs().spawn("member", Member)
+        for _ in range(MANY):
+            member.echo.call_one(1).get(timeout=WAIT)
+        assert not connections()
+
+
+def test_whatever_is_sent_and_breaks_the_order_is_kept(start: Any) -> None:
+    """Calls to one, casts, small and big, by three threads, while connections are cut."""
+    with attached(start()[0], start()[0]) as hosts:
+        members = hosts.spawn_procs({"gpus": 2}).spawn("members", Member)
+        each = [members.slice(hosts=rank // 2, gpus=rank % 2) for rank in range(4)]
+        for member in each:
+            warm(member)
+        kinds = ["one"] * 12 + ["all", "big", "answered", "cut", "cut there", "cut there", "cut"]
+        cuts: list[int] = []
+
+        def run(who: int) -> None:
+            chance = random.Random(who)
+            for number in range(1000 * who, 1000 * who + 600):
+                kind = chance.choice(kinds)
+                if kind == "all":
+                    members.note.broadcast(number)
+                    continue
+                for member in each:
+                    member.note.broadcast(number, bytes(200_000 if kind == "big" else 10))
+                if kind == "answered":
+                    futures = [member.echo.call_one(number) for member in each]
+                    assert [future.get(timeout=WAIT) for future in futures] == [number] * 4
+                elif kind == "cut":
+                    cuts.append(cut())
+                elif kind == "cut there":
+                    cuts.append(chance.choice(each).cut.call_one().get(timeout=WAIT))
+
+        threads = [threading.Thread(target=run, args=(who,)) for who in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for noted in members.noted_all.call().get(timeout=WAIT).values():
+            for who in range(3):
+                theirs = [number for number in noted if number // 1000 == who]
+                assert theirs == list(range(1000 * who, 1000 * who + 600))
+        assert sum(cuts) > 3
+
+
+def test_a_cast_finds_those_with_a_connection(start: Any) -> None:
+    """Also one whose call, and answer, come in the middle of others."""
+    with attached(start()[0], start()[0]) as hosts:
+        members = hosts.spawn_procs({"gpus": 2}).spawn("members", Member)
+        one = members.slice(hosts=0, gpus=0)
+        for number in range(20):
+            warm(one)
+            assert members.echo.call(number).get(timeout=WAIT).values() == [number] * 4
+
+
+def test_last_words_count(start: Any, faults: Any) -> None:
+    with attached(start()[0]) as hosts:
+        for _ in range(5):
+            member = hosts.spawn_procs().spawn("member", Member)
+            warm(member)
+            assert member.last.call_one().get(timeout=WAIT) == "last words"
+            until(lambda: faults)
+            faults.clear()
+
+
+def test_the_end_of_a_proc_ends_its_calls(start: Any, faults: Any) -> None:
+    with attached(start()[0]) as hosts:
+        procs = hosts.spawn_procs()
+        member, other = procs.spawn("member", Member), procs.spawn("other", Member)
+        warm(member)
+        sleeping = member.sleep.call_one()
+        other.exit.broadcast()
+        with pytest.raises(SupervisionError):
+            sleeping.get(timeout=WAIT)
+        until(lambda: faults)
+        until(lambda: not client_proc().directs._open)
+
+
+def test_the_end_of_a_host_ends_its_calls(start: Any, faults: Any) -> None:
+    address, worker = start()
+    with attached(address) as hosts:
+        member = hosts.spawn_procs().spawn("member", Member)
+        warm(member)
+        sleeping = member.echo.call_one(1)
+        worker.kill()
+        sleeping.exception(timeout=WAIT)
+        with pytest.raises(SupervisionError):
+            member.sleep.call_one().get(timeout=WAIT)
+        until(lambda: faults)
+        until(lambda: not client_proc().directs._open)

@@ -1,0 +1,345 @@
+"""A direct connection beside a tunnel: one order, whatever goes where and whatever breaks."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch._engine.base.errors import ProtocolError
+from monarch._engine.protocol.turns import CONNECTION, TUNNEL, Turns, Unconfirmed
+from monarch._engine.runtime.direct import Direct, DirectLink
+from monarch._engine.runtime.directs import Directs
+from monarch._engine.runtime.reactor import READ, WRITE
+from monarch._engine.transport.link import CastLink, Link
+from monarch._engine.wire.frame import CALL, DIRECT, MARK, POST, PROBE, RELEASE, TURN, Frame, pack
+
+LIMIT = 1 << 30
+
+
+class Loop:
+    """A reactor that is driven by hand."""
+
+    def __init__(self) -> None:
+        self.ready: dict[int, Callable[[int], None]] = {}
+        self.scratch = memoryview(bytearray(16384))
+        self.soon: list[tuple[Any, ...]] = []
+        self.timers: list[Any] = []
+
+    def register(self, fd: int, callback: Callable[[int], None]) -> None:
+        self.ready[fd] = callback
+
+    def unregister(self, fd: int) -> None:
+        del self.ready[fd]
+
+    def watch_writes(self, fd: int, on: bool) -> None:
+        """Both are tried in each round."""
+
+    def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
+        self.soon.append((callback, *args))
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Any:
+        self.timers.append(callback)
+        return type("Timer", (), {"cancel": lambda self: None})()
+
+
+class Side:
+    """A proc, as far as it matters here: a link, and what has come by it."""
+
+    def __init__(self, uid: int, sock: socket.socket) -> None:
+        self.uid = uid
+        self.reactor = Loop()
+        self.notices: dict[str, Any] = {}
+        self.told: list[dict[str, Any]] = []
+        self.got: list[int] = []
+        self.released: list[int] = []
+        self.directs = Directs(self)  # type: ignore[arg-type]
+        self.link = Link(sock, f"proc {1 - uid}", lambda link, on: None, LIMIT, LIMIT)
+        self.link.uid = 1 - uid
+
+    def tell_agent(self, message: dict[str, Any]) -> None:
+        self.told.append(message)
+
+    def handle(self, link: Link, frames: list[Frame]) -> bool:
+        for frame in frames:
+            if frame.kind == TURN:
+                self.directs.on_turn(link, frame)
+            elif frame.kind == DIRECT:
+                self.directs.on_direct(link, frame)
+            elif frame.kind == RELEASE:
+                self.released.append(frame.dest)
+            elif frame.kind != MARK:
+                if frame.nfd:
+                    (fd,) = link.take_fds(frame.nfd)
+                    os.close(fd)
+                self.got.append(frame.dest)
+        return True
+
+    def lose(self, link: Link, reason: str) -> None:
+        link.lose(reason)
+
+    def step(self) -> None:
+        """A round of the reactor."""
+        self.link.flush()
+        self.handle(self.link, self.link.receive(self.reactor.scratch))
+        for callback in list(self.reactor.ready.values()):
+            callback(READ | WRITE)
+        self.run_soon()
+
+    def run_soon(self) -> None:
+        while self.reactor.soon:
+            function, *args = self.reactor.soon.pop(0)
+            function(*args)
+
+    @property
+    def direct(self) -> Direct:
+        assert isinstance(self.link, DirectLink)
+        return self.link.direct
+
+    def close(self) -> None:
+        self.directs.forget(self.link)
+        self.link.close("as a test")
+
+
+@contextmanager
+def pair() -> Iterator[tuple[Side, Side]]:
+    """Two procs, and the tunnel between them."""
+    left, right = (Side(uid, sock) for uid, sock in enumerate(socket.socketpair()))
+    with ExitStack() as stack:
+        stack.callback(left.close)
+        stack.callback(right.close)
+        yield left, right
+
+
+def connect(left: Side, right: Side, number: int = 2) -> None:
+    """What the handshake leads to."""
+    ours, theirs = socket.socketpair()
+    for sock in (ours, theirs):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    right.directs._begin(right.link, theirs, number, first=False)
+    left.directs._begin(left.link, ours, number, first=True)
+
+
+def settle(*sides: Side) -> None:
+    """Until nothing is under way."""
+    quiet = 0
+    while quiet < 100:
+        before = [(len(side.got), side.link.queued, type(side.link)) for side in sides]
+        for side in sides:
+            side.step()
+        after = [(len(side.got), side.link.queued, type(side.link)) for side in sides]
+        quiet = quiet + 1 if before == after else 0
+
+
+def call(number: int, size: int = 0, kind: int = CALL) -> bytes:
+    return pack(kind, number, 0, 0, b"", bytes(size))
+
+
+def test_small_messages_go_by_the_connection() -> None:
+    with pair() as (left, right):
+        connect(left, right)
+        left.link.send(call(1))
+        left.link.send(call(2))
+        right.step()
+        right.link.send(call(3))
+        left.step()
+        assert (left.got, right.got) == ([3], [1, 2])
+        assert left.direct.speaks
+        assert right.direct.speaks
+        assert left.direct.unconfirmed.end == 2 * len(call(1))
+
+
+def test_what_agents_must_see_goes_by_the_tunnel() -> None:
+    """Segments, probes, casts' marks; and the peer leaves the connection, too."""
+    for force in (
+        lambda link: link.send(pack(CALL, 5, 0, 0, b"", b"", 0, 1), [0]),
+        lambda link: link.send(call(5, kind=PROBE)),
+        lambda link: (link.mark(1), link.send(call(5))),
+    ):
+        with pair() as (left, right):
+            connect(left, right)
+            left.link.send(call(1))
+            right.step()
+            right.link.send(call(2))
+            force(left.link)
+            assert not left.direct.speaks
+            right.step()
+            assert right.got == [1, 5]
+            assert not right.direct.speaks
+            left.link.send(call(6))
+            assert not left.direct.speaks  # for some messages
+            for number in range(100):
+                left.link.send(call(7 + number))
+            assert left.direct.speaks
+            settle(left, right)
+            assert right.got == [1, 5, *range(6, 107)]
+            assert left.got == [2]
+
+
+def test_a_release_is_out_of_turn() -> None:
+    """The agent at this end of the tunnel sends it."""
+    with pair() as (left, right):
+        connect(left, right)
+        left.link.send(call(1))
+        right.step()
+        Link._send(left.link, call(9, kind=RELEASE), None)
+        right.step()
+        assert right.released == [9]
+        assert left.link.send(call(10, kind=RELEASE))
+        assert left.direct.speaks
+
+
+def test_what_a_broken_connection_has_lost_follows() -> None:
+    with pair() as (left, right):
+        connect(left, right)
+        for number in range(100):
+            left.link.send(call(number, 1000))
+        right.direct.sock.shutdown(socket.SHUT_RDWR)
+        for number in range(100, 110):
+            left.link.send(call(number))
+        right.link.send(call(7))
+        settle(left, right)
+        assert right.got == list(range(110))
+        assert left.got == [7]
+        assert type(left.link) is not DirectLink
+        assert type(right.link) is not DirectLink
+        assert left.link.queued == right.link.queued == 0
+        connect(left, right, 4)
+        left.link.send(call(110))
+        settle(left, right)
+        assert right.got[-1] == 110
+        assert left.direct.speaks
+
+
+def test_a_connection_that_only_one_side_has() -> None:
+    with pair() as (left, right):
+        ours, theirs = socket.socketpair()
+        right.directs._begin(right.link, theirs, 2, first=False)
+        right.link.send(call(1))
+        ours.close()
+        settle(left, right)
+        right.link.send(call(2))
+        settle(left, right)
+        assert left.got == [1, 2]
+        assert not isinstance(right.link, DirectLink)
+
+
+def test_the_news_of_an_end_waits_for_last_words() -> None:
+    with pair() as (left, right):
+        connect(left, right)
+        left.link.send(call(1))
+        settle(left, right)
+        right.link.send(call(2))
+        right.direct.sock.close()
+        news: list[int] = []
+        assert left.directs.last_words(left.link, lambda: news.append(len(left.got)))
+        assert not left.directs.last_words(left.link, lambda: news.append(-1))
+        settle(left)
+        assert news == [1]
+        assert not left.directs.last_words(left.link, lambda: news.append(-1))
+
+
+def test_last_words_are_not_waited_for_long() -> None:
+    with pair() as (left, right):
+        connect(left, right)
+        news: list[str] = []
+        assert left.directs.last_words(left.link, lambda: news.append("gone"))
+        left.reactor.timers.pop()()
+        assert news == ["gone"]
+
+
+def test_nonsense_is_refused() -> None:
+    with pair() as (left, _):
+        for kind in (DIRECT, TURN):
+            with pytest.raises(ProtocolError):
+                left.handle(left.link, [Frame(kind, 99, 0, 0, 0, 0, b"", b"")])
+
+
+def test_both_ask_at_once() -> None:
+    """The one with the greater uid gets what it asked for."""
+    with pair() as (left, right):
+        for side in (left, right):
+            side.directs.count(side.link)
+            for number in range(64):
+                side.link.send(call(number, kind=POST))
+            assert isinstance(side.link, CastLink)
+        for side in (left, right):
+            side.run_soon()
+        settle(left, right)
+        assert [message["op"] for message in left.told] == ["way"]
+        assert right.told == []
+        left.notices["way"]({"to": 1, "here": "", "tls": False})
+        settle(left, right)
+        assert not right.directs._tries
+        assert right.got == left.got == list(range(64))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(
+                ["small", "small", "large", "segment", "mark", "connect", "break", "step"]
+            ),
+            st.integers(0, 1),
+            st.integers(1, 8),
+        ),
+        max_size=60,
+    )
+)
+def test_whatever_happens_the_order_is_kept(plan: list[tuple[str, int, int]]) -> None:
+    with pair() as sides:
+        sent: list[list[int]] = [[], []]
+        connections = marks = 0
+        for what, who, times in plan:
+            side = sides[who]
+            for _ in range(times):
+                number = len(sent[who]) + 1
+                if what == "step":
+                    side.step()
+                elif what == "mark":
+                    marks += 1
+                    side.link.casts = marks
+                    side.link.mark(marks)
+                elif what == "connect":
+                    if not any(isinstance(each.link, DirectLink) for each in sides):
+                        connections += 1
+                        connect(side, sides[1 - who], connections)
+                elif what == "break":
+                    if isinstance(side.link, DirectLink) and not side.direct.broken:
+                        side.direct.sock.shutdown(socket.SHUT_RDWR)
+                else:
+                    sent[who].append(number)
+                    fds = [0] if what == "segment" else None
+                    size = 20_000 if what == "large" else 0
+                    data = pack(CALL, number, 0, 0, b"", bytes(size), 0, len(fds or ()))
+                    assert side.link.send(data, fds)
+        settle(*sides)
+        assert [sides[1].got, sides[0].got] == sent
+
+
+def test_turns_one_by_one() -> None:
+    turns = Turns()
+    one, two, turn = (
+        Frame(kind, 0, dest, 0, 0, 0, b"", b"") for kind, dest in ((1, 1), (1, 2), (TURN, 0))
+    )
+    assert turns.came(CONNECTION, [one, turn]) == []
+    assert not turns.idle
+    assert turns.came(TUNNEL, [turn, two]) == [turn, one, turn, two]
+    assert turns.idle
+
+
+def test_what_cannot_have_been_confirmed() -> None:
+    sent = Unconfirmed()
+    sent.add(b"abc")
+    with pytest.raises(ProtocolError):
+        sent.confirmed(4)
+    sent.confirmed(3)
+    assert sent.rest(3) == b""
+    with pytest.raises(ProtocolError):
+        sent.rest(2)
