@@ -161,21 +161,19 @@ def dial(
 
         with tls.in_words():
             context = tls.client_context()
-            sock = outer = context.wrap_socket(sock, server_hostname=address.host)
+            outer = tls.TlsSocket.dial(sock, context, address.host)
             session = introduce(outer, key, purpose, trusting).session
-            outer.unwrap()
-            outer.settimeout(PATIENCE)  # its agent may have to be started first
-            sock = inner = context.wrap_socket(outer, server_hostname=address.host)
+            outer.step_aside()
+            sock.settimeout(PATIENCE)  # its agent may have to be started first
+            inner = tls.TlsSocket.dial(sock, context, address.host)
             introduce(inner, session, purpose, trusting=False)
-            return tls.TlsSocket(inner)
+            return inner
     except BaseException:
         sock.close()
         raise
 
 
-def introduce(
-    sock: socket.socket, key: bytes, purpose: Mapping[str, Any], trusting: bool
-) -> Dialer:
+def introduce(sock: Wire, key: bytes, purpose: Mapping[str, Any], trusting: bool) -> Dialer:
     """Prove the key and say what this connection is for."""
     side = Dialer(key, _nonce(), python_version(), trusting=trusting)
     try:
@@ -205,9 +203,9 @@ def greet(address: ChannelAddr, key: bytes, timeout: float) -> Peer:
             from monarch._engine.runtime import tls
 
             with tls.in_words():
-                sock = outer = tls.client_context().wrap_socket(sock, server_hostname=address.host)
+                outer = tls.TlsSocket.dial(sock, tls.client_context(), address.host)
                 side = introduce(outer, key, {PROBE: True}, trusting=False)
-                outer.unwrap()
+                outer.step_aside()
         else:
             side = introduce(sock, key, {PROBE: True}, trusting=False)
     except TimeoutError as error:

@@ -247,7 +247,7 @@ class HostLink:
             self._reactor.call_soon(self._read_on, sock)
 
     def _read_on(self, sock: Wire) -> None:
-        """What TLS has decrypted, and nobody has read, makes no event."""
+        """What TLS has received, and nobody has read, makes no event."""
         if self._sock is sock:
             self._read()
 

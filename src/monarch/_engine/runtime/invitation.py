@@ -170,12 +170,12 @@ def come(invitation: Invitation, timeout: float) -> Wire:
         with tls.in_words():
             context = tls.client_context()
             context.check_hostname = False  # but see below
-            sock = secured = context.wrap_socket(sock)
-            shown = secured.getpeercert(binary_form=True) or b""
-            if hashlib.sha256(shown).digest() != certificate:
+            secured = tls.TlsSocket.dial(sock, context, "")
+            if hashlib.sha256(secured.certificate).digest() != certificate:
                 raise HandshakeError("its TLS certificate is not the one that was announced")
             introduce(secured, key, {}, trusting=False)
-            return tls.TlsSocket(secured)
+            sock.setblocking(False)
+            return secured
     except BaseException:
         sock.close()
         raise

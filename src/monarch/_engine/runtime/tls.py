@@ -21,7 +21,8 @@ import hashlib
 import os
 import socket
 import ssl
-from collections.abc import Generator, Sequence
+import threading
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from monarch._engine.base.memory_file import memory_file
@@ -31,7 +32,9 @@ from monarch._engine.runtime.secret import SecretError
 __all__ = ["TlsSocket", "client_context", "in_words", "own_digest", "server_context"]
 
 _RECORD = 16384
-_MOST = 16 * _RECORD  # bytes per call, so that a fast peer does not keep the reactor
+_MOST = 1 << 20  # bytes per call, so that a fast peer does not keep the reactor
+_AHEAD = 64 << 10  # bytes received at a time: TLS finds them in the cache
+_STEP = 16 * _RECORD  # bytes encrypted at a time: OpenSSL keeps the memory that takes them
 
 
 def client_context() -> ssl.SSLContext:
@@ -115,97 +118,211 @@ def in_words() -> Generator[None]:
         raise HandshakeError(f"TLS: {reason}") from None
 
 
-class TlsSocket:
-    """The part of a socket's face that a reactor needs, over TLS, never blocking.
+class _Scratch(threading.local):
+    """Where the ciphertext that a thread receives lies until TLS has it."""
 
-    What the plain one says by BlockingIOError, this one does too. Records hold 16 kB: small buffers
-    share one, what is larger is encrypted from where it is and decrypted to where it belongs.
+    def __init__(self) -> None:
+        self.room = memoryview(bytearray(_AHEAD))
+
+
+_scratch = _Scratch()
+
+
+class TlsSocket:
+    """The part of a socket's face that a reactor needs, over TLS; it blocks if the socket does.
+
+    OpenSSL works in memory here, not on the socket: by itself it calls the kernel twice for each
+    record of 16 kB that comes and once for each that goes, and that costs more than the two
+    copies that are saved (a quarter of the processor time of a large transfer). Small buffers share
+    a record, what is larger is encrypted from where it is and decrypted to where it belongs.
 
     In TLS 1.3 reading never has to write first, nor writing to read, once the handshake is over;
     so whoever waits for one waits for the event of that name.
     """
 
-    def __init__(self, sock: ssl.SSLSocket) -> None:
-        sock.setblocking(False)
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, name: str | None) -> None:
         self._sock = sock
-        self._unsent: bytes | memoryview | None = None  # OpenSSL wants to see the same again
+        self._arrived = ssl.MemoryBIO()
+        self._leaving = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._arrived, self._leaving, server_side=name is None, server_hostname=name or None
+        )
+        self._sealed: list[memoryview] = []  # what the socket has not taken yet,
+        self._holds = 0  # and how many bytes are in what it is the end of
+        self._came = 0  # bytes received last
         self.family = sock.family
         self.fileno = sock.fileno
         self.getsockname = sock.getsockname
         self.close = sock.close
-        self.pending = sock.pending
         self.setblocking = sock.setblocking
         self.setsockopt = sock.setsockopt
+        self.settimeout = sock.settimeout
+
+    @classmethod
+    def dial(cls, sock: socket.socket, context: ssl.SSLContext, name: str) -> TlsSocket:
+        """For the side that dialed `name`, after the TLS handshake; blocks."""
+        self = cls(sock, context, name)
+        self.shake_hands()
+        return self
 
     @classmethod
     def accept(cls, sock: socket.socket, context: ssl.SSLContext) -> TlsSocket:
         """For the side that was dialed; `shake_hands` comes next."""
-        return cls(context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False))
+        return cls(sock, context, None)
 
     def shake_hands(self) -> None:
         """Go on with the TLS handshake; returns when it is over."""
-        with _not_now():
-            self._sock.do_handshake()
+        self._converse(self._tls.do_handshake)
 
     def step_aside(self) -> socket.socket:
-        """End TLS on both sides; the bare connection. This object is of no use afterwards."""
-        with _not_now():
-            self._sock.unwrap()
-        return socket.socket(fileno=self._sock.detach())
+        """End TLS on both sides; the bare connection. This object is of no use afterwards.
+
+        The side that dialed says so first, then nothing until it is answered, and is the first to
+        speak again: so there is nothing behind the end of TLS that was read together with it.
+        """
+        if self._tls.server_side and self.recv(1):
+            raise ConnectionError("it did not end TLS when it was to")
+        self._converse(self._tls.unwrap)
+        if self._arrived.pending:
+            raise ConnectionError("it went on before it was answered")
+        return self._sock
+
+    @property
+    def certificate(self) -> bytes:
+        """The peer's certificate, in DER; empty if it showed none."""
+        return self._tls.getpeercert(binary_form=True) or b""
 
     @property
     def peer_name(self) -> str:
         """What the peer's certificate calls it."""
-        certificate: Any = self._sock.getpeercert()
+        certificate: Any = self._tls.getpeercert()
         for part in certificate["subject"]:
             for key, value in part:
                 if key == "commonName":
                     return str(value)
         return ""
 
+    def pending(self) -> bool:
+        """Whether there is more to read that makes no event, as it has been received already."""
+        return self._arrived.pending > 0 or self._tls.pending() > 0
+
     def recv(self, size: int) -> bytes:
         """Up to `size` bytes; none: the peer has closed the connection."""
-        with _not_now():
-            return self._sock.recv(size)
+        while True:
+            try:
+                return self._tls.read(size)
+            except ssl.SSLWantReadError:
+                if not self._receive():
+                    return b""
+            except ssl.SSLEOFError:  # that was told before
+                return b""
 
     def recv_into(self, target: memoryview) -> int:
         """Fill `target`, as far as there is something; 0: the peer has closed the connection.
 
-        Ask `pending` afterwards: what is decrypted already makes no event.
+        Ask `pending` afterwards.
         """
-        got = 0
+        arrived = self._arrived
+        read: Any = self._tls.read  # (its stub does not know that it returns a number here)
         most = min(len(target), _MOST)
-        with _not_now():
-            got = self._sock.recv_into(target, most)
-        # The rest of what has come; a record that is not full is the last one.
-        with contextlib.suppress(ssl.SSLWantReadError):
-            last = got
-            while last and got < most and (last == _RECORD or self._sock.pending()):
-                last = self._sock.recv_into(target[got:most], most - got)
-                got += last
+        got = 0
+        more = self.pending() or self._receive() > 0
+        while more:
+            try:
+                # OpenSSL gives a record at a time. All of `arrived` is in it when it wants more.
+                while got < most and (arrived.pending or not got):
+                    count = read(most - got, target[got:])
+                    if not count:
+                        return got
+                    got += count
+            except ssl.SSLWantReadError:
+                pass
+            if got == most or (got and self._came < _AHEAD):
+                break
+            try:
+                more = self._receive() > 0
+            except BlockingIOError:
+                if not got:
+                    raise
+                break
         return got
 
     def send(self, data: bytes | memoryview) -> int:
         """Send what fits. After a BlockingIOError the next call must begin with the same bytes."""
-        with _not_now():
-            return self._sock.send(data)
+        return self.sendmsg([memoryview(data)])
+
+    def sendall(self, data: bytes) -> None:
+        """Send all of it; for one that blocks."""
+        left = memoryview(data)
+        while left:
+            left = left[self.send(left) :]
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
         """Send the first of these bytes; how many.
 
         After a BlockingIOError the next call must begin with the same bytes.
         """
-        if self._unsent is None:
-            self._unsent = _next(buffers)
-        with _not_now():
-            sent = self._sock.send(self._unsent)
-        self._unsent = None
-        return sent
+        if not self._sealed:
+            data = _next(buffers)
+            self._holds = min(len(data), _MOST)
+            for at in range(0, self._holds, _STEP):
+                self._tls.write(data[at : min(at + _STEP, self._holds)])
+                self._seal()
+        self._flush()
+        return self._holds
+
+    def _seal(self) -> None:
+        sealed = self._leaving.read()
+        if sealed:
+            self._sealed.append(memoryview(sealed))
+
+    def _flush(self) -> None:
+        sealed = self._sealed
+        while sealed:
+            sent = self._sock.sendmsg(sealed)
+            done = 0
+            for part in sealed:
+                if sent < len(part):
+                    break
+                sent -= len(part)
+                done += 1
+            del sealed[:done]
+            if sent:
+                sealed[0] = sealed[0][sent:]
+
+    def _receive(self) -> int:
+        """Give TLS what has come, for the most part; how much. 0: the connection is closed."""
+        room = _scratch.room
+        count = self._came = self._sock.recv_into(room)
+        if count:
+            self._arrived.write(room[:count])
+        else:
+            self._arrived.write_eof()
+        return count
+
+    def _converse(self, step: Callable[[], Any]) -> None:
+        """Until `step` is done; it may be in between when this raises BlockingIOError."""
+        while True:
+            try:
+                step()
+            except ssl.SSLWantReadError:
+                self._seal()
+                self._flush()
+                self._receive()
+            except ssl.SSLError:
+                with contextlib.suppress(OSError):  # the peer is to know why
+                    self._seal()
+                    self._flush()
+                raise
+            else:
+                self._seal()
+                self._flush()
+                return
 
 
-def _next(buffers: Sequence[memoryview]) -> bytes | memoryview:
+def _next(buffers: Sequence[memoryview]) -> memoryview:
     if len(buffers) == 1 or len(buffers[0]) >= _RECORD:
-        return buffers[0][:_MOST]
+        return buffers[0]
     room = _RECORD
     parts: list[memoryview] = []
     for buffer in buffers:
@@ -213,12 +330,4 @@ def _next(buffers: Sequence[memoryview]) -> bytes | memoryview:
         room -= len(parts[-1])
         if not room:
             break
-    return b"".join(parts)
-
-
-@contextlib.contextmanager
-def _not_now() -> Generator[None]:
-    try:
-        yield
-    except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-        raise BlockingIOError from None
+    return memoryview(b"".join(parts))

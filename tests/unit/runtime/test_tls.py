@@ -1,0 +1,150 @@
+"""A TLS socket carries bytes as a socket does, however few of them get through at a time."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monarch._engine.runtime.tls import TlsSocket
+from monarch.security import make_certificates
+
+SIZES = st.lists(st.sampled_from([1, 30, 16_383, 16_384, 16_385, 70_000, 300_000]), max_size=6)
+
+
+@pytest.fixture(scope="module")
+def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    folder: Path = tmp_path_factory.mktemp("certificates")
+    [files] = make_certificates(folder, [["b"]])
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.num_tickets = 0
+    client.load_verify_locations(files.ca)
+    server.load_cert_chain(files.cert, files.key)
+    return client, server
+
+
+def connected(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> tuple[TlsSocket, TlsSocket]:
+    near, far = socket.socketpair()
+    for sock in (near, far):
+        sock.setblocking(False)
+    a, b = TlsSocket(near, contexts[0], "b"), TlsSocket.accept(far, contexts[1])
+    waiting = {a, b}
+    while waiting:
+        for side in [*waiting]:
+            try:
+                side.shake_hands()
+            except BlockingIOError:
+                continue
+            waiting.remove(side)
+    return a, b
+
+
+@pytest.fixture
+def pair(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> Iterator[tuple[TlsSocket, TlsSocket]]:
+    a, b = connected(contexts)
+    yield a, b
+    a.close()
+    b.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(SIZES, st.lists(st.sampled_from([1, 4096, 16_384, 100_000, 2 << 20]), min_size=1))
+def test_all_bytes_arrive_in_order(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext], sizes: list[int], rooms: list[int]
+) -> None:
+    """Whatever the sizes of buffers and reads, and though the kernel takes only part of it."""
+    a, b = connected(contexts)
+    try:
+        out = [memoryview(bytes([i + 1]) * size) for i, size in enumerate(sizes)]
+        expected = b"".join(out)
+        got = bytearray()
+        turn = 0
+        while len(got) < len(expected):
+            blocked = not out
+            if out:
+                try:
+                    sent = a.sendmsg(out)
+                except BlockingIOError:
+                    blocked = True
+                else:
+                    while sent >= len(out[0]):
+                        sent -= len(out.pop(0))
+                        if not out:
+                            break
+                    if sent:
+                        out[0] = out[0][sent:]
+            if blocked:
+                room = memoryview(bytearray(rooms[turn % len(rooms)]))
+                turn += 1
+                try:
+                    got += room[: b.recv_into(room)]
+                except BlockingIOError:
+                    assert not b.pending()
+        assert expected == bytes(got)
+        with pytest.raises(BlockingIOError):
+            b.recv_into(memoryview(bytearray(1)))
+    finally:
+        a.close()
+        b.close()
+
+
+def test_what_is_received_and_not_read_is_pending(pair: tuple[TlsSocket, TlsSocket]) -> None:
+    a, b = pair
+    a.send(b"one")
+    a.send(b"two")
+    room = memoryview(bytearray(3))
+    assert b.recv_into(room) == 3
+    assert bytes(room) == b"one"
+    assert b.pending()  # there will be no event
+    assert b.recv_into(room) == 3
+    assert bytes(room) == b"two"
+    assert not b.pending()
+
+
+def test_a_peer_that_hung_up_is_read_to_the_end(pair: tuple[TlsSocket, TlsSocket]) -> None:
+    a, b = pair
+    a.send(b"last")
+    a.close()
+    room = memoryview(bytearray(10))
+    assert b.recv_into(room) == 4
+    assert b.recv_into(room) == 0
+    assert b.recv(1) == b""
+
+
+def test_both_step_aside_and_find_the_bare_connection(pair: tuple[TlsSocket, TlsSocket]) -> None:
+    a, b = pair
+    with pytest.raises(BlockingIOError):
+        b.step_aside()  # the dialer is to begin
+    with pytest.raises(BlockingIOError):
+        a.step_aside()
+    far = b.step_aside()
+    near = a.step_aside()
+    near.send(b"bare")
+    assert far.recv(10) == b"bare"
+
+
+def test_who_goes_on_behind_the_end_of_tls_is_refused(pair: tuple[TlsSocket, TlsSocket]) -> None:
+    """What was read ahead would be lost to the process that the connection is handed to."""
+    a, b = pair
+    with pytest.raises(BlockingIOError):
+        a.step_aside()
+    copy = socket.fromfd(a.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
+    with copy:
+        copy.send(b"too early")
+    with pytest.raises(ConnectionError, match="before it was answered"):
+        b.step_aside()
+
+
+def test_who_speaks_on_instead_of_ending_tls_is_refused(pair: tuple[TlsSocket, TlsSocket]) -> None:
+    a, b = pair
+    a.send(b"more")
+    with pytest.raises(ConnectionError, match="did not end TLS"):
+        b.step_aside()
