@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -86,3 +88,43 @@ def test_a_new_link_needs_no_mark_for_its_first_cast(ends: tuple[Link, Link]) ->
     assert not cast(left, 7)
     left.send(call(1))
     assert sent(right) == [(MARK, 7), (CALL, 1)]
+
+
+def test_a_finaliser_that_sends_while_a_mark_is_written(ends: tuple[Link, Link]) -> None:
+    left, right = ends
+    left.await_casts()
+    left.casts = 1
+
+    class Collecting:
+        """A socket, at whose use the collector runs a finaliser."""
+
+        def __init__(self, sock: socket.socket) -> None:
+            self.sock = sock
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.sock, name)
+
+        def send(self, data: bytes) -> int:
+            left.sock = self.sock
+            left.send(call(7))
+            return self.sock.send(data)
+
+    left.sock = Collecting(left.sock)  # type: ignore[assignment]
+    thread = threading.Thread(target=left.mark, args=(1,), daemon=True)
+    thread.start()
+    thread.join(20)
+    stuck = thread.is_alive()
+    if stuck:  # free the thread, or the fixture waits for the same lock
+        left._lock.release()
+    assert not stuck, "it waits for itself"
+    assert sent(right) == [(MARK, 1), (CALL, 7)]
+
+
+def test_what_a_finaliser_sends_after_a_cast_is_marked(ends: tuple[Link, Link]) -> None:
+    left, right = ends
+    left.await_casts()
+    left.casts = 1
+    with left._holding():
+        left.send(call(7))
+    assert left.used
+    assert sent(right) == [(MARK, 1), (CALL, 7)]

@@ -108,7 +108,7 @@ class Link:
         self.released: deque[int] = deque()  # segments of the peer we no longer use
         self._lock = threading.Lock()
         self._owner = 0  # the thread that holds the lock
-        self._nested: list[tuple[memoryview, list[int]]] = []
+        self._nested: list[tuple[bytes, list[int]]] = []
         self._queue: deque[tuple[memoryview, list[int]]] = deque()
         self._fds: deque[int] = deque()
         self._taken = 0  # bytes of the queue that the socket took
@@ -125,7 +125,7 @@ class Link:
         thread = get_ident()
         if self._owner == thread:
             # The collector ran a finaliser that sends while this very thread is sending.
-            self._nested.append((memoryview(data), [os.dup(fd) for fd in fds or ()]))
+            self._nested.append((data, [os.dup(fd) for fd in fds or ()]))
             return self.lost is None
         with self._lock:
             self._owner = thread
@@ -133,7 +133,7 @@ class Link:
                 return self._send(data, fds)
             finally:
                 if self._nested:
-                    self._queue_nested()
+                    self._send_nested()
                 self._owner = 0
 
     def _send(self, data: bytes, fds: list[int] | None) -> bool:
@@ -155,17 +155,17 @@ class Link:
         self.want_write(self, True)
         return True
 
-    def _queue_nested(self) -> None:
-        nested, self._nested = self._nested, []
-        if self.lost is not None:
-            for _, fds in nested:
+    def _send_nested(self) -> None:
+        while self._nested:
+            nested, self._nested = self._nested, []
+            for data, fds in nested:
+                self._send(data, fds)
                 for fd in fds:
                     os.close(fd)
-            return
-        if not self._queue:
-            self.want_write(self, True)
-        self._queue.extend(nested)
-        self.queued += sum(len(data) for data, _ in nested)
+
+    def _holding(self) -> _Holding:
+        """For `with`: the lock, as in `send`; for what is seldom done."""
+        return _Holding(self)
 
     def wait_room(self, timeout: float) -> bool:
         """Wait until the queue is below its limit or the link lost.
@@ -188,8 +188,7 @@ class Link:
 
     def flush(self) -> None:
         """Write queued bytes. For the reactor, when there is room."""
-        with self._lock:
-            self._owner = get_ident()
+        with self._holding():
             while self._queue and self.lost is None:
                 try:
                     data, fds = self._queue[0]
@@ -206,11 +205,8 @@ class Link:
                     break
                 self._advance(sent)
             self._wake_waiters()
-            if self._nested:
-                self._queue_nested()
             if not self._queue and self.lost is None:
                 self.want_write(self, False)
-            self._owner = 0
 
     def _wake_waiters(self) -> None:
         if self.queued <= self.queue_limit // 2 or self.lost is not None:
@@ -305,9 +301,16 @@ class Link:
 
         See `protocol.splice`. From the first on, the link writes marks where they are needed.
         """
-        self.await_casts()
-        self.used = True
-        self.mark(number)
+        with self._holding():
+            self._join_casts()._mark(number)
+
+    def _join_casts(self) -> CastLink:
+        """This link, which casts reach from now on, if they did not yet. Under the lock."""
+        itself: Any = self
+        if not isinstance(self, CastLink):
+            self.await_casts()
+            self.used = True
+        return itself  # type: ignore[no-any-return]
 
     def await_casts(self) -> None:
         """Be ready for casts: nothing was sent so far."""
@@ -320,7 +323,7 @@ class Link:
 
     def lose(self, reason: str) -> None:
         """Give the link up: later sends return False. The socket is open until `close`."""
-        with self._lock:
+        with self._holding():
             self._lose(reason)
 
     def abandon(self, reason: str) -> None:
@@ -333,7 +336,7 @@ class Link:
 
     def close(self, reason: str) -> None:
         """Give the link up and close the socket, which no reactor watches any more."""
-        with self._lock:
+        with self._holding():
             self._lose(reason)
             if self.sock.fileno() >= 0:
                 self.sock.close()
@@ -367,15 +370,42 @@ class CastLink(Link):
         self.used = True
         return super()._send(data, fds)
 
-    def mark(self, number: int) -> None:
-        with self._lock:
-            self._mark(number)
+    def turn_back(self) -> None:
+        """Be on the tunnel when this returns, see `runtime.direct`."""
+        with self._holding():
+            self._turn_back()
+
+    def _turn_back(self) -> None:
+        """There is no other way here."""
 
     def _mark(self, number: int) -> None:
+        self._turn_back()
         if self.marked != number:  # else another thread had to send something just now
             self.marked = number
             self.used = False
             Link._send(self, mark(number), None)
+
+
+class _Holding:
+    """The lock of a link, held by a thread whose finalisers may send on the link meanwhile."""
+
+    __slots__ = ("_link",)
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def __enter__(self) -> None:
+        self._link._lock.acquire()
+        self._link._owner = get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        link = self._link
+        try:
+            if link._nested:
+                link._send_nested()
+        finally:
+            link._owner = 0
+            link._lock.release()
 
 
 def mark(number: int) -> bytes:
