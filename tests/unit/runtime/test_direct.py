@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,13 +17,26 @@ from hypothesis import strategies as st
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.protocol.turns import CONNECTION, TUNNEL, Turns, Unconfirmed
-from monarch._engine.runtime.direct import Direct, DirectLink
-from monarch._engine.runtime.directs import Directs
+from monarch._engine.runtime.direct import BROKEN, REST, Direct, DirectLink
+from monarch._engine.runtime.directs import INVITE, READY, Directs
+from monarch._engine.runtime.proc import Proc
 from monarch._engine.runtime.reactor import READ, WRITE
 from monarch._engine.transport.link import CastLink, Link
-from monarch._engine.wire.frame import CALL, DIRECT, MARK, POST, PROBE, RELEASE, TURN, Frame, pack
+from monarch._engine.wire.frame import (
+    CALL,
+    DIRECT,
+    FLOW,
+    MARK,
+    POST,
+    PROBE,
+    RELEASE,
+    TURN,
+    Frame,
+    pack,
+)
 
 LIMIT = 1 << 30
+WAIT = 20.0
 
 
 class Loop:
@@ -239,7 +255,8 @@ def test_the_news_of_an_end_waits_for_last_words() -> None:
         right.direct.sock.close()
         news: list[int] = []
         assert left.directs.last_words(left.link, lambda: news.append(len(left.got)))
-        assert not left.directs.last_words(left.link, lambda: news.append(-1))
+        # Told again, as who lost the tunnel asks: that does not wait less.
+        assert left.directs.last_words(left.link, lambda: news.append(-1))
         settle(left)
         assert news == [1]
         assert not left.directs.last_words(left.link, lambda: news.append(-1))
@@ -251,7 +268,159 @@ def test_last_words_are_not_waited_for_long() -> None:
         news: list[str] = []
         assert left.directs.last_words(left.link, lambda: news.append("gone"))
         left.reactor.timers.pop()()
+        left.run_soon()
         assert news == ["gone"]
+
+
+def test_of_a_lost_link_nothing_is_left() -> None:
+    """Also if nobody ever says why it was lost."""
+    with pair() as (left, right):
+        connect(left, right)
+        sock = left.direct.sock
+        left.link.lose("as a test")
+        left.directs.lost(left.link)
+        right.direct.sock.send(call(1))
+        assert not left.got
+        left.reactor.timers.pop()()
+        assert not left.directs._open
+        assert not left.reactor.ready
+        assert sock.fileno() < 0
+
+
+def test_a_mailbox_behind_a_lost_link_holds_nobody_back() -> None:
+    """Last words may say that it is full, and nothing will say that it is not."""
+    ours, theirs = socket.socketpair()
+    proc = Proc(1, "test", lambda proc, link, frame: None, lambda proc, frame: None, client=False)
+    link = proc.adopt(ours, 2)
+    proc.lose(link, "as a test")
+    proc.handle(link, [Frame(FLOW, 1, 7, 0, 0, 0, b"", b"")])
+    assert not link.paused
+    theirs.close()
+    proc.reactor.close()
+
+
+def test_whoever_looked_at_the_link_before_it_changed() -> None:
+    """A thread that casts waits for the lock while the reactor makes it another kind of link."""
+    with pair() as (left, right):
+        mark = left.link.mark
+        connect(left, right)
+        mark(1)
+        assert isinstance(left.link, DirectLink)
+        left.link.send(call(1))
+        turn_back = left.link.turn_back
+        right.direct.sock.shutdown(socket.SHUT_RDWR)
+        settle(left, right)
+        assert not isinstance(left.link, DirectLink)
+        turn_back()
+        left.link.turn_back()
+        assert right.got == [1]
+
+
+def test_senders_wait_for_the_connection_as_for_the_tunnel() -> None:
+    with pair() as (left, right):
+        connect(left, right)
+        for number in range(100):
+            left.link.send(call(number, 10_000))
+        taken = left.link._taken
+        left.step()
+        right.step()
+        left.step()
+        assert left.link._taken > taken
+
+
+def test_senders_wait_while_it_is_broken() -> None:
+    with pair() as (left, right):
+        left.link.queue_limit = 10_000
+        connect(left, right)
+        left.link.send(call(1))
+        right.direct.sock.shutdown(socket.SHUT_RDWR)
+        while not left.direct.broken:
+            left.step()
+        left.link.send(call(2, 20_000))
+        assert left.link.queued > 20_000
+        waiting = threading.Thread(target=left.link.wait_room, args=(WAIT,))
+        waiting.start()
+        while not left.link._waiters:
+            waiting.join(0.001)
+        right.step()  # says where
+        left.step()  # the tunnel takes it all at once
+        waiting.join(WAIT)
+        assert not waiting.is_alive()
+        settle(left, right)
+        assert right.got == [1, 2]
+        assert left.link.queued == 0
+
+
+def test_much_that_is_lost_follows_in_pieces() -> None:
+    """All of it would be a larger frame than anybody takes."""
+    with pair() as (left, right):
+        left.link.reader.limit = right.link.reader.limit = 5000
+        connect(left, right)
+        for number in range(100):
+            left.link.send(call(number, 4000))
+        left.direct.sock.shutdown(socket.SHUT_RDWR)
+        settle(left, right)
+        assert right.got == list(range(100))
+
+
+def test_a_socket_that_fails_once() -> None:
+    """Nothing may follow what it did not take."""
+
+    class Failing:
+        def __init__(self, sock: socket.socket) -> None:
+            self.sock = sock
+            self.failed = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.sock, name)
+
+        def send(self, data: bytes) -> int:
+            if not self.failed:
+                self.failed = True
+                raise OSError(errno.ENOBUFS, "no buffers")
+            return self.sock.send(data)
+
+    with pair() as (left, right):
+        connect(left, right)
+        left.direct.sock = Failing(left.direct.sock)  # type: ignore[assignment]
+        left.link.send(call(1))
+        left.link.send(call(2))
+        settle(left, right)
+        assert right.got == [1, 2]
+
+
+def test_a_connection_that_breaks_before_both_are_there() -> None:
+    with pair() as (left, right):
+        left.directs.count(left.link)
+        for number in range(64):
+            left.link.send(call(number))
+        left.run_soon()
+        settle(left, right)
+        assert right.told  # its agent is asked
+        tried = left.directs._tries[left.link]
+        ours, theirs = socket.socketpair()
+        right.directs._begin(right.link, theirs, tried.number, first=False)
+        right.directs._say(right.link, READY, tried.number)
+        right.direct.sock.shutdown(socket.SHUT_RDWR)
+        settle(left, right)
+        left.directs._came(left.link, tried, ours)
+        left.link.send(call(64))
+        settle(left, right)
+        assert right.got == list(range(65))
+        assert ours.fileno() < 0
+
+
+def test_what_came_before_nonsense_counts() -> None:
+    with pair() as (left, right):
+        connect(left, right)
+        left.link.send(call(1))
+        settle(left, right)
+        right.link.send(call(2))
+        right.direct.sock.send(call(3) + bytes(64))
+        settle(right)
+        settle(left)
+        assert left.got == [2, 3]
+        assert left.link.lost is not None
 
 
 def test_nonsense_is_refused() -> None:
@@ -259,6 +428,39 @@ def test_nonsense_is_refused() -> None:
         for kind in (DIRECT, TURN):
             with pytest.raises(ProtocolError):
                 left.handle(left.link, [Frame(kind, 99, 0, 0, 0, 0, b"", b"")])
+
+
+@pytest.mark.parametrize("what", [BROKEN, REST])
+def test_a_connection_ends_once(what: int) -> None:
+    with pair() as (left, right):
+        connect(left, right)
+        end = Frame(DIRECT, what, 2, 0, 0, 0, b"", b"")
+        left.handle(left.link, [end])
+        with pytest.raises(ProtocolError):
+            left.handle(left.link, [end])
+
+
+def test_what_was_lost_cannot_be_about_what_was_lost() -> None:
+    """Else its depth would be that of our stack."""
+    body = b""
+    for _ in range(2000):
+        body = pack(DIRECT, 2, 0, 0, b"", body, REST)
+    with pair() as (left, right):
+        connect(left, right)
+        with pytest.raises(ProtocolError):
+            left.handle(left.link, [Frame(DIRECT, REST, 2, 0, 0, 0, b"", body)])
+
+
+@pytest.mark.parametrize(
+    "said", [{"port": 0}, {"port": 1 << 16}, {"port": []}, {"key": 1}, {"key": "x"}]
+)
+def test_an_invitation_to_nowhere(said: dict[str, Any]) -> None:
+    with pair() as (left, _):
+        left.directs._ask(left.link)
+        number = left.directs._tries[left.link].number
+        body = json.dumps({"address": "127.0.0.1", "port": 1, "key": "00", **said}).encode()
+        with pytest.raises((ProtocolError, ValueError, TypeError)):  # each of which loses the link
+            left.handle(left.link, [Frame(DIRECT, INVITE, number, 0, 0, 0, b"", body)])
 
 
 def test_both_ask_at_once() -> None:

@@ -17,11 +17,10 @@ All of this happens under the link's lock, except receiving, which is the reacto
 
 from __future__ import annotations
 
-import os
+import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
-from threading import get_ident
 from typing import Any
 
 from monarch._engine.base.errors import ProtocolError
@@ -48,6 +47,7 @@ REST = 3  # what was lost with it
 _OUT_OF_TURN = (DIRECT, RELEASE)  # by the tunnel, whatever was sent before
 _BY_TUNNEL = (*_OUT_OF_TURN, PROBE)
 _CONFIRM = 256 << 10  # bytes after which they are confirmed
+_PIECE = 32 << 10  # bytes of what was lost, in a frame
 _AFTER_TURN = 32  # messages that stay with the tunnel after one that had to go there
 _NEVER = 1 << 62
 _USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
@@ -58,15 +58,12 @@ def count(link: Link, enough: int, wish: Callable[[Link], None]) -> None:
 
     For a link to another host. Does nothing while that is counted already.
     """
-    with link._lock:
+    with link._holding():
         if isinstance(link, FarLink | DirectLink) or link.lost is not None:
             return
-        if not isinstance(link, CastLink):
-            link.await_casts()
-            link.used = True
         link.credit = enough
         link.wish = wish
-        itself: Any = link
+        itself: Any = link._join_casts()
         itself.__class__ = FarLink
 
 
@@ -94,11 +91,10 @@ class DirectLink(CastLink):
     @classmethod
     def of(cls, link: Link, direct: Direct, *, first: bool) -> DirectLink:
         """This link, from now on; `first`: the one who turns to the connection before its peer."""
-        count(link, _NEVER, lambda _: None)  # it marks casts, as links to other hosts do
-        with link._lock:
+        with link._holding():
             link.direct = direct
             link.credit = 0 if first else _NEVER
-            itself: Any = link
+            itself: Any = link._join_casts()
             itself.__class__ = cls
             return itself  # type: ignore[no-any-return]
 
@@ -111,8 +107,7 @@ class DirectLink(CastLink):
         if fds or data[4] in _BY_TUNNEL:
             if data[4] in _OUT_OF_TURN:
                 return Link._send(self, data, fds)
-            if direct.speaks:
-                self._turn_back()
+            self._turn_back()
         elif direct.speaks:
             direct.send(data)
             return True
@@ -126,38 +121,17 @@ class DirectLink(CastLink):
         return super()._send(data, fds)
 
     def _turn_back(self) -> None:
-        self.direct.send(pack(TURN, TUNNEL, 0, 0, b"", b""))
-        self.direct.speaks = False
-        self.credit = max(self.credit, _AFTER_TURN)
-
-    def _mark(self, number: int) -> None:
-        if self.direct.speaks:
-            self._turn_back()
-        super()._mark(number)
-
-    def turn_back(self) -> None:
-        """Be on the tunnel when this returns."""
-        with self._lock:
-            if self.direct.speaks:
-                self._turn_back()
-
-    def _queue_nested(self) -> None:
-        while self._nested:
-            nested, self._nested = self._nested, []
-            for data, fds in nested:
-                self._send(bytes(data), fds)
-                for fd in fds:
-                    os.close(fd)
+        direct = self.direct
+        if direct.speaks:
+            direct.send(pack(TURN, TUNNEL, 0, 0, b"", b""))
+            direct.speaks = False
+            self.credit = max(self.credit, _AFTER_TURN)
 
     def flush_direct(self) -> None:
         """`flush` for the connection."""
-        with self._lock:
-            self._owner = get_ident()
+        with self._holding():
             self.direct.flush()
             self._wake_waiters()
-            if self._nested:
-                self._queue_nested()
-            self._owner = 0
 
     # -- receiving, on the reactor thread --------------------------------------------------------
 
@@ -169,7 +143,7 @@ class DirectLink(CastLink):
         if way == TUNNEL:
             self.turn_back()
         else:
-            with self._lock:
+            with self._holding():
                 if not self.direct.broken:
                     self.credit = 0
 
@@ -177,7 +151,7 @@ class DirectLink(CastLink):
 
     def broke(self) -> None:
         """It is broken: say so, and where."""
-        with self._lock:
+        with self._holding():
             direct = self.direct
             if not direct.broken:
                 direct.close()
@@ -190,39 +164,48 @@ class DirectLink(CastLink):
 
         Raises ProtocolError for a position that cannot be.
         """
-        with self._lock:
+        with self._holding():
             direct = self.direct
-            if direct.speaks:
-                self._turn_back()
+            if direct.told:
+                raise ProtocolError(f"protocol error from {self.peer}: it broke before")
+            self._turn_back()
             self.credit = _NEVER
             rest = direct.unconfirmed.rest(position)
-            Link._send(self, pack(DIRECT, direct.number, 0, 0, b"", rest, REST), None)
+            direct.discard()  # what waited is in there
+            size = min(_PIECE, self.reader.limit)
+            for at in range(0, len(rest) or 1, size):
+                piece = rest[at : at + size]
+                more = len(rest) - at - len(piece)
+                Link._send(self, pack(DIRECT, direct.number, more, 0, b"", piece, REST), None)
             direct.told = True
+            self._wake_waiters()
 
-    def rest_of(self, data: bytes | bytearray) -> list[Frame]:
+    def rest_of(self, data: bytes | bytearray, more: int) -> list[Frame]:
         """What the peer has sent on the connection and did not arrive: the frames whose turn it is.
 
-        Raises ProtocolError if there is more to come.
+        `more`: how many bytes of it follow, in other pieces. Raises ProtocolError if the last one
+        is not the end.
         """
         direct = self.direct
+        direct.rest += data
+        if more and not direct.heard:
+            return []
         reader = FrameReader(self.reader.limit, self.peer)
-        frames = direct.turns.came(CONNECTION, reader.feed(memoryview(data)))
-        if not (reader.idle and direct.turns.idle):
-            raise ProtocolError(f"protocol error from {self.peer}: not all was sent again")
+        frames = reader.feed(memoryview(direct.rest))
+        frames = direct.turns.came(CONNECTION, frames)
+        whole = reader.idle and reader.refused is None and direct.turns.idle
+        if direct.heard or not whole or any(frame.kind == DIRECT for frame in frames):
+            raise ProtocolError(f"protocol error from {self.peer}: not what was lost")
         direct.heard = True
         return frames
 
     def leave(self) -> None:
         """The connection is over: the link is one like others to other hosts."""
-        with self._lock:
+        with self._holding():
             self.direct.close()
-            self.direct = None  # type: ignore[assignment]
             itself: Any = self
             itself.__class__ = CastLink
-
-    def abandon(self, reason: str) -> None:
-        self.direct.sock.close()
-        super().abandon(reason)
+            itself.direct = None
 
     def _lose(self, reason: str) -> None:
         self.direct.discard()
@@ -246,13 +229,14 @@ class Direct:
         "_link",
         "_queue",
         "_queued",
-        "_reader",
         "_received",
         "_want_write",
         "broken",
         "fileno",
         "heard",
         "number",
+        "reader",
+        "rest",
         "sock",
         "speaks",
         "told",
@@ -284,11 +268,13 @@ class Direct:
         """Whether the peer was sent the rest of what was sent on it, after a break."""
         self.heard = False
         """Whether the peer's rest has come."""
+        self.rest = bytearray()
+        """What has come of it."""
         self.turns = Turns()
         self.unconfirmed = Unconfirmed()
         self._link = link
         self._want_write = want_write
-        self._reader = FrameReader(link.reader.limit, link.peer)
+        self.reader = FrameReader(link.reader.limit, link.peer)
         self._queue: deque[memoryview] = deque()
         self._queued = 0
         self._received = 0  # bytes, of what is confirmed
@@ -300,7 +286,9 @@ class Direct:
     def send(self, data: bytes) -> None:
         """Send whole frames, or keep them for the other way if it is broken. Does not wait."""
         self.unconfirmed.add(data)
-        if not self.broken:
+        if self.broken:
+            self._count(len(data))
+        else:
             self._put(data)
 
     def _put(self, data: bytes) -> None:
@@ -311,7 +299,8 @@ class Direct:
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError:
-                return  # the reactor will find it broken
+                self._give_up()
+                return
             if sent == len(data):
                 return
             self._want_write(self.fileno, True)
@@ -332,15 +321,22 @@ class Direct:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
-                self.discard()
-                break
+                self._give_up()
+                return
             self._count(-sent)
+            self._link._taken += sent
             if sent < len(data):
                 queue[0] = data[sent:]
             else:
                 queue.popleft()
         if not self.broken:
             self._want_write(self.fileno, False)
+
+    def _give_up(self) -> None:
+        """It failed once: nothing may follow. The reactor finds it broken."""
+        self.discard()
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
 
     def discard(self) -> None:
         """Nothing that waits is sent any more."""
@@ -358,14 +354,15 @@ class Direct:
     @property
     def position(self) -> int:
         """Up to where whole frames have arrived."""
-        return self._received - self._confirms - self._reader.kept
+        return self._received - self._confirms - self.reader.kept
 
     def receive(self, scratch: memoryview) -> list[Frame] | None:
         """Read what is there, once; the frames whose turn it is. None: it is at its end.
 
-        Raises ProtocolError when the peer sends something else than frames.
+        Raises ProtocolError when the peer sends something else than frames; after some, it is in
+        `reader.refused`.
         """
-        reader = self._reader
+        reader = self.reader
         target = reader.target()
         try:
             count = self.sock.recv_into(scratch if target is None else target)
@@ -380,13 +377,11 @@ class Direct:
             return None
         self._received += count
         frames = reader.feed(scratch[:count]) if target is None else reader.filled(count)
-        if reader.refused is not None:
-            raise reader.refused
         ready: list[Frame] = []
         for frame in self.turns.came(CONNECTION, frames):
             if frame.kind == DIRECT:
                 self._confirms += HEADER.size
-                with self._link._lock:
+                with self._link._holding():
                     self.unconfirmed.confirmed(frame.port)
             else:
                 ready.append(frame)
@@ -396,6 +391,6 @@ class Direct:
 
     def _confirm(self) -> None:
         self._confirmed = self._received
-        with self._link._lock:
+        with self._link._holding():
             if not self.broken and self._link.lost is None:
                 self._put(pack(DIRECT, self.number, self.position, 0, b"", b"", CONFIRMED))

@@ -60,11 +60,12 @@ _LAST_WORDS = 0.25  # seconds
 class _Try:
     """A connection that we have asked for."""
 
-    __slots__ = ("number", "ready", "sock", "timer")
+    __slots__ = ("invited", "number", "ready", "sock", "timer")
 
     def __init__(self, number: int, timer: Timer) -> None:
         self.number = number
         self.timer = timer
+        self.invited = False
         self.sock: Wire | None = None
         self.ready = False
 
@@ -125,13 +126,17 @@ class Directs:
         from monarch._engine.runtime.invitation import Invitation, come  # few processes need it
 
         said = json.loads(frame.body)
-        invitation = Invitation(said["address"], said["port"], bytes.fromhex(said["key"]), b"")
+        address, port = str(said["address"]), int(said["port"])
+        if tried.invited or not 0 < port < 1 << 16:
+            raise ProtocolError(f"protocol error from {link.peer}: not an invitation")
+        tried.invited = True
+        invitation = Invitation(address, port, bytes.fromhex(said["key"]), b"")
 
         def dial() -> None:
             sock: Wire | None = None
             try:
                 sock = come(invitation, _DIAL)
-            except (OSError, HandshakeError):
+            except (OSError, HandshakeError, UnicodeError):  # of what is no address
                 sock = None  # the tunnel it is
             self._proc.reactor.call_soon(self._came, link, tried, sock)
 
@@ -231,19 +236,19 @@ class Directs:
 
         reactor.register(direct.fileno, ready)
 
-    def _read(self, link: DirectLink, direct: Direct) -> bool:
-        """Handle what has arrived; False at its end."""
+    def _read(self, link: DirectLink, direct: Direct) -> None:
         try:
             frames = direct.receive(self._proc.reactor.scratch)
+            if frames:
+                self._proc.handle(link, frames)
+            if direct.reader.refused is not None:
+                raise direct.reader.refused
         except ProtocolError as error:
             self._end(link, direct)
             self._proc.lose(link, str(error))
-            return False
+            return
         if frames is None:
             self._end(link, direct)
-            return False
-        self._proc.handle(link, frames)
-        return True
 
     def _end(self, link: DirectLink, direct: Direct) -> None:
         """The socket is at its end."""
@@ -251,13 +256,16 @@ class Directs:
             self._proc.reactor.unregister(direct.fileno)
             link.broke()
         then = self._last_words.pop(link, None)
-        if then is not None:
-            then()
+        if then is not None:  # not now: it reads, and we may be in the middle of what was read
+            self._proc.reactor.call_soon(then)
 
     def _on_broken(self, link: Link, frame: Frame) -> None:
         number = frame.dest
         if not isinstance(link, DirectLink) or link.direct.number != number:
             # It came too late for us: we have sent nothing there, and nothing will follow.
+            tried = self._tries.get(link)
+            if tried is not None and tried.number == number:
+                self._fail(link)
             link.send(pack(DIRECT, number, 0, 0, b"", b"", BROKEN))
             link.send(pack(DIRECT, number, 0, 0, b"", b"", REST))
             return
@@ -267,7 +275,7 @@ class Directs:
 
     def _on_rest(self, link: Link, frame: Frame) -> None:
         if isinstance(link, DirectLink) and link.direct.number == frame.dest:
-            self._proc.handle(link, link.rest_of(frame.body))
+            self._proc.handle(link, link.rest_of(frame.body, frame.port))
             self._leave(link)
 
     def _leave(self, link: DirectLink) -> None:
@@ -280,17 +288,27 @@ class Directs:
     # -- the end of the link ---------------------------------------------------------------------
 
     def last_words(self, link: Any, then: Callable[[], None]) -> bool:
-        """Whether the peer, which is gone, may have words on the way; `then()` when they came."""
+        """Whether the peer, which is gone, may have words on the way; `then()` when they came.
+
+        Who hears of the same end again meanwhile is told that, too, but not called.
+        """
+        if link in self._last_words:
+            return True
         owner = self._open.get(link)
-        if owner is None or owner.direct.broken or link in self._last_words:
+        if owner is None or owner.direct.broken:
             return False
         self._last_words[link] = then
         direct = owner.direct
         self._proc.reactor.call_later(_LAST_WORDS, lambda: self._end(owner, direct))
         return True
 
+    def lost(self, link: Any) -> None:
+        """The link is lost, and why is not known yet: there may be last words all the same."""
+        if link in self._open:
+            self._proc.reactor.call_later(_LAST_WORDS, lambda: self.forget(link))
+
     def forget(self, link: Any) -> None:
-        """The link is lost."""
+        """The link is lost, for good."""
         self._fail(link)
         self._failed.pop(link.uid, None)
         owner = self._open.pop(link, None)
@@ -305,6 +323,8 @@ class Directs:
         for tried in self._tries.values():
             if tried.sock is not None:
                 tried.sock.close()
+        for owner in self._open.values():
+            owner.direct.sock.close()
 
     # -- frames ----------------------------------------------------------------------------------
 

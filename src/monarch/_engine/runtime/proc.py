@@ -554,7 +554,8 @@ class Proc:
 
     def _on_flow(self, link: Any, frame: Frame) -> None:
         if frame.flags:
-            link.paused.setdefault(frame.dest, Gate())
+            if link.lost is None:  # else nobody would open it
+                link.paused.setdefault(frame.dest, Gate())
         else:
             gate = link.paused.pop(frame.dest, None)
             if gate is not None:
@@ -690,6 +691,7 @@ class Proc:
             self._bury(link, verdict)
         else:
             self._asked.add(link.uid)
+            self.directs.lost(link)
             self.tell_agent({"op": "autopsy", "uid": link.uid})
 
     def _bury(self, link: Link, verdict: Verdict) -> None:
