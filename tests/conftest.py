@@ -58,7 +58,7 @@ for number, handler in (
 
 
 def pytest_collection_finish() -> None:
-    """What is there before the first test stays. No collection looks at it: there are many below."""
+    """What is there before the first test stays: the many collections below need not look."""
     gc.collect()
     gc.freeze()
 

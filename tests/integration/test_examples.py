@@ -53,7 +53,7 @@ def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
 
@@ -77,12 +77,14 @@ def test_every_example_is_tested() -> None:
     assert sorted(NEEDED) == PROGRAMS
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=needs(*NEEDED[n])) for n in NEEDED])
-def test_help_names_the_options(name: str, tmp_path: Path) -> None:
-    out = example(name, "--help", cwd=tmp_path).stdout
-    options = set(re.findall(r'"(--\w+)"', (EXAMPLES / f"{name}.py").read_text()))
-    assert len(options) >= 2
-    assert options <= set(re.findall(r"--\w+", out))
+BOTH = """
+import contextlib, runpy, sys
+for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports takes longer than it
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        print("exit", end.code)
+"""
 
 
 @pytest.mark.parametrize(
@@ -98,8 +100,16 @@ def test_help_names_the_options(name: str, tmp_path: Path) -> None:
         pytest.param("demo_hosts", "--machines", marks=with_extras),
     ],
 )
-def test_a_mesh_of_nobody_is_refused(name: str, option: str, tmp_path: Path) -> None:
-    assert option in example(name, option, "0", cwd=tmp_path, returncode=2).stderr
+def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(
+    name: str, option: str, tmp_path: Path
+) -> None:
+    program = EXAMPLES / f"{name}.py"
+    done = python("-c", BOTH, program, option, "0", cwd=tmp_path)
+    assert re.findall(r"^exit (\w+)$", done.stdout, re.MULTILINE) == ["0", "2"], done.stderr
+    options = set(re.findall(r'"(--\w+)"', program.read_text()))
+    assert len(options) >= 2
+    assert options <= set(re.findall(r"--\w+", done.stdout))
+    assert option in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -237,8 +247,17 @@ def test_checkpoint_fanout_says_who_has_what_was_spoiled(tmp_path: Path) -> None
 @pytest.mark.slow
 @with_extras
 def test_train_digits(tmp_path: Path) -> None:
-    arguments = ("--procs", "2", "--epochs", "15", "--device", "cpu", "--out", "made")
-    out = example("train_digits", *arguments, cwd=tmp_path).stdout
+    """A training that ends too soon fails, and goes on from its checkpoint."""
+    arguments = ("train_digits", "--device", "cpu", "--procs", "2", "--out", "made")
+    early = example(*arguments, "--epochs", "2", cwd=tmp_path, returncode=1)
+    assert "below 0.95" in early.stderr
+    assert "--resume made/digits.pt" in early.stderr
+
+    arguments += ("--resume", "made/digits.pt")
+    again = example(*arguments, "--epochs", "2", cwd=tmp_path, returncode=2)
+    assert "already seen 2 epochs" in again.stderr
+
+    out = example(*arguments, "--epochs", "15", cwd=tmp_path).stdout
     assert number(r"test accuracy: ([\d.]+)", out) >= 0.95
     assert number(r"epoch  15/15 .* ([\d,]+) images/s", out) > 0
     picture = tmp_path / re.findall(r"loss curve: (\S+)", out)[0]
@@ -292,33 +311,17 @@ def test_train_digits_does_not_repeat_what_fails_by_itself(tmp_path: Path) -> No
 @pytest.mark.torch
 @pytest.mark.slow
 @with_extras
-def test_train_digits_learns_the_same_with_any_number_of_trainers(tmp_path: Path) -> None:
-    """Two trainers, each with half of each batch, take the steps of one that has all of it."""
-
-    def loss(procs: str) -> float:
-        arguments = ("--device", "cpu", "--epochs", "3", "--procs", procs)
-        done = example("train_digits", *arguments, cwd=tmp_path, returncode=1)
-        assert "below 0.95" in done.stderr
-        assert "drifted" not in done.stderr
-        return number(r"epoch   3/3  loss ([\d.]+)", done.stdout)
-
-    assert loss("1") == pytest.approx(loss("2"), rel=0.01)
-
-
-@pytest.mark.torch
-@pytest.mark.slow
-@with_extras
-def test_train_digits_fails_below_the_goal_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    arguments = ("train_digits", "--device", "cpu", "--procs", "2")
-    early = example(*arguments, "--epochs", "2", cwd=tmp_path, returncode=1)
-    assert "below 0.95" in early.stderr
-    assert "--resume out/digits.pt" in early.stderr
-
-    resume = ("--resume", "out/digits.pt")
-    again = example(*arguments, *resume, "--epochs", "2", cwd=tmp_path, returncode=2)
-    assert "already seen 2 epochs" in again.stderr
-    later = example(*arguments, *resume, "--epochs", "15", cwd=tmp_path).stdout
-    assert number(r"test accuracy: ([\d.]+)", later) >= 0.95
+def test_train_digits_learns_the_same_with_any_number_of_trainers(
+    undisturbed: str, tmp_path: Path
+) -> None:
+    """Three trainers, each with a third of each batch, take the steps of one that has all of it."""
+    arguments = ("--procs", "1", "--epochs", "5", "--device", "cpu")
+    one = example("train_digits", *arguments, cwd=tmp_path, returncode=1)
+    assert "below 0.95" in one.stderr  # and that is all that is wrong
+    alone, together = (
+        number(r"epoch   5/\d+ +loss ([\d.]+)", out) for out in (one.stdout, undisturbed)
+    )
+    assert alone == pytest.approx(together, rel=0.02)
 
 
 class Demo:
@@ -342,7 +345,7 @@ class Demo:
         with self.output:
             self.output.read()
         self.process.wait()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.05)  # who was told by the end of its input is on its way
         # (Its interfaces are in its namespaces; others may make and remove theirs meanwhile.)
@@ -414,7 +417,7 @@ def test_demo_hosts_offers_the_loopback_device_where_there_are_no_namespaces(
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 1
@@ -429,14 +432,14 @@ def test_train_digits_says_which_host_it_cannot_reach(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
-        environ = {**os.environ, "MONARCH_MESH_ATTACH_CONFIG_TIMEOUT": "1s"}
+        environ = {**os.environ, "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT": "1s"}
         done = subprocess.run(
             [sys.executable, str(EXAMPLES / "train_digits.py"), "--hosts", address],
             cwd=tmp_path,
             env=environ,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=280,
             check=False,
         )
     assert done.returncode == 1

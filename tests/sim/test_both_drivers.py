@@ -60,8 +60,15 @@ class Counter(Actor):
         return os.getpid()
 
     @endpoint
-    def wait(self, seconds):
-        time.sleep(seconds)
+    def wait(self, seconds, rank=None):
+        if rank in (None, current_rank().rank):
+            time.sleep(seconds)
+
+    @endpoint
+    def hold(self, ready):
+        go, gone = Channel.open()
+        ready.send(go)
+        gone.recv().get()
 
     @endpoint(explicit_response_port=True)
     def twice(self, port, value):
@@ -101,7 +108,7 @@ class Owner(Actor):
     @endpoint
     def wait(self):
         try:
-            self.counters.wait.call(60).get()
+            self.counters.wait.call(60, 1).get()
         except SupervisionError as error:
             return str(error)
         return "value"
@@ -126,7 +133,7 @@ def spawn(cls=Counter, *args, n=3):
 
 def until(condition):
     """Poll: the news of an end is on its way."""
-    for _ in range(200):
+    for _ in range(1200):
         if found := condition():
             return found
         time.sleep(0.05)
@@ -202,7 +209,7 @@ def test_the_death_of_a_process_reaches_caller_and_owner(run):
         pids = owner.pids.call_one().get()
         waiting = owner.wait.call_one()
         os.kill(pids[1], signal.SIGKILL)
-        report = waiting.get(timeout=30)
+        report = waiting.get(timeout=60)
         told = until(lambda: owner.told.call_one().get())
         host.stop().get()
         return report, told
@@ -311,7 +318,7 @@ def test_a_stop_handles_what_came_before_cleans_up_and_refuses_what_comes_after(
         with pytest.raises(SupervisionError):
             after.get()
         values = [next(iter(future.get().values())) for future in before]
-        cleaned = receiver.recv().get(timeout=10)
+        cleaned = receiver.recv().get(timeout=60)
         procs.stop().get()
         return values, cleaned
 
@@ -323,7 +330,7 @@ def test_channels_keep_order(run):
         port, receiver = Channel.open()
         for number in range(10):
             port.send(number)
-        return [receiver.recv().get(timeout=10) for _ in range(10)]
+        return [receiver.recv().get(timeout=60) for _ in range(10)]
 
     assert run(main) == list(range(10))
 
@@ -331,9 +338,12 @@ def test_channels_keep_order(run):
 def test_a_time_out_loses_nothing(run):
     def main():
         procs, counters = spawn(n=1)
-        waiting = counters.wait.call(0.5)
+        ready, receiver = Channel.open()
+        waiting = counters.hold.call(ready)
+        go = receiver.recv().get()
         with pytest.raises(TimeoutError):
             waiting.get(timeout=0.05)
+        go.send(None)
         waiting.get()
         procs.stop().get()
         return "waited"

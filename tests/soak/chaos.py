@@ -60,7 +60,7 @@ FIRST_ROUND = 10.0
 BETWEEN = 0.25
 """Mean seconds between two faults."""
 
-LEFT_WITHIN = 1.0
+LEFT_WITHIN = 30.0
 """Seconds after the end of the client until nothing of it is left."""
 
 QUIET = {"max_restarts": 1_000_000, "within": 5.0, "backoff": 0.01, "max_backoff": 0.2}

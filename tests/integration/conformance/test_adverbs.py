@@ -691,7 +691,7 @@ def test_a_value_mesh_unpickles_when_looked_at(single):
 def test_a_cancelled_endpoint_answers_its_caller(fresh):
     mesh = fresh().spawn("outcomes", AsyncOutcomes)
     with pytest.raises((ActorError, SupervisionError), match="Cancelled"):
-        mesh.fail.call_one(asyncio.CancelledError()).get(timeout=20)
+        mesh.fail.call_one(asyncio.CancelledError()).get(timeout=60)
 
 
 class Unpicklable(Exception):

@@ -96,12 +96,12 @@ def test_a_killed_process_is_noticed_at_once(fresh, faults):
     with pytest.raises(SupervisionError):
         _call_until_it_fails(mesh.slice(gpus=0))
     assert mesh.slice(gpus=1).pid.call_one().get() == other
-    assert "Killed" in faults.next(timeout=5).report()
+    assert "Killed" in faults.next(timeout=60).report()
 
 
 def _call_until_it_fails(mesh):
     while True:
-        mesh.answer.call_one().get(timeout=5)
+        mesh.answer.call_one().get(timeout=60)
 
 
 class Waits(Actor):
@@ -118,7 +118,7 @@ def test_a_call_in_flight_ends_with_its_process(fresh):
     future = fresh().spawn("waits", Waits).wait.call_one(port)
     os.kill(receiver.recv().get(), signal.SIGKILL)
     with pytest.raises(SupervisionError):
-        future.get(timeout=5)
+        future.get(timeout=60)
 
 
 @pytest.mark.ours("on the reference the name and the client's proc are lost for good")

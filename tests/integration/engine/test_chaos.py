@@ -14,12 +14,12 @@ PROGRAM = Path(__file__).parents[2] / "soak" / "chaos.py"
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 def test_every_call_is_accounted_for() -> None:
-    """Seeds differ from run to run; a failure prints its own, and the history that shows it."""
+    """A failure prints the history that shows it. For more seeds, and longer, run the program."""
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), "--seconds", "12", "--procs", "8"],
+        [sys.executable, str(PROGRAM), "--seconds", "6", "--procs", "8", "--seed", "1"],
         check=False,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -174,10 +174,10 @@ def test_a_process_that_computes_is_not_given_up(fresh: Fresh) -> None:
 def test_a_stopped_launcher_goes_on(program: Program) -> None:
     said = program(
         """
-        this_host().spawn_procs().spawn("x", Echo).echo.call(1).get(timeout=20)
+        this_host().spawn_procs().spawn("x", Echo).echo.call(1).get(timeout=60)
         launcher, = open(f"/proc/{agent_pid()}/task/{agent_pid()}/children").read().split()
         os.kill(int(launcher), signal.SIGSTOP)
-        print(this_host().spawn_procs().spawn("y", Echo).echo.call_one(2).get(timeout=20))
+        print(this_host().spawn_procs().spawn("y", Echo).echo.call_one(2).get(timeout=60))
         """
     )
     assert said == "2"
@@ -189,17 +189,17 @@ def test_a_call_to_a_new_mesh_ends_though_the_agent_is_dead(program: Program) ->
         """
         procs = this_host().spawn_procs(per_host={"gpus": 2})
         old = procs.spawn("old", Echo)
-        old.echo.call(1).get(timeout=20)
+        old.echo.call(1).get(timeout=60)
         os.kill(agent_pid(), signal.SIGKILL)
-        print(outcome(lambda: old.echo.call(1).get(timeout=20)))
-        print(outcome(lambda: old.echo.call(1).get(timeout=20)))
+        print(outcome(lambda: old.echo.call(1).get(timeout=60)))
+        print(outcome(lambda: old.echo.call(1).get(timeout=60)))
         def again():
             new = this_host().spawn_procs().spawn("new", Echo)
-            return new.echo.call(1).get(timeout=5)
+            return new.echo.call(1).get(timeout=60)
         print(outcome(again))
-        print(outcome(lambda: this_host().spawn_procs().initialized.get(timeout=5)))
-        print(outcome(lambda: procs.stop().get(timeout=5)))
-        print(outcome(lambda: this_host().spawn_procs().stop().get(timeout=5)))
+        print(outcome(lambda: this_host().spawn_procs().initialized.get(timeout=60)))
+        print(outcome(lambda: procs.stop().get(timeout=60)))
+        print(outcome(lambda: this_host().spawn_procs().stop().get(timeout=60)))
         """
     ).split()
     assert said.count("TimeoutError") == 0, said
@@ -210,12 +210,12 @@ def test_calls_end_after_the_client_was_shut_down(program: Program) -> None:
         """
         procs = this_host().spawn_procs(per_host={"gpus": 2})
         old = procs.spawn("old", Echo)
-        old.echo.call(1).get(timeout=20)
-        shutdown_context().get(timeout=20)
-        print(outcome(lambda: old.echo.call(1).get(timeout=5)))
+        old.echo.call(1).get(timeout=60)
+        shutdown_context().get(timeout=60)
+        print(outcome(lambda: old.echo.call(1).get(timeout=60)))
         def again():
             new = this_host().spawn_procs().spawn("new", Echo)
-            return new.echo.call(1).get(timeout=5)
+            return new.echo.call(1).get(timeout=60)
         print(outcome(again))
         """
     ).split()
@@ -264,7 +264,7 @@ def test_a_process_that_never_becomes_a_proc(program: Program) -> None:
         configure(host_spawn_ready_timeout="1s", mesh_proc_spawn_max_idle="1s")
         command = BootstrapCommand("/bin/sleep", None, ["1000"], {})
         procs = this_host().spawn_procs(bootstrap_command=command)
-        print(outcome(lambda: procs.spawn("x", Echo).echo.call(1).get(timeout=10)))
+        print(outcome(lambda: procs.spawn("x", Echo).echo.call(1).get(timeout=60)))
         """
     )
     assert said != "TimeoutError"
@@ -276,7 +276,7 @@ def test_a_forked_child_writes_into_nobodys_file(program: Program) -> None:
         """
         import numpy
         echo = this_host().spawn_procs().spawn("echo", Echo)
-        array = echo.echo.call_one(numpy.ones(200_000)).get(timeout=20)
+        array = echo.echo.call_one(numpy.ones(200_000)).get(timeout=60)
         read, write = os.pipe()
         if not os.fork():
             files = [os.open(f"file-{n}", os.O_RDWR | os.O_CREAT) for n in range(40)]
@@ -298,7 +298,7 @@ def test_a_forked_child_keeps_what_it_sees(program: Program) -> None:
         """
         import numpy
         echo = this_host().spawn_procs().spawn("echo", Echo)
-        array = echo.echo.call_one(numpy.full(200_000, 1.0)).get(timeout=20)
+        array = echo.echo.call_one(numpy.full(200_000, 1.0)).get(timeout=60)
         go, ready = os.pipe()
         read, write = os.pipe()
         if not os.fork():
@@ -307,7 +307,7 @@ def test_a_forked_child_keeps_what_it_sees(program: Program) -> None:
             os._exit(0)
         del array
         for n in range(2, 20):
-            echo.echo.call_one(numpy.full(200_000, float(n))).get(timeout=20)
+            echo.echo.call_one(numpy.full(200_000, float(n))).get(timeout=60)
         os.write(ready, b"x")
         os.wait()
         print(os.read(read, 1000).decode())

@@ -44,10 +44,10 @@ class Worker(Actor):
 
 workers = this_host().spawn_procs({"gpus": 3}).spawn("workers", Worker)
 os.kill(workers.slice(gpus=0).pid.call_one().get(), signal.SIGKILL)
-print(workers.slice(gpus=0).pid.call_one().exception(timeout=20).failure.error)
+print(workers.slice(gpus=0).pid.call_one().exception(timeout=60).failure.error)
 print(workers.slice(gpus=1).grow.call_one().exception(timeout=60).failure.error)
 os.kill(workers.slice(gpus=2).pid.call_one().get(), signal.SIGKILL)
-print(workers.slice(gpus=2).pid.call_one().exception(timeout=20).failure.error)
+print(workers.slice(gpus=2).pid.call_one().exception(timeout=60).failure.error)
 """
 
 

@@ -488,11 +488,11 @@ def test_the_host_agent_dies(program: Callable[[str], str]) -> None:
         faults = queue.Queue()
         monarch.actor.unhandled_fault_hook = faults.put
         echo = this_host().spawn_procs(per_host={"gpus": 2}).spawn("echo", Echo)
-        echo.pid.call().get(timeout=20)
+        echo.pid.call().get(timeout=60)
         os.kill(agent_pid(), signal.SIGKILL)
-        found = [faults.get(timeout=20) for _ in range(2)]
+        found = [faults.get(timeout=60) for _ in range(2)]
         print(min(found, key=lambda failure: failure.ranks).report())
-        print(echo.slice(gpus=1).pid.call_one().exception(timeout=20))
+        print(echo.slice(gpus=1).pid.call_one().exception(timeout=60))
         """
     )
     shows(
@@ -603,11 +603,11 @@ def test_after_a_shutdown(program: Callable[[str], str]) -> None:
     said = program(
         """
         echo = this_host().spawn_procs().spawn("echo", Echo)
-        echo.pid.call_one().get(timeout=20)
-        shutdown_context().get(timeout=20)
-        print(echo.pid.call_one().exception(timeout=20))
+        echo.pid.call_one().get(timeout=60)
+        shutdown_context().get(timeout=60)
+        print(echo.pid.call_one().exception(timeout=60))
         late = this_host().spawn_procs().spawn("late", Echo)
-        print(late.pid.call_one().exception(timeout=20))
+        print(late.pid.call_one().exception(timeout=60))
         """
     )
     shows(

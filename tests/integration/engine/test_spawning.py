@@ -123,8 +123,8 @@ def test_a_proc_of_a_command_ends_without_a_word(program: Program, tmp_path: Any
             this_host().with_python_executable(sys.executable).spawn_procs(),
             this_host().spawn_procs(),
         ):
-            assert procs.spawn("echo", Echo).echo.call_one(1).get(timeout=20) == 1
-            procs.stop().get(timeout=20)
+            assert procs.spawn("echo", Echo).echo.call_one(1).get(timeout=60) == 1
+            procs.stop().get(timeout=60)
         """
     )
     assert said == ""
@@ -396,17 +396,17 @@ def test_more_processes_than_descriptors(program: Program) -> None:
         import resource
         resource.setrlimit(resource.RLIMIT_NOFILE, (320, 320))
         old = this_host().spawn_procs(per_host={"gpus": 2}).spawn("old", Echo)
-        old.echo.call(1).get(timeout=20)
+        old.echo.call(1).get(timeout=60)
 
         def spawn(count):
             procs = this_host().spawn_procs(per_host={"gpus": count})
-            procs.spawn("new", Echo).echo.call(1).get(timeout=20)
-            procs.stop().get(timeout=20)
+            procs.spawn("new", Echo).echo.call(1).get(timeout=60)
+            procs.stop().get(timeout=60)
 
         print(outcome(lambda: spawn(1000)))
         print(outcome(lambda: spawn(200)))
         print(outcome(lambda: spawn(4)))
-        print(outcome(lambda: old.echo.call(1).get(timeout=20)))
+        print(outcome(lambda: old.echo.call(1).get(timeout=60)))
         """
     ).split()
     assert said[0] in ("OSError", "ValueError")

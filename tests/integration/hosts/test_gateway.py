@@ -47,6 +47,7 @@ def test_hosts_that_only_the_gateway_reaches(place: Place) -> None:
 
 def test_the_connection_is_lost_and_made_again(place: Place) -> None:
     """The relay is killed: nothing is lost. The gateway is: then the hosts behind it are."""
+    place.environ["MONARCH_HOST_TIMEOUT"] = "2s"
     gateway, target = free_address(), free_address()
     worker = place.worker(gateway)
     place.worker(target)

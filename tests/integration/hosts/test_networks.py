@@ -21,7 +21,7 @@ import monarch.actor
 from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.direct import DirectLink
 from monarch.actor import Actor, ActorError, HostMesh, SupervisionError, attach_to_workers, endpoint
-from monarch.config import configure, get_global_config
+from monarch.config import configured
 from tests.emulator import Conditions
 from tests.network import Network, network, unavailable
 
@@ -76,12 +76,14 @@ def hosts_of_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
     secret.chmod(0o600)
     script = folder / "worker.py"
     script.write_text(WORKER)
-    former = get_global_config()["host_timeout"]
     seed = None if NO_EMULATOR else 1
-    with pytest.MonkeyPatch.context() as patch, network(2, emulator_seed=seed) as made:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        configured(host_timeout=f"{TIMEOUT}s"),
+        network(2, emulator_seed=seed) as made,
+    ):
         patch.setenv("MONARCH_SECRET_FILE", str(secret))
         patch.setenv("MONARCH_HOST_TIMEOUT", f"{TIMEOUT}s")
-        configure(host_timeout=f"{TIMEOUT}s")
         addresses = [f"tcp://{host.address}:26600" for host in made.hosts]
         workers = [
             host.start(sys.executable, str(script), address, env=dict(os.environ))
@@ -95,7 +97,6 @@ def hosts_of_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
             for worker in workers:
                 worker.kill()
                 worker.wait()
-            configure(host_timeout=former)
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +195,7 @@ def test_a_short_partition_loses_and_doubles_nothing(
     caller = Caller(ledgers.slice(hosts=1))
     answered(caller)
     made.hosts[1].lose(100, inbound=way != "outbound", outbound=way != "inbound")
-    time.sleep(TIMEOUT / 2)  # the length of the outage is what is tested
+    time.sleep(TIMEOUT / 4)  # the length of the outage is what is tested
     made.hosts[1].heal()
     answered(caller)
     assert caller.stop() > 200

@@ -12,7 +12,7 @@ from monarch.actor import Actor, ProcMesh, endpoint, this_host
 from monarch.config import configured
 from monarch.rdma import RDMABuffer
 
-WAIT = 30.0
+WAIT = 60.0
 """Seconds after which a wait is a hang."""
 
 

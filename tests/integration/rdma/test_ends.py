@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import monarch.actor
+from monarch._spi import settings
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.rdma import (
     RDMAAction,
@@ -26,6 +27,7 @@ from monarch.rdma import (
     RdmaOwnerLost,
     explain,
 )
+from monarch.rdma.executor import spread
 from monarch.rdma.registry import own_registry
 
 from .conftest import WAIT, Owner
@@ -399,10 +401,14 @@ def test_a_submit_under_way_is_not_changed(procs: Procs) -> None:
     buffer = owner.make.call_one("a", bytes(64 << 20)).get(timeout=WAIT)
     into = bytearray(64 << 20)
     action = RDMAAction().read_remote(into, buffer)
+    gate = threading.Event()
+    for _ in range(settings.rdma_runtime_worker_threads):
+        spread(lambda: gate.wait(WAIT), 1)
     first = action.submit()
     second = action.submit()
     with pytest.raises(RuntimeError, match="currently being submitted; await the in-flight"):
         action.read_remote(into, buffer)
+    gate.set()
     assert (first.get(timeout=WAIT), second.get(timeout=WAIT)) == (None, None)
     action.read_remote(into, buffer).submit().get(timeout=WAIT)
     late = action.submit(timeout=0.001)

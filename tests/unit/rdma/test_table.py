@@ -64,7 +64,7 @@ def test_a_revocation_waits_for_writers(table: Table) -> None:
     other.leave(slot)
     assert waited.is_alive()
     peer.leave(slot)
-    waited.join(10)
+    waited.join(60)
     assert not waited.is_alive()
     assert table.publish(2, TOKEN, 0, 1, True) == slot
     assert peer.enter(slot)

@@ -14,7 +14,7 @@ import pytest
 from monarch._engine.mesh.future import RAISED, VALUE, Future
 from monarch.actor import Channel
 
-WAIT = 30.0
+WAIT = 60.0
 
 
 class Racy(list[Any]):

@@ -19,7 +19,7 @@ from monarch._engine.runtime.gauge import Gauge
 from monarch._engine.wire.frame import CALL, Frame
 
 LIMIT, BYTES = 10, 100_000
-WAIT = 30.0
+WAIT = 60.0
 
 
 class Sender:

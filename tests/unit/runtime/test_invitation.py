@@ -17,7 +17,7 @@ from monarch._engine.runtime.reactor import Reactor
 from monarch._engine.runtime.secret import SecretError
 from monarch.security import Certificate, make_certificates
 
-WAIT = 30.0
+WAIT = 60.0
 
 
 class Inviter:

@@ -12,7 +12,7 @@ import pytest
 
 from monarch._engine.runtime.reactor import READ, WRITE, Reactor
 
-WAIT = 30.0
+WAIT = 60.0
 
 
 class WithoutEpoll:
@@ -317,7 +317,7 @@ def test_room_to_write_is_reported_when_asked_for(running: Reactor) -> None:
     done_by(running)
     assert not asked.is_set()
     running.watch_writes(ours.fileno(), True)
-    assert asked.wait(5)
+    assert asked.wait(WAIT)
     running.call_soon(running.unregister, ours.fileno())
     done_by(running)
     running.watch_writes(ours.fileno(), True)  # too late, and no matter

@@ -271,11 +271,11 @@ def test_a_finaliser_that_sends_while_the_link_is_sending(ends: Ends) -> None:
 
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     stuck = thread.is_alive()
     if stuck:  # free the thread, or the fixtures wait for the same lock
         left.link._lock.release()
-        thread.join(20)
+        thread.join(60)
     os.close(fd)
     assert not stuck, "a send inside a send waits for itself"
     settle(left, right)
