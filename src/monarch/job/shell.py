@@ -38,7 +38,7 @@ from monarch.actor import (
 __all__ = ["shell"]
 
 _SIZE = 1 << 16
-_GRACE = 1.0  # seconds between the ways to end a shell
+_GRACE = 2.0  # seconds between the ways to end a shell
 # Who opens a terminal as the first thing in a session gets it as its own: then Ctrl-C works there.
 _OPEN = 'exec "$@" <>"$0" >&0 2>&0'
 

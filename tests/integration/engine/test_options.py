@@ -213,7 +213,7 @@ def test_a_call_of_one_that_takes_too_long(four: Any, proc: Proc) -> None:
             assert part in text
         with pytest.raises(TimeoutError, match="goes on running"):  # the same, each time
             future.get()
-        assert len(proc.ports) == before
+        until(lambda: len(proc.ports) <= before)
         (go,) = gates(1, receiver)
         go.send(None)
     assert mesh.slice(gpus=3).count.call_one().get(timeout=WAIT) == 2
@@ -256,7 +256,7 @@ def test_a_call_of_all_names_those_without_an_answer(four: Any, proc: Proc) -> N
         future.get(timeout=WAIT)
     assert "2 of 4 actors: {'gpus': 1/4}, {'gpus': 3/4}." in str(caught.value)
     assert 'on_failure="partial"' in str(caught.value)
-    assert len(proc.ports) == before
+    until(lambda: len(proc.ports) <= before)
     for go in running:
         go.send(None)
     assert mesh.rank.call().get(timeout=WAIT).values() == [0, 1, 2, 3]
@@ -273,7 +273,7 @@ def test_a_stream_hands_out_what_came_in_time(four: Any, proc: Proc) -> None:
     expire(proc, hour)
     with pytest.raises(TimeoutError, match=r"\{'gpus': 2/4\}"):
         last.get(timeout=WAIT)
-    assert len(proc.ports) == before
+    until(lambda: len(proc.ports) <= before)
     go.send(None)
     assert mesh.slice(gpus=2).rank.call_one().get(timeout=WAIT) == 0
 
@@ -440,7 +440,7 @@ def test_each_rank_has_its_own_outcome(fresh: Fresh, proc: Proc) -> None:
     assert "{'gpus': 4/5}" in str(late)
     assert "on_failure" not in str(late)
     assert [point.rank for point, _ in answers.failures()] == [1, 2, 3, 4]
-    assert len(proc.ports) == before
+    until(lambda: len(proc.ports) <= before)
     for go in running:
         go.send(None)
     # A mesh with dead ranks may be asked again.

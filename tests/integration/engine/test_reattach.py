@@ -498,7 +498,7 @@ def test_hosts_outlive_the_machine_of_the_driver(job: Job, workers: list[str]) -
 
 
 def test_hosts_do_not_wait_longer_than_the_grace_period(job: Job, workers: list[str]) -> None:
-    first = job.driver(MONARCH_HOST_TIMEOUT="500ms")
+    first = job.driver(MONARCH_HOST_TIMEOUT="2s")
     assert first(f"start_there(*{workers}, grace='1s')") == [1] * 4
     pids = first("counters.pid.call().get().values()")
     lose_machine(first)

@@ -55,13 +55,13 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
 
 @pytest.fixture
 def spawn() -> Iterator[Spawn]:
-    """Spawns workers whose loops may stand still for 0.2 s."""
+    """Spawns workers whose loops may stand still for a second."""
     stuck.clear()
     release.clear()
     workers: list[Worker] = []
 
     def make() -> Worker:
-        with configured(loop_stall_timeout="200ms"):
+        with configured(loop_stall_timeout="1s"):
             workers.append(this_proc().spawn(f"worker{len(workers)}", Worker))
             workers[-1].ready.call_one().get(timeout=WAIT)
         return workers[-1]

@@ -267,7 +267,7 @@ def test_a_sender_without_a_handler_goes_on(
     with caplog.at_level(logging.INFO, "monarch"):
         for _ in range(5):
             mesh.take.broadcast()
-        until(lambda: proc.dead_letters.count == before + 5)
+        until(lambda: proc.dead_letters.count >= before + 5)
     (record,) = [r for r in caplog.records if "without a waiting caller" in r.getMessage()]
     assert "Receiver gone" in record.getMessage()
     assert "Killed" in record.getMessage()

@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,18 +64,24 @@ class Holder(Actor):
         return RDMABuffer(self.memory)
 
     @endpoint
-    def hold_the_interpreter(self, microseconds: int) -> bytes:
+    def hold_the_interpreter(self, fifo: str) -> bytes:
+        """Until somebody opens the other end."""
         self.memory[0] = 1
-        ctypes.PyDLL(None).usleep(microseconds)  # a PyDLL does not release the lock
+        opened = -1
+        while opened < 0:  # (a signal came)
+            opened = ctypes.PyDLL(None).open(fifo.encode(), os.O_RDONLY)  # a PyDLL keeps the lock
+        os.close(opened)
         seen = bytes(self.memory[8:16])
         self.memory[0] = 2
         return seen
 
 
-def test_the_owner_takes_no_part(procs: Procs) -> None:
+def test_the_owner_takes_no_part(procs: Procs, tmp_path: Path) -> None:
     holder = procs(1).spawn("holder", Holder)
     buffer = holder.give.call_one().get(timeout=WAIT)
-    held = holder.hold_the_interpreter.call_one(900_000)
+    fifo = str(tmp_path / "fifo")
+    os.mkfifo(fifo)
+    held = holder.hold_the_interpreter.call_one(fifo)
     state = bytearray(1)
     until(lambda: buffer[:1].read_into(state).get(timeout=WAIT) or state[0])
     for number in range(100):
@@ -83,6 +90,7 @@ def test_the_owner_takes_no_part(procs: Procs) -> None:
         buffer.read_into(into).get(timeout=WAIT)
         assert into[8] == number
     assert into[0] == 1, "all of that happened while the owner's interpreter was held"
+    os.close(os.open(fifo, os.O_WRONLY))
     assert held.get(timeout=WAIT) == (99).to_bytes(8, "little")
 
 
