@@ -86,7 +86,7 @@ def test_document_prints_what_it_shows(document: str, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
 

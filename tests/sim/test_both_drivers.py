@@ -279,7 +279,7 @@ def test_one_failure_is_handled_at_a_time(run):
         port, news = Channel.open()
         host = this_host().spawn_procs()
         host.spawn("thinker", Thinker, port).lose_all.call_one().get()
-        told = [news.recv().get(timeout=30) for _ in range(4)]
+        told = [news.recv().get(timeout=60) for _ in range(4)]
         host.stop().get()
         return told
 
@@ -297,9 +297,9 @@ def test_a_failure_that_is_being_handled_when_the_stop_comes(run, monkeypatch):
         host = this_host().spawn_procs()
         thinker = host.spawn("thinker", Thinker, port)
         thinker.lose_all.call_one().get()
-        told = [news.recv().get(timeout=30)]
+        told = [news.recv().get(timeout=60)]
         thinker.stop().get()
-        told += [news.recv().get(timeout=30) for _ in range(3)]
+        told += [news.recv().get(timeout=60) for _ in range(3)]
         host.stop().get()
         return told
 

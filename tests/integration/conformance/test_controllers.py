@@ -267,7 +267,7 @@ def test_a_failing_controller_leaves_the_others_alone(program):
         bad.boom.broadcast()
         try:
             while True:
-                bad.ping.call_one().get(timeout=30)
+                bad.ping.call_one().get(timeout=60)
         except RuntimeError as error:
             print("SupervisionError" in type(error).__name__, "controller failed" in str(error))
         print(good.ping.call_one().get())
@@ -295,11 +295,11 @@ def test_a_failed_constructor_shows_at_the_calls(program):
                 return "pong"
 
         try:
-            get_or_spawn_controller("bad", Bad).get().ping.call_one().get(timeout=30)
+            get_or_spawn_controller("bad", Bad).get().ping.call_one().get(timeout=60)
         except Exception as error:
             print("no controller today" in str(error), type(error).__name__)
         try:
-            get_or_spawn_controller("bad", Bad).get().ping.call_one().get(timeout=30)
+            get_or_spawn_controller("bad", Bad).get().ping.call_one().get(timeout=60)
         except Exception as error:
             print("no controller today" in str(error))
         """

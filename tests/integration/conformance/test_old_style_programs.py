@@ -547,7 +547,7 @@ def test_an_unhandled_failure_ends_the_program(program):
 
         this_host().spawn_procs().spawn("bad", Bad).boom.broadcast()
         _, receiver = Channel.open()
-        receiver.recv().get(timeout=30)
+        receiver.recv().get(timeout=60)
         print("not reached")
         """,
         check=False,

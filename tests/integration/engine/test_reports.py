@@ -552,7 +552,7 @@ def run(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
 
 def test_faults_that_nobody_handles_are_told_once_per_cause(tmp_path: Path) -> None:
     """Four ranks fail of the same: the last lines on the screen still say of what."""
-    done = run(tmp_path, 'spawn("w", Worker, 4).fail.broadcast()\ntime.sleep(30)')
+    done = run(tmp_path, 'spawn("w", Worker, 4).fail.broadcast()\ntime.sleep(100)')
     assert done.returncode == -signal.SIGINT
     lines = same(done.stderr).splitlines()
     assert lines[0].startswith("Unhandled monarch error on the root actor, hostname=")
