@@ -10,7 +10,7 @@ import pytest
 import monarch.actor
 from monarch.config import configured
 
-SILENCE = "10s"
+SILENCE = "5s"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -46,6 +47,13 @@ def open_fds() -> list[str]:
         except FileNotFoundError:
             continue
     return sorted(found)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_collections() -> None:
+    """Tests here collect again and again: not what all the others have left."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
