@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.protocol.turns import CONNECTION, TUNNEL, Turns, Unconfirmed
+from monarch._engine.runtime import direct
 from monarch._engine.runtime.direct import BROKEN, REST, Direct, DirectLink
 from monarch._engine.runtime.directs import INVITE, READY, Directs
 from monarch._engine.runtime.proc import Proc
@@ -44,6 +46,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.ready: dict[int, Callable[[int], None]] = {}
+        self.held: set[int] = set()
         self.scratch = memoryview(bytearray(16384))
         self.soon: list[tuple[Any, ...]] = []
         self.timers: list[Any] = []
@@ -53,9 +56,11 @@ class Loop:
 
     def unregister(self, fd: int) -> None:
         del self.ready[fd]
+        self.held.discard(fd)
 
-    def watch_writes(self, fd: int, on: bool) -> None:
-        """Both are tried in each round."""
+    def watch(self, fd: int, *, reads: bool, writes: bool) -> None:
+        """Writing is tried in each round."""
+        (self.held.discard if reads else self.held.add)(fd)
 
     def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
         self.soon.append((callback, *args))
@@ -102,11 +107,17 @@ class Side:
 
     def step(self) -> None:
         """A round of the reactor."""
+        self.step_tunnel()
+        self.step_connection()
+        self.run_soon()
+
+    def step_tunnel(self) -> None:
         self.link.flush()
         self.handle(self.link, self.link.receive(self.reactor.scratch))
-        for callback in list(self.reactor.ready.values()):
-            callback(READ | WRITE)
-        self.run_soon()
+
+    def step_connection(self) -> None:
+        for fd, callback in list(self.reactor.ready.items()):
+            callback(WRITE if fd in self.reactor.held else READ | WRITE)
 
     def run_soon(self) -> None:
         while self.reactor.soon:
@@ -351,6 +362,23 @@ def test_senders_wait_while_it_is_broken() -> None:
         assert left.link.queued == 0
 
 
+def test_what_comes_too_early_does_not_pile_up() -> None:
+    """The tunnel is slow: the connection waits for it, and so does who sends there."""
+    with pair() as (left, right), patch.object(direct, "_EARLY", 50_000):
+        connect(left, right)
+        for number in range(500):
+            left.link.send(call(number, 1000))
+        for _ in range(100):
+            left.step_connection()
+            right.step_connection()
+        assert right.direct.turns.early[CONNECTION] < 100_000
+        assert left.link.queued > 100_000
+        settle(left, right)
+        assert right.got == list(range(500))
+        assert right.direct.turns.early == [0, 0]
+        assert not right.reactor.held
+
+
 def test_much_that_is_lost_follows_in_pieces() -> None:
     """All of it would be a larger frame than anybody takes."""
     with pair() as (left, right):
@@ -486,7 +514,10 @@ def test_both_ask_at_once() -> None:
     st.lists(
         st.tuples(
             st.sampled_from(
-                ["small", "small", "large", "segment", "mark", "connect", "break", "step"]
+                [
+                    *("small", "small", "large", "segment", "mark"),
+                    *("connect", "break", "step", "step tunnel", "step connection"),
+                ]
             ),
             st.integers(0, 1),
             st.integers(1, 8),
@@ -495,7 +526,7 @@ def test_both_ask_at_once() -> None:
     )
 )
 def test_whatever_happens_the_order_is_kept(plan: list[tuple[str, int, int]]) -> None:
-    with pair() as sides:
+    with pair() as sides, patch.multiple(direct, _AFTER_TURN=2, _EARLY=30_000):
         sent: list[list[int]] = [[], []]
         connections = marks = 0
         for what, who, times in plan:
@@ -504,6 +535,10 @@ def test_whatever_happens_the_order_is_kept(plan: list[tuple[str, int, int]]) ->
                 number = len(sent[who]) + 1
                 if what == "step":
                     side.step()
+                elif what == "step tunnel":
+                    side.step_tunnel()
+                elif what == "step connection":
+                    side.step_connection()
                 elif what == "mark":
                     marks += 1
                     side.link.casts = marks

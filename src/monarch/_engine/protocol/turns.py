@@ -44,11 +44,13 @@ class Turns:
     [11, 0, 22]
     """
 
-    __slots__ = ("_waiting", "way")
+    __slots__ = ("_waiting", "early", "way")
 
     def __init__(self) -> None:
         self.way = TUNNEL
         """From where the next frame is taken."""
+        self.early = [0, 0]
+        """Bytes that wait, by the way they came: a reader may want to stop."""
         self._waiting: tuple[deque[Frame], deque[Frame]] = (deque(), deque())
 
     def came(self, way: int, frames: Iterable[Frame]) -> list[Frame]:
@@ -63,6 +65,7 @@ class Turns:
                 ready.append(frame)
             elif way != self.way:
                 self._waiting[way].append(frame)
+                self.early[way] += len(frame.body)
             else:
                 ready.append(frame)
                 if frame.kind == TURN:
@@ -75,6 +78,7 @@ class Turns:
             waiting = self._waiting[self.way]
             while waiting:
                 ready.append(frame := waiting.popleft())
+                self.early[self.way] -= len(frame.body)
                 if frame.kind == TURN:
                     break
             else:

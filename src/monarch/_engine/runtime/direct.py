@@ -9,6 +9,9 @@ agents still gather. A change of the way is one short frame (`protocol.turns`). 
 forced the link stays with the tunnel for some messages, and so does its peer: a program that mixes
 both would else change twice for each.
 
+What comes by the connection while the tunnel still carries big payloads from before waits for its
+turn. It is not to pile up: above `_EARLY` nothing is read, and the sender waits, too.
+
 The tunnel is the link, the connection a convenience. When it breaks, what was lost with it follows
 through the tunnel, and nobody notices; when the tunnel ends, the link is lost.
 
@@ -47,6 +50,7 @@ REST = 3  # what was lost with it
 _OUT_OF_TURN = (DIRECT, RELEASE)  # by the tunnel, whatever was sent before
 _BY_TUNNEL = (*_OUT_OF_TURN, PROBE)
 _CONFIRM = 256 << 10  # bytes after which they are confirmed
+_EARLY = 4 << 20  # bytes that may come before their turn
 _PIECE = 32 << 10  # bytes of what was lost, in a frame
 _AFTER_TURN = 32  # messages that stay with the tunnel after one that had to go there
 _NEVER = 1 << 62
@@ -136,7 +140,11 @@ class DirectLink(CastLink):
     # -- receiving, on the reactor thread --------------------------------------------------------
 
     def receive(self, scratch: memoryview) -> list[Frame]:
-        return self.direct.turns.came(TUNNEL, super().receive(scratch))
+        direct = self.direct
+        frames = direct.turns.came(TUNNEL, super().receive(scratch))
+        if direct.held:
+            direct.pace()
+        return frames
 
     def turned(self, way: int) -> None:
         """The peer has turned to `way`, and so does this side: it may have to answer a cast."""
@@ -220,7 +228,7 @@ class Direct:
         sock: a connected stream socket; this owns it.
         number: names it to both sides.
         patience: seconds after which what the other side does not acknowledge breaks it.
-        want_write: called with the descriptor and whether bytes wait for the socket.
+        watch: called with the descriptor, and whether to read and to write as soon as that can be.
     """
 
     __slots__ = (
@@ -230,10 +238,11 @@ class Direct:
         "_queue",
         "_queued",
         "_received",
-        "_want_write",
+        "_watch",
         "broken",
         "fileno",
         "heard",
+        "held",
         "number",
         "reader",
         "rest",
@@ -250,7 +259,7 @@ class Direct:
         sock: socket.socket,
         number: int,
         patience: float,
-        want_write: Callable[[int, bool], None],
+        watch: Callable[[int, bool, bool], None],
     ) -> None:
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -260,6 +269,8 @@ class Direct:
         self.sock = sock
         self.fileno = sock.fileno()
         self.number = number
+        self.held = False
+        """Whether nothing is read, since too much that was waits for its turn."""
         self.speaks = False
         """Whether this side sends on it now."""
         self.broken = False
@@ -273,7 +284,7 @@ class Direct:
         self.turns = Turns()
         self.unconfirmed = Unconfirmed()
         self._link = link
-        self._want_write = want_write
+        self._watch = watch
         self.reader = FrameReader(link.reader.limit, link.peer)
         self._queue: deque[memoryview] = deque()
         self._queued = 0
@@ -303,7 +314,7 @@ class Direct:
                 return
             if sent == len(data):
                 return
-            self._want_write(self.fileno, True)
+            self._watch(self.fileno, not self.held, True)
         self._queue.append(memoryview(data)[sent:])
         self._count(len(data) - sent)
 
@@ -330,7 +341,7 @@ class Direct:
             else:
                 queue.popleft()
         if not self.broken:
-            self._want_write(self.fileno, False)
+            self._watch(self.fileno, not self.held, False)
 
     def _give_up(self) -> None:
         """It failed once: nothing may follow. The reactor finds it broken."""
@@ -387,7 +398,17 @@ class Direct:
                 ready.append(frame)
         if self._received - self._confirmed >= _CONFIRM:
             self._confirm()
+        self.pace()
         return ready
+
+    def pace(self) -> None:
+        """Read on, or do not: so whoever sends what is too early has to wait."""
+        held = self.turns.early[CONNECTION] > _EARLY
+        if held != self.held:
+            with self._link._holding():
+                self.held = held
+                if not self.broken:
+                    self._watch(self.fileno, not held, bool(self._queue))
 
     def _confirm(self) -> None:
         self._confirmed = self._received

@@ -225,7 +225,11 @@ class Directs:
             return
         assert isinstance(sock, socket.socket)
         reactor = self._proc.reactor
-        direct = Direct(link, sock, number, settings.host_timeout / 2, reactor.watch_writes)
+
+        def watch(fd: int, reads: bool, writes: bool) -> None:
+            reactor.watch(fd, reads=reads, writes=writes)
+
+        direct = Direct(link, sock, number, settings.host_timeout / 2, watch)
         owner = self._open[link] = DirectLink.of(link, direct, first=first)
 
         def ready(mask: int) -> None:
