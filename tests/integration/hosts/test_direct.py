@@ -40,6 +40,13 @@ def cut() -> int:
     return found
 
 
+def open_here() -> list[int]:
+    """How many descriptors, and connections in the books."""
+    directs = client_proc().directs
+    books = directs._open, directs._tries, directs._failed, directs._last_words
+    return [len(os.listdir("/proc/self/fd")), *map(len, books)]
+
+
 class Member(Actor):
     def __init__(self) -> None:
         self.noted: list[int] = []
@@ -75,6 +82,10 @@ class Member(Actor):
     def last(self, port: Port[str]) -> None:
         port.send("last words")
         os._exit(3)
+
+    @endpoint
+    def open_there(self) -> list[int]:
+        return open_here()
 
     @endpoint
     def sleep(self) -> None:
@@ -189,6 +200,49 @@ def test_the_end_of_a_proc_ends_its_calls(start: Any, faults: Any) -> None:
             sleeping.get(timeout=WAIT)
         until(lambda: faults)
         until(lambda: not client_proc().directs._open)
+
+
+def test_a_forked_child_has_none_of_it(start: Any) -> None:
+    with attached(start()[0]) as hosts:
+        member = hosts.spawn_procs().spawn("member", Member)
+        warm(member)
+        (link,) = connections()
+        sock, ino = link.direct.sock, os.fstat(link.direct.fileno).st_ino
+        reading, writing = os.pipe()
+        if not (pid := os.fork()):
+            open_there = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+            inodes = [os.stat(name).st_ino for name in open_there if os.path.exists(name)]
+            os.write(writing, b"open" if ino in inodes or sock.fileno() >= 0 else b"closed")
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert os.read(reading, 10) == b"closed"
+        os.close(reading)
+        os.close(writing)
+        assert member.echo.call_one(1).get(timeout=WAIT) == 1
+        assert connections() == [link]
+
+
+def test_procs_that_end_leave_no_descriptors(start: Any, faults: Any) -> None:
+    with attached(start()[0], start()[0]) as hosts:
+        members = hosts.spawn_procs().spawn("members", Member)
+        stays, first = members.slice(hosts=0), members.slice(hosts=1)
+        stays.chat.call_one(first, MANY).get(timeout=WAIT)
+        first.chat.call_one(stays, MANY).get(timeout=WAIT)
+
+        def books() -> list[int]:
+            return [*open_here(), *stays.open_there.call_one().get(timeout=WAIT)]
+
+        before = books()
+        for _ in range(3):
+            other = hosts.slice(hosts=1).spawn_procs().spawn("other", Member)
+            warm(other)
+            until(lambda: stays.chat.call_one(other, MANY).get(timeout=WAIT) > 1)  # noqa: B023
+            until(lambda: other.chat.call_one(stays, MANY).get(timeout=WAIT) > 1)  # noqa: B023
+            other.exit.broadcast()
+            until(lambda: faults)
+            faults.clear()
+
+        until(lambda: all(now <= then for now, then in zip(books(), before, strict=True)))
 
 
 def test_the_end_of_a_host_ends_its_calls(start: Any, faults: Any) -> None:
