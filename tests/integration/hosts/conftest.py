@@ -26,8 +26,10 @@ run_worker_loop_forever(address=sys.argv[1], ca="trust_all_connections")
 """
 
 CLIENT = """
-import os, sys
+import os, sys, threading
+from itertools import count
 import monarch.actor
+from monarch._engine.runtime.client import client_proc
 from monarch.actor import *
 
 monarch.actor.unhandled_fault_hook = lambda failure: None
@@ -62,6 +64,13 @@ def take(job, **options):
 def echoes(size):
     data = os.urandom(size)
     return echos.echo.call(data).get(timeout=60).values() == [data] * len(echos)
+
+def chat():
+    return [echos.echo.call_one(number).get(timeout=60) for number in range(50)] == [*range(50)]
+
+def speaks_directly():
+    links = [link for link in client_proc().links.values() if getattr(link, "direct", None)]
+    return any(link.direct.speaks for link in links)
 
 for line in sys.stdin:
     print(repr(outcome(lambda: eval(line))), flush=True)

@@ -56,6 +56,28 @@ def test_a_mesh_of_another_program_cannot_be_called(place: Place, tmp_path: Path
     assert one("echoes(1)")
 
 
+def test_a_successor_gets_a_direct_connection_of_its_own(place: Place, tmp_path: Path) -> None:
+    """The one before was killed in the middle of what it sent by its own."""
+    address = free_address()
+    place.worker(address)
+    environ = {
+        "MONARCH_DRIVER_GRACE": "60s",
+        "MONARCH_JOB_ID": "kept",
+        "XDG_RUNTIME_DIR": str(tmp_path),
+    }
+    first = place.client(**environ)
+    (pid,) = first(f"to({address!r})")
+    until(lambda: first("chat() and speaks_directly()"))
+    first("threading.Thread(target=lambda: any(map(echos.echo.broadcast, count()))).start()")
+    place.started[-1].kill()
+    second = place.client(**environ)
+    assert second("list(take('kept').actors)") == ["echos"]
+    until(lambda: second("chat() and speaks_directly()"))
+    assert second("echos.pid.call().get(timeout=60).values()") == [pid]
+    assert second("shutdown_context().get(timeout=60)") is None
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
 def test_hosts_behind_a_gateway_keep_what_a_lost_machine_left(place: Place, tmp_path: Path) -> None:
     """With TLS all the way. (See tests/integration/engine/test_reattach.py for the rest.)"""
     client_files, worker_files = make_certificates(tmp_path / "ca", ["client", "127.0.0.1"])

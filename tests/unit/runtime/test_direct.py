@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.protocol.turns import CONNECTION, TUNNEL, Turns, Unconfirmed
 from monarch._engine.runtime import direct
-from monarch._engine.runtime.direct import BROKEN, REST, Direct, DirectLink
+from monarch._engine.runtime.direct import BROKEN, REST, Direct, DirectLink, FarLink
 from monarch._engine.runtime.directs import INVITE, READY, Directs
 from monarch._engine.runtime.proc import Proc
 from monarch._engine.runtime.reactor import READ, WRITE
@@ -87,7 +89,7 @@ class Side:
     def tell_agent(self, message: dict[str, Any]) -> None:
         self.told.append(message)
 
-    def handle(self, link: Link, frames: list[Frame]) -> bool:
+    def handle(self, link: Link, frames: list[Frame]) -> None:
         for frame in frames:
             if frame.kind == TURN:
                 self.directs.on_turn(link, frame)
@@ -100,7 +102,6 @@ class Side:
                     (fd,) = link.take_fds(frame.nfd)
                     os.close(fd)
                 self.got.append(frame.dest)
-        return True
 
     def lose(self, link: Link, reason: str) -> None:
         link.lose(reason)
@@ -310,6 +311,38 @@ def test_a_mailbox_behind_a_lost_link_holds_nobody_back() -> None:
     proc.reactor.close()
 
 
+def test_what_came_by_a_tunnel_that_is_lost_counts() -> None:
+    """A thread that sent has found it closed, and now the connection is the first that is read."""
+    ours, theirs = socket.socketpair()
+    proc = Proc(1, "test", lambda proc, link, frame: None, lambda proc, frame: None, client=False)
+    link = proc.adopt(ours, 2)
+    got: list[int] = []
+    sink: Any = SimpleNamespace(
+        deliver=lambda rank, flags, body, link: got.append(rank), peer_lost=lambda *_: None
+    )
+    port = proc.open_port(sink)
+    theirs.send(pack(POST, port, 0, 1, b"", b""))
+    theirs.close()
+    link.lose("as a test")
+    proc.handle(link, [Frame(POST, 0, port, 0, 0, 0, b"", b"")])
+    proc._read(link)
+    assert got == [0, 1]
+    proc.reactor.close()
+
+
+def test_a_connection_that_was_worth_it_is_made_again() -> None:
+    with pair() as (left, right):
+        for number in range(2, 20):
+            connect(left, right, number)
+            left.link.send(call(number, 2 << 20 if number > 4 else 0))
+            settle(left, right)
+            left.direct.sock.shutdown(socket.SHUT_RDWR)
+            settle(left, right)
+        assert right.got == list(range(2, 20))
+        assert isinstance(left.link, FarLink)
+        assert isinstance(right.link, FarLink)
+
+
 def test_whoever_looked_at_the_link_before_it_changed() -> None:
     """A thread that casts waits for the lock while the reactor makes it another kind of link."""
     with pair() as (left, right):
@@ -480,7 +513,8 @@ def test_what_was_lost_cannot_be_about_what_was_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [{"port": 0}, {"port": 1 << 16}, {"port": []}, {"key": 1}, {"key": "x"}]
+    "said",
+    [{"port": 0}, {"port": 1 << 16}, {"port": []}, {"port": math.inf}, {"key": 1}, {"key": "x"}],
 )
 def test_an_invitation_to_nowhere(said: dict[str, Any]) -> None:
     with pair() as (left, _):

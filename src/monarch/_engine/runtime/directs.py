@@ -10,7 +10,8 @@ nothing but the link can lead to one::
     READY      the other is there; whoever asked has turned to the connection when both are
 
 If both ask at once the one with the greater uid is answered. Who was refused, or did not get
-through, asks again after ever more messages, and in the end never. There is none where hosts talk
+through, asks again after ever more messages, and in the end never; a connection that broke counts
+as such a try unless it was of use before. There is none where hosts talk
 by TLS: reading and writing one session from several threads needs a lock around each, which costs
 what the connection saves.
 
@@ -51,6 +52,7 @@ READY = 19
 _ENOUGH = 64  # messages that are worth a connection
 _LESS = 16  # times as many after each try that led to nothing
 _TRIES = 4
+_WORTH = 1 << 20  # bytes; a connection that carried them before it broke was worth the try
 _MOST = 256  # of one process
 _DIAL = 3.0  # seconds
 _PATIENCE = 15.0  # seconds that all of it may take
@@ -126,8 +128,8 @@ class Directs:
         from monarch._engine.runtime.invitation import Invitation, come  # few processes need it
 
         said = json.loads(frame.body)
-        address, port = str(said["address"]), int(said["port"])
-        if tried.invited or not 0 < port < 1 << 16:
+        address, port = str(said["address"]), said["port"]
+        if tried.invited or not isinstance(port, int) or not 0 < port < 1 << 16:
             raise ProtocolError(f"protocol error from {link.peer}: not an invitation")
         tried.invited = True
         invitation = Invitation(address, port, bytes.fromhex(said["key"]), b"")
@@ -284,9 +286,13 @@ class Directs:
 
     def _leave(self, link: DirectLink) -> None:
         if link in self._open and link.direct.told and link.direct.heard:
+            direct = link.direct
             link.leave()
             del self._open[link]
-            self._failed[link.uid] = self._failed.get(link.uid, 0) + 1
+            if direct.position + direct.unconfirmed.end > _WORTH:
+                self._failed.pop(link.uid, None)
+            else:
+                self._failed[link.uid] = self._failed.get(link.uid, 0) + 1
             self.count(link)
 
     # -- the end of the link ---------------------------------------------------------------------

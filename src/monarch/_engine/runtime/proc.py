@@ -437,10 +437,14 @@ class Proc:
         except ProtocolError as error:
             link.lose(str(error))
             frames = []
-        return self.handle(link, frames) and bool(frames)
+        self.handle(link, frames)
+        if link.lost is not None:
+            self._on_lost(link)
+            return False
+        return bool(frames)
 
-    def handle(self, link: Link, frames: list[Frame]) -> bool:
-        """Do what these frames say; False if the link is lost."""
+    def handle(self, link: Link, frames: list[Frame]) -> None:
+        """Do what these frames say. Who sends nonsense loses the link."""
         try:
             on = self._on
             for frame in frames:
@@ -450,13 +454,9 @@ class Proc:
             if link.reader.refused is not None:
                 raise link.reader.refused
         except ProtocolError as error:
-            link.lose(str(error))
-        except (ValueError, TypeError, LookupError) as error:  # a body that cannot be
-            link.lose(f"protocol error from {link.peer}: {type(error).__name__}: {error}")
-        if link.lost is not None:
-            self._on_lost(link)
-            return False
-        return True
+            self.lose(link, str(error))
+        except (ValueError, TypeError, LookupError, RecursionError) as error:  # that cannot be
+            self.lose(link, f"protocol error from {link.peer}: {type(error).__name__}: {error}")
 
     def lose(self, link: Link, reason: str) -> None:
         """Give a link up."""
