@@ -279,6 +279,11 @@ def test_last_words_are_not_waited_for_long() -> None:
         connect(left, right)
         news: list[str] = []
         assert left.directs.last_words(left.link, lambda: news.append("gone"))
+        right.direct.sock.send(call(1))
+        left.step_connection()
+        left.reactor.timers.pop()()  # it speaks
+        left.run_soon()
+        assert news == []
         left.reactor.timers.pop()()
         left.run_soon()
         assert news == ["gone"]

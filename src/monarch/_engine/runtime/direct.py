@@ -237,7 +237,6 @@ class Direct:
         "_link",
         "_queue",
         "_queued",
-        "_received",
         "_watch",
         "broken",
         "fileno",
@@ -245,6 +244,7 @@ class Direct:
         "held",
         "number",
         "reader",
+        "received",
         "rest",
         "sock",
         "speaks",
@@ -288,8 +288,9 @@ class Direct:
         self.reader = FrameReader(link.reader.limit, link.peer)
         self._queue: deque[memoryview] = deque()
         self._queued = 0
-        self._received = 0  # bytes, of what is confirmed
-        self._confirmed = 0
+        self.received = 0
+        """Bytes."""
+        self._confirmed = 0  # of them
         self._confirms = 0  # bytes of the confirmations among them, which are not counted
 
     # -- under the link's lock -------------------------------------------------------------------
@@ -365,7 +366,7 @@ class Direct:
     @property
     def position(self) -> int:
         """Up to where whole frames have arrived."""
-        return self._received - self._confirms - self.reader.kept
+        return self.received - self._confirms - self.reader.kept
 
     def receive(self, scratch: memoryview) -> list[Frame] | None:
         """Read what is there, once; the frames whose turn it is. None: it is at its end.
@@ -386,7 +387,7 @@ class Direct:
                 target.release()
         if not count:
             return None
-        self._received += count
+        self.received += count
         frames = reader.feed(scratch[:count]) if target is None else reader.filled(count)
         ready: list[Frame] = []
         for frame in self.turns.came(CONNECTION, frames):
@@ -396,7 +397,7 @@ class Direct:
                     self.unconfirmed.confirmed(frame.port)
             else:
                 ready.append(frame)
-        if self._received - self._confirmed >= _CONFIRM:
+        if self.received - self._confirmed >= _CONFIRM:
             self._confirm()
         self.pace()
         return ready
@@ -411,7 +412,7 @@ class Direct:
                     self._watch(self.fileno, not held, bool(self._queue))
 
     def _confirm(self) -> None:
-        self._confirmed = self._received
+        self._confirmed = self.received
         with self._link._holding():
             if not self.broken and self._link.lost is None:
                 self._put(pack(DIRECT, self.number, self.position, 0, b"", b"", CONFIRMED))

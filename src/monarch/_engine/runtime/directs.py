@@ -16,8 +16,8 @@ by TLS: reading and writing one session from several threads needs a lock around
 what the connection saves.
 
 When a proc ends, the news comes by the agents, its last words by the connection. So the news waits
-for the connection's end, which the kernel of the other host sends at once, if it still does; not
-for longer than `_LAST_WORDS`.
+for the connection's end, which the kernel of the other host sends at once, if it still does; if
+not, for a silence of `_LAST_WORDS`.
 """
 
 from __future__ import annotations
@@ -308,9 +308,19 @@ class Directs:
         if owner is None or owner.direct.broken:
             return False
         self._last_words[link] = then
-        direct = owner.direct
-        self._proc.reactor.call_later(_LAST_WORDS, lambda: self._end(owner, direct))
+        self._await_silence(owner, owner.direct)
         return True
+
+    def _await_silence(self, link: DirectLink, direct: Direct) -> None:
+        heard = direct.received
+
+        def look() -> None:
+            if direct.broken or direct.received == heard:
+                self._end(link, direct)
+            else:  # there is much of it, or we were busy
+                self._await_silence(link, direct)
+
+        self._proc.reactor.call_later(_LAST_WORDS, look)
 
     def lost(self, link: Any) -> None:
         """The link is lost, and why is not known yet: there may be last words all the same."""
