@@ -387,3 +387,13 @@ def test_one_that_oversleeps_goes_on(seed: int) -> None:
         else:
             beats = [e for e in detector.tick(now) if isinstance(e, SendHeartbeat)]
             assert all(len(beat.payload) == 16 for beat in beats)
+
+
+def test_other_bounds_count_from_then_on() -> None:
+    watcher = detector()
+    watcher.add("b", 100.0)
+    watcher.set_bounds(INTERVAL / 4, MINIMUM / 4, MAXIMUM / 4)
+    [(given_up, _)] = verdicts(until(watcher, 1000.0))
+    assert given_up <= 100.0 + max(MAXIMUM / 4, INTERVAL) + INTERVAL / 4
+    with pytest.raises(ValueError, match="interval"):
+        watcher.set_bounds(1.0, 2.0, 3.0)

@@ -168,6 +168,14 @@ class Detector:
     )
 
     def __init__(self, interval: float = 0.25, minimum: float = 1.5, maximum: float = 3.0) -> None:
+        self.set_bounds(interval, minimum, maximum)
+        self._watches: dict[Peer, _Watch] = {}
+        self._heap: list[tuple[float, int, _Watch]] = []  # when each is looked at next
+        self._count = 0
+        self._slept = 0.0  # how much real time is ahead of waking time
+
+    def set_bounds(self, interval: float, minimum: float, maximum: float) -> None:
+        """Other bounds from now on, see the class; what was due before is still looked at then."""
         if not 0 < 3 * interval <= minimum <= maximum:
             raise ValueError(
                 "expected 0 < 3 * interval <= minimum <= maximum, got "
@@ -176,10 +184,6 @@ class Detector:
         self._interval = interval
         self._minimum = minimum
         self._maximum = maximum
-        self._watches: dict[Peer, _Watch] = {}
-        self._heap: list[tuple[float, int, _Watch]] = []  # when each is looked at next
-        self._count = 0
-        self._slept = 0.0  # how much real time is ahead of waking time
 
     @property
     def deadline(self) -> float | None:

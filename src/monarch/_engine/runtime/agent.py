@@ -839,8 +839,10 @@ class Agent:
         """The client wants these hosts: by name, the addresses where their workers listen."""
         take_settings(message["environ"])
         settings.install_client_values(message["config"])
-        if not self._neighbours:  # what was configured since this process was started counts
-            self.sentinel = Sentinel(self.reactor, settings.host_timeout)
+        # What was configured since this process was started counts.
+        self.sentinel.be_patient(settings.host_timeout)
+        for neighbour in self._neighbours.values():
+            neighbour.be_patient(settings.host_timeout)
         self._gateway = message["gateway"]
         self._trusting |= message["trusting"]
         self._addresses.update(message["hosts"])

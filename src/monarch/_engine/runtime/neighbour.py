@@ -247,6 +247,12 @@ class Neighbour(Receiver):
         elif lane >= CASTS:
             self._agent.casts.room(self.way, lane)
 
+    def be_patient(self, patience: float) -> None:
+        """From the next break on, another one than it was made with."""
+        self._patience = patience
+        if self.channel.met:
+            self.channel.be_patient(patience)
+
     def connected(self, *, again: bool) -> None:
         self.problem = ""
         if not again:

@@ -59,6 +59,10 @@ class Sentinel:
         self._timer: Timer | None = None
         self._timer_at = 0.0
 
+    def be_patient(self, timeout: float) -> None:
+        """Another timeout, from now on."""
+        self._detector.set_bounds(timeout / _BEATS, timeout, timeout)
+
     def watch(self, peer: Watched) -> None:
         """There is a session with it, from now on."""
         if peer not in self._peers:
