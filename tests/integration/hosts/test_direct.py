@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.direct import DirectLink
 from monarch.actor import Actor, Port, SupervisionError, endpoint
 from monarch.config import configured
+from monarch.security import make_certificates
+from tests.integration.hosts.conftest import free_address
 from tests.integration.hosts.test_hosts import WAIT, attached, faults, secret, start, until
 
 __all__ = ["faults", "secret", "start"]
@@ -130,9 +133,17 @@ def test_not_where_it_is_not_wanted(start: Any) -> None:
         assert not connections()
 
 
-def test_whatever_is_sent_and_breaks_the_order_is_kept(start: Any) -> None:
+@pytest.mark.parametrize("scheme", ["tcp", "tls"])
+def test_whatever_is_sent_and_breaks_the_order_is_kept(
+    start: Any, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Calls to one, casts, small and big, by three threads, while connections are cut."""
-    with attached(start()[0], start()[0]) as hosts:
+    if scheme == "tls":
+        [certificate] = make_certificates(tmp_path / "tls", [["client", "127.0.0.1"]])
+        for name, value in certificate.environment.items():
+            monkeypatch.setenv(name, value)
+    addresses = [start(free_address(scheme))[0] for _ in range(2)]
+    with attached(*addresses) as hosts:
         members = hosts.spawn_procs({"gpus": 2}).spawn("members", Member)
         each = [members.slice(hosts=rank // 2, gpus=rank % 2) for rank in range(4)]
         for member in each:

@@ -291,7 +291,7 @@ class Settings:
     unresponsive_timeout = _seconds("10s", "MONARCH_UNRESPONSIVE_TIMEOUT", "how long a proc may be stopped by a signal (SIGSTOP) before it counts as dead; 0: for ever")
 
     host_timeout = _seconds("3s", "MONARCH_HOST_TIMEOUT", "until a host that cannot be reached counts as lost")
-    direct_connections = _boolean(True, "MONARCH_DIRECT_CONNECTIONS", "connect procs of different hosts, which talk often, to each other; not with TLS")
+    direct_connections = _boolean(True, "MONARCH_DIRECT_CONNECTIONS", "connect procs of different hosts, which talk often, to each other")
     driver_grace = _seconds("0s", "MONARCH_DRIVER_GRACE", "how long meshes outlive the script that spawned them, for another to re-attach; 0: not at all")
     job_id = _text("", "MONARCH_JOB_ID", "the name by which another script finds the meshes of this one; empty: it gets one")
     allow_unauthenticated = _boolean(False, "MONARCH_ALLOW_UNAUTHENTICATED", "let in, or talk to, hosts that do not know the secret; counts only where configure() sets it")

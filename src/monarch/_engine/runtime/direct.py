@@ -24,7 +24,7 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.protocol.turns import CONNECTION, TUNNEL, Turns, Unconfirmed
@@ -39,6 +39,9 @@ from monarch._engine.wire.frame import (
     FrameReader,
     pack,
 )
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.greeting import Wire
 
 __all__ = ["BROKEN", "REST", "Direct", "DirectLink", "count"]
 
@@ -225,7 +228,7 @@ class Direct:
 
     Args:
         link: it belongs to; it is told how many bytes wait, as senders look there.
-        sock: a connected stream socket; this owns it.
+        sock: a connected stream socket, or TLS over one; this owns it.
         number: names it to both sides.
         patience: seconds after which what the other side does not acknowledge breaks it.
         watch: called with the descriptor, and whether to read and to write as soon as that can be.
@@ -256,7 +259,7 @@ class Direct:
     def __init__(
         self,
         link: Link,
-        sock: socket.socket,
+        sock: Wire,
         number: int,
         patience: float,
         watch: Callable[[int, bool, bool], None],
@@ -367,6 +370,11 @@ class Direct:
     def position(self) -> int:
         """Up to where whole frames have arrived."""
         return self.received - self._confirms - self.reader.kept
+
+    def pending(self) -> bool:
+        """Whether there is something to receive that makes no event."""
+        sock = self.sock
+        return not (self.broken or isinstance(sock, socket.socket)) and sock.pending()
 
     def receive(self, scratch: memoryview) -> list[Frame] | None:
         """Read what is there, once; the frames whose turn it is. None: it is at its end.

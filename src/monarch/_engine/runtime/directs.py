@@ -11,9 +11,8 @@ nothing but the link can lead to one::
 
 If both ask at once the one with the greater uid is answered. Who was refused, or did not get
 through, asks again after ever more messages, and in the end never; a connection that broke counts
-as such a try unless it was of use before. There is none where hosts talk
-by TLS: reading and writing one session from several threads needs a lock around each, which costs
-what the connection saves.
+as such a try unless it was of use before. Where hosts talk by TLS, so do the procs; one that has no
+certificate refuses.
 
 When a proc ends, the news comes by the agents, its last words by the connection. So the news waits
 for the connection's end, which the kernel of the other host sends at once, if it still does; if
@@ -24,7 +23,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import socket
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -81,7 +79,7 @@ class Directs:
         self._tries: dict[Link, _Try] = {}
         self._failed: dict[int, int] = {}  # by peer: how often
         self._open: dict[Link, DirectLink] = {}
-        self._doors: dict[str, Door] = {}  # by address
+        self._doors: dict[tuple[str, bool], Door] = {}  # by address, and whether it has TLS
         self._asked: dict[int, list[tuple[Link, int]]] = {}  # our agent, by the peer it is about
         self._last_words: dict[Link, Callable[[], None]] = {}
         proc.notices["way"] = self._on_way
@@ -126,19 +124,21 @@ class Directs:
             return
         from monarch._engine.protocol.handshake import HandshakeError
         from monarch._engine.runtime.invitation import Invitation, come  # few processes need it
+        from monarch._engine.runtime.secret import SecretError
 
         said = json.loads(frame.body)
         address, port = str(said["address"]), said["port"]
         if tried.invited or not isinstance(port, int) or not 0 < port < 1 << 16:
             raise ProtocolError(f"protocol error from {link.peer}: not an invitation")
         tried.invited = True
-        invitation = Invitation(address, port, bytes.fromhex(said["key"]), b"")
+        key, certificate = bytes.fromhex(said["key"]), bytes.fromhex(said["certificate"])
+        invitation = Invitation(address, port, key, certificate)
 
         def dial() -> None:
             sock: Wire | None = None
             try:
                 sock = come(invitation, _DIAL)
-            except (OSError, HandshakeError, UnicodeError):  # of what is no address
+            except (OSError, HandshakeError, SecretError, UnicodeError):  # of what is no address
                 sock = None  # the tunnel it is
             self._proc.reactor.call_soon(self._came, link, tried, sock)
 
@@ -187,18 +187,19 @@ class Directs:
         """How the agents of the two hosts are connected."""
         address, secured = message["here"], message["tls"]
         for link, number in self._asked.pop(message["to"], ()):
-            if not address or secured:
-                reason = b"TLS" if secured else b"the hosts are not connected by IP"
-                self._say(link, REFUSED, number, reason)
+            if not address:
+                self._say(link, REFUSED, number, b"the hosts are not connected by IP")
             else:
-                self._invite(link, number, address)
+                self._invite(link, number, address, secured)
 
-    def _invite(self, link: Link, number: int, address: str) -> None:
+    def _invite(self, link: Link, number: int, address: str, tls: bool) -> None:
         from monarch._engine.runtime.invitation import Door
+        from monarch._engine.runtime.secret import SecretError
 
-        door = self._doors.get(address)
+        door = self._doors.get((address, tls))
         if door is None:
-            door = self._doors[address] = Door(self._proc.reactor, address, False, self._report)
+            door = Door(self._proc.reactor, address, tls, self._report)
+            self._doors[address, tls] = door
 
         def arrived(sock: Wire) -> None:
             if link.lost is not None or link in self._open:
@@ -208,11 +209,16 @@ class Directs:
                 self._say(link, READY, number)
 
         try:
-            _, port, key, _ = door.invite(arrived)
-        except OSError as error:
+            _, port, key, certificate = door.invite(arrived)
+        except (OSError, SecretError) as error:
             self._say(link, REFUSED, number, str(error).encode())
             return
-        said = {"address": address, "port": port, "key": key.hex()}
+        said = {
+            "address": address,
+            "port": port,
+            "key": key.hex(),
+            "certificate": certificate.hex(),
+        }
         self._say(link, INVITE, number, json.dumps(said).encode())
 
     def _report(self, peer: str, certificate: str, refused: str) -> None:
@@ -225,7 +231,6 @@ class Directs:
         if link.lost is not None or link in self._open:
             sock.close()  # the other side sees that
             return
-        assert isinstance(sock, socket.socket)
         reactor = self._proc.reactor
 
         def watch(fd: int, reads: bool, writes: bool) -> None:
@@ -241,8 +246,12 @@ class Directs:
                 self._read(owner, direct)
 
         reactor.register(direct.fileno, ready)
+        if direct.pending():
+            reactor.call_soon(self._read, owner, direct)
 
     def _read(self, link: DirectLink, direct: Direct) -> None:
+        if direct.broken:
+            return
         try:
             frames = direct.receive(self._proc.reactor.scratch)
             if frames:
@@ -255,6 +264,8 @@ class Directs:
             return
         if frames is None:
             self._end(link, direct)
+        elif direct.pending():  # that makes no event
+            self._proc.reactor.call_soon(self._read, link, direct)
 
     def _end(self, link: DirectLink, direct: Direct) -> None:
         """The socket is at its end."""

@@ -138,6 +138,9 @@ class TlsSocket:
 
     In TLS 1.3 reading never has to write first, nor writing to read, once the handshake is over;
     so whoever waits for one waits for the event of that name.
+
+    One thread may read while another one writes: OpenSSL, which does not allow that, is asked under
+    a lock. (Whom the garbage collector lets write in the middle of its own reading finds it open.)
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, name: str | None) -> None:
@@ -147,6 +150,7 @@ class TlsSocket:
         self._tls = context.wrap_bio(
             self._arrived, self._leaving, server_side=name is None, server_hostname=name or None
         )
+        self._lock = threading.RLock()
         self._sealed: list[memoryview] = []  # what the socket has not taken yet,
         self._holds = 0  # and how many bytes are in what it is the end of
         self._came = 0  # bytes received last
@@ -157,6 +161,7 @@ class TlsSocket:
         self.setblocking = sock.setblocking
         self.setsockopt = sock.setsockopt
         self.settimeout = sock.settimeout
+        self.shutdown = sock.shutdown
 
     @classmethod
     def dial(cls, sock: socket.socket, context: ssl.SSLContext, name: str) -> TlsSocket:
@@ -231,7 +236,9 @@ class TlsSocket:
             try:
                 # OpenSSL gives a record at a time. All of `arrived` is in it when it wants more.
                 while got < most and (arrived.pending or not got):
-                    count = read(most - got, target[got:])
+                    room = target[got:]
+                    with self._lock:
+                        count = read(most - got, room)
                     if not count:
                         return got
                     got += count
@@ -266,8 +273,10 @@ class TlsSocket:
             data = _next(buffers)
             self._holds = min(len(data), _MOST)
             for at in range(0, self._holds, _STEP):
-                self._tls.write(data[at : min(at + _STEP, self._holds)])
-                self._seal()
+                step = data[at : min(at + _STEP, self._holds)]
+                with self._lock:
+                    self._tls.write(step)
+                    self._seal()
         self._flush()
         return self._holds
 
