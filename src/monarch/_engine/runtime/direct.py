@@ -240,6 +240,7 @@ class Direct:
         "_link",
         "_queue",
         "_queued",
+        "_tls",
         "_watch",
         "broken",
         "fileno",
@@ -270,6 +271,7 @@ class Direct:
             if _USER_TIMEOUT is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, max(1, round(patience * 1000)))
         self.sock = sock
+        self._tls = None if isinstance(sock, socket.socket) else sock
         self.fileno = sock.fileno()
         self.number = number
         self.held = False
@@ -373,8 +375,7 @@ class Direct:
 
     def pending(self) -> bool:
         """Whether there is something to receive that makes no event."""
-        sock = self.sock
-        return not (self.broken or isinstance(sock, socket.socket)) and sock.pending()
+        return self._tls is not None and not (self.broken or self.held) and self._tls.pending()
 
     def receive(self, scratch: memoryview) -> list[Frame] | None:
         """Read what is there, once; the frames whose turn it is. None: it is at its end.

@@ -235,6 +235,8 @@ class Directs:
 
         def watch(fd: int, reads: bool, writes: bool) -> None:
             reactor.watch(fd, reads=reads, writes=writes)
+            if reads and direct.pending():
+                reactor.call_soon(self._read, owner, direct)
 
         direct = Direct(link, sock, number, settings.host_timeout / 2, watch)
         owner = self._open[link] = DirectLink.of(link, direct, first=first)
