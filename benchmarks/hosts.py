@@ -162,12 +162,13 @@ def report(
     goal = ratio(two_hosts, one_host)
     rows.append(("on the other host", f"{two_hosts * 1e6:.0f} us", f"{goal} times", "at most 3"))
     rows.append(("the same with TLS", f"{figure('tls two_hosts') * 1e6:.0f} us", "", ""))
-    pair = figure("ours calls")
-    rows.append(("between actors of two worker loops", f"{pair * 1e6:.0f} us", "", ""))
-    if found["reference calls"]:
-        theirs = figure("reference calls")
-        faster = f"{theirs / pair:.1f} times slower"
-        rows.append(("torchmonarch", f"{theirs * 1e6:.0f} us", faster, "at least 5"))
+    for name, what in (("blocking", "plain functions"), ("calls", "coroutines")):
+        pair = figure(f"ours {name}")
+        rows.append((f"between actors of two worker loops, {what}", f"{pair * 1e6:.0f} us", "", ""))
+        if found[f"reference {name}"]:
+            theirs = figure(f"reference {name}")
+            faster = f"{theirs / pair:.1f} times slower"
+            rows.append(("torchmonarch", f"{theirs * 1e6:.0f} us", faster, "at least 5"))
     size = options.megabytes * 1e6
 
     def rate(bytes_per_second: float) -> str:

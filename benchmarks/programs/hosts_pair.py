@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 import numpy as np
-from timing import argument, emit, samples_of_await
+from timing import argument, emit, samples, samples_of_await
 
 from monarch.actor import Actor, attach_to_workers, enable_transport, endpoint
 
@@ -41,6 +41,18 @@ class Peer(Actor):
         return calls, await samples_of_await(lambda: other.take.call_one(array))
 
 
+class Blocking(Actor):
+    """The same call, by functions that are no coroutines."""
+
+    @endpoint
+    def echo(self, value: int) -> int:
+        return value
+
+    @endpoint
+    def measure(self, other: object) -> list[float]:
+        return samples(lambda: other.echo.call_one(7).get())
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
@@ -60,10 +72,14 @@ def main() -> None:
         ]
         try:
             hosts = attach_to_workers(ca="trust_all_connections", workers=addresses)
-            peers = hosts.spawn_procs(per_host={"gpus": 1}).spawn("peers", Peer)
+            procs = hosts.spawn_procs(per_host={"gpus": 1})
+            plain = procs.spawn("plain", Blocking)
+            one, other = (plain.slice(hosts=number) for number in range(2))
+            blocking = one.measure.call_one(other).get()
+            peers = procs.spawn("peers", Peer)
             one, other = (peers.slice(hosts=number) for number in range(2))
             calls, arrays = one.measure.call_one(other, megabytes).get()
-            emit(calls=calls, arrays=arrays)
+            emit(blocking=blocking, calls=calls, arrays=arrays)
             hosts.shutdown().get()
         finally:
             for worker in workers:
