@@ -157,8 +157,9 @@ def leaks(before: Resources) -> list[str]:
     """One line for each thing that is there and was not before."""
     deadline = time.monotonic() + GRACE
     await_end(Resources.now().processes - before.processes, deadline)
-    for thread in Resources.now().threads - before.threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+    threads = Resources.now().threads - before.threads
+    while threads.intersection(threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.001)  # (one that is about to start cannot be joined)
     after = Resources.now()
     found = [f"process {pid}: {command(pid)}" for pid in after.processes - before.processes]
     found += [f"thread {thread}" for thread in after.threads - before.threads]
