@@ -8,7 +8,7 @@ BIN    := .venv/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-hosts test check format bench clean
+.PHONY: help demo demo-hosts test test-pythons check news docs format bench clean
 
 help: ## list the targets
 	@echo "pymonarch: actors on meshes of processes, in pure Python"
@@ -27,22 +27,32 @@ demo-hosts: .venv/.ready-examples,tls ## the same over TLS on two machines: netw
 test: .venv/.ready-dev ## set up, then run the tests
 	@$(BIN)/python -m pytest $(TESTS)
 
+test-pythons: .venv/.ready-dev ## run tests on the other Pythons that are installed (VERSIONS="3.10 3.12")
+	@$(BIN)/python .ci/pythons.py
+
 check: .venv/.ready-dev ## lint, format, types (mypy and pyright, strict), layers
 	@echo "ruff check";   $(BIN)/ruff check .
 	@echo "ruff format";  $(BIN)/ruff format --check .
 	@echo "mypy";         $(BIN)/mypy
 	@echo "pyright";      $(BIN)/pyright
 	@echo "lint-imports"; $(BIN)/lint-imports --no-logo
+	@echo "towncrier";    $(BIN)/towncrier build --draft >/dev/null
+
+news: .venv/.ready-dev ## show what the next section of CHANGELOG.md will say
+	@$(BIN)/towncrier build --draft 2>/dev/null
+
+docs: .venv/.ready-dev ## write docs/settings.md from the table of settings
+	@$(BIN)/python docs/make_settings.py
 
 format: .venv/.ready-dev ## let ruff format the code and fix what it can
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: .venv/.ready-bench ## measure against torchmonarch and Ray (each in an environment of its own)
+bench: .venv/.ready-bench ## measure against torchmonarch and Ray (BENCH=--publish: and make the pages)
 	@$(BIN)/python benchmarks/run.py $(BENCH)
 
 clean: ## remove .venv, caches and what programs wrote
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out
+	rm -rf .venv .venv-3.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist out
 	find src tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.ready-%: pyproject.toml constraints.txt .ci/set_up.py

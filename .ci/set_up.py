@@ -1,5 +1,7 @@
 """Make or complete .venv: the one step that everything else in the Makefile rests on.
 
+    python3 .ci/set_up.py EXTRAS [FOLDER]     (FOLDER: another environment than .venv)
+
 Runs on any Python, so that a wrong one is told what is missing instead of a syntax error, and
 needs nothing beside it. Versions come from constraints.txt, for build requirements too. While
 pip works, one line says what it is at; pip's own words appear only if it fails.
@@ -13,21 +15,21 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
-PYTHON = VENV / "bin" / "python"
 CONSTRAINTS = ROOT / "constraints.txt"
 OLDEST = (3, 10)
 STEPS = ("Collecting", "Downloading", "Building", "Preparing", "Installing", "Obtaining")
 
 
-def main(extras):
-    if not PYTHON.exists():
-        make_venv()
-    print("Installing pymonarch[{0}] into .venv (pinned by constraints.txt)".format(extras))
-    install(extras)
+def main(extras, folder=".venv"):
+    venv = ROOT / folder
+    python = venv / "bin" / "python"
+    if not python.exists():
+        make_venv(venv, python)
+    print("Installing pymonarch[{0}] into {1} (pinned by constraints.txt)".format(extras, folder))
+    install(extras, python, folder)
 
 
-def make_venv():
+def make_venv(venv, python):
     if sys.version_info < OLDEST:
         sys.exit(
             "error: {0} is Python {1}.{2}; pymonarch needs {3}.{4} or later.\n"
@@ -35,9 +37,9 @@ def make_venv():
                 sys.executable, *(tuple(sys.version_info[:2]) + OLDEST)
             )
         )
-    print("Creating .venv with Python {0}.{1}".format(*sys.version_info[:2]))
+    print("Creating {0} with Python {1}.{2}".format(venv.name, *sys.version_info[:2]))
     done = subprocess.run(
-        [sys.executable, "-m", "venv", "--clear", str(VENV)],
+        [sys.executable, "-m", "venv", "--clear", str(venv)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         universal_newlines=True,
@@ -45,16 +47,16 @@ def make_venv():
     )
     if done.returncode:
         # A half-made environment would look complete to the next run.
-        if PYTHON.exists():
-            PYTHON.unlink()
+        if python.exists():
+            python.unlink()
         sys.exit(
             "{0}\nerror: this Python cannot create virtual environments. On Debian and Ubuntu:\n"
             "  apt-get install python3-venv".format(done.stdout.strip())
         )
 
 
-def install(extras):
-    command = [str(PYTHON), "-m", "pip", "install", "--editable", "{0}[{1}]".format(ROOT, extras)]
+def install(extras, python, folder):
+    command = [str(python), "-m", "pip", "install", "--editable", "{0}[{1}]".format(ROOT, extras)]
     environment = dict(
         os.environ,
         PIP_CONSTRAINT=str(CONSTRAINTS),
@@ -77,7 +79,7 @@ def install(extras):
         sys.exit(
             "{0}\nerror: pip could not install pymonarch[{1}]; its words are above.\n"
             "No way to a package index? Set PIP_INDEX_URL or PIP_PROXY and run make again.\n"
-            "A damaged .venv? `make clean` removes it.".format("".join(lines[-40:]), extras)
+            "A damaged {2}? `make clean` removes it.".format("".join(lines[-40:]), extras, folder)
         )
     print("Ready after {0:.0f} s".format(time.monotonic() - started))
 
@@ -111,4 +113,4 @@ def show_progress(output):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,0 +1,122 @@
+"""Distributions hold what they must, and claim what is true."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = "import sys; from hatchling import build; build.build_{}(sys.argv[1])"
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 cannot read pyproject.toml")
+    parsed: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return parsed
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, unpacked."""
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("sdist")
+    build("sdist", ROOT, folder)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")
+    (top,) = (path for path in folder.iterdir() if path.is_dir())
+    return top
+
+
+def build(kind: str, source: Path, folder: Path) -> None:
+    run(sys.executable, "-c", BUILD.format(kind), str(folder), cwd=source)
+
+
+def run(*command: str, cwd: Path, **environ: str) -> str:
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def files_below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_source_distribution_is_the_repository(unpacked: Path) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone of the repository")
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    there = {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
+    assert files_below(unpacked) == there | {"PKG-INFO"}
+
+
+def test_make_and_the_tests_work_in_the_source_distribution(unpacked: Path) -> None:
+    assert "make demo" in run("make", "help", cwd=unpacked)
+    for target in ("demo", "test", "test-pythons", "check", "bench"):
+        run("make", "--dry-run", target, cwd=unpacked)
+    command = (
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "tests/unit/test_config.py",
+    )
+    assert " passed" in run(*command, cwd=unpacked, PYTHONPATH="src")
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(unpacked: Path, tmp_path: Path) -> None:
+    build("wheel", unpacked, tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    there = {f"monarch/{name}" for name in files_below(ROOT / "src" / "monarch")}
+    assert names == {name for name in there if "__pycache__" not in name}
+
+
+def test_ci_runs_each_python_that_the_package_claims(project: dict[str, Any]) -> None:
+    spec = importlib.util.spec_from_file_location("pythons", ROOT / ".ci" / "pythons.py")
+    assert spec is not None
+    assert spec.loader is not None
+    pythons = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pythons)
+    claimed = {
+        name.rpartition(" ")[2]
+        for name in project["project"]["classifiers"]
+        if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", name)
+    }
+    assert claimed == set(pythons.SUPPORTED)
+
+
+def test_no_system_is_claimed_but_the_one_that_the_tests_run_on(project: dict[str, Any]) -> None:
+    systems = [name for name in project["project"]["classifiers"] if "Operating System" in name]
+    assert systems == ["Operating System :: POSIX :: Linux"]
+
+
+def test_all_takes_every_extra_that_adds_a_feature(project: dict[str, Any]) -> None:
+    extras = project["project"]["optional-dependencies"]
+    other = {"all", "bench", "dev", "examples", "test", "test-core"}
+    assert extras["all"] == [f"pymonarch[{','.join(sorted(set(extras) - other))}]"]
+
+
+def test_the_changelog_has_the_line_below_which_releases_are_put(project: dict[str, Any]) -> None:
+    towncrier = project["tool"]["towncrier"]
+    assert towncrier["start_string"] in (ROOT / towncrier["filename"]).read_text()
