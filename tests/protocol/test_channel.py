@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monarch._engine.protocol.channel import Channel, Terms
+from monarch._engine.protocol.channel import Channel, Dial, Ended, Terms
 from monarch._engine.protocol.lanes import OVERHEAD
 from tests.protocol.network import Faults, World
 
@@ -195,3 +195,24 @@ def test_early_packets_are_bounded() -> None:
     while (packet := peer.next_packet(0.0)) is not None:
         assert channel.on_packet(packet, 0.0) == []
         assert channel._early_bytes <= 2 * TERMS.window + TERMS.piece + OVERHEAD
+
+
+@pytest.mark.parametrize("dials", [True, False])
+def test_a_machine_that_was_stopped_is_as_patient_as_ever(dials: bool) -> None:
+    """It has not tried to connect meanwhile, and nothing could connect to it."""
+    terms = TERMS._replace(patience=5.0)
+    channel = Channel(1, dials=dials, now=0.0, terms=terms)
+    channel.tick(0.0)
+    channel.lost(0.1, 0.5)
+    woken = 86_400.0
+    assert not any(isinstance(effect, Ended) for effect in channel.tick(woken))
+    if dials:
+        channel.lost(woken, 0.5)
+    said = []
+    while (due := channel.deadline) is not None:
+        now = due
+        said = channel.tick(now)
+        if dials and said == [Dial()]:
+            channel.lost(now, 0.5)
+    assert woken + 5.0 == now
+    assert any(isinstance(effect, Ended) for effect in said)

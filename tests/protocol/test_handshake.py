@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,18 +21,28 @@ from monarch._engine.protocol.handshake import (
     Listener,
     key_name,
 )
+from monarch._engine.protocol.records import AlteredError, Opener, Sealer
 
 KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
 PYTHON = (3, 11)
+HERE = "tcp://10.0.0.7:4444\n10.0.0.7:4444"
 
 
-def dialer(key: bytes = KEY, nonce: bytes = b"d" * 32, python: Any = PYTHON) -> Dialer:
-    return Dialer(key, nonce, python)
+def dialer(
+    key: bytes = KEY, nonce: bytes = b"d" * 32, python: Any = PYTHON, meant: str = HERE
+) -> Dialer:
+    return Dialer(key, nonce, python, meant)
 
 
-def listener(*keys: bytes, nonce: bytes = b"l" * 32, python: Any = PYTHON) -> Listener:
+def listener(
+    *keys: bytes, nonce: bytes = b"l" * 32, python: Any = PYTHON, here: str = HERE
+) -> Listener:
     known = {key_name(key): key for key in keys or (KEY,)}
-    return Listener(known.get, nonce, python)
+    return Listener(known.get, nonce, python, is_it(here))
+
+
+def is_it(here: str) -> Callable[[str], str]:
+    return lambda meant: "" if meant == here else f"at {here}"
 
 
 def test_both_prove_themselves_and_nothing_more_is_read() -> None:
@@ -40,10 +54,10 @@ def test_both_prove_themselves_and_nothing_more_is_read() -> None:
     assert (len(proof), one.wants) == (PROOF_SIZE, PROOF_SIZE)
     assert two.peer is None
     answer = two.receive(proof)
-    assert two.peer == (KEY, 1, PYTHON)
+    assert two.peer == (KEY, 2, PYTHON)
     assert one.peer is None
     assert one.receive(answer) == b""
-    assert one.peer == (KEY, 1, PYTHON)
+    assert one.peer == (KEY, 2, PYTHON)
     assert (one.wants, two.wants) == (0, 0)
     with pytest.raises(ValueError, match="wants 0"):
         two.receive(b"more")
@@ -91,7 +105,7 @@ def test_another_version_is_told_which() -> None:
     ours = listener()
     hello = bytearray(dialer().hello)
     hello[8] += 1
-    with pytest.raises(HandshakeError, match="protocol 2, this side 1"):
+    with pytest.raises(HandshakeError, match="protocol 3, this side 2"):
         ours.receive(bytes(hello))
     reply = bytearray(ours.farewell)
     reply[8] += 1
@@ -135,22 +149,22 @@ def test_both_have_a_session_key_that_no_other_handshake_gives() -> None:
 
 def test_a_listener_that_lets_in_anybody_needs_a_dialer_that_agrees() -> None:
     def both(key: bytes, *, trusting: bool) -> tuple[Dialer, Listener]:
-        one = Dialer(key, b"d" * 32, PYTHON, trusting=trusting)
-        two = Listener({key_name(KEY): KEY}.get, b"l" * 32, PYTHON, open_to_all=True)
+        one = Dialer(key, b"d" * 32, PYTHON, HERE, trusting=trusting)
+        two = Listener({key_name(KEY): KEY}.get, b"l" * 32, PYTHON, is_it(HERE), open_to_all=True)
         one.receive(two.receive(one.receive(two.receive(one.hello))))
         return one, two
 
     one, two = both(OTHER, trusting=True)
-    assert one.peer == two.peer == (NO_SECRET, 1, PYTHON)
+    assert one.peer == two.peer == (NO_SECRET, 2, PYTHON)
     one, two = both(KEY, trusting=True)
-    assert one.peer == two.peer == (KEY, 1, PYTHON)  # who can prove something does
+    assert one.peer == two.peer == (KEY, 2, PYTHON)  # who can prove something does
     with pytest.raises(HandshakeError, match="lets in anybody"):
         both(OTHER, trusting=False)
 
 
 def test_an_impostor_that_lets_in_anybody_gets_nowhere() -> None:
     """A worker's place is not taken by saying that nothing needs proving."""
-    impostor = Listener({}.get, b"l" * 32, PYTHON, open_to_all=True)
+    impostor = Listener({}.get, b"l" * 32, PYTHON, is_it(HERE), open_to_all=True)
     one = dialer()
     with pytest.raises(HandshakeError, match="lets in anybody"):
         one.receive(impostor.receive(one.hello))
@@ -165,22 +179,190 @@ def test_an_impostor_of_a_worker_is_found_out() -> None:
     assert one.peer is None
 
 
-@given(position=st.integers(0, 2 * GREETING_SIZE + 2 * PROOF_SIZE - 1), bit=st.integers(0, 7))
-def test_no_bit_can_be_changed_on_the_way(position: int, bit: int) -> None:
+def test_no_byte_can_be_changed_on_the_way() -> None:
+    for position in range(2 * GREETING_SIZE + 2 * PROOF_SIZE):
+        one, two = dialer(), listener()
+        at = 0
+
+        def wire(data: bytes, position: int = position) -> bytes:
+            nonlocal at
+            altered = bytearray(data)
+            if at <= position < at + len(data):
+                altered[position - at] ^= 1 << position % 8
+            at += len(data)
+            return bytes(altered)
+
+        with pytest.raises(HandshakeError):
+            one.receive(wire(two.receive(wire(one.receive(wire(two.receive(wire(one.hello))))))))
+        assert one.peer is None
+
+
+def mac(key: bytes, *said: bytes) -> bytes:
+    """As RFC 2104 and the table in the module have it."""
+    return hmac.new(key, b"".join(said), hashlib.sha256).digest()
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(False, False), (True, False), (True, True)])
+def test_known_answers(ours: bool, theirs: bool) -> None:
+    """Each message is what the format says, computed from nothing of the module."""
+    one = Dialer(KEY, b"d" * 32, PYTHON, HERE, bare=ours)
+    known = {key_name(KEY): KEY}
+    two = Listener(known.get, b"l" * 32, PYTHON, is_it(HERE), bare=theirs)
+    name = mac(KEY, b"monarch key name")[:12]
+    hello = b"monarch\x01" + bytes([2, 0, 3, 11]) + name + bytes(8) + b"d" * 32
+    assert hello == one.hello
+    reply = b"monarch\x01" + bytes([2, 0, 3, 11]) + bytes(12) + b"ok".ljust(8, b"\0") + b"l" * 32
+    assert reply == two.receive(hello)
+    text = HERE.encode()
+    said = bytes([ours, 0, len(text), 0]) + text.ljust(444, b"\0")
+    proof = said + mac(KEY, b"dialer", hello, reply, said)
+    assert proof == one.receive(reply)
+    verdict = bytes([ours and theirs, 0, 0, 0]) + bytes(444)
+    answer = verdict + mac(KEY, b"listener", hello, reply, proof, verdict)
+    assert answer == two.receive(proof)
+    assert one.receive(answer) == b""
+    session = mac(KEY, b"session", hello, reply, proof, answer)
+    assert session == one.session == two.session
+    assert (ours and theirs) == one.bare == two.bare
+
+
+def test_vectors_that_are_written_down() -> None:
     one, two = dialer(), listener()
-    at = 0
+    reply = two.receive(one.hello)
+    proof = one.receive(reply)
+    answer = two.receive(proof)
+    one.receive(answer)
+    assert proof[-32:].hex() == "4d576aae852b02e54bcf8605988c80341fda69b7efeb550b3f05bf469e99066e"
+    assert answer[-32:].hex() == "79184159c2b30c9c551e0b32de3f4fce7da1b6feaceb40fe29fba1f1d0ce11d8"
+    assert one.session.hex() == "d52e94931d83c4bf4a6546c8071c3efd997e867cc48f48a611015aff72418eac"
 
-    def wire(data: bytes) -> bytes:
-        nonlocal at
-        altered = bytearray(data)
-        if at <= position < at + len(data):
-            altered[position - at] ^= 1 << bit
-        at += len(data)
-        return bytes(altered)
 
-    with pytest.raises(HandshakeError):
-        one.receive(wire(two.receive(wire(one.receive(wire(two.receive(wire(one.hello))))))))
+# A release that spoke version 1: its HELLO, as it was recorded, and what it sent for a refusal.
+OLD_HELLO = bytes.fromhex(
+    "6d6f6e6172636801"  # magic
+    "0100030b"  # version, Python
+    "364e8eb14e70416131ae0742"
+    "0000000000000000" + "64" * 32
+)
+
+
+def test_a_peer_of_the_old_version_is_told_so() -> None:
+    two = listener()
+    with pytest.raises(HandshakeError, match="it speaks protocol 1, this side 2"):
+        two.receive(OLD_HELLO)
+    # This is what that release compares: its own magic, then the outcome.
+    magic, version, major, minor, _, outcome, _ = struct.unpack("<8sHBB12s8s32s", two.farewell)
+    assert (magic, version, major, minor, outcome) == (b"monarch\x01", 2, 3, 11, b"version\0")
+    reply = bytearray(two.farewell)
+    reply[8] = 1  # as an old listener refuses
+    with pytest.raises(HandshakeError, match=r"speaks protocol 1, this side 2.*same release"):
+        dialer().receive(bytes(reply))
+
+
+def test_who_speaks_tls_is_told_that_there_is_none() -> None:
+    two = listener()
+    with pytest.raises(HandshakeError, match="it speaks TLS, and this side does not"):
+        two.receive(b"\x16\x03\x01".ljust(GREETING_SIZE))
+    assert two.farewell.startswith(b"monarch")
+
+
+# --------------------------------------------------------------------------------------------------
+# A peer on the wire that does not know the secret
+# --------------------------------------------------------------------------------------------------
+
+
+def test_relayed_to_another_listener_of_the_same_secret() -> None:
+    """The dialer means one worker, and somebody at its address passes all bytes on to another."""
+    one, other = dialer(), listener(here="tcp://10.0.0.8:4444\n10.0.0.8:4444")
+    proof = one.receive(other.receive(one.hello))
+    with pytest.raises(HandshakeError, match=r"the worker that answered is at tcp://10\.0\.0\.8"):
+        other.receive(proof)
+    assert other.peer is None
+    assert other.session == b""
+    # Its own address is proved, too: the dialer can believe and report it.
+    with pytest.raises(HandshakeError, match=r"7:4444 was dialed.* answered is at .*10\.0\.0\.8"):
+        one.receive(other.farewell)
     assert one.peer is None
+    forged = bytearray(other.farewell)
+    forged[1] = 0  # welcome
+    again = dialer()
+    again.receive(other._reply)
+    with pytest.raises(HandshakeError, match="could not prove"):
+        again.receive(bytes(forged))
+
+
+def test_what_the_dialer_means_cannot_be_exchanged() -> None:
+    one, other = dialer(), listener(here="there")
+    proof = bytearray(one.receive(other.receive(one.hello)))
+    proof[2:4] = struct.pack("<H", len("there"))
+    proof[4 : 4 + len("there")] = b"there"
+    with pytest.raises(HandshakeError, match="could not prove"):
+        other.receive(bytes(proof))
+
+
+def test_relayed_to_the_one_that_is_meant_leaves_the_attacker_without_a_key() -> None:
+    """It has seen every byte, and can say none that either side takes for the other's."""
+    one, two = dialer(), listener()
+    reply = two.receive(one.hello)
+    proof = one.receive(reply)
+    answer = two.receive(proof)
+    one.receive(answer)
+    for key in (NO_SECRET, mac(bytes(32), one.hello, reply, proof, answer), answer[-32:]):
+        head, *payload, tag = Sealer(key, dialer=True).seal([b"run this"])
+        opener = Opener(two.session, dialer=False)
+        opener.size(head)
+        with pytest.raises(AlteredError):
+            opener.open(b"".join(map(bytes, payload)), tag)
+
+
+def test_replayed_to_the_same_listener_and_to_the_same_dialer() -> None:
+    one, two = dialer(), listener()
+    reply = two.receive(one.hello)
+    proof = one.receive(reply)
+    answer = two.receive(proof)
+    fresh = listener(nonce=b"x" * 32)
+    fresh.receive(one.hello)
+    with pytest.raises(HandshakeError, match="could not prove"):
+        fresh.receive(proof)
+    again = dialer(nonce=b"y" * 32)
+    again.receive(reply)
+    with pytest.raises(HandshakeError, match="could not prove"):
+        again.receive(answer)
+    assert again.peer is None
+
+
+def test_reflected_to_a_host_that_dials_and_listens() -> None:
+    """Its packets as a dialer are played to its own listener, and the other way round."""
+    one, own = dialer(), listener(nonce=b"d" * 32)
+    reply = own.receive(one.hello)
+    proof = one.receive(reply)
+    with pytest.raises(HandshakeError, match="could not prove"):
+        one.receive(proof)
+    answer = own.receive(proof)
+    second = listener(nonce=b"l" * 32)
+    second.receive(one.hello)
+    with pytest.raises(HandshakeError, match="could not prove"):
+        second.receive(answer)
+
+
+def test_nobody_can_negotiate_authentication_away() -> None:
+    """Both sides have to do without; a wish that is put in on the way breaks the handshake."""
+    one, two = dialer(), listener()
+    proof = bytearray(one.receive(two.receive(one.hello)))
+    proof[0] |= 1
+    with pytest.raises(HandshakeError, match="could not prove"):
+        two.receive(bytes(proof))
+    one, two = dialer(), listener()
+    answer = bytearray(two.receive(one.receive(two.receive(one.hello))))
+    answer[0] |= 1
+    with pytest.raises(HandshakeError, match="could not prove"):
+        one.receive(bytes(answer))
+
+
+def test_no_repr_shows_a_key() -> None:
+    one, two = dialer(), listener()
+    one.receive(two.receive(one.receive(two.receive(one.hello))))
+    assert repr(one.peer) == "Peer(version=2, python=(3, 11))"
 
 
 @given(data=st.binary(min_size=GREETING_SIZE, max_size=GREETING_SIZE))
@@ -188,8 +370,22 @@ def test_noise_is_refused(data: bytes) -> None:
     two = listener()
     with pytest.raises(HandshakeError):
         two.receive(data)
-    with pytest.raises(HandshakeError):
+    with pytest.raises(HandshakeError, match="what answers there is no monarch worker"):
         dialer().receive(data)
+
+
+def test_what_is_no_greeting_is_called_that() -> None:
+    with pytest.raises(HandshakeError, match="it does not speak this protocol"):
+        listener().receive(b"SSH-2.0-" + dialer().hello[8:])
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+@pytest.mark.parametrize("ours", [False, True])
+def test_packets_go_without_authentication_if_both_want_that(ours: bool, theirs: bool) -> None:
+    one = Dialer(KEY, b"d" * 32, PYTHON, HERE, bare=ours)
+    two = Listener({key_name(KEY): KEY}.get, b"l" * 32, PYTHON, is_it(HERE), bare=theirs)
+    one.receive(two.receive(one.receive(two.receive(one.hello))))
+    assert (one.bare, two.bare) == (ours and theirs, ours and theirs)
 
 
 def test_bad_keys_and_nonces() -> None:

@@ -117,3 +117,28 @@ def test_a_tied_cast_holds_up_nobody_else() -> None:
     host.from_tunnel(0, "message")
     host.from_tunnel(0, 1)
     assert host.got[0] == ["message", "cast 1"]
+
+
+def test_a_cast_that_waits_for_no_mark_is_there_at_once() -> None:
+    splice: Splice[str] = Splice()
+    assert splice.cast(1, tied=False, item="not tied") == ["not tied"]
+    assert splice.mark(2, 1) == []
+    assert splice.cast(2, tied=True, item="its mark came first") == ["its mark came first"]
+    assert splice.advance(2) == []
+    assert splice.cast(3, tied=True, item="tied") == []
+    assert splice.cast(4, tied=False, item="behind it") == []
+    assert splice.mark(3, 4) == ["tied", "behind it"]
+
+
+def test_what_waits_is_known() -> None:
+    splice: Splice[str] = Splice()
+    assert splice.blocked is False
+    assert splice.idle
+    splice.cast(1, tied=True, item="cast")
+    assert splice.blocked is False, "the tunnel brings the mark"
+    assert not splice.idle
+    assert splice.mark(1, 1) == ["cast"]
+    assert splice.idle
+    assert splice.mark(2, 1) == []
+    assert splice.blocked is True
+    assert not splice.idle

@@ -26,6 +26,7 @@ from monarch._engine.base.address import BindSpec, ChannelAddr
 from monarch._engine.base.worker_address import parse_worker_address
 from monarch._engine.protocol.channel import Channel, Terms
 from monarch._engine.protocol.handshake import Dialer, HandshakeError, Listener, key_name
+from monarch._engine.protocol.records import purpose_tag
 from monarch._engine.protocol.stream import PacketStream
 from monarch._engine.runtime.greeting import Greeting
 from monarch._engine.runtime.reactor import READ, Timer
@@ -95,9 +96,15 @@ def cuts(data: bytes) -> list[bytes]:
 # -- what is fuzzed: each returns how it ended, or raises what is a fault --------------------------
 
 
+def misdirected(meant: str) -> str:
+    return "" if meant == "you" else "it is another"
+
+
 def handshake() -> str:
-    dialer = Dialer(KEY, rng.randbytes(32), PYTHON, trusting=rng.random() < 0.2)
-    listener = Listener(KEYS.get, rng.randbytes(32), PYTHON, open_to_all=rng.random() < 0.2)
+    dialer = Dialer(KEY, rng.randbytes(32), PYTHON, "you", trusting=rng.random() < 0.2)
+    listener = Listener(
+        KEYS.get, rng.randbytes(32), PYTHON, misdirected, open_to_all=rng.random() < 0.2
+    )
     wrong = rng.randrange(4)
     said, to, other = dialer.hello, listener, dialer
     altered = False
@@ -143,7 +150,7 @@ def greeting() -> str:
         ended.append("accepted")
         arrival.sock.close()
 
-    Greeting(door, theirs, KEYS.get, accepted, lambda why: ended.append("refused"))
+    Greeting(door, theirs, KEYS.get, accepted, lambda why: ended.append("refused"), misdirected)
 
     def tell(data: bytes) -> None:
         for piece in cuts(data):
@@ -152,7 +159,7 @@ def greeting() -> str:
             if door.ready is not None:
                 door.ready(READ)
 
-    dialer = Dialer(KEY, rng.randbytes(32), PYTHON)
+    dialer = Dialer(KEY, rng.randbytes(32), PYTHON, "you")
     purpose = b'{"client": 7, "from": "", "as": "here"}'
     purpose = len(purpose).to_bytes(2, "little") + purpose
     wrong = rng.randrange(3)
@@ -161,7 +168,8 @@ def greeting() -> str:
         proof = dialer.receive(ours.recv(dialer.wants))
         tell(hostile(proof) if wrong == 1 else proof)
         if wrong == 2:
-            tell(hostile(purpose))
+            dialer.receive(ours.recv(dialer.wants))
+            tell(hostile(purpose + purpose_tag(dialer.session, purpose)))
     ours.close()
     if door.ready is not None:  # it sees the end of the connection
         door.ready(READ)

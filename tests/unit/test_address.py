@@ -273,6 +273,5 @@ def test_bad_worker_addresses_are_refused(text):
         parse_worker_address(text)
     assert str(refusal.value).startswith(f'invalid worker address "{text}": ')
     assert str(refusal.value).endswith(
-        "; expected a channel URL such as 'tcp://host:4444' or a ProcAddr such as "
-        "'service<2MuAHeDjLCEd>@tcp://host:4444'"
+        "; expected a URL such as 'tcp://host:4444' or 'ipc:///path/of/a/socket'"
     )

@@ -22,6 +22,8 @@ import pytest
 
 from monarch._engine.base.address import ChannelAddr
 from monarch._engine.protocol.handshake import Dialer, HandshakeError
+from monarch._engine.protocol.records import purpose_tag
+from monarch._engine.runtime import whereabouts
 from monarch._engine.runtime.greeting import dial
 from monarch._engine.runtime.secret import SecretError, find_secret
 from monarch.security import Certificate, make_certificates
@@ -242,9 +244,23 @@ def sends_too_much(sock: socket.socket, key: bytes) -> None:
             sock.sendall(bytes(1 << 20))
 
 
-def greet(sock: socket.socket, key: bytes, python: tuple[int, int] = PYTHON) -> bytes:
-    """The handshake; what was sent."""
-    side = Dialer(key, os.urandom(32), python)
+def meant(sock: socket.socket) -> str:
+    """The address that the dialer meant."""
+    scheme = "tls" if isinstance(sock, ssl.SSLSocket) else "tcp"
+    address = ChannelAddr(scheme, *sock.getpeername())
+    return whereabouts.meant(address, whereabouts.far_end(sock, address))
+
+
+def greet(sock: socket.socket, key: bytes, python: tuple[int, int] = PYTHON) -> Dialer:
+    """The handshake."""
+    return greet_and_tell(sock, key, python)[0]
+
+
+def greet_and_tell(
+    sock: socket.socket, key: bytes, python: tuple[int, int] = PYTHON
+) -> tuple[Dialer, bytes]:
+    """The handshake, and what was sent."""
+    side = Dialer(key, os.urandom(32), python, meant(sock))
     sent = side.hello
     sock.sendall(sent)
     while side.wants:
@@ -254,7 +270,13 @@ def greet(sock: socket.socket, key: bytes, python: tuple[int, int] = PYTHON) -> 
         answer = side.receive(data)
         sock.sendall(answer)
         sent += answer
-    return sent
+    return side, sent
+
+
+def say(sock: socket.socket, side: Dialer, text: bytes) -> None:
+    """Send the purpose of a connection."""
+    said = struct.pack("<H", len(text)) + text
+    sock.sendall(said + purpose_tag(side.session, said))
 
 
 def knows_another_secret(sock: socket.socket, key: bytes) -> None:
@@ -270,7 +292,7 @@ def runs_another_python(sock: socket.socket, key: bytes) -> None:
 def replays(sock: socket.socket, key: bytes) -> None:
     """What a member said once, said again."""
     with socket.create_connection(sock.getpeername()) as other:
-        sent = greet(other, key)
+        _, sent = greet_and_tell(other, key)
     sock.sendall(sent)
     with contextlib.suppress(OSError):
         assert len(sock.recv(1000)) == 64  # a challenge, and nothing else
@@ -284,13 +306,11 @@ def says_too_much(sock: socket.socket, key: bytes) -> None:
 
 
 def says_nothing_sensible(sock: socket.socket, key: bytes) -> None:
-    greet(sock, key)
-    sock.sendall(struct.pack("<H", 2) + b"[]")
+    say(sock, greet(sock, key), b"[]")
 
 
 def says_not_what_for(sock: socket.socket, key: bytes) -> None:
-    greet(sock, key)
-    sock.sendall(struct.pack("<H", 2) + b"{}")
+    say(sock, greet(sock, key), b"{}")
 
 
 def speaks_tls(sock: socket.socket, key: bytes) -> None:
@@ -311,7 +331,7 @@ def speaks_tls(sock: socket.socket, key: bytes) -> None:
         (says_too_much, "a purpose of 65535 bytes"),
         (says_nothing_sensible, "no object"),
         (says_not_what_for, "what it came for"),
-        (speaks_tls, "does not speak"),
+        (speaks_tls, "it speaks TLS, and this side does not"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -410,7 +430,7 @@ def test_without_tls_at_a_door_with_tls(
 
 def test_who_is_slow_is_turned_away(plain: Door, secured: Door) -> None:
     """Slow-loris: one byte at a time, for ever; and silence."""
-    hello = Dialer(OTHER, os.urandom(32), PYTHON).hello
+    hello = Dialer(OTHER, os.urandom(32), PYTHON, "").hello
     for door in (plain, secured):
         door.check()
     socks = [socket.create_connection(("127.0.0.1", d.port)) for d in (plain, plain, secured)]
@@ -458,8 +478,7 @@ def test_the_agent_takes_nobody_but_whom_the_worker_has_met(
     peer = sock.getsockname()
     said = json.dumps({"client": 99, "from": "", "as": "here", "session": 1}).encode()
     outer = context.wrap_socket(sock, server_hostname="127.0.0.1")
-    greet(outer, ours)
-    outer.sendall(struct.pack("<H", len(said)) + said)
+    say(outer, greet(outer, ours), said)
     outer.unwrap()
     inner = context.wrap_socket(outer, server_hostname="127.0.0.1")
     # It knows the secret, and has a certificate; the session key it does not have.
@@ -559,7 +578,7 @@ def test_the_refused_are_told(
     assert "unknown ca" in tried(secured.address, ours, trusting_alien)
     trusting_expired = expired._replace(ca=client.ca)
     assert "certificate expired" in tried(secured.address, ours, trusting_expired)
-    assert re.search("closed|reset", tried(plain.address.replace("tcp", "tls"), ours, client))
+    assert "has no TLS" in tried(plain.address.replace("tcp", "tls"), ours, client)
     assert re.search("closed|reset", tried(secured.address.replace("tls", "tcp"), ours))
 
 

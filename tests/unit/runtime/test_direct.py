@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.protocol.turns import CONNECTION, TUNNEL, Turns, Unconfirmed
 from monarch._engine.runtime import direct
+from monarch._engine.runtime.authentic import AuthenticSocket
 from monarch._engine.runtime.direct import BROKEN, REST, Direct, DirectLink, FarLink
 from monarch._engine.runtime.directs import INVITE, READY, Directs
 from monarch._engine.runtime.proc import Proc
@@ -243,6 +244,23 @@ def test_what_a_broken_connection_has_lost_follows() -> None:
         settle(left, right)
         assert right.got[-1] == 110
         assert left.direct.speaks
+
+
+def test_messages_that_waited_share_records() -> None:
+    with pair() as (left, right):
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        near = AuthenticSocket(ours, bytes(32), dialer=True)
+        far = AuthenticSocket(theirs, bytes(32), dialer=False)
+        right.directs._begin(right.link, far, 2, first=False)
+        left.directs._begin(left.link, near, 2, first=True)
+        for number in range(1000):
+            left.link.send(call(number))
+        waiting, before = len(left.direct._queue), near._sealer._number
+        assert waiting > 500
+        settle(left, right)
+        assert right.got == list(range(1000))
+        assert near._sealer._number - before < waiting / 10
 
 
 def test_a_connection_that_only_one_side_has() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._engine.protocol.handshake import Dialer, key_name
+from monarch._engine.protocol.records import purpose_tag
 from monarch._engine.runtime.greeting import Arrival, Greeting, python_version
 from monarch._engine.runtime.reactor import READ, Timer
 
@@ -42,6 +43,10 @@ class Bell:
             self.ready(READ)
 
 
+def misdirected(meant: str) -> str:
+    return "" if meant == "you" else "it is another"
+
+
 class Visit:
     """A stranger and the door it is at."""
 
@@ -51,7 +56,9 @@ class Visit:
         self.arrivals: list[Arrival] = []
         self.refusals: list[str] = []
         find = {key_name(KEY): KEY}.get
-        Greeting(self.bell, theirs, find, self.arrivals.append, self.refusals.append)
+        self.session = b""
+        came, refused = self.arrivals.append, self.refusals.append
+        Greeting(self.bell, theirs, find, came, refused, misdirected)
 
     def say(self, data: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -59,10 +66,15 @@ class Visit:
         self.bell.ring()
 
     def prove(self) -> None:
-        side = Dialer(KEY, os.urandom(32), python_version())
+        side = Dialer(KEY, os.urandom(32), python_version(), "you")
         self.say(side.hello)
         while side.wants:
             self.say(side.receive(self.sock.recv(side.wants)))
+        self.session = side.session
+
+    def purpose(self, text: bytes) -> bytes:
+        said = len(text).to_bytes(2, "little") + text
+        return said + purpose_tag(self.session, said)
 
     def leave(self) -> None:
         self.sock.close()
@@ -71,14 +83,10 @@ class Visit:
             arrival.sock.close()
 
 
-def purpose(text: bytes) -> bytes:
-    return len(text).to_bytes(2, "little") + text
-
-
 def test_who_knows_the_secret_is_let_in_and_nothing_more_is_read() -> None:
     visit = Visit()
     visit.prove()
-    for byte in purpose(json.dumps(PURPOSE).encode()):
+    for byte in visit.purpose(json.dumps(PURPOSE).encode()):
         visit.say(bytes([byte]))
     [arrival] = visit.arrivals
     assert (arrival.purpose, arrival.authenticated) == (PURPOSE, True)
@@ -91,7 +99,7 @@ def test_who_knows_the_secret_is_let_in_and_nothing_more_is_read() -> None:
 def test_it_reads_no_byte_of_the_channel_that_comes_along() -> None:
     visit = Visit()
     visit.prove()
-    visit.say(purpose(b"{}") + b"the channel's")
+    visit.say(visit.purpose(b"{}") + b"the channel's")
     assert visit.arrivals[0].sock.recv(100) == b"the channel's"
     visit.leave()
 
@@ -101,10 +109,11 @@ def test_noise_is_refused(data: bytes, proved: bool) -> None:
     visit = Visit()
     if proved:
         visit.prove()
-        data = purpose(data)
-    visit.say(data)
+        visit.say(visit.purpose(data))
+    else:
+        visit.say(data)
     visit.leave()
-    accepted = proved and type(loaded(data[2:])) is dict
+    accepted = proved and type(loaded(data)) is dict
     assert (len(visit.arrivals), len(visit.refusals)) == (accepted, not accepted)
 
 
@@ -114,10 +123,24 @@ def loaded(data: bytes) -> Any:
     return None
 
 
+def test_a_purpose_that_was_altered_on_the_way() -> None:
+    length = 2 + len(b'{"client": 7}') + 32
+    for position in range(length):
+        visit = Visit()
+        visit.prove()
+        said = bytearray(visit.purpose(b'{"client": 7}'))
+        assert len(said) == length
+        said[position] ^= 1
+        visit.say(bytes(said))
+        visit.leave()
+        assert visit.arrivals == []
+        assert len(visit.refusals) == 1
+
+
 def test_a_purpose_that_is_nested_too_deeply() -> None:
     visit = Visit()
     visit.prove()
-    visit.say(purpose(b"[" * 4000))
+    visit.say(visit.purpose(b"[" * 4000))
     visit.leave()
     assert len(visit.refusals) == 1
 

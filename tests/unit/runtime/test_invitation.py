@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from monarch._engine.base.address import ChannelAddr
 from monarch._engine.protocol.handshake import HandshakeError
-from monarch._engine.runtime.greeting import Wire
+from monarch._engine.runtime.gateway import Gateway
+from monarch._engine.runtime.greeting import Wire, dial
 from monarch._engine.runtime.invitation import Door, Invitation, come
 from monarch._engine.runtime.reactor import Reactor
 from monarch._engine.runtime.secret import SecretError
@@ -79,11 +81,14 @@ def test_who_is_invited_comes_once_and_the_door_closes(inviter: Inviter) -> None
     invitation = inviter.invite()
     assert invitation.key.hex() not in repr(invitation[:2])
     guest = come(invitation, WAIT)
+    with pytest.raises(BlockingIOError):
+        guest.recv(1)
     host = inviter.arrivals.get(timeout=WAIT)
     host.send(b"welcome")
     guest.setblocking(True)
     assert guest.recv(100) == b"welcome"
     assert inviter.reports.get(timeout=WAIT) == ("", "")
+    assert inviter.door._strangers == 0, "it takes no room any longer"
     assert not is_open(invitation)
     with pytest.raises(ConnectionRefusedError):
         come(invitation, WAIT)
@@ -118,10 +123,53 @@ def test_who_does_not_know_the_key_is_refused_and_reported(inviter: Inviter) -> 
     inviter.arrivals.get(timeout=WAIT).close()
 
 
+def test_strangers_at_the_door_of_a_proc_are_limited(inviter: Inviter) -> None:
+    invitation = inviter.invite()
+    waiting = [socket.create_connection(invitation[:2], WAIT) for _ in range(64)]
+    with socket.create_connection(invitation[:2], WAIT) as one_more:
+        assert one_more.recv(1) == b""
+    assert "too many are in the middle" in inviter.reports.get(timeout=WAIT)[1]
+    for sock in waiting:
+        sock.close()
+    for _ in waiting:
+        assert "closed the connection" in inviter.reports.get(timeout=WAIT)[1]
+    come(invitation, WAIT).close()  # there is room again
+    inviter.arrivals.get(timeout=WAIT).close()
+
+
+def test_no_repr_shows_a_key(inviter: Inviter) -> None:
+    invitation = inviter.invite()
+    gateway = Gateway(ChannelAddr.parse("tcp://127.0.0.1:1"), invitation.key, 7)
+    for shown in (repr(invitation), f"{invitation}", repr(gateway), f"{[gateway]}"):
+        assert repr(invitation.key) not in shown
+        assert "key" not in shown
+    assert f"Invitation('127.0.0.1', {invitation.port})" == repr(invitation)
+
+
+def test_who_was_not_dialed_so_is_no_worker(inviter: Inviter) -> None:
+    """The key of an invitation is good for what it is for."""
+    invitation = inviter.invite()
+    where = ChannelAddr("tcp", invitation.address, invitation.port)
+    with pytest.raises(HandshakeError, match="answered is no worker"):
+        dial(where, invitation.key, {}, WAIT)
+    assert "no worker" in inviter.reports.get(timeout=WAIT)[1]
+
+
 def test_who_is_not_expected_any_more_is_not_let_in(inviter: Inviter) -> None:
     invitation = inviter.invite()
     inviter.do(lambda: inviter.door.withdraw(invitation.key))
+    inviter.do(lambda: inviter.door.withdraw(invitation.key))
     assert not is_open(invitation)
+
+
+def test_a_forked_child_closes_the_door_of_its_parent(inviter: Inviter) -> None:
+    door = Door(inviter.reactor, "127.0.0.1", False, lambda *_: None)
+    door.close_in_child()
+    with socket.socket() as sock:
+        door._sock, door._entrance = sock, object()  # type: ignore[assignment]
+        door.close_in_child()
+        assert sock.fileno() == -1
+    assert door._sock is door._entrance is None
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +204,8 @@ def test_with_tls_both_show_who_they_are(
     assert inviter.reports.get(timeout=WAIT) == ("initiator", "")
     assert not isinstance(guest, socket.socket)
     assert not isinstance(host, socket.socket)
+    with pytest.raises(BlockingIOError):
+        guest.recv(1)
     guest.close()
     host.close()
 

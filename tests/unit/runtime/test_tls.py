@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch._engine.runtime.tls import TlsSocket
+from monarch._engine.base.address import ChannelAddr
+from monarch._engine.runtime.secret import SecretError
+from monarch._engine.runtime.tls import TlsSocket, client_context, server_context
 from monarch.security import make_certificates
 
+ADDRESSES = ["::1", "[::1]", "FD00::2", "fe80::1%eth0"]
 SIZES = st.lists(st.sampled_from([1, 30, 16_383, 16_384, 16_385, 70_000, 300_000]), max_size=6)
 
 
@@ -43,6 +48,27 @@ def connected(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> tuple[TlsSocke
                 continue
             waiting.remove(side)
     return a, b
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_ipv6_addresses_however_they_are_written(name: str, tmp_path: Path) -> None:
+    [files] = make_certificates(tmp_path, [[name]])
+    client, server = (ssl.SSLContext(p) for p in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER))
+    client.load_verify_locations(files.ca)
+    server.load_cert_chain(files.cert, files.key)
+    near, far = socket.socketpair()
+    accepted = TlsSocket.accept(far, server)
+    far.settimeout(60)
+    aside = threading.Thread(target=accepted.shake_hands)
+    aside.start()
+    host = ChannelAddr.parse(f"tls://{name if name[0] == '[' else f'[{name}]'}:4444").host
+    try:
+        near.settimeout(60)
+        TlsSocket.dial(near, client, host)
+    finally:
+        aside.join(60)
+        near.close()
+        far.close()
 
 
 @pytest.fixture
@@ -148,3 +174,47 @@ def test_who_speaks_on_instead_of_ending_tls_is_refused(pair: tuple[TlsSocket, T
     a.send(b"more")
     with pytest.raises(ConnectionError, match="did not end TLS"):
         b.step_aside()
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o602, 0o660])
+def test_a_key_that_others_can_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    [files] = make_certificates(tmp_path, ["host"])
+    for name, value in files.environment.items():
+        monkeypatch.setenv(name, value)
+    client_context()
+    Path(files.key).chmod(mode)
+    with pytest.raises(SecretError, match=r"HYPERACTOR_TLS_KEY.*host\.key is open to others"):
+        client_context()
+    with pytest.raises(SecretError, match="open to others"):
+        server_context()
+
+
+def test_a_key_of_another_user_or_for_a_group_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [files] = make_certificates(tmp_path, ["host"])
+    for name, value in files.environment.items():
+        monkeypatch.setenv(name, value)
+    owner = os.stat(files.key).st_uid
+    Path(files.key).chmod(0o640)
+    if owner:
+        with pytest.raises(SecretError, match="open to others"):
+            client_context()
+    else:
+        client_context()  # a group was given it by root
+        return
+    Path(files.key).chmod(0o600)
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    with pytest.raises(SecretError, match="belongs to another user"):
+        client_context()
+
+
+@pytest.mark.parametrize("hosts", [["client", "ca"], ["a:1", "a_1"], ["one", ["one", "two"]]])
+def test_no_host_replaces_the_files_of_another_or_of_the_ca(
+    tmp_path: Path, hosts: list[str | list[str]]
+) -> None:
+    with pytest.raises(ValueError, match="a host cannot be called"):
+        make_certificates(tmp_path / "new", hosts)
+    assert not (tmp_path / "new").exists()

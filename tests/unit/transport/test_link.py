@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import resource
 import socket
 import threading
 import weakref
@@ -290,3 +291,32 @@ def test_a_link_is_collected(ends: Ends) -> None:
     theirs.close()
     del link
     assert dead() is None
+
+
+def test_descriptors_that_do_not_fit_are_missing_and_leave_none_open(ends: Ends) -> None:
+    """A process at its limit gets some of those that were passed. The rest is intact."""
+    left, right = ends()
+    gc.collect()
+    before = open_fds()
+    fds = [os.dup(0) for _ in range(8)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for number in (1, 2):
+        left.link.send(frame(number, nfd=8), fds)
+    os.close(lowest := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 3, hard))
+    try:
+        while len(right.frames) < 2:
+            right.read()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert right.link.lost is None
+    assert right.link.take_fds_if_any(8) is None
+    with pytest.raises(ProtocolError, match="more descriptors than this process may open"):
+        right.link.take_fds(8)
+    left.link.send(frame(3, nfd=8), fds)
+    right.read()
+    for fd in [*fds, *right.link.take_fds(8)]:
+        os.close(fd)
+    right.link.close("over")
+    left.link.close("over")
+    assert len(open_fds()) <= len(before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import resource
 import struct
 import tempfile
 import threading
@@ -109,6 +110,15 @@ def test_every_way_to_copy(peer: Peer, size: int, writable: bool) -> None:
     sent = np.random.default_rng(size).integers(0, 255, size, np.uint8)
     sent.flags.writeable = writable
     assert np.array_equal(peer.get(encode((sent, b"x" * 100), 1))[0], sent)
+
+
+def test_a_copy_where_no_thread_can_be_started(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    sent = np.random.default_rng(0).integers(0, 255, 17 * MIB, np.uint8)
+    assert np.array_equal(peer.get(encode(sent, 1)), sent)
 
 
 @pytest.mark.parametrize("size", [MIB, 4 * MIB, 9 * MIB])
@@ -636,3 +646,18 @@ def test_decode_of_what_open_parts_gives(pool: SegmentPool, peer: Peer) -> None:
     del found
     gc.collect()
     assert peer.returned == [stored.id]
+
+
+def test_a_segment_that_cannot_be_mapped_costs_no_descriptor(pool: SegmentPool) -> None:
+    """A mapping takes a descriptor of its own; with one left, each try would have used it up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    payload = encode(np.ones(MIB, np.uint8), THRESHOLD)
+    first = os.open(os.devnull, os.O_RDONLY)
+    os.close(first)  # the lowest that is free
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first + 1, hard))
+        with pytest.raises(OSError, match="Too many open files"):
+            pool.store(payload)
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

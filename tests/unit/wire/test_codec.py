@@ -8,6 +8,7 @@ import datetime as dt
 import decimal
 import enum
 import fractions
+import io
 import pickle
 import socket
 import subprocess
@@ -256,6 +257,51 @@ def test_what_lives_in_main_travels_by_value(monkeypatch: pytest.MonkeyPatch) ->
     data = b"".join(encode(mine, NEVER).chunks)
     monkeypatch.setattr(sys.modules["__main__"], "mine", None)
     assert decode(data)() == "mine"
+
+
+def test_the_script_of_a_child_of_multiprocessing_travels_by_value() -> None:
+    """There it is a module that the receiver has under no such name."""
+    program = """
+import sys, types
+from monarch._engine.wire.codec import encode
+before, script = sys.modules["__main__"], types.ModuleType("__mp_main__")
+sys.modules["__main__"] = sys.modules["__mp_main__"] = script
+exec("class Thing: answer = 42", vars(script))
+exec("def function(): return Thing.answer", vars(script))
+sys.stdout.buffer.write(b"".join(encode((script.Thing(), script.function), 1 << 62).chunks))
+"""
+    child = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    thing, function = decode(child.stdout)
+    assert (thing.answer, function()) == (42, 42)
+
+
+def test_a_class_that_comes_home_stays_as_it_is() -> None:
+    script: dict[str, Any] = {"__name__": "__main__", "level": 1}
+    exec("class Thing:\n    def level(self): return level", script)
+    data = b"".join(encode(script["Thing"](), NEVER).chunks)
+    script["level"] = 2
+    script["Thing"].name = "new"
+    thing = decode(data)
+    assert type(thing) is script["Thing"]
+    assert (thing.level(), thing.name) == (2, "new")
+
+
+def test_a_class_from_elsewhere_follows_its_definition() -> None:
+    program = """
+import sys
+from monarch._engine.wire.codec import encode
+class Thing:
+    value = 1
+for Thing.value in (1, 2):
+    sys.stdout.buffer.write(b"".join(encode(Thing, 1 << 62).chunks))
+"""
+    child = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    stream = io.BytesIO(child.stdout)
+    first = pickle.load(stream)
+    assert first.value == 1
+    again = decode(b"".join(encode(first, NEVER).chunks))  # it was sent on, too
+    assert pickle.load(stream) is again is first
+    assert first.value == 2
 
 
 def test_buffers_stay_apart_when_cloudpickle_does_the_rest() -> None:

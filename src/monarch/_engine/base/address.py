@@ -369,8 +369,13 @@ def _parse_network(text: str, scheme: str, rest: str, resolve: Resolver | None) 
 def _host(text: str, host: str, resolve: Resolver | None) -> str:
     import ipaddress  # Few programs spell an IP address; the others need not load the module.
 
+    def plain(text: str) -> str:
+        address = ipaddress.ip_address(text)
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return str(mapped or address)  # one spelling of each address
+
     try:
-        return str(ipaddress.ip_address(host))
+        return plain(host)
     except ValueError:
         looks_numeric = host.rstrip(".").rpartition(".")[2].isdigit()
         if looks_numeric or not _HOST_NAME.fullmatch(host):
@@ -378,7 +383,7 @@ def _host(text: str, host: str, resolve: Resolver | None) -> str:
     if resolve is None:
         return host
     try:
-        return str(ipaddress.ip_address(resolve(host)))
+        return plain(resolve(host))
     except OSError as error:
         raise AddressError(f"failed to resolve hostname '{host}': {error}") from error
 

@@ -45,6 +45,6 @@ def parse_worker_address(text: str, *, resolve: Resolver | None = None) -> Worke
         return WorkerAddress(proc, ChannelAddr.parse(url, resolve=resolve))
     except ValueError as error:
         raise ValueError(
-            f'invalid worker address "{text}": {error}; expected a channel URL such as '
-            "'tcp://host:4444' or a ProcAddr such as 'service<2MuAHeDjLCEd>@tcp://host:4444'"
+            f'invalid worker address "{text}": {error}; expected a URL such as '
+            "'tcp://host:4444' or 'ipc:///path/of/a/socket'"
         ) from error

@@ -52,7 +52,8 @@ def make_certificates(
             client, which nobody dials, needs one as well: any name will do.
         valid: for how long from now. A connection that is up stays up after that.
 
-    Raises ImportError without the package `cryptography`, OSError if a file cannot be written.
+    Raises ImportError without the package `cryptography`, OSError if a file cannot be written,
+    ValueError for hosts whose files would replace each other's, or those of the CA.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +80,7 @@ def make_certificates(
 
     def alternative(text: str) -> x509.GeneralName:
         try:
-            return x509.IPAddress(ipaddress.ip_address(text))
+            return x509.IPAddress(ipaddress.ip_address(text.strip("[]")))
         except ValueError:
             return x509.DNSName(text)
 
@@ -115,6 +116,14 @@ def make_certificates(
             )
         )
 
+    stems = [_stem(host if isinstance(host, str) else host[0]) for host in hosts]
+    for index, stem in enumerate(stems):
+        if stem in ("ca", *stems[:index]):
+            taken = "the CA has" if stem == "ca" else "another host has"
+            raise ValueError(
+                f"a host cannot be called {stem}: {taken} the file {stem}.crt; list another of its "
+                "names first"
+            )
     where = Path(folder)
     where.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority = f"monarch job {x509.random_serial_number():x}"
@@ -123,7 +132,7 @@ def make_certificates(
     ca_file = where / "ca.crt"
     ca_file.write_bytes(ca.public_bytes(encoding))
     made: list[Certificate] = []
-    for host in hosts:
+    for host, stem in zip(hosts, stems, strict=True):
         names = [host] if isinstance(host, str) else list(host)
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = (
@@ -137,7 +146,6 @@ def make_certificates(
             )
             .sign(ca_key, hashes.SHA256())
         )
-        stem = names[0].replace("/", "_").replace(":", "_")
         files = Certificate(str(where / f"{stem}.crt"), str(where / f"{stem}.key"), str(ca_file))
         Path(files.cert).write_bytes(certificate.public_bytes(encoding))
         _write_secret(
@@ -150,6 +158,11 @@ def make_certificates(
         )
         made.append(files)
     return made
+
+
+def _stem(name: str) -> str:
+    """The names of the files of a host, without their endings."""
+    return name.replace("/", "_").replace(":", "_")
 
 
 def _write_secret(path: str, content: bytes) -> None:

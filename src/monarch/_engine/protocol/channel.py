@@ -44,6 +44,10 @@ quarter of a window, or `ack_delay`. At most `window` bytes are under way; lane 
 what the runtimes tell each other must not wait for user data. (Its own limit bounds it.) A
 receiver that is slow pauses a lane; at most a window arrives after that.
 
+**Sleep is no silence.** A machine that was stopped for longer than `patience` while a link was down
+has not tried in vain; the driver is late with its `tick`, by which this is noticed, and patience
+begins anew.
+
 **Two kinds of links.** On a stream nothing is lost while the connection holds, so nothing is ever
 sent twice except after a re-dial, and a gap in the numbers is a violation. On a network of packets
 (`rto` is set) packets may be dropped, doubled and reordered: early ones are kept, up to two
@@ -96,6 +100,9 @@ __all__ = [
     "Room",
     "Terms",
 ]
+
+
+_LATE = 1.0  # seconds that a tick is late only if the driver did not run
 
 
 class Deliver(NamedTuple):
@@ -412,6 +419,9 @@ class Channel:
 
     def tick(self, now: float) -> list[Effect]:
         """Do what is due."""
+        due = self.deadline
+        if self._patience_at is not None and due is not None and now > due + _LATE:
+            self._patience_at = now + self._terms.patience
         if self._patience_at is not None and now >= self._patience_at:
             return self._over(f"no connection to {self._name} for {self._terms.patience:g} s")
         if self._ack_at is not None and now >= self._ack_at:

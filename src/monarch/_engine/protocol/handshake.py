@@ -1,34 +1,53 @@
 """The handshake: both ends of a connection between hosts prove that they know one secret.
 
 Nothing else is read from a connection before this is over, and everything in it has a fixed size,
-so there is nothing to parse for somebody who does not know the secret. Three messages::
+so there is nothing to parse for somebody who does not know the secret. Four messages::
 
     dialer    HELLO   magic, version, Python, key name, nonce            64 bytes
     listener  REPLY   magic, version, Python, outcome, nonce             64 bytes
-    dialer    PROOF   HMAC(key, "dialer" + HELLO + REPLY)                32 bytes
-    listener  PROOF   HMAC(key, "listener" + HELLO + REPLY + PROOF)      32 bytes
+    dialer    PROOF   the host it means; HMAC(key, "dialer" + all that was said so far)   480 bytes
+    listener  ANSWER  its verdict; HMAC(key, "listener" + all that was said so far)       480 bytes
 
 It is challenge and response as in SCRAM (RFC 5802) with HMAC-SHA-256 (RFC 2104) and without
-passwords: keys are 32 random bytes, so there is nothing to guess and nothing to salt. Each side
-contributes a fresh nonce, so a recorded handshake proves nothing; the two proofs differ in role and
-text, so one cannot be reflected as the other; the whole exchange is under the proofs, so it cannot
-be altered on the way. The dialer proves itself first: a port scanner learns that something listens
-here, and nothing more. Proofs are compared in constant time.
+passwords: keys are 32 random bytes, so there is nothing to guess and nothing to salt. The dialer
+proves itself first: a port scanner learns that something listens here, and nothing more. Proofs are
+compared in constant time.
+
+Both sides end up with a *session key*, HMAC(key, "session" + all four messages). Everything that
+follows on the connection is authenticated with keys made of it (`protocol.records`), unless TLS
+does that already.
+
+Why an attacker who does not know the secret, but holds every wire, gets nowhere:
+
+* *Replay.* Each side contributes a fresh nonce, and each proof covers both nonces. A
+  recording proves nothing to a listener, or a dialer, that has drawn another one.
+* *Reflection.* The two proofs are computed over different words ("dialer", "listener") and texts of
+  different lengths, so one is never the other, within a handshake or between two.
+* *Alteration.* Each proof covers every byte that was said before it, versions and outcomes
+  included. A change of one makes the next proof wrong, so nothing can be negotiated down.
+* *Relay.* The attacker holds an address that a dialer dials (the port of a worker that is down, an
+  address that was given to another machine), and passes the handshake on to another listener of the
+  same secret. The dialer's proof says which host it means: the address, and where the connection
+  led (see `runtime.whereabouts`). The listener compares that with what it knows of itself, and
+  refuses with a proof of its own. If the two agree, the dialer has reached the host it means, and
+  the attacker is a piece of wire: it does not have the session key, so it can neither make a proof
+  out of what passes nor say a word of its own.
+* *Take-over* afterwards needs the session key, too.
+
+The handshake does not hide what follows. On a network where others must not read it runs
+inside TLS (see docs/security.md). There the certificate says which host the dialer has reached.
 
 The *key name* is a digest of the key that gives nothing away about it. It tells "you belong to
 another job" from "this is an attack" in the error text, and lets a listener serve several jobs.
-
-What the handshake does not do: hide or protect what follows. On a network where others can read or
-alter packets it runs inside TLS (see docs/security.md). Both sides end up with a *session key*,
-made of the secret and the exchange, with which a second handshake can be tied to this one.
 
 A listener that was told to let in anybody says so to a dialer whose key it does not know, and both
 go on with `NO_SECRET`, which proves nothing. The dialer has to agree: if it did so unasked, anybody
 who answers at the worker's address could take its place.
 
 Versions are compared first and in the open: peers that would misunderstand each other say so
-instead of failing to prove anything. A minor version of Python must match since code travels by
-value; the listener decides, the dialer hears which versions there are.
+instead of failing to prove anything. For that HELLO and REPLY are the same in all versions. A minor
+version of Python must match since code travels by value; the listener decides, the dialer learns
+which versions there are.
 """
 
 from __future__ import annotations
@@ -39,10 +58,11 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["NO_SECRET", "Dialer", "HandshakeError", "Listener", "Peer", "key_name"]
+__all__ = ["MAGIC", "NO_SECRET", "Dialer", "HandshakeError", "Listener", "Peer", "key_name"]
 
 MAGIC = b"monarch\x01"
-VERSION = 1  # of everything that is said on the connection afterwards
+"""What both sides begin with, in all versions."""
+VERSION = 2  # of everything that is said on the connection afterwards
 KEY_SIZE = 32
 NO_SECRET = bytes(KEY_SIZE)
 """The key of those who agreed to prove nothing."""
@@ -50,13 +70,25 @@ _NONCE_SIZE = 32
 
 _GREETING = struct.Struct("<8sHBB12s8s32s")  # magic, version, Python, -, outcome
 GREETING_SIZE = _GREETING.size
-PROOF_SIZE = hashlib.sha256().digest_size
+_DIGEST = hashlib.sha256().digest_size
+_SAID = struct.Struct("<BBH444s")  # flags, verdict, length of the text, text
+PROOF_SIZE = _SAID.size + _DIGEST
+MOST_MEANT = 444
+"""Bytes of text that a proof can say."""
+
+# Flags.
+_BARE = 1  # dialer: packets need not be authenticated; listener: they are not
+# Verdicts.
+_WELCOME = 0
+_MISDIRECTED = 1
 
 _OK = b"ok"
 _VERSION = b"version"
 _PYTHON = b"python"
 _KEY = b"key"
 _OPEN = b"open"
+_NO_TLS = b"no tls"
+_TLS_HANDSHAKE = b"\x16\x03"
 
 
 class HandshakeError(Exception):
@@ -70,6 +102,9 @@ class Peer(NamedTuple):
     version: int
     python: tuple[int, int]
 
+    def __repr__(self) -> str:
+        return f"Peer(version={self.version}, python={self.python})"  # the key is a secret
+
 
 def key_name(key: bytes) -> bytes:
     """What a key is called in the open: 12 bytes that say nothing about it."""
@@ -82,6 +117,25 @@ def _greeting(python: tuple[int, int], name: bytes, outcome: bytes, nonce: bytes
     return _GREETING.pack(MAGIC, VERSION, *python, name, outcome, nonce)
 
 
+def _said(flags: int, verdict: int, text: str) -> bytes:
+    data = text.encode(errors="surrogateescape")[:MOST_MEANT]
+    return _SAID.pack(flags, verdict, len(data), data)
+
+
+def _text(said: tuple[int, int, int, bytes]) -> str:
+    return said[3][: said[2]].decode(errors="surrogateescape")
+
+
+def _misdirected(meant: str, called: str) -> str:
+    dialed, _, end = meant.partition("\n")
+    end = end.partition(" of ")[0] or "an unknown place"
+    return (
+        f"{dialed} was dialed, which led to {end}; the worker that answered is {called}: somebody "
+        "passes connections on. If that is meant (a forwarded port, NAT, a service address), start "
+        f"that worker with --name {dialed} or MONARCH_WORKER_NAMES={dialed}"
+    )
+
+
 def _proof(key: bytes, role: bytes, *said: bytes) -> bytes:
     return hmac.digest(key, role + b"".join(said), "sha256")
 
@@ -89,7 +143,7 @@ def _proof(key: bytes, role: bytes, *said: bytes) -> bytes:
 class _Side:
     """What both sides do: collect bytes until the next message of a fixed size is complete."""
 
-    __slots__ = ("_expected", "_got", "peer", "session")
+    __slots__ = ("_expected", "_got", "bare", "peer", "session")
 
     def __init__(self, expected: int) -> None:
         self._got = bytearray()
@@ -98,6 +152,8 @@ class _Side:
         """Set when the peer has proved itself."""
         self.session = b""
         """Set as well: a key that only these two have, unless somebody with the secret listens."""
+        self.bare = False
+        """Set as well: whether both sides go without authentication of what follows."""
 
     @property
     def wants(self) -> int:
@@ -130,15 +186,30 @@ class Dialer(_Side):
         key: the secret, 32 bytes.
         nonce: 32 fresh random bytes.
         python: major and minor version.
+        meant: the host it dialed: the address, and in a second line where that led (see
+            `runtime.whereabouts`); at most `MOST_MEANT` bytes.
         trusting: whether to go on with a worker that lets in anybody and proves nothing.
+        bare: whether to do without authentication of what follows, if the listener does, too.
     """
 
-    __slots__ = ("_key", "_python", "_reply", "_trusting", "hello")
+    __slots__ = ("_key", "_meant", "_proved", "_python", "_reply", "_trusting", "_wish", "hello")
 
     def __init__(
-        self, key: bytes, nonce: bytes, python: tuple[int, int], *, trusting: bool = False
+        self,
+        key: bytes,
+        nonce: bytes,
+        python: tuple[int, int],
+        meant: str,
+        *,
+        trusting: bool = False,
+        bare: bool = False,
     ) -> None:
         super().__init__(GREETING_SIZE)
+        if len(meant.encode(errors="surrogateescape")) > MOST_MEANT:
+            raise ValueError(f"an address of more than {MOST_MEANT} bytes")
+        self._meant = meant
+        self._wish = _BARE if bare else 0
+        self._proved = b""
         self._trusting = trusting
         self._key = _checked(key)
         self._python = python
@@ -148,12 +219,19 @@ class Dialer(_Side):
     def _on_message(self, message: bytes) -> bytes:
         if not self._reply:
             return self._on_reply(message)
-        said = (self.hello, self._reply, _proof(self._key, b"dialer", self.hello, self._reply))
-        if not hmac.compare_digest(message, _proof(self._key, b"listener", *said)):
+        said = (self.hello, self._reply, self._proved)
+        body, proof = message[: _SAID.size], message[_SAID.size :]
+        if not hmac.compare_digest(proof, _proof(self._key, b"listener", *said, body)):
             raise HandshakeError("the worker could not prove that it knows the secret")
+        flags, verdict, *_ = answer = _SAID.unpack(body)
+        if verdict == _MISDIRECTED:
+            raise HandshakeError(_misdirected(self._meant, _text(answer)))
+        if verdict != _WELCOME:
+            raise HandshakeError(f"the worker refused: {verdict}")
         _, version, major, minor, *_ = _GREETING.unpack(self._reply)
         self.peer = Peer(self._key, version, (major, minor))
-        self.session = _proof(self._key, b"session", *said)
+        self.session = _proof(self._key, b"session", *said, message)
+        self.bare = bool(flags & self._wish & _BARE)
         return b""
 
     def _on_reply(self, reply: bytes) -> bytes:
@@ -191,7 +269,9 @@ class Dialer(_Side):
             raise HandshakeError(f"the worker refused: {outcome!r}")
         self._reply = reply
         self._expected = PROOF_SIZE
-        return _proof(self._key, b"dialer", self.hello, reply)
+        body = _said(self._wish, 0, self._meant)
+        self._proved = body + _proof(self._key, b"dialer", self.hello, reply, body)
+        return self._proved
 
 
 class Listener(_Side):
@@ -201,28 +281,48 @@ class Listener(_Side):
         find_key: from a key name to the secret that has it, or None.
         nonce: 32 fresh random bytes.
         python: major and minor version.
+        misdirected: from what the dialer means (its `meant`) to what this listener is called, if
+            that is somebody else; empty if not. Called once the dialer has proved itself.
         open_to_all: whether to let in who does not know the secret.
+        bare: see `Dialer`.
 
     >>> key = bytes(range(32))
-    >>> dialer = Dialer(key, bytes(32), (3, 11))
-    >>> listener = Listener({key_name(key): key}.get, bytes([1] * 32), (3, 11))
+    >>> dialer = Dialer(key, bytes(32), (3, 11), "tcp://10.0.0.7:4444")
+    >>> def misdirected(meant):
+    ...     return "" if meant == "tcp://10.0.0.7:4444" else "at 10.0.0.7:4444"
+    >>> listener = Listener({key_name(key): key}.get, bytes([1] * 32), (3, 11), misdirected)
     >>> proof = dialer.receive(listener.receive(dialer.hello))
     >>> _ = dialer.receive(listener.receive(proof))
     >>> dialer.peer is not None, listener.peer is not None
     (True, True)
     """
 
-    __slots__ = ("_find_key", "_hello", "_key", "_nonce", "_open", "_python", "_reply", "farewell")
+    __slots__ = (
+        "_bare",
+        "_find_key",
+        "_hello",
+        "_key",
+        "_misdirected",
+        "_nonce",
+        "_open",
+        "_python",
+        "_reply",
+        "farewell",
+    )
 
     def __init__(
         self,
         find_key: Callable[[bytes], bytes | None],
         nonce: bytes,
         python: tuple[int, int],
+        misdirected: Callable[[str], str],
         *,
         open_to_all: bool = False,
+        bare: bool = False,
     ) -> None:
         super().__init__(GREETING_SIZE)
+        self._misdirected = misdirected
+        self._bare = bare
         self._open = open_to_all
         self._find_key = find_key
         self._nonce = nonce
@@ -238,6 +338,8 @@ class Listener(_Side):
 
     def _on_hello(self, hello: bytes) -> bytes:
         magic, version, major, minor, name, _, _ = _GREETING.unpack(hello)
+        if hello.startswith(_TLS_HANDSHAKE):
+            raise self._refusal(_NO_TLS, "it speaks TLS, and this side does not")
         if magic != MAGIC:
             raise HandshakeError("it does not speak this protocol")
         if version != VERSION:
@@ -257,14 +359,27 @@ class Listener(_Side):
         self._expected = PROOF_SIZE
         return self._reply
 
-    def _on_proof(self, proof: bytes) -> bytes:
+    def _on_proof(self, message: bytes) -> bytes:
         said = (self._hello, self._reply)
-        if not hmac.compare_digest(proof, _proof(self._key, b"dialer", *said)):
+        body, proof = message[: _SAID.size], message[_SAID.size :]
+        if not hmac.compare_digest(proof, _proof(self._key, b"dialer", *said, body)):
             raise HandshakeError("it could not prove that it knows the secret")
+        wish, *_ = asked = _SAID.unpack(body)
+        meant = _text(asked)
+        called = self._misdirected(meant)
+        if called:
+            self.farewell = self._answer(_said(0, _MISDIRECTED, called), message)
+            raise HandshakeError(_misdirected(meant, called))
+        self.bare = bool(wish & _BARE) and self._bare
+        answer = self._answer(_said(_BARE if self.bare else 0, _WELCOME, ""), message)
         _, version, major, minor, *_ = _GREETING.unpack(self._hello)
         self.peer = Peer(self._key, version, (major, minor))
-        self.session = _proof(self._key, b"session", *said, proof)
-        return _proof(self._key, b"listener", *said, proof)
+        self.session = _proof(self._key, b"session", *said, message, answer)
+        return answer
+
+    def _answer(self, body: bytes, proof: bytes) -> bytes:
+        said = (self._hello, self._reply, proof)
+        return body + _proof(self._key, b"listener", *said, body)
 
     def _refusal(self, outcome: bytes, why: str) -> HandshakeError:
         self.farewell = _greeting(self._python, bytes(12), outcome, self._nonce)

@@ -71,13 +71,12 @@ class Splice(Generic[T]):
     (['cast 1'], ['b'])
     """
 
-    __slots__ = ("_casts", "_marked", "_reached", "_tunnel")
+    __slots__ = ("_casts", "_marked", "_tunnel")
 
     def __init__(self) -> None:
         self._tunnel: deque[tuple[int, T | None]] = deque()  # a mark and None, or 0 and a message
         self._casts: deque[tuple[int, T]] = deque()  # the number of its mark if it is tied, else 0
         self._marked = 0  # the last mark that was passed
-        self._reached = 0
 
     @property
     def blocked(self) -> bool:
@@ -110,7 +109,6 @@ class Splice(Generic[T]):
 
     def advance(self, reached: int) -> list[T]:
         """Casts up to `reached` have had their turn."""
-        self._reached = reached
         ready: list[T] = []
         tunnel, casts = self._tunnel, self._casts
         while True:
@@ -121,7 +119,7 @@ class Splice(Generic[T]):
             number, item = tunnel[0]
             if number > self._marked:
                 self._marked = number
-            elif number > self._reached:
+            elif number > reached:
                 return ready
             else:
                 tunnel.popleft()

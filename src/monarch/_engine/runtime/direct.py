@@ -24,6 +24,7 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.errors import ProtocolError
@@ -57,6 +58,7 @@ _EARLY = 4 << 20  # bytes that may come before their turn
 _PIECE = 32 << 10  # bytes of what was lost, in a frame
 _AFTER_TURN = 32  # messages that stay with the tunnel after one that had to go there
 _NEVER = 1 << 62
+_MOST_BUFFERS = 64  # given to the socket at a time
 _USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
@@ -228,19 +230,19 @@ class Direct:
 
     Args:
         link: it belongs to; it is told how many bytes wait, as senders look there.
-        sock: a connected stream socket, or TLS over one; this owns it.
+        sock: a connected stream socket, authenticated or by TLS; this owns it.
         number: names it to both sides.
         patience: seconds after which what the other side does not acknowledge breaks it.
         watch: called with the descriptor, and whether to read and to write as soon as that can be.
     """
 
     __slots__ = (
+        "_ahead",
         "_confirmed",
         "_confirms",
         "_link",
         "_queue",
         "_queued",
-        "_tls",
         "_watch",
         "broken",
         "fileno",
@@ -271,7 +273,7 @@ class Direct:
             if _USER_TIMEOUT is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, max(1, round(patience * 1000)))
         self.sock = sock
-        self._tls = None if isinstance(sock, socket.socket) else sock
+        self._ahead = None if isinstance(sock, socket.socket) else sock
         self.fileno = sock.fileno()
         self.number = number
         self.held = False
@@ -329,12 +331,11 @@ class Direct:
         self._link.queued += more
 
     def flush(self) -> None:
-        """Write what waits for the socket, as far as it takes it."""
+        """Write what waits for the socket, as far as it takes it: many messages in one record."""
         queue = self._queue
         while queue and not self.broken:
-            data = queue[0]
             try:
-                sent = self.sock.send(data)
+                sent = self.sock.sendmsg([*islice(queue, _MOST_BUFFERS)])
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
@@ -342,10 +343,10 @@ class Direct:
                 return
             self._count(-sent)
             self._link._taken += sent
-            if sent < len(data):
-                queue[0] = data[sent:]
-            else:
-                queue.popleft()
+            while queue and sent >= len(queue[0]):
+                sent -= len(queue.popleft())
+            if sent:
+                queue[0] = queue[0][sent:]
         if not self.broken:
             self._watch(self.fileno, not self.held, False)
 
@@ -375,7 +376,7 @@ class Direct:
 
     def pending(self) -> bool:
         """Whether there is something to receive that makes no event."""
-        return self._tls is not None and not (self.broken or self.held) and self._tls.pending()
+        return self._ahead is not None and not (self.broken or self.held) and self._ahead.pending()
 
     def receive(self, scratch: memoryview) -> list[Frame] | None:
         """Read what is there, once; the frames whose turn it is. None: it is at its end.

@@ -2,9 +2,10 @@
 
 The client's agent connects to the gateway's worker, proves the secret, and says where it wants to
 go (`Gateway.open`). The worker gives the connection to a process of its own for that client
-(`relay_main`), which connects to the other worker and from then on carries bytes, whatever they
-are: the handshake, and TLS, are between the client's host and the other worker, end to end. What
-passes a gateway is not encrypted by it; so one that was reached by TLS leads to TLS addresses only.
+(`relay_main`), which connects to the other worker, says where that led (`whereabouts`), and from
+then on carries bytes, whatever they are: the handshake, TLS and the authentication of what follows
+are between the client's host and the other worker, end to end. A gateway does not
+encrypt what passes; so one that was reached by TLS leads to TLS addresses only.
 
 A process of its own, as agents are: traffic of one client does not hold up the door, nor another
 client. It ends when its connections have, or the worker does. (Rejected: to relay in the client's
@@ -15,20 +16,23 @@ all other hosts break when it lets that one host go.)
 from __future__ import annotations
 
 import functools
+import hmac
 import json
-import os
 import socket
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from monarch._engine.base.address import ChannelAddr
+from monarch._engine.launch.interpreter import python_command
 from monarch._engine.protocol.handshake import HandshakeError
+from monarch._engine.protocol.records import purpose_tag
 from monarch._engine.runtime import driver as drivers
-from monarch._engine.runtime.greeting import PATIENCE, connect, introduce, uses_tls
+from monarch._engine.runtime.greeting import PATIENCE, connect, direct_way, introduce, uses_tls
 from monarch._engine.runtime.reactor import READ, WRITE, Reactor
+from monarch._engine.runtime.whereabouts import far_end, meant
 from monarch._engine.transport.link import Link
 from monarch._engine.wire.frame import CONTROL, pack
 
@@ -38,10 +42,12 @@ RELAY = "relay"
 """The purpose of who wants to be connected to another worker: its value is the address."""
 
 _LENGTH = struct.Struct("<H")
+_TAG = 32
 _CHUNK = 1 << 18
 _MOST_CHUNKS = 16  # at a time, for one connection
 _IDLE = 5.0  # seconds that the process stays without a connection
 _LIMIT = 1 << 20
+_NOTHING = memoryview(b"")
 
 
 class Gateway(NamedTuple):
@@ -52,57 +58,61 @@ class Gateway(NamedTuple):
     client: int
     trusting: bool = False
 
-    def open(self, target: ChannelAddr, timeout: float) -> socket.socket:
-        """A connection to `target`, where nothing has been said yet.
+    def __repr__(self) -> str:
+        return f"Gateway({self.address!r})"  # the key is a secret
+
+    def open(self, target: ChannelAddr, timeout: float) -> tuple[socket.socket, str]:
+        """A connection to `target`, where nothing has been said yet, and where it leads.
 
         Blocks. Raises OSError when either is not reached, HandshakeError when the gateway refuses,
         ValueError for a target that it must not lead to.
         """
         if target == self.address:
-            return connect(target, timeout)
+            return direct_way(target, timeout)
         if uses_tls(self.address) and not uses_tls(target):
             raise ValueError(
                 f"the gateway {self.address} is reached by TLS, {target} is not, and what passes "
                 "through would not be encrypted: use a tls:// address"
             )
-        sock = connect(self.address, timeout)
+        sock, end = direct_way(self.address, timeout)
         try:
             sock.settimeout(timeout + PATIENCE)  # it has to connect as well
             try:
-                sock = self._introduce(sock, target)
+                sock, session = self._introduce(sock, target, meant(self.address, end))
             except HandshakeError as error:
                 raise HandshakeError(f"the gateway {self.address}: {error}") from error
-            error_text = _read_answer(sock)
+            answer = _read_answer(sock, session)
+            if answer["error"] is not None:
+                text = f"the gateway {self.address} does not reach it: {answer['error']}"
+                raise ConnectionError(text)
         except BaseException:
             sock.close()
             raise
-        if error_text is not None:
-            sock.close()
-            raise ConnectionError(f"the gateway {self.address} does not reach it: {error_text}")
-        return sock
+        return sock, str(answer["end"])
 
-    def _introduce(self, sock: socket.socket, target: ChannelAddr) -> socket.socket:
+    def _introduce(
+        self, sock: socket.socket, target: ChannelAddr, whom: str
+    ) -> tuple[socket.socket, bytes]:
+        """The bare connection, and the session key."""
         purpose = {RELAY: target.url, "client": self.client}
         if not uses_tls(self.address):
-            introduce(sock, self.key, purpose, self.trusting)
-            return sock
+            side = introduce(sock, self.key, purpose, whom, trusting=self.trusting)
+            return sock, side.session
         from monarch._engine.runtime import tls
 
         with tls.in_words():
-            context = tls.client_context()
-            outer = context.wrap_socket(sock, server_hostname=self.address.host)
-            introduce(outer, self.key, purpose, self.trusting)
-            outer.unwrap()
-        timeout = outer.gettimeout()
-        bare = socket.socket(fileno=outer.detach())
-        bare.settimeout(timeout)
-        return bare
+            outer = tls.TlsSocket.dial(sock, tls.client_context(), self.address.host)
+            side = introduce(outer, self.key, purpose, whom, trusting=self.trusting)
+            return outer.step_aside(), side.session
 
 
-def _read_answer(sock: socket.socket) -> str | None:
-    (size,) = _LENGTH.unpack(_read(sock, _LENGTH.size))
-    error: str | None = json.loads(_read(sock, size))["error"]
-    return error
+def _read_answer(sock: socket.socket, session: bytes) -> dict[str, Any]:
+    head = _read(sock, _LENGTH.size)
+    said = head + _read(sock, _LENGTH.unpack(head)[0])
+    if not hmac.compare_digest(_read(sock, _TAG), purpose_tag(session, said)):
+        raise ConnectionError("what the gateway said was altered on the way")
+    answer: dict[str, Any] = json.loads(said[_LENGTH.size :])
+    return answer
 
 
 def _read(sock: socket.socket, size: int) -> bytes:
@@ -126,12 +136,12 @@ class Relays:
         self._reactor = reactor
         self._links: dict[int, tuple[Link, subprocess.Popen[bytes]]] = {}
 
-    def take(self, client: int, target: str, sock: socket.socket) -> None:
+    def take(self, client: int, target: str, sock: socket.socket, session: bytes) -> None:
         """Connect `sock`, whose owner goes on, to the worker at `target`."""
         if client not in self._links:
             self._start(client)
         link, _ = self._links[client]
-        body = json.dumps({"to": target}).encode()
+        body = json.dumps({"to": target, "session": session.hex()}).encode()
         link.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=1), [sock.fileno()])
 
     def close(self) -> None:
@@ -144,13 +154,11 @@ class Relays:
 
     def _start(self, client: int) -> None:
         ours, theirs = socket.socketpair()
-        root = os.path.dirname(__file__.rsplit("_engine", 1)[0].rstrip("/"))
         code = (
-            f"import sys; sys.path[:] = {[root, *sys.path]!r}; "
             f"from monarch._engine.runtime.gateway import relay_main; relay_main({theirs.fileno()})"
         )
         process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            python_command(sys.executable, code, sys.path),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -194,25 +202,30 @@ class _Relay:
         for frame in self._link.receive(self.reactor.scratch):
             (fd,) = self._link.take_fds(frame.nfd)
             self._open += 1
-            self._connect(socket.socket(fileno=fd), json.loads(frame.body)["to"])
+            message = json.loads(frame.body)
+            session = bytes.fromhex(message["session"])
+            self._connect(socket.socket(fileno=fd), message["to"], session)
         if self._link.lost is not None:
             self.reactor.stop()
 
-    def _connect(self, near: socket.socket, to: str) -> None:
+    def _connect(self, near: socket.socket, to: str, session: bytes) -> None:
         """Aside, since names may have to be looked up."""
 
         def run() -> None:
-            far, error = None, None
+            far, end, error = None, "", None
             try:
-                far = connect(ChannelAddr.parse(to), PATIENCE)
+                address = ChannelAddr.parse(to)
+                far = connect(address, PATIENCE)
+                end = far_end(far, address)
             except OSError as failed:
                 error = failed.strerror or str(failed)
-            except ValueError as failed:
+            except (ValueError, HandshakeError) as failed:
                 error = str(failed)
-            said = json.dumps({"error": error}).encode()
+            said = json.dumps({"error": error, "end": end}).encode()
+            said = _LENGTH.pack(len(said)) + said
             try:
                 near.settimeout(PATIENCE)
-                near.sendall(_LENGTH.pack(len(said)) + said)
+                near.sendall(said + purpose_tag(session, said))
             except OSError:
                 error = error or "it did not wait"
             self.reactor.call_soon(self._connected, near, far, error)
@@ -241,16 +254,17 @@ class _Relay:
 class _Way:
     """One direction of a relayed connection: what `source` says goes to `target`.
 
-    It holds at most one chunk, so who sends faster than the other side reads is slowed as by TCP.
+    It holds at most one chunk, so a sender that is faster than the reader is slowed as by TCP. It
+    holds no memory while all is sent: all directions read into the same `scratch`.
     """
 
-    __slots__ = ("buffer", "ended", "source", "target", "unsent")
+    __slots__ = ("ended", "scratch", "source", "target", "unsent")
 
-    def __init__(self, source: socket.socket, target: socket.socket) -> None:
+    def __init__(self, source: socket.socket, target: socket.socket, scratch: memoryview) -> None:
         self.source = source
         self.target = target
-        self.buffer = memoryview(bytearray(_CHUNK))
-        self.unsent = self.buffer[:0]
+        self.scratch = scratch
+        self.unsent = _NOTHING
         self.ended = False
 
     def move(self) -> None:
@@ -259,14 +273,19 @@ class _Way:
             for _ in range(_MOST_CHUNKS):
                 if self.ended:
                     return
-                if not self.unsent:
-                    count = self.source.recv_into(self.buffer)
-                    if not count:
-                        self.ended = True
-                        self.target.shutdown(socket.SHUT_WR)
-                        return
-                    self.unsent = self.buffer[:count]
-                self.unsent = self.unsent[self.target.send(self.unsent) :]
+                if self.unsent:
+                    self.unsent = self.unsent[self.target.send(self.unsent) :] or _NOTHING
+                    continue
+                count = self.source.recv_into(self.scratch)
+                if not count:
+                    self.ended = True
+                    self.target.shutdown(socket.SHUT_WR)
+                    return
+                sent = 0
+                try:
+                    sent = self.target.send(self.scratch[:count])
+                finally:
+                    self.unsent = memoryview(bytes(self.scratch[sent:count]))
         except BlockingIOError:
             return
 
@@ -275,7 +294,8 @@ def _join(
     reactor: Reactor, one: socket.socket, other: socket.socket, closed: Callable[[], None]
 ) -> None:
     """Carry bytes both ways until both sides have said all, or one is gone."""
-    ways = _Way(one, other), _Way(other, one)
+    scratch = reactor.scratch[:_CHUNK]
+    ways = _Way(one, other, scratch), _Way(other, one, scratch)
 
     def move(from_: _Way, mask: int) -> None:
         gone = from_.ended and mask & ~(READ | WRITE)  # it listens no more, either

@@ -5,8 +5,9 @@ reactor: any number of strangers may be in the middle of theirs, and nobody wait
 stranger has `PATIENCE` seconds for all of it; what it sends has a fixed size until it has proved
 itself, and is bounded afterwards.
 
-After the handshake the dialer says what the connection is for: a length and a JSON object of at
-most `_MOST` bytes. The rest of the connection belongs to the channel.
+After the handshake the dialer says what the connection is for: a length, a JSON object of at most
+`_MOST` bytes, and a tag made with the session key. The rest of the connection belongs to the
+channel, in authenticated records (`authentic`) unless there is TLS, or neither side wants that.
 
 With TLS (`tls`) all of this happens inside it, twice. The worker, who opens the door, is another
 process than the agent that the connection is for, and the state of a TLS session cannot be handed
@@ -20,6 +21,7 @@ byte, and the traffic of all jobs would go through one process.)
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import os
 import socket
@@ -29,8 +31,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from monarch._engine.base.address import ChannelAddr
+from monarch._engine.base.settings import settings
 from monarch._engine.protocol.handshake import NO_SECRET, Dialer, HandshakeError, Listener, Peer
+from monarch._engine.protocol.records import purpose_tag
+from monarch._engine.runtime.authentic import AuthenticSocket
 from monarch._engine.runtime.reactor import WRITE, Reactor, Timer
+from monarch._engine.runtime.socket_file import listen_at
+from monarch._engine.runtime.whereabouts import Verdict, check_user, far_end, meant, unix_path
 
 if TYPE_CHECKING:
     import ssl
@@ -42,14 +49,18 @@ __all__ = [
     "PROBE",
     "Arrival",
     "Greeting",
+    "Route",
     "Wire",
+    "authentic",
     "connect",
     "dial",
+    "direct_way",
     "greet",
     "introduce",
     "listen",
     "python_version",
     "uses_tls",
+    "why_unreachable",
 ]
 
 PATIENCE = 5.0
@@ -61,22 +72,35 @@ PROBE = "probe"
 _BACKLOG = 1024
 _MOST = 4096
 _LENGTH = struct.Struct("<H")
+_TAG = 32
 
-Wire: TypeAlias = "socket.socket | TlsSocket"
+Wire: TypeAlias = "socket.socket | AuthenticSocket | TlsSocket"
 """What carries the bytes of an authenticated connection."""
 
 
 class Arrival(NamedTuple):
     """A stranger that has proved itself, and is none any more."""
 
-    sock: Wire
+    sock: socket.socket | TlsSocket
     purpose: dict[str, Any]
     session: bytes
     """The key that only the two sides have, see `Listener`."""
+    bare: bool
+    """Whether both go without authentication of what follows."""
     authenticated: bool
     """False if it proved nothing and was let in all the same."""
     certificate: str
     """What its TLS certificate calls it; empty without TLS."""
+
+    def __repr__(self) -> str:
+        return f"Arrival({self.sock!r})"  # the key is a secret
+
+    @property
+    def wire(self) -> Wire:
+        """The connection as it is used from now on."""
+        if self.bare or not isinstance(self.sock, socket.socket):
+            return self.sock
+        return AuthenticSocket(self.sock, self.session, dialer=False)
 
 
 def uses_tls(address: ChannelAddr) -> bool:
@@ -99,12 +123,13 @@ def _nonce() -> bytes:
 
 
 def connect(address: ChannelAddr, timeout: float) -> socket.socket:
-    """A connected socket. Raises OSError."""
+    """A connected socket. Raises OSError, HandshakeError for a Unix socket of another user."""
     if address.scheme == "unix":
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.settimeout(timeout)
-            sock.connect(_unix_path(address))
+            sock.connect(unix_path(address))
+            check_user(sock)
         except BaseException:
             sock.close()
             raise
@@ -119,20 +144,35 @@ def listen(address: ChannelAddr) -> socket.socket:
     if address.fd is not None:
         sock = socket.socket(fileno=address.fd)
     elif address.scheme == "unix":
-        sock = socket.socket(socket.AF_UNIX)
-        sock.bind(_unix_path(address))
+        return listen_at(unix_path(address), _BACKLOG)
     else:
-        where = (address.host, address.port)
-        if address.host == "::" and socket.has_dualstack_ipv6():
+        host = address.host
+        if host == "::" and socket.has_dualstack_ipv6():
             return socket.create_server(
-                where, family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+                (host, address.port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
             )
-        if address.host == "::":  # this system has no IPv6
-            where = ("0.0.0.0", address.port)  # noqa: S104 - that is what was asked for
-        family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
+        if host == "::":  # this system has no IPv6
+            host = "0.0.0.0"  # noqa: S104 - that is what was asked for
+        # (A look-up also makes a number of the interface that a link-local address names.)
+        found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)
+        family, _, _, _, where = min(found, key=lambda one: one[0] != socket.AF_INET)
         return socket.create_server(where, family=family, backlog=_BACKLOG)
     sock.listen(_BACKLOG)
     return sock
+
+
+Route: TypeAlias = Callable[[ChannelAddr, float], tuple[socket.socket, str]]
+"""Opens a connection where `connect` does not reach, and says where it leads (see `far_end`)."""
+
+
+def direct_way(address: ChannelAddr, timeout: float) -> tuple[socket.socket, str]:
+    """The `Route` from here. Raises as `connect`."""
+    sock = connect(address, timeout)
+    try:
+        return sock, far_end(sock, address)
+    except BaseException:
+        sock.close()
+        raise
 
 
 def dial(
@@ -142,40 +182,66 @@ def dial(
     timeout: float,
     *,
     trusting: bool = False,
-    way: Callable[[ChannelAddr, float], socket.socket] | None = None,
+    way: Route = direct_way,
 ) -> Wire:
     """An authenticated connection; see `Dialer` for `trusting`.
-
-    `way` opens it, from the address and the timeout, where `connect` does not reach.
 
     Blocks. Raises OSError, HandshakeError, or SecretError for certificates that cannot be used.
     """
     secured = uses_tls(address)
-    sock = (way or connect)(address, timeout)
+    sock, end = way(address, timeout)
+    whom = meant(address, end)
     try:
         sock.settimeout(min(timeout, PATIENCE))
         if not secured:
-            introduce(sock, key, purpose, trusting)
-            return sock
+            return authentic(sock, introduce(sock, key, purpose, whom, trusting=trusting))
         from monarch._engine.runtime import tls  # few programs need it
 
         with tls.in_words():
             context = tls.client_context()
             outer = tls.TlsSocket.dial(sock, context, address.host)
-            session = introduce(outer, key, purpose, trusting).session
+            session = introduce(outer, key, purpose, whom, trusting=trusting).session
             outer.step_aside()
             sock.settimeout(PATIENCE)  # its agent may have to be started first
             inner = tls.TlsSocket.dial(sock, context, address.host)
-            introduce(inner, session, purpose, trusting=False)
+            introduce(inner, session, purpose, whom)
             return inner
     except BaseException:
         sock.close()
         raise
 
 
-def introduce(sock: Wire, key: bytes, purpose: Mapping[str, Any], trusting: bool) -> Dialer:
-    """Prove the key and say what this connection is for."""
-    side = Dialer(key, _nonce(), python_version(), trusting=trusting)
+def why_unreachable(error: OSError, timeout: float) -> str:
+    """The reason why `dial` raised this, and the remedy."""
+    text = error.strerror or str(error)
+    if isinstance(error, TimeoutError):
+        return (
+            f"timed out after {timeout:g} s: the host is down, a firewall drops packets, or what "
+            "listens there is no worker"
+        )
+    if isinstance(error, ConnectionRefusedError):
+        return f"{text}: the host is up, and nothing listens there; start `monarch worker` on it"
+    if isinstance(error, FileNotFoundError):
+        return f"{text}: no worker has made that socket on this machine"
+    return text
+
+
+def authentic(sock: socket.socket, side: Dialer) -> Wire:
+    """The connection as it is used after the handshake, by the side that dialed."""
+    return sock if side.bare else AuthenticSocket(sock, side.session, dialer=True)
+
+
+def introduce(
+    sock: socket.socket | TlsSocket,
+    key: bytes,
+    purpose: Mapping[str, Any],
+    whom: str,
+    *,
+    trusting: bool = False,
+) -> Dialer:
+    """Prove the key, say which host we mean (see `meant`) and what this connection is for."""
+    bare = not settings.authenticate_packets
+    side = Dialer(key, _nonce(), python_version(), whom, trusting=trusting, bare=bare)
     try:
         sock.sendall(side.hello)
     except OSError:
@@ -190,13 +256,15 @@ def introduce(sock: Wire, key: bytes, purpose: Mapping[str, Any], trusting: bool
             )
         sock.sendall(side.receive(data))
     said = json.dumps(purpose).encode()
-    sock.sendall(_LENGTH.pack(len(said)) + said)
+    said = _LENGTH.pack(len(said)) + said
+    sock.sendall(said + purpose_tag(side.session, said))
     return side
 
 
 def greet(address: ChannelAddr, key: bytes, timeout: float) -> Peer:
     """Who is there: both sides prove themselves, and part. Blocks; raises as `dial`."""
-    sock = connect(address, timeout)
+    sock, end = direct_way(address, timeout)
+    whom = meant(address, end)
     try:
         sock.settimeout(min(timeout, PATIENCE))
         if uses_tls(address):
@@ -204,10 +272,10 @@ def greet(address: ChannelAddr, key: bytes, timeout: float) -> Peer:
 
             with tls.in_words():
                 outer = tls.TlsSocket.dial(sock, tls.client_context(), address.host)
-                side = introduce(outer, key, {PROBE: True}, trusting=False)
+                side = introduce(outer, key, {PROBE: True}, whom)
                 outer.step_aside()
         else:
-            side = introduce(sock, key, {PROBE: True}, trusting=False)
+            side = introduce(sock, key, {PROBE: True}, whom)
     except TimeoutError as error:
         text = "somebody listens there, and does not answer the handshake"
         raise HandshakeError(text) from error
@@ -226,6 +294,7 @@ class Greeting:
         find_key: from a key name to a secret, see `Listener`.
         accepted: takes the connection over.
         refused: is told why not.
+        misdirected: see `Listener`, and `whereabouts`; with TLS certificates say who is there.
         tls: to do it inside TLS.
         steps_aside: end TLS when all is said: the connection is for another process.
         open_to_all: see `Listener`.
@@ -238,6 +307,7 @@ class Greeting:
         find_key: Callable[[bytes], bytes | None],
         accepted: Callable[[Arrival], None],
         refused: Callable[[str], None],
+        misdirected: Verdict,
         *,
         tls: ssl.SSLContext | None = None,
         steps_aside: bool = True,
@@ -245,9 +315,17 @@ class Greeting:
     ) -> None:
         sock.setblocking(False)
         self._reactor = reactor
-        self._sock: Wire = sock
+        self._sock: socket.socket | TlsSocket = sock
         self._fd = sock.fileno()
-        self._side = Listener(find_key, _nonce(), python_version(), open_to_all=open_to_all)
+        self._arrival: Arrival | None = None
+        self._side = Listener(
+            find_key,
+            _nonce(),
+            python_version(),
+            misdirected,
+            open_to_all=open_to_all,
+            bare=not settings.authenticate_packets,
+        )
         self._accepted = accepted
         self._refused = refused
         self._tls = tls
@@ -271,9 +349,14 @@ class Greeting:
         except HandshakeError as error:
             with contextlib.suppress(OSError):  # it is told if it still listens
                 self._sock.send(self._side.farewell)
+                self._sock.recv(_MOST)  # what is not read would break the connection before that
             self._close(str(error))
         except (OSError, ValueError, TypeError, RecursionError) as error:
             self._close(f"{type(error).__name__}: {error}")
+        # (Not in there: what is wrong with who takes it over is no refusal.)
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None:
+            self._accepted(arrival)
 
     def _secure(self) -> None:
         """TLS."""
@@ -289,6 +372,8 @@ class Greeting:
 
     def _read(self) -> None:
         """The handshake, then the purpose."""
+        if isinstance(self._sock, socket.socket):
+            check_user(self._sock)
         data = self._sock.recv(self._side.wants or self._missing())
         if not data:
             raise HandshakeError("it closed the connection during the handshake")
@@ -303,7 +388,10 @@ class Greeting:
             self._step = self._finish
 
     def _finish(self) -> None:
-        purpose: dict[str, Any] = json.loads(self._said[_LENGTH.size :])
+        said, tag = bytes(self._said[:-_TAG]), bytes(self._said[-_TAG:])
+        if not hmac.compare_digest(tag, purpose_tag(self._side.session, said)):
+            raise HandshakeError("what it came for was altered on the way")
+        purpose: dict[str, Any] = json.loads(said[_LENGTH.size :])
         if type(purpose) is not dict:
             raise TypeError("a purpose that is no object")
         if self._steps_aside and not isinstance(self._sock, socket.socket):
@@ -311,8 +399,9 @@ class Greeting:
         self._stop()
         assert self._side.peer is not None
         authenticated = self._side.peer.key != NO_SECRET
-        self._accepted(
-            Arrival(self._sock, purpose, self._side.session, authenticated, self._certificate)
+        session, bare = self._side.session, self._side.bare
+        self._arrival = Arrival(
+            self._sock, purpose, session, bare, authenticated, self._certificate
         )
 
     def _missing(self) -> int:
@@ -322,7 +411,7 @@ class Greeting:
         (size,) = _LENGTH.unpack_from(self._said)
         if size > _MOST:
             raise ValueError(f"a purpose of {size} bytes")
-        return int(size) + _LENGTH.size - len(self._said)
+        return _LENGTH.size + int(size) + _TAG - len(self._said)
 
     def _too_slow(self) -> None:
         self._close(f"it did not prove itself within {PATIENCE:g} s")
@@ -336,8 +425,3 @@ class Greeting:
         self._step = None
         self._timer.cancel()
         self._reactor.unregister(self._fd)
-
-
-def _unix_path(address: ChannelAddr) -> str:
-    name = address.name
-    return "\0" + name[1:] if name.startswith("@") else name

@@ -26,6 +26,7 @@ from monarch._engine.protocol.channel import (
     Heartbeat,
     Room,
 )
+from monarch._engine.protocol.records import AlteredError
 from monarch._engine.protocol.stream import PacketStream
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.reactor import WRITE, Reactor, Timer
@@ -68,6 +69,9 @@ class Receiver:
 
     def heard(self) -> None:
         """Bytes arrived, of whatever."""
+
+    def altered(self) -> None:
+        """The connection is given up, since bytes were altered on it."""
 
     def heartbeat(self, payload: bytes) -> None:
         """The peer sent a heartbeat."""
@@ -162,7 +166,8 @@ class HostLink:
         if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
             return "", False
         address: str = sock.getsockname()[0]
-        return address.removeprefix("::ffff:"), not isinstance(sock, socket.socket)
+        secured = not isinstance(sock, socket.socket) and sock.secured
+        return address.removeprefix("::ffff:"), secured
 
     def start(self) -> None:
         """Begin: a channel that dials says so."""
@@ -229,6 +234,9 @@ class HostLink:
             count = sock.recv_into(scratch[: stream.wanted] if target is None else target)
         except (BlockingIOError, InterruptedError):
             return
+        except AlteredError:
+            self._receiver.altered()
+            count = 0
         except OSError:
             count = 0
         if not count:
@@ -247,7 +255,7 @@ class HostLink:
             self._reactor.call_soon(self._read_on, sock)
 
     def _read_on(self, sock: Wire) -> None:
-        """What TLS has received, and nobody has read, makes no event."""
+        """Read on: bytes that have been received already make no event."""
         if self._sock is sock:
             self._read()
 

@@ -7,10 +7,11 @@ for it is closed as soon as nobody is expected any more. So in a quiet cluster n
 open, and there is no long-lived secret to guard.
 
 Who comes goes through the handshake of `protocol.handshake`, with the key as the secret; it says
-nothing that is parsed before that. A key lets in one connection. Where the hosts talk by TLS, the
-door does too: TLS 1.3, and the certificates of both have to be signed by the CA. Instead of a name
-the dialer checks that the certificate is the very one whose digest stands in the invitation, so a
-member of the cluster with a certificate of its own cannot stand in between.
+nothing that is parsed before that. A key lets in one connection, and only one door knows it, so it
+cannot be passed on to another; what follows is authenticated as between hosts. Where the hosts talk
+by TLS, the door does too: TLS 1.3, and the certificates of both have to be signed by the CA.
+Instead of a name the dialer checks that the certificate is the very one whose digest stands in the
+invitation, so a member of the cluster with a certificate of its own cannot stand in between.
 """
 
 from __future__ import annotations
@@ -19,11 +20,20 @@ import hashlib
 import os
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._engine.protocol.handshake import HandshakeError, key_name
-from monarch._engine.runtime.greeting import PATIENCE, Arrival, Greeting, Wire, introduce
+from monarch._engine.runtime.entrance import Entrance
+from monarch._engine.runtime.greeting import (
+    PATIENCE,
+    Arrival,
+    Greeting,
+    Wire,
+    authentic,
+    introduce,
+)
 from monarch._engine.runtime.reactor import Reactor, Timer
+from monarch._engine.runtime.whereabouts import INVITATION, as_invited
 
 if TYPE_CHECKING:
     import ssl
@@ -41,6 +51,9 @@ class Invitation(NamedTuple):
     key: bytes
     certificate: bytes
     """SHA-256 of the certificate that the host shows; empty: no TLS."""
+
+    def __repr__(self) -> str:
+        return f"Invitation({self.address!r}, {self.port})"  # the key is a secret
 
 
 class Door:
@@ -66,6 +79,7 @@ class Door:
         self._report = report
         self._context: ssl.SSLContext | None = None
         self._sock: socket.socket | None = None
+        self._entrance: Entrance | None = None
         self._expected: dict[bytes, tuple[bytes, Callable[[Wire], None], Timer]] = {}
         self._strangers = 0
 
@@ -84,8 +98,7 @@ class Door:
         if self._sock is None:
             family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
             self._sock = socket.create_server((self._address, 0), family=family)
-            self._sock.setblocking(False)
-            self._reactor.register(self._sock.fileno(), self._accept)
+            self._entrance = Entrance(self._reactor, self._sock, self._came)
         key = os.urandom(32)  # noqa: TID251 - must not repeat in any universe
         name = key_name(key)
         timer = self._reactor.call_later(PATIENCE, lambda: self._forget(name))
@@ -100,24 +113,17 @@ class Door:
         """In a forked child: it is the parent's."""
         if self._sock is not None:
             self._sock.close()
-            self._sock = None
+            self._sock = self._entrance = None
 
     def _forget(self, name: bytes) -> None:
         found = self._expected.pop(name, None)
         if found is not None:
             found[2].cancel()
-        if not self._expected and self._sock is not None:
-            self._reactor.unregister(self._sock.fileno())
-            self._sock.close()
-            self._sock = None
+        if not self._expected and self._entrance is not None:
+            self._entrance.close()
+            self._sock = self._entrance = None
 
-    def _accept(self, _mask: int) -> None:
-        if self._sock is None:
-            return
-        try:
-            sock, address = self._sock.accept()
-        except (BlockingIOError, ConnectionError):
-            return
+    def _came(self, sock: socket.socket, address: Any) -> None:
         peer = f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
         if self._strangers >= _MOST_STRANGERS:
             sock.close()
@@ -140,7 +146,7 @@ class Door:
                 return
             self._forget(name)
             self._report(peer, arrival.certificate, "")
-            found[1](arrival.sock)
+            found[1](arrival.wire)
 
         def refused(why: str) -> None:
             self._strangers -= 1
@@ -148,7 +154,14 @@ class Door:
 
         self._strangers += 1
         Greeting(
-            self._reactor, sock, key_of, accepted, refused, tls=self._context, steps_aside=False
+            self._reactor,
+            sock,
+            key_of,
+            accepted,
+            refused,
+            as_invited,
+            tls=self._context,
+            steps_aside=False,
         )
 
 
@@ -162,9 +175,9 @@ def come(invitation: Invitation, timeout: float) -> Wire:
     try:
         sock.settimeout(PATIENCE)
         if not certificate:
-            introduce(sock, key, {}, trusting=False)
+            side = introduce(sock, key, {}, INVITATION)
             sock.setblocking(False)
-            return sock
+            return authentic(sock, side)
         from monarch._engine.runtime import tls
 
         with tls.in_words():
@@ -173,7 +186,7 @@ def come(invitation: Invitation, timeout: float) -> Wire:
             secured = tls.TlsSocket.dial(sock, context, "")
             if hashlib.sha256(secured.certificate).digest() != certificate:
                 raise HandshakeError("its TLS certificate is not the one that was announced")
-            introduce(secured, key, {}, trusting=False)
+            introduce(secured, key, {}, INVITATION)
             sock.setblocking(False)
             return secured
     except BaseException:

@@ -31,11 +31,19 @@ from typing import Any
 from monarch._engine.base.address import ChannelAddr
 from monarch._engine.protocol.handshake import HandshakeError, key_name
 from monarch._engine.runtime import driver as drivers
-from monarch._engine.runtime.greeting import Arrival, Greeting, dial
+from monarch._engine.runtime.entrance import Entrance
+from monarch._engine.runtime.greeting import (
+    PATIENCE,
+    Arrival,
+    Greeting,
+    direct_way,
+    introduce,
+)
 from monarch._engine.runtime.reactor import Reactor
+from monarch._engine.runtime.whereabouts import listener_names, meant, path_end
 from monarch._engine.transport.link import Link
 
-__all__ = ["JobDoor", "check_job_id", "dismiss", "jobs", "knock", "open_door"]
+__all__ = ["JobDoor", "answers", "check_job_id", "dismiss", "jobs", "knock", "open_door"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LONGEST_PATH = 107  # of a Unix socket
@@ -62,13 +70,18 @@ def jobs() -> list[str]:
     return sorted(name.removesuffix(_ENDING) for name in names if name.endswith(_ENDING))
 
 
+def answers(job: str) -> bool:
+    """Whether there is such a job: its driver lives, or what it left is kept."""
+    return _answers(_path(check_job_id(job)))
+
+
 def open_door(job: str) -> tuple[socket.socket, str]:
     """A socket that listens for successors, and its path, which whoever serves it removes.
 
     Raises RuntimeError if there is such a job, ValueError for an impossible name, OSError when
     there is no place for it (PermissionError: somebody else could come there).
     """
-    path = _path(check_job_id(job))
+    path = _path(check_job_id(job), make=True)
     with _alone(os.path.dirname(path)):
         if _answers(path):
             raise RuntimeError(
@@ -119,7 +132,15 @@ def _dial(job: str, key: bytes, purpose: dict[str, Any], timeout: float) -> sock
     path = _path(check_job_id(job))
     try:
         with _spelled(path) as name:
-            sock = dial(ChannelAddr.parse(f"ipc://{name}"), key, purpose, timeout)
+            # (Without records: frames bring descriptors, and no other user reaches the file.)
+            address = ChannelAddr.parse(f"ipc://{name}")
+            sock, end = direct_way(address, timeout)
+            try:
+                sock.settimeout(min(timeout, PATIENCE))
+                introduce(sock, key, purpose, meant(address, end))
+            except BaseException:
+                sock.close()
+                raise
     except (FileNotFoundError, ConnectionRefusedError):
         others = ", ".join(repr(name) for name in jobs() if _answers(_path(name))) or "none"
         raise LookupError(
@@ -127,7 +148,6 @@ def _dial(job: str, key: bytes, purpose: dict[str, Any], timeout: float) -> sock
         ) from None
     except HandshakeError as error:
         raise RuntimeError(f"job {job!r} does not let this process in: {error}") from error
-    assert isinstance(sock, socket.socket)
     return sock
 
 
@@ -167,19 +187,15 @@ class JobDoor:
         knocked: Callable[[socket.socket, dict[str, Any]], None],
     ) -> None:
         self._reactor = reactor
-        self._sock = sock
         self._path = path
+        self._end = path_end(path)
         self._keys = {key_name(key): key}
         self._knocked = knocked
-        sock.setblocking(False)
-        reactor.register(sock.fileno(), self._accept)
+        self._entrance = Entrance(reactor, sock, self._came)
 
-    def _accept(self, _mask: int) -> None:
-        try:
-            sock, _ = self._sock.accept()
-        except (BlockingIOError, ConnectionError):
-            return
-        Greeting(self._reactor, sock, self._keys.get, self._arrived, lambda _why: None)
+    def _came(self, sock: socket.socket, _address: Any) -> None:
+        names = listener_names(sock, end=self._end)
+        Greeting(self._reactor, sock, self._keys.get, self._arrived, lambda _why: None, names)
 
     def _arrived(self, arrival: Arrival) -> None:
         assert isinstance(arrival.sock, socket.socket)  # without TLS
@@ -187,8 +203,7 @@ class JobDoor:
 
     def close(self) -> None:
         """Let nobody in any more."""
-        self._reactor.unregister(self._sock.fileno())
-        self._sock.close()
+        self._entrance.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
 
@@ -203,15 +218,20 @@ def _folder() -> str:
     return os.path.join(tempfile.gettempdir(), f"pymonarch-{os.getuid()}")
 
 
-def _path(job: str) -> str:
+def _path(job: str, *, make: bool = False) -> str:
     folder = _folder()
-    with contextlib.suppress(FileExistsError):
-        os.makedirs(folder, 0o700)
-    status = os.lstat(folder)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise PermissionError(
-            f"{folder} is to be a directory of this user that is closed to others (mode 0700)"
-        )
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(folder, 0o700)
+    with contextlib.suppress(FileNotFoundError):  # there are no doors yet
+        status = os.lstat(folder)
+        own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+        if not own or status.st_mode & 0o077:
+            remedy = f"chmod 700 {folder}" if own else "have it removed, or set XDG_RUNTIME_DIR"
+            raise PermissionError(
+                f"{folder} is to be a directory of this user (now: user {status.st_uid}) that is "
+                f"closed to others (mode 0700): {remedy}"
+            )
     return os.path.join(folder, job + _ENDING)
 
 

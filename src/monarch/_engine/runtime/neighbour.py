@@ -74,6 +74,7 @@ class Neighbourhood(Protocol):
         first: bool,
         stream: str,
     ) -> None: ...
+    def connection_altered(self, neighbour: Neighbour) -> None: ...
     def neighbour_up(self, neighbour: Neighbour) -> None: ...
     def neighbour_lost(self, neighbour: Neighbour, reason: str) -> None: ...
 
@@ -134,6 +135,18 @@ class Neighbour(Receiver):
     def say(self, message: dict[str, Any]) -> None:
         """Send a message to the agent there."""
         self.link.send(CONTROL, [json.dumps(message, separators=(",", ":")).encode()])
+
+    def leave(self, done: Callable[[], None], *, shutdown: bool) -> None:
+        """Have the agent there end, and with `shutdown` its worker loop.
+
+        `done()` once it has the order, or there is no way to it: it has ended, or ends by itself.
+        """
+        message = json.dumps({"op": "leave", "shutdown": shutdown}).encode()
+        if shutdown or self.channel.met:
+            self.link.send(CONTROL, [message], done)
+        else:  # there is no agent of ours yet that would have to know
+            self.link.send(CONTROL, [message])
+            done()
 
     @property
     def sessions(self) -> tuple[int, int]:
@@ -286,14 +299,17 @@ class Neighbour(Receiver):
         self.link.adopt(sock)
 
     def dial_failed(self, problem: str, *, for_good: bool) -> None:
-        """A dial led to nothing; `for_good`: the next would not either."""
+        """A dial led to nothing; `for_good`: the next would not either, if they have never met.
+
+        (If they have, somebody may have altered what was said. The next may get through.)
+        """
         self._dials -= 1
         if self._dial is None:
             return
         if self.link.connected or self._dials:  # it was a try, or there is another
             return
         self.problem = problem
-        if for_good:
+        if for_good and not self.channel.met:
             self.link.end(problem)
         else:
             self.link.failed()
@@ -313,6 +329,9 @@ class Neighbour(Receiver):
     def heard(self) -> None:
         self._suspected = False
         self._agent.sentinel.heard(self)
+
+    def altered(self) -> None:
+        self._agent.connection_altered(self)
 
     def heartbeat(self, payload: bytes) -> None:
         self._agent.sentinel.on_heartbeat(self, payload)

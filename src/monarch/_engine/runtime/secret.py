@@ -81,10 +81,10 @@ def _user_file() -> Path:
 
 def _make(path: Path) -> None:
     """Write a fresh secret; when several processes try, one wins and all read the same."""
-    draft = path.with_name(f"secret.{os.getpid()}")
+    content = os.urandom(32).hex().encode() + b"\n"  # noqa: TID251 - the point of it
+    draft = path.with_name(f"secret.{os.urandom(8).hex()}")  # noqa: TID251 - one was killed
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        content = os.urandom(32).hex().encode() + b"\n"  # noqa: TID251 - the point of it
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.write(fd, content)

@@ -10,8 +10,10 @@ Which certificates is a matter of the environment, so that programs need not cha
     HYPERACTOR_TLS_KEY    its private key, without a passphrase
     HYPERACTOR_TLS_CA     the certificate of the CA that signed everybody's
 
-each the path of a PEM file, or PEM text. They are read for each connection that is dialed, by a
-worker when it starts, and by an agent for each connection that it takes over.
+each the path of a PEM file, or PEM text. The file of a private key has to be closed to others: mode
+0600, or 0640 if it belongs to root (a group may have been given it on purpose). They are read for
+each connection that is dialed, by a worker when it starts, and by an agent for each connection that
+it takes over.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ import hashlib
 import os
 import socket
 import ssl
+import stat
 import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from monarch._engine.base.memory_file import memory_file
-from monarch._engine.protocol.handshake import HandshakeError
+from monarch._engine.protocol.handshake import MAGIC, HandshakeError
 from monarch._engine.runtime.secret import SecretError
 
 __all__ = ["TlsSocket", "client_context", "in_words", "own_digest", "server_context"]
@@ -84,6 +87,8 @@ def _pem(name: str) -> Generator[str]:
             fd = memory_file()
             os.write(fd, value.encode())
             os.lseek(fd, 0, os.SEEK_SET)
+        elif name == "KEY":
+            _check_closed(value)
         # (The error must not repeat the value: it may be a private key.)
         yield value if fd < 0 else f"/dev/fd/{fd}"
     except OSError as error:
@@ -93,6 +98,18 @@ def _pem(name: str) -> Generator[str]:
     finally:
         if fd >= 0:
             os.close(fd)
+
+
+def _check_closed(path: str) -> None:
+    """Raise SecretError if others can read a private key, or could have written it."""
+    status = os.stat(path)
+    if status.st_uid not in (os.getuid(), 0):
+        raise SecretError(f"HYPERACTOR_TLS_KEY cannot be used: {path} belongs to another user")
+    open_to = 0o027 if status.st_uid == 0 else 0o077
+    if stat.S_IMODE(status.st_mode) & open_to:
+        raise SecretError(
+            f"HYPERACTOR_TLS_KEY cannot be used: {path} is open to others: chmod 600 {path}"
+        )
 
 
 def _no_passphrase() -> str:
@@ -143,6 +160,9 @@ class TlsSocket:
     a lock. (Whom the garbage collector lets write in the middle of its own reading finds it open.)
     """
 
+    secured = True
+    """Whether others cannot read it."""
+
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, name: str | None) -> None:
         self._sock = sock
         self._arrived = ssl.MemoryBIO()
@@ -166,7 +186,7 @@ class TlsSocket:
     @classmethod
     def dial(cls, sock: socket.socket, context: ssl.SSLContext, name: str) -> TlsSocket:
         """For the side that dialed `name`, after the TLS handshake; blocks."""
-        self = cls(sock, context, name)
+        self = cls(sock, context, name.partition("%")[0])  # an interface is in no certificate
         self.shake_hands()
         return self
 
@@ -322,6 +342,9 @@ class TlsSocket:
                 with contextlib.suppress(OSError):  # the peer is to know why
                     self._seal()
                     self._flush()
+                if self._came and bytes(_scratch.room[: len(MAGIC)]) == MAGIC:
+                    text = "the worker there has no TLS: dial it as tcp://, or start it as tls://"
+                    raise HandshakeError(text) from None
                 raise
             else:
                 self._seal()

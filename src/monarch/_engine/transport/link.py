@@ -16,6 +16,7 @@ closes its sockets.
 from __future__ import annotations
 
 import array
+import itertools
 import os
 import socket
 import threading
@@ -33,6 +34,7 @@ __all__ = ["CastLink", "Link", "mark"]
 _INT = array.array("i").itemsize
 _ANCILLARY = socket.CMSG_LEN(253 * _INT)
 _MAX_IOV = 512
+_MISSING = -1  # stands for those of one frame that could not be opened, after those that could
 _TRUNCATED = int(socket.MSG_CTRUNC)  # an enum's `&` costs as much as a small system call
 
 
@@ -266,9 +268,8 @@ class Link:
                 fds = array.array("i")
                 fds.frombytes(data[: len(data) - len(data) % _INT])
                 self._fds.extend(fds)
-        if flags & _TRUNCATED:
-            self.lose(f"{self.peer} passed more descriptors than this process may open")
-            return []
+        if flags & _TRUNCATED:  # this process may open no more
+            self._fds.append(_MISSING)
         if not count:
             cut = "" if self.reader.idle else " in the middle of a message"
             self.lose(f"{self.peer} closed the connection{cut}")
@@ -287,6 +288,17 @@ class Link:
 
         Raises ProtocolError when fewer arrived than the frame claims.
         """
+        taken = self.take_fds_if_any(count)
+        if taken is None:
+            raise ProtocolError(f"{self.peer} passed more descriptors than this process may open")
+        return taken
+
+    def take_fds_if_any(self, count: int) -> list[int] | None:
+        """`take_fds`; None if this process could not open them, and is done with their frame."""
+        if _MISSING in itertools.islice(self._fds, count):
+            while (fd := self._fds.popleft()) != _MISSING:
+                os.close(fd)
+            return None
         if count > len(self._fds):
             raise ProtocolError(
                 f"protocol error from {self.peer}: a frame names {count} descriptors, "
@@ -350,7 +362,8 @@ class Link:
         self._queue.clear()
         self.queued = 0
         while self._fds:
-            os.close(self._fds.popleft())
+            if (fd := self._fds.popleft()) != _MISSING:
+                os.close(fd)
         while self._waiters:
             self._waiters.pop().release()
 

@@ -18,6 +18,7 @@ one ring buffer per link (a receiver that keeps one array would pin the whole ri
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import mmap
 import os
@@ -53,7 +54,11 @@ class _Segment:
         self.id = ident
         self.size = size
         self.fd = memory_file(size)
-        self.map = mmap.mmap(self.fd, size)
+        try:
+            self.map = mmap.mmap(self.fd, size)
+        except BaseException:  # it takes another descriptor, and address space
+            os.close(self.fd)
+            raise
         if size >= 2 << 20 and hasattr(mmap, "MADV_HUGEPAGE"):
             # An optimisation the kernel may refuse (huge pages configured away); nothing is lost.
             with contextlib.suppress(OSError):
@@ -72,10 +77,18 @@ class _Segment:
 
 def _aside(nbytes: int, action: Callable[[], None]) -> None:
     """Give memory back, in a thread if that takes milliseconds: a gigabyte takes the kernel 200."""
-    if nbytes < _TAKES_LONG:
+    if nbytes < _TAKES_LONG or _start("monarch-unmap", action) is None:
         action()
-    else:
-        threading.Thread(target=action, name="monarch-unmap", daemon=True).start()
+
+
+def _start(name: str, action: Callable[[], object]) -> threading.Thread | None:
+    """A thread that runs `action`; None if there can be none: a limit, or the interpreter ends."""
+    thread = threading.Thread(target=action, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
 
 
 def _unmap(mapping: mmap.mmap) -> None:
@@ -295,14 +308,14 @@ def _copy(view: memoryview, offset: int, source: memoryview) -> int:
 
     to = ctypes.addressof(ctypes.c_char.from_buffer(view, offset))
     start = ctypes.addressof(ctypes.c_char.from_buffer(source))
-    if nbytes < _TWO_THREADS:
-        ctypes.memmove(to, start, nbytes)
-        return nbytes
     half = nbytes // 2
-    other = threading.Thread(target=ctypes.memmove, args=(to + half, start + half, nbytes - half))
-    other.start()
-    ctypes.memmove(to, start, half)
-    other.join()
+    other = None
+    if nbytes >= _TWO_THREADS:
+        rest = functools.partial(ctypes.memmove, to + half, start + half, nbytes - half)
+        other = _start("monarch-copy", rest)
+    ctypes.memmove(to, start, nbytes if other is None else half)
+    if other is not None:
+        other.join()
     return nbytes
 
 

@@ -10,20 +10,28 @@ Buffers (numpy arrays, `PickleBuffer`, tensors through the reducer registry) of 
 as they are, without a copy: a payload is a list of chunks and a list of buffers, and it is up to
 the transport to put them into a shared segment, on a socket, or to copy them.
 
+A class that travels by value is made once per process: instances that come back to the process
+where it was defined are of that very class, and it stays as it is there. The state that comes back
+with them is a copy, and its functions have copied globals.
+
 Tensors and large `bytes` have modules of their own (`tensor`, `bulk`); higher layers register
 reducers for other types that plain pickle handles badly (`register_reducer`).
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import pickle
 import sys
 import types
+import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+from monarch._engine.base.errors import user_stacklevel
 from monarch._engine.wire.bulk import BULK, Bulk
 from monarch._engine.wire.tensor import tensor_reducer
 
@@ -48,11 +56,14 @@ class _ByValue(Exception):
 
 _function_types = (types.FunctionType, type)
 
+# The script; and what it is called in the children of multiprocessing that are not forked.
+_SCRIPT = frozenset(("__main__", "__mp_main__"))
+
 
 def _travels_by_name(obj: Any) -> bool:
     """Whether the other side can import a function or class by its module and name."""
     module_name = getattr(obj, "__module__", None)
-    if module_name is None or module_name == "__main__":
+    if module_name is None or module_name in _SCRIPT:
         return False
     module = sys.modules.get(module_name)
     if module is None:
@@ -80,6 +91,17 @@ class _Pickler(pickle.Pickler):
             raise _ByValue
         reducer = _reducer_of(type(obj))
         return NotImplemented if reducer is None else reducer(obj)
+
+
+def _reduce_file(file: io.TextIOWrapper) -> Any:
+    """Cloudpickle would send a copy of what it holds, which is seldom meant."""
+    for name in ("stdout", "stderr"):
+        if file is getattr(sys, name):
+            return getattr, (sys, name)
+    raise TypeError(f"cannot pickle an open file: send its name ({file.name!r}), or what is in it")
+
+
+_reducers[io.TextIOWrapper] = _reduce_file
 
 
 def _reducer_of(kind: type) -> Reducer | None:
@@ -160,7 +182,25 @@ def encode_result(value: Any, threshold: int) -> Payload:
 
 
 def _bulk(value: Any) -> Any:
-    return Bulk(value) if type(value) is bytes and len(value) >= BULK else value
+    if type(value) is bytes and len(value) >= BULK:
+        if len(value) >= _HUGE:
+            _advise()
+        return Bulk(value)
+    return value
+
+
+_HUGE = 1 << 28
+
+
+@functools.lru_cache(maxsize=1)  # once per process, of whatever size
+def _advise() -> None:
+    """Say what is faster than huge `bytes`."""
+    warnings.warn(
+        f"a message has bytes of more than {_HUGE >> 20} MiB, which every receiver copies; an "
+        "array over them, numpy.frombuffer(data, 'u1'), is handed over without a copy",
+        UserWarning,
+        stacklevel=user_stacklevel(),
+    )
 
 
 def encode(obj: Any, threshold: int) -> Payload:
@@ -196,6 +236,23 @@ def decode(stream: Any, buffers: Any = None) -> Any:
     return _loads(stream, buffers=buffers)
 
 
+# Classes that travel by value: those defined here, and those that came from elsewhere.
+_defined: weakref.WeakSet[type] = weakref.WeakSet()
+_received: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+def _set_state(setter: Callable[[type, Any], Any], cls: type, state: Any) -> None:
+    """Give a received class its state; one that was defined here has it."""
+    if cls not in _defined:
+        _received.add(cls)
+        setter(cls, state)
+
+
+@functools.lru_cache
+def _setter_with(setter: Callable[[type, Any], Any]) -> Any:
+    return functools.partial(_set_state, setter)
+
+
 _by_value_class: Any = None
 
 
@@ -204,6 +261,9 @@ def _by_value_pickler() -> Any:
     global _by_value_class
     if _by_value_class is None:
         import cloudpickle
+
+        if "__mp_main__" in sys.modules:  # cloudpickle takes it for one that can be imported
+            cloudpickle.register_pickle_by_value(types.ModuleType("__mp_main__"))
 
         class ByValuePickler(cloudpickle.Pickler):
             def __init__(self, file: io.IOBase, protocol: int, buffer_callback: Any) -> None:
@@ -215,7 +275,12 @@ def _by_value_pickler() -> Any:
                     return reducer(obj)
                 if isinstance(obj, _function_types) and _travels_by_name(obj):
                     return NotImplemented
-                return super().reducer_override(obj)
+                reduced = super().reducer_override(obj)
+                if isinstance(obj, type) and len(reduced) == 6:  # with what sets its state
+                    if obj not in _received:
+                        _defined.add(obj)
+                    return (*reduced[:5], _setter_with(reduced[5]))
+                return reduced
 
         _by_value_class = ByValuePickler
     return _by_value_class

@@ -43,6 +43,7 @@ __all__ = [
     "FIRST",
     "FLOW",
     "HEADER",
+    "HURRY",
     "MARK",
     "ONCE",
     "POST",
@@ -88,6 +89,7 @@ ONCE = 1  # the port of this CALL takes one answer
 FIRST = 2  # the port of this CALL takes the first answer of each rank, and drops others
 ERROR = 1  # the endpoint raised; the body is the exception
 FAILURE = 2  # the actor is gone; the body is the failure
+HURRY = 1  # this STOP is another one: give the actor up, wherever it is
 SEGMENT = 128  # the body is a table of parts of a shared segment
 
 

@@ -1,0 +1,154 @@
+"""Records: what goes over a connection between hosts after the handshake, authenticated.
+
+For connections without TLS. A record is a header, a payload of 1 to `MOST` bytes and a tag::
+
+    size u32 | ~size u32
+    payload
+    HMAC(key, number u64 | size u32 | payload)[:16]
+
+with HMAC-SHA-256. Each direction has its own key, made of the session key of the handshake, and
+`number` counts the records of a direction from 0; it is not sent. So a record that was altered,
+left out, doubled, moved, or sent back to where it came from fails, and so do all that follow it:
+the connection is given up (`AlteredError`), and what is above it does what it does when a
+connection breaks. A stream that is cut off between two records is a connection that broke.
+
+The size is believed before the tag is there, since it says how much to wait for. It is sent twice,
+so that a flipped bit does not make a reader wait for bytes that never come. A tag of its own would
+not do more: an attacker who can forge the size can as well hold the bytes back. Heartbeats find
+that out, as they find out any silence.
+
+The tags of small records are most of what a message costs here, so HMAC is computed from copies of
+two states that have taken in the key already (RFC 2104, section 4): 0.65 us where `hmac.digest`
+takes 1.4 us. For bulk data SHA-256 is the fastest of what the standard library has, on processors
+with instructions for it: 1.7 GB/s, where blake2b does 0.95 and blake2s 0.6. (Rejected: AES-GCM and
+ChaCha20-Poly1305, which the standard library has inside TLS only; TLS with a shared key, which it
+has from Python 3.13 on.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from monarch._engine.wire.packet import Buffer
+
+__all__ = ["HEADER_SIZE", "MOST", "TAG_SIZE", "AlteredError", "Opener", "Sealer", "purpose_tag"]
+
+MOST = 16 << 10
+"""Bytes of a payload, as in TLS. Nothing counts as received before its record is complete, so on a
+slow network big records would look like silence. And so much is in the processor's cache when it is
+checked, and copied, after it came."""
+
+_HEADER = struct.Struct("<II")
+HEADER_SIZE = _HEADER.size
+_MASK = 0xFFFFFFFF
+TAG_SIZE = 16
+_SALT = struct.Struct("<QI")  # number, size
+_BLOCK = 64  # of SHA-256
+_INNER = bytes(byte ^ 0x36 for byte in range(256))
+_OUTER = bytes(byte ^ 0x5C for byte in range(256))
+
+
+class AlteredError(ConnectionError):
+    """The bytes that came are not those that were sent."""
+
+    def __init__(self) -> None:
+        super().__init__("what came on the connection was altered on the way, or is not the peer's")
+
+
+def purpose_tag(session: bytes, said: bytes) -> bytes:
+    """The 32 bytes behind the first words after a handshake, which prove whose those are."""
+    return hmac.digest(session, b"purpose" + said, "sha256")
+
+
+def _direction(session: bytes, *, from_dialer: bool) -> bytes:
+    role = b"dialer" if from_dialer else b"listener"
+    return hmac.digest(session, b"records of the " + role, "sha256")
+
+
+class _Direction:
+    """Records of one direction: the key, and the number of the next."""
+
+    __slots__ = ("_inner", "_number", "_outer")
+
+    def __init__(self, session: bytes, *, from_dialer: bool) -> None:
+        key = _direction(session, from_dialer=from_dialer).ljust(_BLOCK, b"\0")
+        self._inner = hashlib.sha256(key.translate(_INNER))
+        self._outer = hashlib.sha256(key.translate(_OUTER))
+        self._number = 0
+
+    def _tag(self, size: int, parts: Sequence[Buffer]) -> bytes:
+        """Of the next record."""
+        inner = self._inner.copy()
+        inner.update(_SALT.pack(self._number, size))
+        for part in parts:
+            inner.update(part)
+        self._number += 1
+        outer = self._outer.copy()
+        outer.update(inner.digest())
+        return outer.digest()[:TAG_SIZE]
+
+
+class Sealer(_Direction):
+    """Makes records of what one side says.
+
+    Args:
+        session: the key that the handshake made.
+        dialer: whether this is the side that dialed.
+
+    >>> head, *payload, tag = Sealer(bytes(32), dialer=True).seal([b"Hello, ", b"world"])
+    >>> there = Opener(bytes(32), dialer=False)
+    >>> there.size(head), there.open(b"".join(payload), tag)
+    (12, None)
+    """
+
+    __slots__ = ()
+
+    def __init__(self, session: bytes, *, dialer: bool) -> None:
+        super().__init__(session, from_dialer=dialer)
+
+    def record(self, data: Buffer) -> bytes:
+        """One whole record, in one piece: for few bytes, which are cheaper to copy than to list."""
+        size = len(data)
+        return _HEADER.pack(size, size ^ _MASK) + data + self._tag(size, (data,))
+
+    def seal(self, parts: Sequence[Buffer]) -> list[Buffer]:
+        """The buffers to send for these bytes: at least one byte, at most `MOST` in all."""
+        size = sum(map(len, parts))
+        return [_HEADER.pack(size, size ^ _MASK), *parts, self._tag(size, parts)]
+
+
+class Opener(_Direction):
+    """Checks records of what the other side says: `size`, then `open`, again and again.
+
+    Once one of them has raised AlteredError, both do: nothing that follows can be trusted.
+
+    Args:
+        session: the key that the handshake made.
+        dialer: whether this is the side that dialed.
+    """
+
+    __slots__ = ("_altered",)
+
+    def __init__(self, session: bytes, *, dialer: bool) -> None:
+        super().__init__(session, from_dialer=not dialer)
+        self._altered = False
+
+    def size(self, header: Buffer, at: int = 0) -> int:
+        """How many bytes the payload has that follows a header. Raises AlteredError."""
+        size, again = _HEADER.unpack_from(header, at)
+        if size ^ again != _MASK or not 0 < size <= MOST or self._altered:
+            self._altered = True
+            raise AlteredError
+        return int(size)
+
+    def open(self, payload: Buffer, tag: Buffer) -> None:
+        """Check a payload. Raises AlteredError."""
+        right = hmac.compare_digest(tag, self._tag(len(payload), (payload,)))
+        if not right or self._altered:
+            self._altered = True
+            raise AlteredError

@@ -1,0 +1,17 @@
+"""How many descriptors this process may open."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+
+__all__ = ["raise_descriptor_limit"]
+
+
+def raise_descriptor_limit() -> int:
+    """Use as many as the system allows: every proc costs one or two. How many that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses its own hard limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

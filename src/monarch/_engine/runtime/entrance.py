@@ -1,0 +1,70 @@
+"""Where strangers come in: a listening socket, on a reactor, with what can go wrong about it.
+
+A process without free descriptors cannot accept, and the connection that waits makes an event again
+and again. So the socket is not looked at for `_PAUSE` seconds then, and a warning is logged, once
+until connections come in again.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from monarch._engine.runtime.reactor import Reactor
+
+__all__ = ["Entrance"]
+
+_PAUSE = 0.25  # seconds; a stranger who is slow is turned away after 5
+_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_log = logging.getLogger("monarch.worker")
+
+
+class Entrance:
+    """See the module. Everything happens on the thread of `reactor`.
+
+    Args:
+        reactor: drives it.
+        sock: listens; this owns it.
+        came: gets each connection, and its address.
+    """
+
+    def __init__(
+        self, reactor: Reactor, sock: socket.socket, came: Callable[[socket.socket, Any], None]
+    ) -> None:
+        sock.setblocking(False)
+        self._reactor = reactor
+        self._sock = sock
+        self._came = came
+        self._fd = sock.fileno()
+        self._scarce = False
+        reactor.register(self._fd, self._accept)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._reactor.unregister(self._fd)
+        self._sock.close()
+
+    def _accept(self, _mask: int) -> None:
+        try:
+            sock, address = self._sock.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as error:
+            if error.errno not in _SCARCE:
+                raise
+            if not self._scarce:
+                self._scarce = True
+                text = "no connection can be accepted (%s): they wait; raise the limit (ulimit -n)"
+                _log.warning(text, error.strerror)
+            self._reactor.watch(self._fd, reads=False, writes=False)
+            self._reactor.call_later(_PAUSE, self._resume)
+            return
+        self._scarce = False
+        self._came(sock, address)
+
+    def _resume(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._reactor.watch(self._fd, reads=True, writes=False)

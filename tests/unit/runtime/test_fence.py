@@ -1,0 +1,60 @@
+"""Messages that were sent to a failed actor do not reach its successor in the same process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from monarch._engine.base.failure import Failure
+from monarch._engine.runtime.fence import Fence
+from monarch._engine.wire.frame import CALL, Frame
+
+
+class Link:
+    lost = None
+
+
+class Proc:
+    """Records what it is asked to do."""
+
+    def __init__(self, links: list[Any]) -> None:
+        self.local = Link()
+        self.links = dict(enumerate(links))
+        self.asked: list[Any] = []
+        self.returned: list[Any] = []
+        self.closed: list[int] = []
+
+    def open_port(self, sink: Any) -> int:
+        return 9
+
+    def close_port(self, port: int) -> None:
+        self.closed.append(port)
+
+    def say(self, link: Any, *_: Any) -> bool:
+        self.asked.append(link)
+        return True
+
+    def give_back(self, link: Any, frame: Frame, failure: Failure) -> None:
+        self.returned.append((link, frame, failure))
+
+
+def call(number: int) -> Frame:
+    return Frame(CALL, 0, 1, number, 0, 0, b"", b"")
+
+
+def test_until_a_link_has_answered_its_messages_are_for_the_predecessor() -> None:
+    peer, owner = Link(), Link()
+    proc = Proc([peer, owner])
+    taken: list[Any] = []
+    cell: Any = SimpleNamespace(proc=proc, put=lambda link, frame: taken.append((link, frame)))
+    grave = Failure("<root>.<x.A a>", "it failed")
+    fence = Fence(cell, owner, grave)
+    assert proc.asked == [peer]
+    cell.put(peer, call(1))
+    cell.put(owner, call(2))
+    assert proc.returned == [(peer, call(1), grave)]
+    fence.deliver(0, 0, b"", peer)
+    cell.put(peer, call(3))
+    assert taken == [(owner, call(2)), (peer, call(3))]
+    assert len(proc.returned) == 1
+    assert proc.closed == [9]
