@@ -289,6 +289,50 @@ def test_an_actor_can_stream_the_procs_it_spawned_to_the_client(program: Run) ->
     assert streamed(done.stdout) == [("child-0", 0, "hello")]
 
 
+def test_procs_on_other_hosts_stream_to_the_client(program: Run) -> None:
+    """Also those that an actor spawned there, and more of it than is sent ahead."""
+    out = program(
+        """
+        from monarch._src.actor.logging import flush_all_proc_mesh_logs
+        from monarch.job import ProcessJob
+
+        class Spawns(Actor):
+            @endpoint
+            def spawn(self):
+                self.procs = this_host().spawn_procs({"gpus": 2}, name="inner")
+                return self.procs.spawn("talks", Talks)
+            @endpoint
+            def end(self):
+                self.procs.stop().get(timeout=60)
+
+        job = ProcessJob({"hosts": 2})
+        hosts = job.state(cached_path=None).hosts
+        outer = hosts.spawn_procs(name="outer")
+        talks, spawns = outer.spawn("talks", Talks), outer.spawn("spawns", Spawns)
+        inner = spawns.slice(hosts=1).spawn.call_one().get(timeout=60)
+        option(outer, stream_to_client=True)
+        option(inner._proc_mesh, stream_to_client=True)
+        talks.say.call("from outer").get(timeout=60)
+        flush_all_proc_mesh_logs()
+        print("[host client] [9] flushed")
+        inner.slice(gpus=0).say.call_one(*["x" * 1000] * 4000).get(timeout=60)
+        inner.slice(gpus=1).write.call_one(b"half a line").get(timeout=60)
+        option(outer, stream_to_client=True, aggregate_window_sec=3600)
+        spawns.slice(hosts=1).end.call_one().get(timeout=60)
+        talks.say.call("the same").get(timeout=60)
+        outer.stop().get(timeout=60)
+        job.kill()
+        """
+    ).stdout
+    before, after = out.split("[host client] [9] flushed\n")
+    assert sorted(streamed(before)) == [("outer-0", 0, "from outer"), ("outer-1", 1, "from outer")]
+    plain, aggregated = after.split(">>> Aggregated", 1)
+    found = streamed(plain)
+    assert found.count(("inner-0", 0, "x" * 1000)) == 4000
+    assert [line for line in found if line[0] != "inner-0"] == [("inner-1", 1, "half a line")]
+    assert re.search(r"\[2 similar log lines\] \[[01]\] the same \(ranks 0-1\)", aggregated)
+
+
 def test_everything_is_out_when_stop_returns(program: Run) -> None:
     done = program(
         """
@@ -647,6 +691,7 @@ def test_files(program: Run, request: pytest.FixtureRequest) -> None:
     assert out.stat().st_mode & 0o77 == 0
 
 
+@pytest.mark.failures
 @pytest.mark.parametrize(
     ("death", "cause"),
     [("exit.call_one(3)", "exited with non-zero code 3"), ("kill.call_one()", "Killed(sig=9)")],
@@ -672,6 +717,7 @@ def test_a_dead_proc_leaves_its_last_lines(program: Run, death: str, cause: str)
     )
 
 
+@pytest.mark.failures
 def test_without_a_tail_there_is_none(program: Run) -> None:
     done = program(
         """
@@ -690,6 +736,7 @@ def test_without_a_tail_there_is_none(program: Run) -> None:
 # -- floods --------------------------------------------------------------------------------------
 
 
+@pytest.mark.failures
 def test_deaths_are_noticed_under_a_flood(program: Run) -> None:
     done = program(
         """
@@ -726,7 +773,7 @@ class Relay:
         from monarch._engine.runtime.log_relay import LogRelay
 
         self.messages: list[dict[str, Any]] = []
-        self.relay = LogRelay(self.messages.append, "test")
+        self.relay = LogRelay(self.messages.append, "", "test")
         (out, self.out), (err, self.err) = os.pipe(), os.pipe()
         os.set_blocking(self.out, False)
         options = {"ranked": True, "files": False, "tail": 2}

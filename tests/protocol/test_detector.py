@@ -120,11 +120,22 @@ def test_recovery_is_no_event() -> None:
     said = until(watcher, MINIMUM - 0.01)
     watcher.heard("b", MINIMUM - 0.01)
     said += until(watcher, MINIMUM)
-    assert [Suspect("b", 0.0)] == [e for _, e in said if not isinstance(e, SendHeartbeat)]
+    assert [Suspect("b", 0.0, deaf=False)] == [
+        e for _, e in said if not isinstance(e, SendHeartbeat)
+    ]
     said = until(watcher, 100.0)
     assert [Suspect, Unreachable] == [
         type(effect) for _, effect in said if not isinstance(effect, SendHeartbeat)
     ]
+
+
+def test_a_peer_is_suspected_as_soon_as_its_silence_is_not_ordinary() -> None:
+    watcher = detector()
+    watcher.add("b", 0.0)
+    until(watcher, 0.1)
+    watcher.heard("b", 0.1)
+    [suspected] = [now for now, effect in until(watcher, MINIMUM) if isinstance(effect, Suspect)]
+    assert suspected == pytest.approx(0.1 + 3 * INTERVAL)
 
 
 def test_each_incarnation_is_given_up_once() -> None:
@@ -190,6 +201,10 @@ def test_no_heartbeats(payload) -> None:
     watcher.add("b", 0.0)
     with pytest.raises(ProtocolError, match="from b"):
         watcher.on_heartbeat("b", payload, 0.1)
+
+
+def test_three_intervals_are_enough() -> None:
+    assert Detector(0.5, 1.5, 1.5).deadline is None
 
 
 @pytest.mark.parametrize("bounds", [(0, 1, 2), (0.5, 1, 2), (0.1, 2, 1)])
@@ -370,6 +385,19 @@ def test_an_overtaken_heartbeat_takes_nothing_back() -> None:
     assert watcher.on_heartbeat("b", struct.pack("<QQ", 1, 10_000_000), 0.1) == []
     [sent] = watcher.tick(INTERVAL)
     assert struct.unpack("<QQ", sent.payload) == (2, 150_000)
+
+
+def test_a_heartbeat_that_arrives_twice_counts_once() -> None:
+    """The second one adds nothing to the time of the last, nor to the rhythm."""
+    payload = struct.pack("<QQ", 1, 2_000_000)
+    once, twice = detector(), detector()
+    for watcher, times in ((once, 1), (twice, 2)):
+        watcher.add("b", 0.0)
+        said = [watcher.on_heartbeat("b", payload, 3 * INTERVAL) for _ in range(times)]
+        assert [bool(effects) for effects in said] == [True, False][:times]
+        assert watcher.on_heartbeat("b", payload[:8] + bytes(8), 4 * INTERVAL) == []
+        watcher.heard("b", 4 * INTERVAL)
+    assert until(once, 100.0) == until(twice, 100.0)
 
 
 @pytest.mark.parametrize("seed", range(50))

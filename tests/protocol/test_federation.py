@@ -10,14 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch._engine.base.verdict import FAILED, Verdict
+from monarch._engine.base.verdict import FAILED, STOPPED, Verdict
+from monarch._engine.protocol import roster as rosters
 from monarch._engine.protocol.federation import (
     HOME,
     Admit,
+    Attach,
     Federation,
     Keep,
     Refuse,
     Send,
+    Spread,
     Tunnel,
 )
 from monarch._engine.protocol.roster import Condemn, Hand, Kill, Roster, Tell
@@ -42,6 +45,7 @@ class Host:
                 assert effect.to in self.running, "told to one that is not here"
                 world.told(effect.to, effect.notice)
             elif isinstance(effect, Send):
+                assert effect.host != self.name, "sent to itself"
                 world.send(self.name, effect.host, effect.message)
             elif isinstance(effect, Tunnel):
                 message = {"op": "open", "near": effect.near, "far": effect.far}
@@ -56,6 +60,12 @@ class Host:
                 hands = self.federation.introduce_here(effect.near, effect.far, stream=False)
                 world.refused[effect.near, effect.far] += not hands
                 self.perform(hands)
+            elif isinstance(effect, Attach):
+                world.attached.append((self.name, effect.host))
+            elif isinstance(effect, Spread):
+                for name in world.hosts:
+                    if name != self.name:
+                        world.send(self.name, name, effect.message)
             elif isinstance(effect, Condemn):
                 self.end(effect.uid)
             else:
@@ -94,15 +104,18 @@ class Host:
             if "from" in message:
                 federation.admit(message["from"], host)
             self.request(message.get("from", 0), message["request"])
+        elif op == "lost":
+            verdict = Verdict.from_fields(message["end"])
+            self.perform(federation.host_lost(message["host"], verdict))
         else:
             self.perform(federation.heard(host, message, self.world.now))
 
     def spawn(self, parent: int, procs: list[dict[str, Any]]) -> None:
         if not self.federation.roster.alive(parent):
             return  # the driver reports them as ended; here nobody is left to hear it
-        effects = self.federation.roster.spawn(parent, procs, "launcher", self.world.now)
+        effects = self.federation.spawn_here(parent, procs, "launcher", self.world.now)
         self.running.update(proc["uid"] for proc in procs)
-        self.perform(self.federation.route(effects))
+        self.perform(effects)
         self.perform(self.federation.started([proc["uid"] for proc in procs], self.world.now))
 
 
@@ -116,6 +129,8 @@ class World:
         self.ends: Counter[tuple[int, int]] = Counter()  # links that were handed over
         self.refused: Counter[tuple[int, int]] = Counter()
         self.kept: Counter[tuple[int, int]] = Counter()
+        self.attached: list[tuple[str, str]] = []  # both hosts of each new session
+        self.newest: dict[tuple[int, int], int] = {}  # who was led from which proc, and where to
         self.heard_of: Counter[tuple[int, int]] = Counter()  # who was told of whose end
         self.parents: dict[int, int] = {}
         self.lives: dict[int, str] = {}
@@ -130,6 +145,8 @@ class World:
         if notice["op"] == "gone":
             for gone, *_ in notice["procs"]:
                 self.heard_of[uid, gone] += 1
+        elif notice["op"] == "moved":
+            self.newest[uid, notice["uid"]] = notice["to"]
 
     def host_of(self, uid: int) -> Host:
         return self.hosts[HOME if uid == CLIENT else self.lives[uid]]
@@ -137,7 +154,7 @@ class World:
     def running(self) -> list[int]:
         return [uid for host in self.hosts.values() for uid in sorted(host.running)]
 
-    def spawn(self, parent: int, where: list[str]) -> list[int]:
+    def spawn(self, parent: int, where: list[str], replaces: int = 0) -> list[int]:
         """One spawn of a proc on each of these hosts."""
         host = self.host_of(parent)
         base = self.next_base << 20
@@ -146,9 +163,10 @@ class World:
         for uid, name in zip(uids, where, strict=True):
             self.parents[uid] = parent
             self.lives[uid] = name
-        host.perform(host.federation.spawned(uids, where))
         for name in sorted(set(where)):
             procs = [{"uid": uid} for uid in uids if self.lives[uid] == name]
+            if replaces:
+                procs = [{**proc, "replaces": replaces, "former": [replaces]} for proc in procs]
             if name == host.name:
                 host.spawn(parent, procs)
             else:
@@ -226,7 +244,7 @@ def test_promises(seed: int, count: int, operations: Any, lose: bool) -> None:
             everybody += world.spawn(actor, where)
         elif operation == "introduce" and other != actor:
             introduced[actor, other] += 1
-            host.perform(host.federation.introduce(actor, other))
+            host.perform(host.federation.introduce(actor, other, world.now))
         elif operation == "autopsy" and other not in (actor, CLIENT) and other not in running:
             if asked[actor, other] == 0:
                 asked[actor, other] += 1
@@ -257,6 +275,95 @@ def test_promises(seed: int, count: int, operations: Any, lose: bool) -> None:
             assert world.ends[pair] + world.refused[pair] == count_, "an end went astray"
 
 
+def test_what_ends_with_a_host_that_was_let_go_is_no_failure() -> None:
+    world = World([HOME, "b", "c"], 0)
+    (ours,) = world.spawn(CLIENT, ["b"])
+    (owner,) = world.spawn(CLIENT, ["c"])
+    (theirs,) = world.spawn(owner, ["b"])
+    world.settle()
+    home, other = world.hosts[HOME], world.hosts["c"]
+    effects = [*home.federation.host_left("b", "b was let go")]
+    effects += other.federation.host_left("b", "b was let go")
+    told = {
+        (effect.to, uid): Verdict.from_fields(fields)
+        for effect in effects
+        if isinstance(effect, Tell)
+        for uid, *fields in effect.notice["procs"]
+    }
+    assert {(CLIENT, ours), (owner, theirs)} == told.keys()
+    assert {(STOPPED, "b was let go")} == {(end.kind, end.error) for end in told.values()}
+
+    *_, tell = home.federation.spawn_there(CLIENT, "b", {}, [{"uid": 99 << 20}])
+    ((_, *fields),) = tell.notice["procs"]
+    assert Verdict.from_fields(fields).kind == FAILED  # what never began has not been ended
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 1 << 30), count=st.integers(1, 4), length=st.integers(1, 60))
+def test_a_handle_leads_to_its_proc_from_everywhere(seed: int, count: int, length: int) -> None:
+    """For any spawner and any hosts, however fast the handle was."""
+    names = [HOME, "b", "c", "d"][:count]
+    world = World(names, seed)
+    everybody = [CLIENT]
+    called: Counter[tuple[int, int]] = Counter()
+    for _ in range(length):
+        actor = world.random.choice(world.running())  # (others are about to be started)
+        other = world.random.choice(everybody)
+        operation = world.random.choice(["spawn", "call", "call", "step", "step", "step"])
+        if operation == "spawn":
+            where = world.random.choices(names, k=world.random.randint(1, 2))
+            everybody += world.spawn(actor, where)
+        elif operation == "call" and other != actor:
+            called[actor, other] += 1
+            host = world.host_of(actor)
+            host.perform(host.federation.introduce(actor, other, world.now))
+        elif operation == "step":
+            world.step()
+    world.settle()
+    assert set(world.running()) == set(everybody)
+    assert world.ends == called
+    assert not +world.refused
+
+
+@pytest.mark.parametrize("owned_by", ["the client", "a proc of another host"])
+def test_a_proc_that_was_lost_with_its_host_is_replaced_there(owned_by: str) -> None:
+    world = World([HOME, "b", "c", "d"], 0)
+    peer, owner, stranger = world.spawn(CLIENT, ["c", "d", "c"])
+    owner = CLIENT if owned_by == "the client" else owner
+    (old,) = world.spawn(owner, ["b"])
+    for asker in (peer, owner):
+        world.host_of(asker).perform(
+            world.host_of(asker).federation.introduce(asker, old, world.now)
+        )
+    world.settle()
+
+    world.hosts["b"] = Host(world, "b")  # its agent ends; the worker starts another for home
+    world.hosts[HOME].perform(world.hosts[HOME].federation.host_lost("b", LOST))
+    world.settle()
+    for asker in (peer, owner):  # (their links are lost)
+        world.host_of(asker).perform(world.host_of(asker).federation.autopsy(asker, old, world.now))
+    assert world.heard_of[peer, old] == 1
+    assert world.heard_of[owner, old] >= 1
+    (new,) = world.spawn(owner, ["b"], replaces=old)
+    world.settle()
+
+    assert (HOME, "b") in world.attached
+    assert world.hosts["b"].running == {new}
+    assert world.newest[peer, old] == new  # it knew of the end, and learns what came next
+    there = world.host_of(stranger)
+    there.perform(
+        there.federation.introduce(stranger, old, world.now)
+    )  # it holds the mesh as it was
+    world.settle()
+    assert world.ends[stranger, new] == 1
+    assert world.newest[stranger, old] == new
+    for asker in (stranger, peer):  # the end of the old one keeps its reason
+        before = world.heard_of[asker, old]
+        world.host_of(asker).perform(world.host_of(asker).federation.autopsy(asker, old, world.now))
+        world.settle()
+        assert world.heard_of[asker, old] == before + 1
+
+
 def test_a_stranger_finds_its_way_through_home() -> None:
     """b spawned on c; d, which has never heard of either, is given the name."""
     world = World([HOME, "b", "c", "d"], 0)
@@ -265,7 +372,7 @@ def test_a_stranger_finds_its_way_through_home() -> None:
     (on_c,) = world.spawn(on_b, ["c"])
     world.settle()
     host = world.hosts["d"]
-    host.perform(host.federation.introduce(on_d, on_c))
+    host.perform(host.federation.introduce(on_d, on_c, world.now))
     world.settle()
     assert world.ends[on_d, on_c] == 1
     # And the news of the end comes to who asks, straight.
@@ -277,16 +384,116 @@ def test_a_stranger_finds_its_way_through_home() -> None:
     assert world.heard_of[on_d, on_c] == 1
 
 
-def test_an_unknown_proc_is_refused_in_the_end() -> None:
+def test_who_found_its_way_through_home_says_farewell() -> None:
+    world = World([HOME, "b", "c", "d"], 0)
+    on_b, on_d = world.spawn(CLIENT, ["b", "d"])
+    world.settle()
+    (on_c,) = world.spawn(on_b, ["c"])
+    world.settle()
+    host = world.hosts["d"]
+    host.perform(host.federation.introduce(on_d, on_c, world.now))
+    world.settle()
+    there = world.hosts["c"].federation.roster
+    assert there.alive(on_d)
+    host.end(on_d)
+    world.settle()
+    assert not there.alive(on_d)
+
+
+def test_home_knows_what_was_lost_before_a_host_came_back() -> None:
+    world = World([HOME, "b", "c"], 0)
+    old, asker = world.spawn(CLIENT, ["b", "c"])
+    world.settle()
+    world.hosts["b"] = Host(world, "b")
+    world.hosts[HOME].perform(world.hosts[HOME].federation.host_lost("b", LOST))
+    world.settle()
+    world.spawn(CLIENT, ["b"])
+    world.settle()
+    assert world.attached == [(HOME, "b")]
+    host = world.hosts["c"]
+    told = []
+    perform = host.perform
+    host.perform = lambda effects: (told.extend(effects), perform(effects))[1]
+    host.perform(host.federation.autopsy(asker, old, world.now))
+    host.perform(host.federation.introduce(asker, old, world.now))
+    world.settle()
+    assert world.refused[asker, old] == 1
+    assert Tell(asker, rosters.gone([[old, *LOST]])) in told
+
+
+@pytest.mark.parametrize("name", [HOME, "b", "d"])
+def test_a_proc_beside_its_spawner_is_found_from_everywhere(name: str) -> None:
+    """c's own proc spawns on c: those who are given the name live at home, on b, on d."""
+    world = World([HOME, "b", "c", "d"], 0)
+    at_home, on_b, on_c, on_d = world.spawn(CLIENT, [HOME, "b", "c", "d"])
+    world.settle()
+    (beside,) = world.spawn(on_c, ["c"])
+    (nested,) = world.spawn(beside, ["c"])
+    world.settle()
+    host = world.hosts[name]
+    asker = {HOME: at_home, "b": on_b, "d": on_d}[name]
+    host.perform(host.federation.introduce(asker, nested, world.now))
+    world.settle()
+    assert world.ends[asker, nested] == 1
+    world.hosts["c"].end(on_c)
+    world.settle()
+    assert nested not in world.running()
+    host.perform(host.federation.autopsy(asker, nested, world.now))
+    world.settle()
+    assert world.heard_of[asker, nested] == 1
+
+
+@pytest.mark.parametrize("name", [HOME, "b"])
+def test_an_unknown_proc_is_refused_in_the_end(name: str) -> None:
     world = World([HOME, "b"], 0)
+    (asker,) = world.spawn(CLIENT, [name])
+    world.settle()
+    host = world.hosts[name]
+    host.perform(host.federation.introduce(asker, 99 << 20, world.now))
+    host.perform(host.federation.autopsy(asker, 99 << 20, world.now))
+    world.settle()
+    assert world.refused[asker, 99 << 20] == 1
+    assert world.heard_of[asker, 99 << 20] == 1
+
+
+def test_home_waits_for_news_as_others_do() -> None:
+    """The client has the name of a proc before the agent of who spawned it has said where it is."""
+    world = World([HOME, "b", "c"], 0)
     (on_b,) = world.spawn(CLIENT, ["b"])
     world.settle()
-    host = world.hosts["b"]
-    host.perform(host.federation.introduce(on_b, 99 << 20))
-    host.perform(host.federation.autopsy(on_b, 99 << 20, world.now))
+    (beside,) = world.spawn(on_b, ["b"])
+    (on_c,) = world.spawn(on_b, ["c"])
+    news = world.wires.pop(("b", HOME))
+    home = world.hosts[HOME]
+    for uid in (beside, on_c):
+        home.perform(home.federation.introduce(CLIENT, uid, world.now))
+    world.settle(5)
+    assert home.federation.deadline < world.now + 1
+    world.wires["b", HOME] = news
     world.settle()
-    assert world.refused[on_b, 99 << 20] == 1
-    assert world.heard_of[on_b, 99 << 20] == 1
+    for uid in (beside, on_c):
+        assert world.ends[CLIENT, uid] == 1
+        assert not world.refused[CLIENT, uid]
+
+
+def test_home_waits_for_its_own_procs_to_spawn() -> None:
+    """One proc of home has the name before home has read the other's wish, here or elsewhere."""
+    world = World([HOME, "b"], 0)
+    spawner, asker = world.spawn(CLIENT, [HOME, HOME])
+    world.settle()
+    home = world.hosts[HOME]
+    base = world.next_base << 20
+    here, there = base, (world.next_base + 1) << 20
+    for uid in (here, there):
+        home.perform(home.federation.introduce(asker, uid, world.now))
+    home.perform(home.federation.autopsy(asker, here, world.now))
+    assert world.spawn(spawner, [HOME]) == [here]
+    assert world.spawn(spawner, ["b"]) == [there]
+    world.settle(5)
+    assert world.ends[asker, here] == 1
+    assert world.ends[asker, there] == 1
+    home.end(here)
+    assert world.heard_of[asker, here] == 1
 
 
 def test_news_that_come_late_are_waited_for() -> None:
@@ -297,7 +504,7 @@ def test_news_that_come_late_are_waited_for() -> None:
     (on_c,) = world.spawn(on_b, ["c"])
     news = world.wires.pop(("b", HOME))
     host = world.hosts["d"]
-    host.perform(host.federation.introduce(on_d, on_c))
+    host.perform(host.federation.introduce(on_d, on_c, world.now))
     while world.step():
         pass
     assert not world.ends[on_d, on_c]
@@ -315,7 +522,7 @@ def test_who_comes_before_a_proc_waits_for_it() -> None:
     (on_c,) = world.spawn(on_b, ["c"])
     order = world.wires.pop(("b", "c"))
     asker, fellow = world.hosts["d"], world.hosts["c"]
-    asker.perform(asker.federation.introduce(on_d, on_c))
+    asker.perform(asker.federation.introduce(on_d, on_c, world.now))
     world.settle(5)
     assert world.kept[on_d, on_c] == 1
     assert fellow.federation.deadline > world.now
@@ -333,7 +540,7 @@ def test_a_fellow_who_comes_before_a_proc_waits_for_it() -> None:
     (on_c,) = world.spawn(on_b, ["c"])
     order = world.wires.pop(("b", "c"))
     host = world.hosts["c"]
-    host.perform(host.federation.introduce(asker, on_c))
+    host.perform(host.federation.introduce(asker, on_c, world.now))
     world.settle(5)
     assert not world.ends[asker, on_c]
     assert not world.refused[asker, on_c]
@@ -349,7 +556,7 @@ def test_a_proc_that_never_comes_is_not_waited_for_for_ever() -> None:
     (on_c,) = world.spawn(on_b, ["c"])
     del world.wires["b", "c"]
     host = world.hosts["d"]
-    host.perform(host.federation.introduce(on_d, on_c))
+    host.perform(host.federation.introduce(on_d, on_c, world.now))
     world.settle()
     assert world.refused[on_d, on_c] == 1
     host.perform(host.federation.autopsy(on_d, on_c, world.now))
@@ -365,7 +572,7 @@ def test_while_home_is_silent_nobody_is_refused() -> None:
     (on_c,) = world.spawn(on_b, ["c"])
     world.settle()
     host = world.hosts["d"]
-    host.perform(host.federation.introduce(on_d, on_c))
+    host.perform(host.federation.introduce(on_d, on_c, world.now))
     question = world.wires.pop(("d", HOME))
     world.now += 30.0
     host.perform(host.federation.tick(world.now))
@@ -390,8 +597,83 @@ def test_a_lost_host_takes_its_procs_and_its_guests() -> None:
     home.perform(home.federation.autopsy(CLIENT, on_b, world.now))
     assert world.heard_of[CLIENT, on_b] == 2
     (again,) = world.spawn(CLIENT, ["b"])
+    assert world.attached == [(HOME, "b")]
+    assert world.heard_of[CLIENT, again] == 0
+    home.perform(home.federation.host_lost("b", LOST))  # there is no way to its worker either
     assert world.heard_of[CLIENT, again] == 1
-    assert world.refused[CLIENT, again] == 1
+
+
+def test_where_procs_lived_is_remembered_of_the_last_that_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rosters, "REMEMBERED", 10)
+    world = World([HOME, "b", "c"], 0)
+    (on_b,) = world.spawn(CLIENT, ["b"])
+    world.settle(1)
+    (first,) = world.spawn(on_b, ["b"])
+    for _ in range(20):
+        uids = world.spawn(on_b, ["b", "c"])
+        world.settle(1)
+        for uid in uids:
+            world.host_of(uid).end(uid)
+        world.settle(1)
+    home, b = world.hosts[HOME].federation, world.hosts["b"].federation
+    for federation in (home, b):
+        assert sum(map(len, federation._lives.values())) <= 12
+    assert home.host_of(on_b) == home.host_of(first) == "b"
+    assert home.host_of(uids[0]) == "b"
+    assert home.host_of(uids[1]) == b.host_of(uids[1]) == "c"
+    world.lose("b")
+    assert home.host_of(first) == "b"
+    world.spawn(CLIENT, ["c"] * 20)
+    world.settle()
+    world.lose("c")
+    assert sum(map(len, home._lives.values())) == 10
+
+
+def test_procs_are_killed_wherever_they_are() -> None:
+    world = World([HOME, "b", "c", "d"], 0)
+    uids = world.spawn(CLIENT, [HOME, "b", "b", "c", "d"])
+    world.settle()
+    home = world.hosts[HOME]
+    world.lose("d")
+    effects = home.federation.kill([*uids, 99 << 20])
+    assert effects[0] == Kill([uids[0]])
+    asks = {effect.host: effect.message for effect in effects[1:] if isinstance(effect, Send)}
+    kill = {"op": "kill", "uids": uids[1:3]}
+    assert asks == {
+        "b": {"op": "ask", "request": kill},
+        "c": {"op": "ask", "request": {**kill, "uids": [uids[3]]}},
+    }, "nothing is asked of a host that is lost"
+    home.perform(effects)
+    world.settle()
+    assert not set(uids[:4]) & set(world.running())
+
+
+def test_a_host_is_lost_once() -> None:
+    """Each host may find that out by itself, and is informed by home."""
+    world = World([HOME, "b", "c"], 0)
+    (on_b,) = world.spawn(CLIENT, ["b"])
+    (on_c,) = world.spawn(on_b, ["c"])
+    world.settle()
+    world.lose("c")
+    world.settle()
+    b = world.hosts["b"].federation
+    assert world.heard_of[on_b, on_c] == 1
+    assert b.host_lost("c", LOST) == []
+    assert b.deadline == float("inf")
+
+
+def test_who_came_too_early_is_refused_when_that_is_due() -> None:
+    federation = Federation(Roster(CLIENT), "b")
+    assert federation.opened("c", 10, 20, 1.0) == [Keep(10, 20)]
+    assert federation.opened("c", 11, 20, 2.0) == [Keep(11, 20)]
+    for near, due in ((10, 6.0), (11, 7.0)):
+        assert federation.deadline == due
+        assert federation.tick(due - 0.1) == []
+        assert federation.tick(due) == [Refuse(near, 20)]
+    assert federation.deadline == float("inf")
+    assert federation.started([20], 8.0) == []
 
 
 def test_an_unknown_message_is_an_error() -> None:
@@ -431,14 +713,26 @@ def test_without_a_home_the_client_is_away_and_its_procs_stay(orphaned: Federati
 
 
 def test_without_a_home_questions_wait_for_another(orphaned: Federation) -> None:
-    assert orphaned.introduce(10, FAR) == []
-    assert orphaned.spawned([FAR + (1 << 20)], ["c"]) == []
+    assert orphaned.introduce(10, FAR, 0.0) == []
+    assert orphaned.spawn_here(10, [{"uid": FAR + (1 << 20)}], "launcher", 0.0) == []
     assert orphaned.tick(100.0) == []
     found = orphaned.home_found()
     assert Send(HOME, {"op": "where", "uid": FAR}) in found
     assert Tell(10, {"op": "back", "uid": CLIENT}) in found
     answer = {"op": "lives", "uids": [FAR], "hosts": ["c"]}
     assert orphaned.heard(HOME, answer, 0.0) == [Tunnel("c", 10, FAR, first=False)]
+
+
+def test_who_knows_that_the_client_is_away_is_not_informed_of_its_end() -> None:
+    federation = Federation(Roster(CLIENT), "b")
+    federation.roster.spawn(CLIENT, [{"uid": 10}, {"uid": 11}], "launcher", 0.0)
+    for asker in (10, 11):
+        federation.autopsy(asker, CLIENT, 0.0)
+    away = {"op": "away", "uid": CLIENT, "end": [*LOST]}
+    message = {"op": "notice", "to": 10, "notice": away}
+    assert federation.heard(HOME, message, 0.0) == [Tell(10, away)]
+    told = [e for e in federation.host_lost(HOME, LOST) if isinstance(e, Tell)]
+    assert told == [Tell(11, rosters.gone([[CLIENT, *LOST]]))]
 
 
 def test_another_home_learns_what_the_hosts_hold(orphaned: Federation) -> None:
@@ -450,10 +744,31 @@ def test_another_home_learns_what_the_hosts_hold(orphaned: Federation) -> None:
     ]
     orphaned.home_found()
     assert orphaned.autopsy(CLIENT, 20, 0.0) == [], "it is about to end"
-    (told,) = orphaned.ended([(20, Verdict(FAILED, "it ended"))])
+    told, ended = orphaned.ended([(20, Verdict(FAILED, "it ended"))])
     assert isinstance(told, Send)
+    assert ended == Send(HOME, {"op": "ended", "uids": [20]})
     assert told.message["to"] == CLIENT
-    assert [end.notice["procs"][0][0] for end in home.host_lost("b", LOST)] == [10]  # type: ignore[union-attr]
+    *ends, spread = home.host_lost("b", LOST)
+    assert [end.notice["procs"][0][0] for end in ends] == [10]  # type: ignore[union-attr]
+    assert isinstance(spread, Spread)
+
+
+def test_a_request_about_procs_goes_to_the_hosts_where_they_live() -> None:
+    world = World([HOME, "b", "c"], 0)
+    home, b = world.hosts[HOME].federation, world.hosts["b"].federation
+    hosts = ["b", HOME, "b", "c"]
+    mine, sent = home.split(CLIENT, {"uids": [1, 2, 3, 4], "ranks": [*range(4)], "hosts": hosts})
+    assert mine == {"uids": [2], "ranks": [1], "hosts": [HOME]}
+    asks = {effect.host: effect.message for effect in sent if isinstance(effect, Send)}
+    assert {host: message["from"] for host, message in asks.items()} == {"b": CLIENT, "c": CLIENT}
+    theirs = {"uids": [1, 3], "ranks": [0, 2], "hosts": ["b", "b"]}
+    assert asks["b"]["request"] == theirs
+    assert b.split(CLIENT, theirs) == (theirs, [])
+    assert home.ask_there(CLIENT, "b", {}) == [
+        Send("b", {"op": "ask", "from": CLIENT, "request": {}})
+    ]
+    world.lose("b")
+    assert home.ask_there(CLIENT, "b", {}) == []
 
 
 def test_what_a_stream_is_for_is_known_where_it_goes() -> None:
@@ -464,7 +779,10 @@ def test_what_a_stream_is_for_is_known_where_it_goes() -> None:
     (on_c,) = world.spawn(on_b, ["c"])
     world.settle()
     federation = world.hosts["d"].federation
-    asking = [*federation.introduce(on_d, on_c), *federation.introduce(on_d, on_c, "data")]
+    asking = [
+        *federation.introduce(on_d, on_c, 0.0),
+        *federation.introduce(on_d, on_c, 0.0, "data"),
+    ]
     assert [type(effect) for effect in asking] == [Send]
     answer = {"op": "lives", "uids": [on_c], "hosts": ["c"]}
     assert federation.heard(HOME, answer, world.now) == [
@@ -475,4 +793,4 @@ def test_what_a_stream_is_for_is_known_where_it_goes() -> None:
     assert host.federation.opened("d", on_d, on_c, 0.0, stream=True) == [Hand(on_c, on_d)]
     host.end(on_c)
     assert host.federation.opened("d", on_d, on_c, 0.0, stream=True) == []
-    assert host.federation.introduce(on_b, on_c, "data") == [Refuse(on_b, on_c, "data")]
+    assert host.federation.introduce(on_b, on_c, 0.0, "data") == [Refuse(on_b, on_c, "data")]

@@ -151,12 +151,14 @@ def test_nothing_outlives_the_client(client: Client, end: str) -> None:
     until(lambda: not client.running())
 
 
+@pytest.mark.failures
 def test_nothing_outlives_the_agent_but_the_client(client: Client) -> None:
     kill(agent_of(client))
     until(lambda: client.running() == [client.pid])
     assert client.evaluate("outcome()") == "SupervisionError"
 
 
+@pytest.mark.failures
 def test_procs_do_not_outlive_their_launcher(client: Client) -> None:
     """Those of the other launcher live on, and the next spawn gets a new launcher."""
     agent = agent_of(client)

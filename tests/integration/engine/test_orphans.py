@@ -168,11 +168,19 @@ class Client:
 
     def leaves(self, *pids: int) -> bool:
         """Whether only these processes are left, and no files."""
+        try:
+            files = list(self.temporary.rglob("*"))
+        except FileNotFoundError:  # of a directory that is being removed
+            return False
         return (
             self.running() == set(pids)
             and not any(path.exists() for path in self.memory)
-            and not list(self.temporary.iterdir())
+            and all(map(self.is_kept, files))
         )
+
+    def is_kept(self, path: Path) -> bool:
+        """Whether it is the directory that an agent has for its procs, and removes at its end."""
+        return self.agent in self.running() and path.parent == self.temporary and path.is_dir()
 
 
 def children(pid: int) -> list[int]:
@@ -204,6 +212,7 @@ def client(fresh_client: Client) -> Client:
 # -- the proc ends, and the program goes on --------------------------------------------------------
 
 
+@pytest.mark.failures
 @pytest.mark.parametrize("end", ["stop", "SIGKILL"])
 def test_they_go_with_their_proc(client: Client, end: str) -> None:
     """Whatever its ``__cleanup__`` raises; and what other procs started stays."""
@@ -217,6 +226,7 @@ def test_they_go_with_their_proc(client: Client, end: str) -> None:
     assert client.evaluate("other.pid.call_one().get()") == str(client.other)
 
 
+@pytest.mark.failures
 def test_a_daemon_lives_as_long_as_its_proc(client: Client) -> None:
     """Its parent has ended, but that was no proc."""
     kill(client.other)
@@ -224,17 +234,27 @@ def test_a_daemon_lives_as_long_as_its_proc(client: Client) -> None:
     assert client.children <= client.running()
 
 
+@pytest.mark.failures
 def test_they_go_with_their_launcher(client: Client) -> None:
     kill(client.launcher)
     until(lambda: client.leaves(client.pid, client.agent))
     assert client.evaluate("parent.pid.call_one().get()") == "SupervisionError"
 
 
+@pytest.mark.failures
 def test_they_go_with_the_agent(client: Client) -> None:
     kill(client.agent)
     until(lambda: client.leaves(client.pid))
 
 
+def test_they_go_with_the_client_while_the_agent_is_stopped(client: Client) -> None:
+    os.kill(client.agent, signal.SIGSTOP)
+    until(lambda: Path(f"/proc/{client.agent}/stat").read_text().split()[2] == "T")
+    kill(client.pid)
+    until(lambda: client.leaves())
+
+
+@pytest.mark.failures
 def test_they_go_with_an_agent_that_had_not_read_all(client: Client) -> None:
     """Its launcher sees a reset, not an end."""
     os.kill(client.agent, signal.SIGSTOP)
@@ -244,6 +264,7 @@ def test_they_go_with_an_agent_that_had_not_read_all(client: Client) -> None:
     until(lambda: client.leaves(client.pid))
 
 
+@pytest.mark.failures
 @pytest.mark.parametrize("end", ["agent", "client"])
 def test_they_go_though_the_launcher_is_busy(client: Client, end: str) -> None:
     """It is importing, and does not look at its socket."""
@@ -306,6 +327,7 @@ def test_ctrl_c_during_a_spawn(client: Client) -> None:
     until(lambda: client.leaves())
 
 
+@pytest.mark.failures
 def test_both_agent_and_launcher_are_killed(fresh_client: Client) -> None:
     """No proc survives. (What procs started would: nobody is left who could know of it.)"""
     (agent,) = children(fresh_client.pid)
@@ -433,6 +455,7 @@ class Loads(Actor):
         kill(os.getpid())
 
 
+@pytest.mark.failures
 @pytest.mark.torch
 @pytest.mark.parametrize("end", ["stop", "SIGKILL"])
 def test_workers_of_a_data_loader_go_with_the_proc(fresh: Callable[..., Any], end: str) -> None:

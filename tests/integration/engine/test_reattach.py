@@ -216,6 +216,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 END = "shutdown_context().get(timeout=60)"
 
 
+@pytest.mark.failures
 def test_a_killed_driver_is_succeeded(job: Job) -> None:
     """The same processes, the state of the actors, and a life after it."""
     first = job.driver()
@@ -272,10 +273,11 @@ def test_failures_that_it_missed_are_told_to_the_successor(job: Job, tmp_path: P
     until(lambda: job.driver().missed())
     second = job.driver()
     second("again()")
-    (ranks, what), (later_ranks, later) = second("failed()")
-    assert (ranks, later_ranks) == ([2], [0])
-    assert "Killed(sig=9)" in what
-    assert "it was asked to" in later
+    # (The answers of the two processes are in no order.)
+    (asked, failed), (killed, ended) = sorted(second("failed()"))
+    assert (asked, killed) == ([0], [2])
+    assert "it was asked to" in failed
+    assert "Killed(sig=9)" in ended
     assert second("faults") == [], "they are told once"
     assert second("counters.slice(gpus=1).add.call_one(1).get()") == 2
     assert second(END) is None

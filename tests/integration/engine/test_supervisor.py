@@ -391,6 +391,7 @@ def test_async_actors_restore_before_their_first_message(fresh: Fresh) -> None:
     assert mesh.incarnation.call_one().get(timeout=WAIT) == 1
 
 
+@pytest.mark.failures
 def test_the_bootstrap_callable_runs_in_a_replaced_process(fresh: Fresh) -> None:
     def bootstrap() -> None:
         os.environ["BOOTED"] = "yes"

@@ -212,6 +212,7 @@ def test_only_the_last_ends_are_remembered(roster: Roster, monkeypatch: pytest.M
         ended(roster, uid)
     assert len(roster._members) <= 10 + 1
     assert roster._members[11].known == {}
+    assert [*roster._members[CLIENT].children] == [10, 11, 12]
     assert roster.autopsy(11, 119, 0) == [gone(11, (119, *KILLED))]
     assert "does not exist" in str(roster.autopsy(11, 100, 0))
     assert all(roster.alive(uid) for uid in (CLIENT, 10, 11, 12))
@@ -228,13 +229,31 @@ def test_a_link_goes_to_the_living(roster: Roster) -> None:
     assert roster.introduce(10, 99) == []
 
 
+def test_a_guest_that_has_left_is_no_acquaintance(roster: Roster) -> None:
+    roster.admit(50)
+    assert roster.introduce(50, 10) == [Hand(10, 50)]
+    assert roster.left(50) == []
+    assert not roster.alive(50)
+    assert roster._members[10].known == {}
+    assert roster.left(50) == roster.left(99) == roster.left(10) == []
+    assert roster.alive(10)
+    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))]
+
+
 # -- what begins -----------------------------------------------------------------------------------
 
 
 def test_a_command_must_become_a_proc(roster: Roster) -> None:
     spawn(roster, CLIENT, 20, 21, 22, command={})
+    assert roster.is_ready(10), "no command"
+    assert not roster.is_ready(99)
     assert not roster.is_ready(20)
+    roster.ready(99)
     roster.ready(20)
+    assert roster.is_ready(20)
+    assert not roster.is_ready(21)
+    assert roster.deadline == 30
+    assert roster.tick(29.9) == []
     roster.exited([21])
     (effect,) = roster.tick(30)
     assert isinstance(effect, Condemn)
@@ -316,6 +335,18 @@ def test_patience_may_be_endless(roster: Roster) -> None:
     roster.spawn(CLIENT, [{"uid": 20}], "launcher", 0)
     roster.stopped(20, "SIGSTOP", 5)
     assert roster.deadline == math.inf
+
+
+def test_a_tick_may_be_a_second_late(roster: Roster) -> None:
+    roster.stopped(10, "SIGSTOP", 5)
+    assert isinstance(roster.tick(16)[0], Condemn)
+
+
+def test_families_are_the_procs_of_this_host(roster: Roster) -> None:
+    roster.admit(50)
+    spawn(roster, 50, 60)
+    ended(roster, 12)
+    assert roster.families() == [(10, CLIENT), (11, CLIENT), (12, CLIENT), (60, 50)]
 
 
 # -- restarts --------------------------------------------------------------------------------------

@@ -6,20 +6,28 @@ through the mesh and its slices, and how the hosts are let go.
 
 from __future__ import annotations
 
+import itertools
 import os
+import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.settings import settings
-from monarch._engine.mesh.future import RAISED, VALUE, Future
+from monarch._engine.mesh.future import RAISED, VALUE, Future, _check_timeout
+from monarch._engine.mesh.proc_mesh import meshes_on
+from monarch._engine.mesh.progress import tell_while
 from monarch._engine.runtime.client import client_proc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from monarch._engine.base.verdict import Verdict
     from monarch._engine.mesh.proc_mesh import ProcMesh
 
-__all__ = ["Attachment", "occupy"]
+__all__ = ["Attachment", "check", "let_go", "occupy"]
+
+_SHUT_DOWN = "HostMesh has already been shut down"  # programs match this
+_STOPPED = "`HostMesh` has already been stopped"
 
 
 class Attachment:
@@ -31,6 +39,7 @@ class Attachment:
         gateway: the address of the worker through which they are reached, if not directly.
         reign: of this client, if the hosts may hold what an earlier one had (see `reattach`).
         called: from the names to what the program called them.
+        timeout: seconds for a first connection to each; None: as configured.
     """
 
     def __init__(
@@ -40,21 +49,33 @@ class Attachment:
         gateway: str | None = None,
         reign: int = 0,
         called: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> None:
         from monarch._engine.runtime.secret import settings_of  # few programs attach
 
         self._hosts = dict(hosts)
+        self._uses: set[str] = set(hosts)  # those that it still counts as a user of
         self._called = dict(called or {})
         self._errors: dict[str, str] = {}
+        self._problems: dict[str, str] = {}  # of those that are missing
         self._missing = set(hosts)
         self._waiting: list[Future[Any]] = []
+        self._known: Future[None] = Future._new()  # whether they are reached
         self._leaving: Future[None] | None = None
+        self._how = ""  # they were let go
         self.procs: list[ProcMesh] = []
         proc = client_proc()
         proc.notices.setdefault("attached", _on_attached)
+        if _on_agent_ended not in proc.when_ended:
+            proc.when_ended.append(_on_agent_ended)
+        proc.notices.setdefault("attaching", _on_attaching)
+        proc.notices.setdefault("detached", _on_detached)
         _users.update(list(hosts))
+        _attachments.add(self)
+        _names.update({text: host for host, text in self._called.items()})
         for host in hosts:
             _attaching.setdefault(host, []).append(self)
+            _left.pop(host, None)
         secrets = {} if secret_file is None else dict.fromkeys(hosts, secret_file)
         trusting = settings.allow_unauthenticated
         trusting &= settings.origin("allow_unauthenticated") == "configure"
@@ -65,29 +86,54 @@ class Attachment:
                 "gateway": gateway,
                 "reign": reign,
                 "trusting": trusting,
+                "timeout": timeout,
                 "secrets": secrets,
                 "config": settings.snapshot(),
                 "environ": settings_of(os.environ),
             }
         )
 
+        tell_while(self._known, self._missed)
+
+    def _missed(self) -> str:
+        """Name a host that has not been reached, and say why, for people."""
+        missing = sorted(self._missing)
+        if not missing:
+            return ""
+        first = self._called.get(missing[0], missing[0])
+        others = f" and {len(missing) - 1} other hosts" if missing[1:] else ""
+        return f"waiting for {first}{others}: {self._problems.get(missing[0], 'no answer yet')}"
+
     def ready(self) -> Future[Any]:
         """Resolves to True when there is a connection to each worker, or raises RuntimeError."""
+        if self._leaving is not None:
+            return Future._failed(_over(self._hosts, self._how))
         future: Future[Any] = Future._new()
         self._waiting.append(future)
         self._tell()
         return future
 
     def check(self) -> None:
-        """Raise RuntimeError if the hosts were let go."""
+        """Raise RuntimeError if the hosts were let go through this mesh."""
         if self._leaving is not None:
-            raise RuntimeError("`HostMesh` has already been stopped")
+            raise _over(self._hosts, self._how)
 
-    def leave(self, *, shutdown: bool) -> Future[None]:
+    def leave(self, *, shutdown: bool, timeout: float | None = None) -> Future[None]:
         """Stop what was spawned; then let the hosts go, or end their worker loops."""
+        if timeout is not None:
+            _check_timeout(timeout)
         if self._leaving is None:
-            self._leaving = _Leaving.of(self, shutdown)
+            how = _SHUT_DOWN if shutdown else _STOPPED
+            _users.subtract(self._uses)
+            self._uses.clear()
+            self._left(how, _Leaving.of(self._hosts, self.procs, how, shutdown, timeout))
+        assert self._leaving is not None
         return self._leaving
+
+    def _left(self, how: str, leaving: Future[None]) -> None:
+        self._how = how
+        self._leaving = leaving
+        self._known._resolve(VALUE, None)
 
     def answered(self, host: str, error: str | None) -> None:
         """There is a connection to `host`, or there will be none."""
@@ -96,9 +142,14 @@ class Attachment:
             self._errors[host] = error
         self._tell()
 
+    def met(self, host: str, problem: str) -> None:
+        """A try to connect to `host` led to nothing; others follow."""
+        self._problems[host] = problem
+
     def _tell(self) -> None:
         if self._missing:
             return
+        self._known._resolve(VALUE, None)
         while self._waiting:
             future = self._waiting.pop()
             if not self._errors:
@@ -112,8 +163,47 @@ class Attachment:
             future._resolve(RAISED, RuntimeError(text))
 
 
+_attachments: weakref.WeakSet[Attachment] = weakref.WeakSet()
+_names: dict[str, str] = {}  # of hosts, by what the program called them
 _attaching: dict[str, list[Attachment]] = {}
 _users: Counter[str] = Counter()  # attachments that use a host
+_left: dict[str, str] = {}  # hosts that were let go, and how
+_number = itertools.count(1)
+_leaving: dict[int, Future[None]] = {}  # by number: those whose hosts have yet to know
+
+
+def check(hosts: Iterable[str]) -> None:
+    """Raise RuntimeError if this process has let one of these hosts go, through any mesh."""
+    for host in hosts:
+        if host in _left:
+            raise _over([host], _left[host])
+
+
+def _over(hosts: Iterable[str], how: str) -> RuntimeError:
+    return RuntimeError(f"{how} ({', '.join(hosts)}); attach to the workers again to spawn there")
+
+
+def let_go(workers: Iterable[str]) -> Future[None]:
+    """Stop all that this program has on these hosts, and let them go; for who is to end them.
+
+    However many meshes are attached to them.
+    """
+    hosts = {_names[worker] for worker in workers if worker in _names}
+    hosts &= _users.keys()
+    if not hosts:
+        return Future._of(None)
+    for host in hosts:
+        del _users[host]
+    all_there: list[Attachment] = []
+    for attachment in list(_attachments):
+        attachment._uses -= hosts
+        if attachment._leaving is None and attachment._hosts.keys() <= hosts:
+            all_there.append(attachment)
+    procs = [mesh for attachment in all_there for mesh in attachment.procs]
+    leaving = _Leaving.of(hosts, procs, _STOPPED, False, None)
+    for attachment in all_there:
+        attachment._left(_STOPPED, leaving)
+    return leaving
 
 
 def occupy(hosts: Iterable[str]) -> None:
@@ -126,28 +216,61 @@ def _on_attached(message: dict[str, Any]) -> None:
         attachment.answered(message["host"], message["error"])
 
 
+def _on_attaching(message: dict[str, Any]) -> None:
+    for attachment in _attaching.get(message["host"], ()):
+        attachment.met(message["host"], message["error"])
+
+
+def _on_agent_ended(verdict: Verdict) -> None:
+    for host in list(_attaching):
+        _on_attached({"host": host, "error": verdict.error})
+    for number in list(_leaving):
+        _on_detached({"number": number})
+
+
+def _on_detached(message: dict[str, Any]) -> None:
+    _leaving.pop(message["number"])._resolve(VALUE, None)
+
+
 class _Leaving(Future[None]):
-    """Resolves when all that was spawned has ended and the hosts were told."""
+    """Resolves when all that was spawned has ended, and the hosts have the order to let go."""
 
     __slots__ = ()
 
     @classmethod
-    def of(cls, attachment: Attachment, shutdown: bool) -> Future[None]:
+    def of(
+        cls,
+        names: Iterable[str],
+        procs: Iterable[ProcMesh],
+        how: str,
+        shutdown: bool,
+        timeout: float | None,
+    ) -> Future[None]:
         self: _Leaving = cls._new()
-        missing = len(attachment.procs) + 1
         proc = client_proc()
+        root = proc.context.actor_instance
+        hosts = [host for host in names if shutdown or not _users[host]]
+        _left.update(dict.fromkeys(hosts, how))
+        # Hosts that are let go take along all meshes that live there, by whatever handle they were
+        # spawned: these are stopped in good order, too.
+        meshes = list(dict.fromkeys([*procs, *meshes_on(hosts, root)]))
+        missing = len(meshes) + 1
 
         def one_less() -> None:
             nonlocal missing
             missing -= 1
             if not missing:
-                _users.subtract(list(attachment._hosts))
-                hosts = [host for host in attachment._hosts if shutdown or not _users[host]]
-                proc.tell_agent({"op": "detach", "hosts": hosts, "shutdown": shutdown})
-                self._resolve(VALUE, None)
+                going = [host for host in hosts if shutdown or not _users[host]]  # as before
+                if not going or proc.agent is None:
+                    self._resolve(VALUE, None)
+                    return
+                number = next(_number)
+                _leaving[number] = self
+                order = {"op": "detach", "hosts": going, "shutdown": shutdown}
+                proc.tell_agent({**order, "number": number})
 
-        for procs in attachment.procs:
-            stopped = procs.stop("selective drain")
+        for mesh in meshes:
+            stopped = mesh.stop("selective drain", timeout=timeout)
             stopped._notify(lambda: proc.reactor.call_soon(one_less))
         proc.reactor.call_soon(one_less)
         return self

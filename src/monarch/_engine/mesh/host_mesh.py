@@ -18,6 +18,7 @@ from monarch._engine.launch.binding import parse_cpu_list
 from monarch._engine.mesh import context as contexts
 from monarch._engine.mesh.actor import Actor
 from monarch._engine.mesh.actor_mesh import spawn_actors
+from monarch._engine.mesh.attachment import check
 from monarch._engine.mesh.context import context
 from monarch._engine.mesh.endpoint import endpoint
 from monarch._engine.mesh.future import Future
@@ -51,6 +52,9 @@ _MAIN_MODULE = "monarch._src.actor.bootstrap_main"
 
 class HostMesh(MeshTrait):
     """A mesh of hosts. `this_host()` is the local one, of extent ``{}``.
+
+    Two that denote the same hosts in the same shape are equal and hash alike, however they were
+    obtained.
 
     Args:
         shape: over the ranks of `hosts`.
@@ -87,6 +91,10 @@ class HostMesh(MeshTrait):
     def _host_at(self, rank: int) -> HostMesh:
         """The host at `rank` of this mesh, as a mesh of one."""
         return HostMesh(Shape.unity(), self._python, (self._hosts[self._shape.ndslice[rank]],))
+
+    def _names(self) -> list[str]:
+        """The names of the hosts of this mesh, rank by rank."""
+        return [self._hosts[rank] for rank in self._shape.ranks()]
 
     @property
     def region(self) -> Any:
@@ -144,10 +152,11 @@ class HostMesh(MeshTrait):
         for prepare in before_spawn:
             prepare()
         keep_if_asked()
+        hosts = self._names()
         if self._attachment is not None:
             self._attachment.check()
+        check(hosts)
         base = new_uid()
-        hosts = [self._hosts[rank] for rank in self._shape.ranks()]
         label = normalize_label(name) if name is not None else "anon"
         spec = {
             **launch_spec(),
@@ -244,27 +253,40 @@ class HostMesh(MeshTrait):
     def initialized(self) -> Future[Literal[True]]:
         """Resolves to True when the hosts can spawn.
 
-        Raises RuntimeError that names the workers that could not be reached, and why.
+        Raises RuntimeError that names the workers that could not be reached, and why; and after
+        `shutdown` or `stop`.
         """
         if self._attachment is not None:
             return self._attachment.ready()
         start_agent()
         return Future._of(True)
 
-    def shutdown(self) -> Future[None]:
+    def shutdown(self, *, timeout: float | None = None) -> Future[None]:
         """Stop what was spawned here, and end the worker loops of these hosts; starts at once.
 
-        Only for hosts that were attached; the local one lives as long as the client. Other clients
-        of these workers lose their processes, too.
-        """
-        return self._own("shut down").leave(shutdown=True)
+        Args:
+            timeout: as that of `ProcMesh.stop`.
 
-    def stop(self) -> Future[None]:
+        All meshes of this program on these hosts end, by whatever handle they were spawned; that
+        is no failure. Only for hosts that were attached; the local one lives as long as the client.
+        The Future resolves when each host has the order, or is known to be lost: a program may end
+        at once after that.
+        Other clients of these workers lose their processes, too. Afterwards `spawn_procs` raises
+        RuntimeError, until somebody attaches to the workers again.
+        """
+        return self._own("shut down").leave(shutdown=True, timeout=timeout)
+
+    def stop(self, *, timeout: float | None = None) -> Future[None]:
         """Stop what was spawned on these hosts through this mesh; starts at once.
 
-        The workers go on for other clients. Only for hosts that were attached.
+        Args:
+            timeout: as that of `ProcMesh.stop`.
+
+        The workers go on for other clients. A host to which this program has no other mesh
+        attached is let go: what else the program has there ends, too, which is no failure. Only for
+        hosts that were attached.
         """
-        return self._own("stop").leave(shutdown=False)
+        return self._own("stop").leave(shutdown=False, timeout=timeout)
 
     def _own(self, what: str) -> Attachment:
         if self._attachment is None or self._is_slice:
@@ -324,13 +346,14 @@ class HostMesh(MeshTrait):
         return hash(self._key())
 
     def _key(self) -> tuple[Any, ...]:
-        return self._shape, self._python, self._hosts
+        """Which hosts these are, in which shape: not how one came by them."""
+        return self.extent, self._python, tuple(self._names())
 
     def __repr__(self) -> str:
         return f"<HostMesh {self.extent}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HostMesh, self._key()
+        return HostMesh, (self._shape, self._python, self._hosts)
 
 
 HostMesh.__module__ = "monarch._src.actor.host_mesh"

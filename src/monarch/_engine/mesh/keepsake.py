@@ -24,7 +24,17 @@ from monarch._engine.wire.codec import decode
 if TYPE_CHECKING:
     from monarch._engine.mesh.context import Instance
 
-__all__ = ["end_job", "forget", "job_id", "keep_job", "keeps", "recall", "remember", "renounce"]
+__all__ = [
+    "end_job",
+    "forget",
+    "is_kept",
+    "job_id",
+    "keep_job",
+    "keeps",
+    "recall",
+    "remember",
+    "renounce",
+]
 
 _job = ""  # that this process drives, if it is kept
 
@@ -70,6 +80,13 @@ def keep_job(job: str, grace: float, secret_file: str | None = None) -> None:
         root = proc.context.actor_instance
         for uid, mesh in list(root._meshes.items()):
             remember(root, uid, mesh)
+
+
+def is_kept(job: str) -> bool:
+    """Whether there is a job of this name: its driver lives, or what that left is kept."""
+    from monarch._engine.runtime.job_door import answers  # few programs ask
+
+    return answers(job)
 
 
 def end_job(job: str, secret_file: str | None = None, timeout: float = 10.0) -> None:

@@ -1,10 +1,10 @@
 """Streaming the output of procs to the client: `ProcMesh.logging_option` and what belongs to it.
 
 The way of a line: a proc's pipe, the relay in the host agent (`runtime.log_relay`), the agent's
-link to the client, the printer (`runtime.log_printer`). Pipes exist when `capture_options` said so
-at spawn. `logging_option` tells the agent whether to stream; the agent tells the relay and then
-each proc its level; each proc answers the caller. So when it returns, what procs print from then on
-goes by the new settings.
+link to the client (or to the client's agent), the printer (`runtime.log_printer`). Pipes exist when
+`capture_options` said so at spawn. `logging_option` asks the agent whether to stream; that asks the
+agents of the other hosts. Each agent informs its relay and then each proc of its level; each proc
+answers the caller. So when it returns, what procs print from then on goes by the new settings.
 
 Lines go to the process of the script, whoever called `logging_option`: that is where people look.
 """
@@ -113,6 +113,8 @@ class _Settled(RollCall[bool]):
         request = {
             "op": "logging",
             "uids": mesh._uids(),
+            "ranks": list(range(len(mesh))),
+            "hosts": mesh._host_names(mesh._dense_shape()),
             "streaming": streaming,
             "group": new_uid(),
             "window": window,
@@ -145,14 +147,26 @@ class _Settled(RollCall[bool]):
 
 # -- printing ------------------------------------------------------------------------------------
 
+
+class _Flush:
+    """A flush that is under way."""
+
+    __slots__ = ("answers", "awaited", "done")
+
+    def __init__(self, done: Callable[[], object]) -> None:
+        self.done = done
+        self.answers = 0
+        self.awaited: int | None = None  # from other hosts, as our own agent says
+
+
 _printer: LogPrinter | None = None  # made by the first lines that arrive
-_flushes: dict[int, Callable[[], object]] = {}
+_flushes: dict[int, _Flush] = {}
 _flush_ids = itertools.count()
 
 
 def _listen(proc: Proc) -> None:
     proc.notices["log"] = lambda message: _print(proc, message)
-    proc.notices["log_flushed"] = lambda message: _flushed(message["id"])
+    proc.notices["log_flushed"] = _flushed
 
 
 def _print(proc: Proc, message: dict[str, Any]) -> None:
@@ -160,14 +174,24 @@ def _print(proc: Proc, message: dict[str, Any]) -> None:
     if _printer is None:
         from monarch._engine.runtime.log_printer import LogPrinter
 
-        _printer = LogPrinter(lambda size: proc.tell_agent({"op": "log_printed", "size": size}))
+        def acknowledge(agent: str, size: int) -> None:
+            proc.tell_agent({"op": "log_printed", "agent": agent, "size": size})
+
+        _printer = LogPrinter(acknowledge)
     _printer.take(message)
 
 
-def _flushed(ident: int) -> None:
-    done = _flushes.pop(ident, None)
-    if done is None:
+def _flushed(message: dict[str, Any]) -> None:
+    """Our agent has passed on what was printed, or that of another host has."""
+    flush = _flushes.get(message["id"])
+    if flush is None:
         return
+    flush.answers += 1
+    flush.awaited = message.get("others", flush.awaited)
+    if flush.awaited is None or flush.answers <= flush.awaited:
+        return
+    del _flushes[message["id"]]
+    done = flush.done
     if _printer is None:
         done()
     else:
@@ -209,7 +233,7 @@ class _Flushed(Future[None]):
             self._resolve(VALUE, None)
             return self
         ident = next(_flush_ids)
-        _flushes[ident] = lambda: self._resolve(VALUE, None)
+        _flushes[ident] = _Flush(lambda: self._resolve(VALUE, None))
         proc.tell_agent({"op": "log_flush", "id": ident})
         return self
 

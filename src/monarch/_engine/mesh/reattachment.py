@@ -133,11 +133,12 @@ def _come_home(
 ) -> Reattached:
     """Take over what is on the hosts of a script whose own is gone."""
     from monarch._engine.runtime.gateway import Gateway
+    from monarch._engine.runtime.greeting import Route, direct_way
     from monarch._engine.runtime.job_claim import claim
     from monarch._engine.runtime.secret import find_secret
 
     addresses = addresses_of(workers)
-    way = None
+    way: Route = direct_way
     through = gateway()
     if through is not None:
         (entry,) = addresses_of([through])

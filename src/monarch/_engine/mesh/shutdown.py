@@ -18,6 +18,7 @@ from monarch._engine.mesh.faults import Faults
 from monarch._engine.mesh.future import RAISED, VALUE, Future
 from monarch._engine.mesh.keepsake import keeps, renounce
 from monarch._engine.mesh.logging_option import close_printer
+from monarch._engine.mesh.unobserved import leave_unobserved_to_exit, report_unobserved
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.client import close_client, current_proc, when_ready
 from monarch._engine.runtime.ends import Verdict
@@ -64,7 +65,10 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
         else:
             future._resolve(VALUE, None)
 
-    drivers.current.start_thread("monarch-shutdown", run)
+    try:
+        drivers.current.start_thread("monarch-shutdown", run)
+    except RuntimeError:  # Python 3.12 starts no thread at its exit
+        run()
     return future
 
 
@@ -84,12 +88,14 @@ def _at_exit(proc: Proc) -> None:
 
 def _exit() -> None:
     Faults.current.close()
+    leave_unobserved_to_exit()
     if keeps():  # for the next driver
         close_printer(_EXIT_GRACE)
     else:
         # A little more than it can take; what is not done by then ends with this process anyway.
         with contextlib.suppress(TimeoutError):
             shutdown_context(_EXIT_GRACE).get(timeout=3 * _EXIT_GRACE)
+    report_unobserved(ending=True)
     interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
     if Faults.current.at_exit(_EXIT_GRACE) and not interrupted:
         sys.stdout.flush()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from monarch._engine.base.errors import SupervisionError, format_remote, headline
 from monarch._engine.base.failure import Failure, MeshFailure
-from monarch._engine.base.verdict import FAILED, STOPPED, USER, Verdict
+from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED, USER, Verdict
 from monarch._engine.mesh.actor import Actor
 from monarch._engine.mesh.actor_mesh import ActorMesh, Blueprint, spawn_actors
 from monarch._engine.mesh.context import context
@@ -191,6 +191,11 @@ class Supervisor:
         """
         if self._fallen is not None:
             raise RuntimeError(f"the supervisor gave up: {self._fallen.report()}")
+        if not isinstance(procs, ProcMesh):
+            raise TypeError(
+                "Supervisor.spawn takes the procs first, then the name and the class: "
+                f"spawn(procs, 'name', Class, ...), not {procs!r} as the procs"
+            )
         cls = check_constructor(Class, args, kwargs)
         mesh: Any = spawn_actors(procs, name, cls, args, kwargs, owner=self._owner, supervisor=self)
         remember(self._owner, mesh._uid, mesh)
@@ -311,7 +316,7 @@ class Supervisor:
         """Report the ends that are known: those of one process are one fault."""
         now = drivers.current.now()
         ended, self._ended = self._ended, []
-        groups: dict[int, list[Child]] = {}
+        groups: dict[object, list[Child]] = {}
         for uid, child, failure in ended:
             known = self._meshes.get(child[0])
             if known is None:
@@ -319,7 +324,10 @@ class Supervisor:
             if failure.kind == FAILED:
                 self._causes[child] = failure
                 known.since[child[1]] = (now, failure.report())
-                groups.setdefault(uid, []).append(child)
+                # A host that is lost, and so on: the end of many processes by one event.
+                verdict = failure.verdict
+                of_many = verdict.cause == INFRASTRUCTURE and not verdict.pid
+                groups.setdefault(verdict if of_many else uid, []).append(child)
             else:
                 self._stopped(child, now)
         for children in groups.values():

@@ -40,7 +40,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from monarch._engine.base.verdict import FAILED, STOPPED, SYSTEM, Verdict
 
-__all__ = ["ANSWER_WITHIN", "Condemn", "Effect", "Hand", "Kill", "Roster", "Tell", "gone"]
+__all__ = ["ANSWER_WITHIN", "Condemn", "Effect", "Hand", "Kill", "Roster", "Tell", "gone", "moved"]
 
 ANSWER_WITHIN = 1.0
 """Seconds that an asker waits at most for a proc that is not seen to end."""
@@ -170,10 +170,11 @@ class Roster:
         """Member `parent` starts procs, through `launcher` (any hashable).
 
         Of each of `procs` it matters here: its ``uid``; whether it is a ``command``, which must
-        become `ready` within `ready_timeout` seconds; and which uid it ``replaces``, if any: who
-        is in that one's place now is ended, if need be. `unresponsive_timeout` is how long they may
-        be `stopped`. Raises ValueError, and changes nothing, if the parent is not alive, a uid is
-        not new, or the parent or the client is to be replaced.
+        become `ready` within `ready_timeout` seconds; which uid it ``replaces``, if any: that
+        one's place is taken, and who is in it is ended, if need be; and ``lost``: those before it
+        that ended before these books were begun, each with its verdict. `unresponsive_timeout` is
+        how long they may be `stopped`. Raises ValueError, and changes nothing, if the parent is not
+        alive, a uid is not new, or the parent or the client is to be replaced.
         """
         procs = list(procs)
         replaced = {
@@ -198,6 +199,8 @@ class Roster:
             self._members[parent].children[uid] = None
             if not member.ready:
                 self._call_at(now + ready_timeout, self._check_ready, member, ready_timeout)
+            for old_uid, *fields in proc.get("lost", ()):
+                self._remember(old_uid, Verdict.from_fields(fields)).successor = uid
         for uid, old in replaced.items():
             old.successor = uid
             if old.verdict is not None:
@@ -224,7 +227,7 @@ class Roster:
         hand = Hand(new.uid, asker)
         if new is old or not self.alive(asker):
             return [hand]
-        return [hand, Tell(asker, {**_moved(to, new.uid), "handed": True})]
+        return [hand, Tell(asker, {**moved(to, new.uid), "handed": True})]
 
     def autopsy(self, asker: int, uid: int, now: float) -> list[Effect]:
         """Member `asker` lost its link to `uid`, and wants to know why."""
@@ -447,6 +450,15 @@ class Roster:
         )
         return self._condemn(member, error)
 
+    def _remember(self, uid: int, verdict: Verdict) -> _Member:
+        """The entry of a proc that ended before these books were begun."""
+        member = self._members.get(uid)
+        if member is None:
+            member = self._members[uid] = _Member(uid, 0, None, ready=True)
+            member.exited = True
+            member.verdict = verdict
+        return member
+
     def _forget(self) -> None:
         """Keep the last ends for autopsies, not all of them."""
         if len(self._members) > REMEMBERED:
@@ -480,7 +492,7 @@ class _News:
             hearers = old.told
         for hearer in hearers:
             if self._roster.alive(hearer):
-                self._moves.append(Tell(hearer, _moved(old.uid, newest.uid)))
+                self._moves.append(Tell(hearer, moved(old.uid, newest.uid)))
 
     def tell(self) -> list[Effect]:
         return [*(Tell(to, gone(ends)) for to, ends in self._ends.items()), *self._moves]
@@ -494,5 +506,5 @@ def gone(ends: list[list[Any]]) -> dict[str, Any]:
     return {"op": "gone", "procs": ends}
 
 
-def _moved(old: int, new: int) -> dict[str, Any]:
+def moved(old: int, new: int) -> dict[str, Any]:
     return {"op": "moved", "uid": old, "to": new}

@@ -54,27 +54,39 @@ from monarch._engine.base.errors import ProtocolError
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED, SYSTEM, Verdict
 from monarch._engine.launch import black_box
-from monarch._engine.launch.children import Children, adopt_orphans
+from monarch._engine.launch.children import Children, adopt_orphans, continue_without_parent
+from monarch._engine.launch.interpreter import python_command
 from monarch._engine.launch.launcher import Launcher, launch_key
 from monarch._engine.launch.out_of_memory import KillCount
-from monarch._engine.launch.scratch import scratch_path
+from monarch._engine.launch.scratch import ScratchFolder
 from monarch._engine.protocol.federation import (
     HOME,
     Admit,
+    Attach,
     Effect,
     Federation,
     Keep,
     Refuse,
     Send,
+    Spread,
     Tunnel,
 )
 from monarch._engine.protocol.handshake import HandshakeError, key_name
 from monarch._engine.protocol.roster import Condemn, Hand, Roster, Tell
 from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.authentic import AuthenticSocket
 from monarch._engine.runtime.cast_relay import CastRelay
 from monarch._engine.runtime.casting import heads_size
 from monarch._engine.runtime.gateway import Gateway
-from monarch._engine.runtime.greeting import Arrival, Greeting, Wire, dial
+from monarch._engine.runtime.greeting import (
+    Arrival,
+    Greeting,
+    Route,
+    Wire,
+    dial,
+    direct_way,
+    why_unreachable,
+)
 from monarch._engine.runtime.job_keeper import FAREWELL, JobKeeper
 from monarch._engine.runtime.log_relay import LogRelay
 from monarch._engine.runtime.neighbour import Neighbour
@@ -84,6 +96,7 @@ from monarch._engine.runtime.sentinel import Sentinel
 from monarch._engine.runtime.stream_tunnel import StreamTunnel
 from monarch._engine.runtime.tunnel import Tunnel as TunnelEnd
 from monarch._engine.runtime.tunnel import map_segment
+from monarch._engine.runtime.whereabouts import tls_names
 from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool, Windows
 from monarch._engine.wire.frame import CAST, CONTROL, RELEASE, SEGMENT, Frame, pack
@@ -99,6 +112,7 @@ _OUTPUT_WAIT = 5.0  # seconds that the news of an end waits for a stuck terminal
 _ADVICE = "configure(tail_log_lines=20) would show here what it printed last"
 _SPARE = 64  # descriptors for everything else
 _LAST_OUTPUT_WAIT = 0.5  # seconds that the agent's own end does
+_NO_WORKER = "its worker loop ended"
 
 
 # What procs and the client may ask, and what launchers report.
@@ -112,6 +126,7 @@ _REQUESTS = {
         "data_connection",
         "detach",
         "forget",
+        "heartbeat",
         "here",
         "introduce",
         "keep",
@@ -206,6 +221,7 @@ class Agent:
         self._neighbours: dict[str, Neighbour] = {}
         self.next_number = itertools.count(1).__next__
         self.sentinel = Sentinel(self.reactor, settings.host_timeout)
+        self._given_up: dict[str, Verdict] = {}  # hosts, by home, and why
         self._addresses: dict[str, str] = {}  # of hosts, as the client gave them
         self._secrets: dict[str, str] = {}  # files, of hosts that belong to other jobs than we do
         self._greeted = 0  # connections that prove themselves anew
@@ -213,6 +229,7 @@ class Agent:
         self._gateway: str | None = None  # through which workers are reached
         self._trusting = False  # of workers that let in anybody
         self._attaching: dict[str, int] = {}  # hosts that a member waits for
+        self._attach_limits: dict[str, float] = {}  # seconds for that, if it is not the default
         # Descriptors: of whom, for whom, and for what, if it is no link.
         self._ends_held: dict[tuple[int, int, str], deque[int]] = {}
         self.segments = SegmentPool(settings.shm_pool_limit)
@@ -230,6 +247,8 @@ class Agent:
         self._alarm_at = math.inf  # the roster's deadline that it is for
         self._keeper = JobKeeper(self)
         adopt_orphans()
+        continue_without_parent()
+        self._scratch = ScratchFolder()
         self._children = Children()  # launchers, and what a killed launcher leaves behind
         self.reactor.register(self._children.fileno, self._on_child)
         self._launchers[(self._own_key, sys.executable)] = self._fork_launcher(first)
@@ -291,7 +310,9 @@ class Agent:
     def _link_lost(self, link: Link) -> None:
         if isinstance(link.owner, _LauncherLink):
             self._launcher_lost(link.owner)
-        elif link is self._first and not (self.name == HOME and self._keeper.driver_lost()):
+        elif link is self._first and self.name != HOME:
+            self._end(_NO_WORKER)
+        elif link is self._first and not self._keeper.driver_lost():
             self._end()
         # A proc's control link closes when it ends: its exit is reported by the launcher.
 
@@ -329,7 +350,6 @@ class Agent:
             return []
         kept: list[int] = []
         uids = [proc["uid"] for proc in procs]
-        self._perform(self._federation.spawned(uids, hosts))
         for host in dict.fromkeys(hosts):
             those = [index for index, other in enumerate(hosts) if other == host]
             theirs = [procs[index] for index in those]
@@ -348,8 +368,9 @@ class Agent:
         launcher = self._launcher_for(spec)
         now = drivers.current.now()
         ready, unresponsive = spec["ready_timeout"], spec["unresponsive_timeout"] or math.inf
-        spawned = self._roster.spawn(parent, procs, launcher, now, ready, unresponsive)
-        self._perform(self._federation.route(spawned))
+        self._perform(
+            self._federation.spawn_here(parent, procs, launcher, now, ready, unresponsive)
+        )
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         # Each takes three that stay (its control link, a pidfd and a black box), or five with its
         # output, and up to three more on their way to the launcher.
@@ -371,14 +392,14 @@ class Agent:
             mine, theirs = socket.socketpair()
             control = self._connect(mine, f"proc {uid:x}")
             control.uid = uid
-            scratch = scratch_path(spec["env"], uid)
+            scratch = self._scratch.new(spec["env"], spec["cwd"])
             self._processes[uid] = _Process(uid, control, launcher, scratch)
             handed = [theirs.detach()]
             if spec["logs"] is not None:
                 handed += self._capture(uid, proc, spec["logs"])
             ours += handed
             passed += [fds[index], *handed]
-            orders.append({**proc, "parent": parent, "scratch": scratch})
+            orders.append({**proc, "agent": os.getpid(), "parent": parent, "scratch": scratch})
         self._tell(
             launcher.link,
             {
@@ -402,12 +423,15 @@ class Agent:
         if self._relay is None:
             guest = _Guest(self._client_uid)
 
-            def tell(message: dict[str, Any]) -> None:
+            def tell(message: dict[str, Any]) -> None:  # on the relay's thread
                 client = self._processes.get(self._client_uid)
-                self._tell(guest if client is None else client.link, message)
+                if client is None:
+                    self.reactor.call_soon(self._tell, guest, message)
+                else:
+                    self._tell(client.link, message)
 
             run = f"{self._client_uid & (1 << 63) - 1:x}"
-            self._relay = LogRelay(tell, run)
+            self._relay = LogRelay(tell, self.name, run)
         out, theirs_out = os.pipe()
         err, theirs_err = os.pipe()
         self._relay.add(uid, proc["label"], proc["rank"], options, (out, err))
@@ -418,7 +442,7 @@ class Agent:
     def _on_introduce(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
         # Without a taker the descriptor closes, and the asker asks why.
         to, stream = message["to"], message.get("for", "")
-        effects = self._federation.introduce(link.uid, to, stream)
+        effects = self._federation.introduce(link.uid, to, drivers.current.now(), stream)
         if any(isinstance(effect, Hand) for effect in effects):
             self._perform(effects, fds, {"for": stream} if stream else {})
             return []
@@ -458,15 +482,20 @@ class Agent:
     def _on_kill(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         self._perform(self._federation.kill(message["uids"]))
 
+    def _on_heartbeat(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+        self._tell(link, message)  # behind the answers to all that was asked before
+
     def _on_preload(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         spec = {"env": message["env"], "python": None}
         self._tell(self._launcher_for(spec).link, {**message, "op": "preload"})
 
     def _on_logging(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        uids = message["uids"]
+        mine, asks = self._federation.split(link.uid, message)
+        self._perform(asks)
+        uids = mine["uids"]
 
         def tell_procs(captured: set[int]) -> None:
-            for rank, uid in enumerate(uids):
+            for uid, rank in zip(uids, mine["ranks"], strict=True):
                 process = self._processes.get(uid)
                 if process is not None:
                     notice = {
@@ -490,15 +519,23 @@ class Agent:
                 lambda captured: self.reactor.call_soon(tell_procs, captured),
             )
 
-    def _on_log_flush(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
+    def _on_log_flush(self, link: Link | _Guest, message: dict[str, Any], fds: list[int]) -> None:
         answer = {"op": "log_flushed", "id": message["id"]}
+        if not isinstance(link, _Guest):
+            others = [host for host, there in self._neighbours.items() if there.link.up]
+            answer["others"] = len(others)  # that answer, too
+            for host in others:
+                self._perform(self._federation.ask_there(link.uid, host, message))
         if self._relay is None:
             self._tell(link, answer)
         else:
-            self._relay.flush(lambda: self._tell(link, answer))
+            self._relay.flush(lambda: self.reactor.call_soon(self._tell, link, answer))
 
     def _on_log_printed(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        if self._relay is not None:
+        host = message["agent"]
+        if host != self.name:
+            self._perform(self._federation.ask_there(link.uid, host, message))
+        elif self._relay is not None:
             self._relay.acknowledge(message["size"])
 
     # -- launchers -------------------------------------------------------------------------------
@@ -526,13 +563,12 @@ class Agent:
     def _exec_launcher(self, environ: dict[str, str], python: str) -> _LauncherLink:
         mine, theirs = socket.socketpair()
         fd = theirs.fileno()
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
-        code = (
-            f"import sys; sys.path.insert(0, {root!r}); "
-            f"from monarch._engine.runtime.bootstrap import launcher_main; launcher_main({fd})"
-        )
+        code = f"from monarch._engine.runtime.bootstrap import launcher_main; launcher_main({fd})"
         process = subprocess.Popen(
-            [python, "-c", code], env=environ, pass_fds=[fd], stdin=subprocess.DEVNULL
+            python_command(python, code),
+            env=environ,
+            pass_fds=[fd],
+            stdin=subprocess.DEVNULL,
         )
         process.returncode = 0  # `_launcher_lost` waits for it, the object need not
         theirs.close()
@@ -714,15 +750,16 @@ class Agent:
     def _admit_client(self, link: Link) -> None:
         self._processes[self._client_uid] = _Process(self._client_uid, link)
 
-    def _end(self) -> None:
-        """The client is gone: so is everything it started."""
+    def _end(self, reason: str = FAREWELL) -> None:
+        """The client has ended, or has no use for this host: end everything that it started."""
         self._keeper.shut_door()
         for neighbour in list(self._neighbours.values()):
-            neighbour.link.end(FAREWELL)
+            neighbour.link.end(reason)
         self._perform(self._roster.client_lost())
         self._children.end(ask=True)
         if self._relay is not None:
             self._relay.end(_LAST_OUTPUT_WAIT)
+        self._scratch.remove()
         os._exit(0)
 
     # -- what the roster decides -----------------------------------------------------------------
@@ -757,6 +794,11 @@ class Agent:
                 self._hold(os.dup(fds[0]), effect.near, effect.far)
             elif isinstance(effect, Admit):
                 self._admit(*effect)
+            elif isinstance(effect, Attach):
+                self._neighbour(effect.host)
+            elif isinstance(effect, Spread):
+                for neighbour in self._neighbours.values():
+                    neighbour.say(effect.message)
             else:
                 for uid in effect.uids:
                     self._kill(self._processes[uid])
@@ -794,7 +836,9 @@ class Agent:
                 host,
                 self._dial,
                 drivers.current.chance(1 << 62) + 1,
-                settings.mesh_attach_config_timeout if new else 3 * settings.host_timeout,
+                self._attach_limits.get(host, settings.mesh_attach_config_timeout)
+                if new
+                else 3 * settings.host_timeout,
                 settings.host_timeout,
                 settings.codec_max_frame_length,
             )
@@ -814,11 +858,13 @@ class Agent:
             "reign": self._reign if self._keeper.awaits(neighbour.name) else 0,
         }
 
+        timeout = max(settings.host_timeout / 3, 0.5)
+
         def run() -> None:
             try:
-                timeout = max(settings.host_timeout / 3, 0.5)
                 key = find_secret(self._secrets.get(neighbour.name))
-                where, way = ChannelAddr.parse(address), None
+                where = ChannelAddr.parse(address)
+                way: Route = direct_way
                 if self._gateway is not None:
                     through = ChannelAddr.parse(self._gateway)
                     way = Gateway(through, find_secret(), self._client_uid, self._trusting).open
@@ -827,13 +873,17 @@ class Agent:
                 failed = functools.partial(neighbour.dial_failed, str(error), for_good=True)
                 self.reactor.call_soon(failed)
             except OSError as error:
-                text = error.strerror or str(error)
-                failed = functools.partial(neighbour.dial_failed, text, for_good=False)
-                self.reactor.call_soon(failed)
+                text = why_unreachable(error, timeout)
+                self.reactor.call_soon(self._dial_failed, neighbour, text)
             else:
                 self.reactor.call_soon(neighbour.dialed, sock)
 
         drivers.current.start_thread("monarch-dial", run)
+
+    def _dial_failed(self, neighbour: Neighbour, problem: str) -> None:
+        """There will be other tries; who waits for the first connection may say what this met."""
+        self._tell_attacher(neighbour.name, "attaching", problem)
+        neighbour.dial_failed(problem, for_good=False)
 
     def _on_attach(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """The client wants these hosts: by name, the addresses where their workers listen."""
@@ -851,22 +901,38 @@ class Agent:
             self._reign = message["reign"]
             self._keeper.attach_again(list(message["hosts"]))
         for host in message["hosts"]:
-            self._federation.host_found(host)
+            self._perform(self._federation.host_found(host))
             self._attaching[host] = link.uid
+            if message["timeout"] is not None:
+                self._attach_limits[host] = message["timeout"]
             if self._neighbour(host).link.up:
                 self.neighbour_up(self._neighbours[host])
         for neighbour in self._neighbours.values():
             neighbour.say(self._directory())
 
     def _on_detach(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        """The client is done with these hosts; `shutdown`: so is everybody."""
+        """The client is done with these hosts; `shutdown`: so is everybody.
+
+        Answered by ``detached`` when each has the order, or its session is over: who asked may end
+        after that, and this agent with it, and whatever it has not sent by then is lost.
+        """
+        shutdown, missing = message["shutdown"], len(message["hosts"])
+
+        def one_less() -> None:
+            nonlocal missing
+            missing -= 1
+            if not missing:
+                self._tell(link, {"op": "detached", "number": message["number"]})
+
         for host in message["hosts"]:
             # Forgotten at once, so that attaching again begins anew.
             neighbour = self._neighbours.pop(host, None)
-            if neighbour is not None:
-                neighbour.say({"op": "leave", "shutdown": message["shutdown"]})
-                verdict = Verdict(FAILED, f"host {host} was let go", INFRASTRUCTURE)
-                self._perform(self._federation.host_lost(host, verdict))
+            if neighbour is None:
+                one_less()
+            else:
+                neighbour.leave(one_less, shutdown=shutdown)
+            how = "shut down" if shutdown else "let go"
+            self._perform(self._federation.host_left(host, f"host {host} was {how}"))
 
     def _on_connection(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """The worker passes a connection on: of the client's host, or of another of its job."""
@@ -878,13 +944,13 @@ class Agent:
             else:
                 self._adopt(message["from"], sock, message["reign"], message["number"])
 
-        if "session" not in message:
-            admit(sock)
+        key = bytes.fromhex(message["session"])
+        if not message["tls"]:
+            admit(sock if message["bare"] else AuthenticSocket(sock, key, dialer=False))
             return
         # TLS begins anew between the dialer and this process, see `greeting`.
         from monarch._engine.runtime.tls import server_context
 
-        key = bytes.fromhex(message["session"])
         keys = {key_name(key): key}
 
         def accepted(arrival: Arrival) -> None:
@@ -904,7 +970,16 @@ class Agent:
             sock.close()
             refused(str(error))
             return
-        Greeting(self.reactor, sock, keys.get, accepted, refused, tls=tls, steps_aside=False)
+        Greeting(
+            self.reactor,
+            sock,
+            keys.get,
+            accepted,
+            refused,
+            tls_names,
+            tls=tls,
+            steps_aside=False,
+        )
 
     def _adopt(self, host: str, sock: Wire, reign: int, number: int) -> None:
         """An authenticated connection of another host; of another home, if it has this reign."""
@@ -959,6 +1034,8 @@ class Agent:
     def neighbour_up(self, neighbour: Neighbour) -> None:
         """There is a connection to another host for the first time."""
         host = neighbour.name
+        if host != HOME:
+            self._perform(self._federation.host_found(host))
         if self._federation.here == HOME:
             neighbour.say(self._directory())
             self._keeper.neighbour_up(neighbour)
@@ -966,6 +1043,10 @@ class Agent:
             self._keeper.home_found(neighbour)
         if not self._keeper.awaits(host):
             self._tell_attached(host, None)
+
+    def connection_altered(self, neighbour: Neighbour) -> None:
+        """Bytes were altered on the way from another host; the connection is made again."""
+        self._audit("altered", host=neighbour.name)
 
     def neighbour_lost(self, neighbour: Neighbour, reason: str) -> None:
         """There is no way to that host any more."""
@@ -977,15 +1058,35 @@ class Agent:
             if not self._keeper.home_lost(reason):
                 self._end()
             return
-        text = f"host {host} is unreachable: {reason}"
         self._tell_attached(host, reason)
+        known = self._given_up.pop(host, None)
+        if known is not None:
+            self._perform(self._federation.host_lost(host, known))
+            return
+        if reason.endswith(FAREWELL):  # what is there ends with the client, or was let go by it
+            self._perform(self._federation.host_left(host, f"host {host} was let go"))
+            return
+        text = f"host {host} is unreachable: {reason}"
         self._perform(self._federation.host_lost(host, Verdict(FAILED, text, INFRASTRUCTURE)))
 
+    def _give_up(self, host: str, verdict: Verdict) -> None:
+        """Home has no way to that host, so its part of the job ends."""
+        neighbour = self._neighbours.get(host)
+        if neighbour is not None:
+            self._given_up[host] = verdict
+            neighbour.link.end(verdict.error)
+        elif host != self.name:
+            self._perform(self._federation.host_lost(host, verdict))
+
     def _tell_attached(self, host: str, error: str | None) -> None:
-        asker = self._attaching.pop(host, 0)
-        process = self._processes.get(asker)
+        self._tell_attacher(host, "attached", error)
+        self._attaching.pop(host, None)
+        self._attach_limits.pop(host, None)
+
+    def _tell_attacher(self, host: str, op: str, error: str | None) -> None:
+        process = self._processes.get(self._attaching.get(host, 0))
         if process is not None:
-            self._tell(process.link, {"op": "attached", "host": host, "error": error})
+            self._tell(process.link, {"op": op, "host": host, "error": error})
 
     def tunnel_opened(
         self,
@@ -1037,6 +1138,8 @@ class Agent:
         elif op == "resumed":
             self._keeper.resumed(neighbour.name, message)
             self._tell_attached(neighbour.name, None)
+        elif op == "lost":
+            self._give_up(message["host"], Verdict.from_fields(message["end"]))
         elif op == "unheard":  # the driver is gone, and another may come
             if self._relay is not None:
                 self._relay.client_left()

@@ -33,15 +33,13 @@ from typing import Any
 
 from monarch._engine.base.settings import settings
 from monarch._engine.launch import black_box
+from monarch._engine.launch.interpreter import with_folder
 from monarch._engine.launch.launcher import BOOT_VARIABLE, Launcher
 from monarch._engine.launch.scratch import give_multiprocessing, install
 from monarch._engine.protocol.federation import HOME
 from monarch._engine.runtime.agent import Agent
-from monarch._engine.runtime.client import (
-    become,
-    raise_descriptor_limit,
-    restore_tunables,
-)
+from monarch._engine.runtime.client import become, restore_tunables
+from monarch._engine.runtime.descriptors import raise_descriptor_limit
 from monarch._engine.runtime.proc import Proc
 from monarch._engine.runtime.spawn import spawn_cell
 from monarch._engine.wire.frame import STOP, Frame
@@ -106,7 +104,7 @@ def prepare(spec: dict[str, Any]) -> None:
             os.environ[name] = value
     _announce(spec)
     os.chdir(spec["cwd"])
-    sys.path[:] = [spec["cwd"], *(entry for entry in spec["path"] if entry != spec["cwd"])]
+    sys.path[:] = with_folder(spec["path"], spec["cwd"])
     for entry, finder in list(sys.path_importer_cache.items()):
         if finder is None:  # there was no such directory when somebody looked; now there may be
             del sys.path_importer_cache[entry]
@@ -145,8 +143,7 @@ def main() -> None:
     black_box.install(box)
     _announce(spec)
     os.environ["HYPERACTOR_PROCESS_NAME"] = _process_name(spec)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    sys.path[:] = with_folder(sys.path, os.getcwd())
     _warm_up()
     settings.install_client_values(spec["config"])
     raise_descriptor_limit()

@@ -33,10 +33,11 @@ class LogPrinter:
     """See the module. Methods may be called from any thread and return at once.
 
     Args:
-        acknowledge: called with the size of what was printed, so that more is sent.
+        acknowledge: called with the agent that sent something, and the size of what was printed of
+            it, so that more is sent.
     """
 
-    def __init__(self, acknowledge: Callable[[int], None]) -> None:
+    def __init__(self, acknowledge: Callable[[str, int], None]) -> None:
         self._acknowledge = acknowledge
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._groups: dict[int, Aggregator] = {}
@@ -70,20 +71,20 @@ class LogPrinter:
     def _run(self) -> None:
         open_ = True
         while open_:
-            printed = 0
+            printed: dict[str, int] = {}
             for item in self._next_items():
                 if item is None:
                     open_ = False
                 elif callable(item):
                     item()
                 else:
-                    printed += self._handle(item)
+                    self._handle(item, printed)
             now = time.monotonic()
             for group, lines in list(self._groups.items()):
                 if not open_ or (lines.deadline is not None and lines.deadline <= now):
                     self._print_group(group)
-            if printed:
-                self._acknowledge(printed)
+            for agent, size in printed.items():
+                self._acknowledge(agent, size)
 
     def _next_items(self) -> list[_Item]:
         """Wait for the next item or the end of a window; all items that are there."""
@@ -101,10 +102,10 @@ class LogPrinter:
         except queue.Empty:
             return items
 
-    def _handle(self, message: dict[str, Any]) -> int:
+    def _handle(self, message: dict[str, Any], printed: dict[str, int]) -> None:
         if "close" in message:
             self._print_group(message["close"])
-            return 0
+            return
         stream, rank, lines = message["stream"], message["rank"], message["lines"]
         window = message["window"]
         if window is None:
@@ -117,7 +118,8 @@ class LogPrinter:
             now = time.monotonic()
             for line in lines:
                 group.add(_NAMES[stream], rank, line, now)
-        return int(message["size"])
+        agent = message["agent"]
+        printed[agent] = printed.get(agent, 0) + message["size"]
 
     def _print_groups(self) -> None:
         for group in list(self._groups):

@@ -92,11 +92,13 @@ class LogRelay:
 
     Args:
         tell: sends a message to the client, from any thread.
+        agent: the name of this host in the client's job, which answers about the messages carry.
         run: names this run of the program, for the names of log files.
     """
 
-    def __init__(self, tell: Callable[[dict[str, Any]], None], run: str) -> None:
+    def __init__(self, tell: Callable[[dict[str, Any]], None], agent: str, run: str) -> None:
         self._tell = tell
+        self._agent = agent
         self._host = socket.gethostname()
         self._files = LogFiles(self._host, run)
         self._sources: dict[int, _Source] = {}
@@ -221,6 +223,7 @@ class LogRelay:
             self._tell(
                 {
                     "op": "log",
+                    "agent": self._agent,
                     "host": self._host,
                     "proc": source.label,
                     "rank": source.rank,

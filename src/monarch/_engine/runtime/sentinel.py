@@ -75,6 +75,14 @@ class Sentinel:
         self._peers.discard(peer)
         self._detector.remove(peer)
 
+    def close(self) -> None:
+        """Forget all, now."""
+        for peer in list(self._peers):
+            self.forget(peer)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def heard(self, peer: Watched) -> None:
         """Bytes came from it."""
         self._detector.heard(peer, drivers.current.now())

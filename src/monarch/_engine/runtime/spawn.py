@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from monarch._engine.runtime import driver as drivers
-from monarch._engine.runtime.body import decode_body
+from monarch._engine.runtime.body import decode_body, unreadable
 from monarch._engine.runtime.cell import Cell, Identity
 from monarch._engine.runtime.dispatch import call_meta, error_body, run_sync
 from monarch._engine.runtime.fence import Fence
@@ -66,7 +66,11 @@ def spawn_cell(proc: Proc, link: Any, frame: Frame) -> None:
         display = f"{display}{point}>"
 
     def build(cell: Cell) -> Any:
-        return decode_body(frame.body).build(cell)
+        try:
+            spec = decode_body(frame.body)
+        except (ImportError, AttributeError) as error:
+            raise unreadable(error, f"the class of {name}, or an argument of it,") from None
+        return spec.build(cell)
 
     identity = Identity(name, label, display, build)
     is_async = bool(frame.flags & ASYNC)
@@ -82,10 +86,13 @@ def spawn_cell(proc: Proc, link: Any, frame: Frame) -> None:
     if frame.flags & SETUP:
         proc.setup = SetupGate(cell)
     proc.early.admit(cell)  # before it runs: it may end at once
+    run = run_sync
     if is_async:
         # Loaded with asyncio, by the first async actor: in workers the launcher did.
         from monarch._engine.runtime.dispatch_async import run_async
 
-        cell.start(run_async)
-    else:
-        cell.start(run_sync)
+        run = run_async
+    try:
+        cell.start(run)
+    except RuntimeError as error:
+        cell.unable_to_start(error)

@@ -192,6 +192,7 @@ class Watch:
                 seen[cell.uid] = parker
         del frames
         self._seen, self._told = seen, told
+        self._proc.agent_watch.look()
         for _ in range(len(self._loops)):
             self._loops.popleft()()
         if seen or unsure:

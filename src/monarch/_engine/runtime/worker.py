@@ -18,18 +18,23 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._engine.base.address import ChannelAddr
 from monarch._engine.base.settings import settings
+from monarch._engine.launch.interpreter import python_command
 from monarch._engine.protocol.handshake import key_name
 from monarch._engine.runtime.audit import record
+from monarch._engine.runtime.descriptors import raise_descriptor_limit
+from monarch._engine.runtime.entrance import Entrance
 from monarch._engine.runtime.gateway import RELAY, Relays
 from monarch._engine.runtime.greeting import PROBE, Arrival, Greeting, listen, uses_tls
 from monarch._engine.runtime.job_keeper import CLAIM
 from monarch._engine.runtime.reactor import Reactor
 from monarch._engine.runtime.secret import find_secret
+from monarch._engine.runtime.socket_file import remove
+from monarch._engine.runtime.whereabouts import listener_names, listening_end, tls_names
 from monarch._engine.transport.link import Link
 from monarch._engine.wire.frame import CONTROL, pack
 
@@ -37,6 +42,7 @@ __all__ = ["Worker"]
 
 _FRAME_LIMIT = 1 << 20
 _MOST_STRANGERS = 1000  # in the middle of a handshake
+_OWN = 64  # descriptors that are not for strangers
 _log = logging.getLogger("monarch.worker")
 _OPEN_WARNING = (
     "%s lets in ANYBODY who can reach it, and runs whatever code they send as this user: "
@@ -63,9 +69,10 @@ class Worker:
     Args:
         address: where to listen; raises OSError when that is not possible, ValueError for what
             hosts cannot use, SecretError without a usable secret or certificates.
+        names: other addresses (URLs) at which clients reach it, see `whereabouts`.
     """
 
-    def __init__(self, address: ChannelAddr) -> None:
+    def __init__(self, address: ChannelAddr, names: Sequence[str] = ()) -> None:
         key = find_secret()
         self._keys = {key_name(key): key}
         # Nothing but a call in this very process: neither the environment nor a client.
@@ -78,15 +85,20 @@ class Worker:
             from monarch._engine.runtime.tls import server_context  # few workers need it
 
             self._tls = server_context()
+        self._names = list(names)
+        if address.bind is not None:
+            self._names.append(address._replace(bind=None).url)
         self._sock = listen(address)
-        self._sock.setblocking(False)
+        self._end = listening_end(self._sock)
         self._reactor = Reactor()
         self._jobs: dict[int, _Job] = {}
         self._relays = Relays(self._reactor)
         self._strangers = 0
+        # Half of what is left is for agents, and for who has come in.
+        self._most = max(8, min(_MOST_STRANGERS, (raise_descriptor_limit() - _OWN) // 2))
         self.refused = 0
         """Connections that were turned away."""
-        self._reactor.register(self._sock.fileno(), self._accept)
+        self._entrance = Entrance(self._reactor, self._sock, self._came)
         secured = self._tls is not None
         record("listening", address=str(address), tls=secured, open_to_all=self._open)
 
@@ -101,7 +113,10 @@ class Worker:
         try:
             self._reactor.run()
         finally:
-            self._sock.close()
+            name = self._sock.getsockname()
+            self._entrance.close()
+            if name and isinstance(name, str):
+                remove(name)
             self._relays.close()
             for job in self._jobs.values():
                 job.link.sock.close()  # its agent ends, and what that started
@@ -114,12 +129,8 @@ class Worker:
 
     # -- the door --------------------------------------------------------------------------------
 
-    def _accept(self, _mask: int) -> None:
-        try:
-            sock, address = self._sock.accept()
-        except (BlockingIOError, ConnectionError):
-            return
-        if self._strangers >= _MOST_STRANGERS:
+    def _came(self, sock: socket.socket, address: Any) -> None:
+        if self._strangers >= self._most:
             sock.close()
             self._refuse(address, "too many are in the middle of a handshake")
             return
@@ -127,7 +138,12 @@ class Worker:
 
         def accepted(arrival: Arrival) -> None:
             self._strangers -= 1
-            self._admit(arrival, address)
+            try:
+                self._admit(arrival, address)
+            except OSError as error:  # of starting a process
+                arrival.sock.close()
+                text = error.strerror or str(error)
+                self._refuse(address, f"a process for it cannot be started: {text}")
 
         def refused(why: str) -> None:
             self._strangers -= 1
@@ -139,6 +155,7 @@ class Worker:
             self._keys.get,
             accepted,
             refused,
+            listener_names(sock, self._names, self._end) if self._tls is None else tls_names,
             tls=self._tls,
             open_to_all=self._open,
         )
@@ -196,9 +213,14 @@ class Worker:
         self._pass_on(job, arrival, address, {"from": host, "reign": reign, "number": session})
 
     def _pass_on(self, job: _Job, arrival: Arrival, address: Any, more: dict[str, Any]) -> None:
-        message = {"op": "connection", "peer": _show(address), **more}
-        if self._tls is not None:
-            message["session"] = arrival.session.hex()
+        message = {
+            "op": "connection",
+            "peer": _show(address),
+            "session": arrival.session.hex(),
+            "tls": self._tls is not None,
+            "bare": arrival.bare,
+            **more,
+        }
         body = json.dumps(message).encode()
         job.link.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=1), [arrival.sock.fileno()])
         arrival.sock.close()
@@ -221,7 +243,7 @@ class Worker:
             if not isinstance(client, int) or not isinstance(target, str):
                 self._refuse(address, "it did not say for whom, or where to")
                 return
-            self._relays.take(client, target, sock)
+            self._relays.take(client, target, sock, arrival.session)
         record(
             "relayed",
             peer=_show(address),
@@ -235,14 +257,12 @@ class Worker:
 
     def _start(self, client: int, here: str, session: int) -> _Job:
         ours, theirs = socket.socketpair()
-        root = os.path.dirname(__file__.rsplit("_engine", 1)[0].rstrip("/"))
         code = (
-            f"import sys; sys.path[:] = {[root, *sys.path]!r}; "
             "from monarch._engine.runtime.bootstrap import agent_main; "
             f"agent_main({theirs.fileno()}, {client}, {here!r})"
         )
         process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            python_command(sys.executable, code, sys.path),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -285,8 +305,9 @@ class Worker:
 
 
 def _show(address: Any) -> str:
-    if isinstance(address, str) and address:
-        return address
+    if isinstance(address, (str, bytes)) and address:
+        # A name that its owner has chosen: it must not write lines of its own into a log.
+        return ascii(os.fsdecode(address))[1:-1]
     if isinstance(address, tuple):
         host = f"{address[0]}".removeprefix("::ffff:")  # IPv4, at a door for both
         return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"

@@ -1,0 +1,171 @@
+"""The agent watch: whether the host agent of a process answers, while something waits for it.
+
+The kernel says when an agent ends. An agent that is stopped (SIGSTOP), or that never gets to run,
+keeps its sockets open, and so new links, spawns, questions about ends, and all that goes through
+it to other hosts, would wait without limit. So a process that waits for its agent sends it a
+heartbeat now and then, which comes back behind the answers to everything that was asked before.
+The failure detector is that between hosts (`protocol.detector`), and so are its promises: an agent
+that answers within `agent_timeout` is never given up, and time in which this process did not run,
+because it was stopped or the machine slept, is not counted.
+
+Without such a wait there is no heartbeat, no timer and no wake-up. The first request after a rest
+sets one timer of the slow clock, since a pending timer of the reactor costs every message.
+
+A client ends an agent that it gives up, and with it all that runs on the host: what waits fails
+with the reason, and nothing is left over that would go on when somebody continues the agent. A
+proc cannot do that. It fails what waits, and leaves the rest to the client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from monarch._engine.base.settings import settings
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.proc import Proc
+    from monarch._engine.runtime.sentinel import Sentinel
+
+__all__ = ["AgentWatch", "why_silent"]
+
+_LOOKS = 12  # within the timeout
+_AWAITED = frozenset(
+    ("attach", "autopsy", "detach", "introduce", "kill", "log_flush", "logging", "spawn")
+)
+
+
+class AgentWatch:
+    """See the module; one per proc, its `Watched`.
+
+    Args:
+        proc: whose agent it is.
+        on: False if that agent always answers.
+    """
+
+    def __init__(self, proc: Proc, *, on: bool = True) -> None:
+        self.far: set[int] = set()
+        """Procs of other hosts that were called: what is said to them goes through the agent."""
+        self._proc = proc
+        self._on = on
+        self._requests: deque[dict[str, Any]] = deque()  # that it may not have come to yet
+        self._asked = 0  # so many of them are older than our heartbeats
+        self._armed = False
+        self._number = 0  # of the last heartbeat
+        self._sentinel: Sentinel | None = None  # while there is one that did not come back
+        proc.notices["heartbeat"] = self._on_answer
+
+    @property
+    def _timeout(self) -> float:
+        return settings.agent_timeout if self._on else 0.0
+
+    def requested(self, message: dict[str, Any]) -> None:
+        """Something is asked of the agent; from any thread."""
+        if self._timeout and message["op"] in _AWAITED:
+            self._requests.append(message)
+            self._arm()
+
+    def awaited(self) -> None:
+        """The end of a process is waited for."""
+        if self._timeout:
+            self._arm()
+
+    def look(self) -> None:
+        """An answer of somebody has been waited for, for a while; from any thread."""
+        if self._timeout and self.far:
+            self._arm()
+
+    def heard(self) -> None:
+        """The agent has said something."""
+        if self._sentinel is not None:
+            self._sentinel.heard(self)
+
+    def _arm(self) -> None:
+        if not self._armed:
+            self._armed = True
+            clock = self._proc.watch.clock
+            clock.call_later(self._timeout / _LOOKS, self._due)
+
+    def _due(self) -> None:
+        self._proc.reactor.call_soon(self._begin)
+
+    # -- on the reactor --------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Send heartbeats, until one comes back or the agent is given up."""
+        if self._sentinel is not None:
+            return
+        timeout = self._timeout
+        if self._proc.agent is None or not timeout or not self._waits():
+            self._requests.clear()
+            self._rest()
+            return
+        from monarch._engine.runtime.sentinel import Sentinel  # short programs need none
+
+        self._asked = len(self._requests)
+        self._sentinel = Sentinel(self._proc.reactor, timeout * (1 - 1 / _LOOKS))
+        self._sentinel.watch(self)
+
+    def _waits(self) -> bool:
+        proc = self._proc
+        if self._requests or proc.asks or proc.awaits_ends:
+            return True
+        return bool(self.far) and any(hasattr(s, "_endpoint") for s in list(proc.ports.values()))
+
+    def _rest(self) -> None:
+        self._armed = False
+        if self._requests:  # came in between
+            self._arm()
+
+    def _on_answer(self, message: dict[str, Any]) -> None:
+        if self._sentinel is None:
+            return
+        self._sentinel.close()
+        self._sentinel = None
+        for _ in range(self._asked):
+            self._requests.popleft()
+        self._armed = False
+        if self._proc.agent is not None and self._waits():
+            self._arm()
+
+    # -- as a `Watched` --------------------------------------------------------------------------
+
+    def send_heartbeat(self, payload: bytes) -> None:
+        self._number += 1
+        self._proc.tell_agent({"op": "heartbeat", "number": self._number})
+
+    def suspect(self) -> None:
+        """There is no other way to it that could be tried."""
+
+    def suspect_deaf(self) -> None:
+        """It never says so: its heartbeats are ours."""
+
+    def give_up(self, reason: str) -> None:
+        self._sentinel = None
+        uids: list[int] = []
+        for request in self._requests:
+            if request["op"] == "spawn":
+                uids += [proc["uid"] for proc in request["procs"]]
+            elif request["op"] == "introduce":
+                uids.append(request["to"])
+            elif request["op"] == "kill":
+                uids += request["uids"]
+        self._requests.clear()
+        self._armed = False
+        self._proc.agent_silent(self._timeout, [*uids, *self.far])
+
+
+def why_silent(pid: int, timeout: float) -> str:
+    """The report of an agent, process `pid`, that was silent for so many seconds."""
+    state = b""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:  # else not Linux
+        state = file.read().rpartition(b")")[2].split()[0]
+    text = f"the host agent of this machine (pid {pid}) became unresponsive and is assumed dead: "
+    if state in (b"T", b"t"):
+        text += f"it was stopped, by a signal or a debugger, and answered nothing for {timeout:g} s"
+        remedy = "continue it in time (kill -CONT), or raise"
+    else:
+        text += f"it answered nothing for {timeout:g} s"
+        remedy = "see what keeps this machine so busy, or raise"
+    return f"{text}; {remedy} the configuration key agent_timeout (0: no limit)"
