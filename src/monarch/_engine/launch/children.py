@@ -33,7 +33,7 @@ from typing import Any
 
 from monarch._engine.launch.scratch import remove_scratch
 
-__all__ = ["Children", "adopt_orphans", "die_with_parent"]
+__all__ = ["Children", "adopt_orphans", "continue_without_parent", "die_with_parent"]
 
 GRACE = 0.3
 """Seconds for those that clean up after others."""
@@ -60,6 +60,11 @@ def _control(option: int, value: int) -> None:
 def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when its parent ends (Linux)."""
     _control(_PR_SET_PDEATHSIG, signal_number)
+
+
+def continue_without_parent() -> None:
+    """Have the kernel continue this process, if it is stopped, when its parent ends (Linux)."""
+    _control(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def adopt_orphans() -> None:

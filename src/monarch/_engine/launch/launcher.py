@@ -40,11 +40,14 @@ from monarch._engine.base.memory_file import memory_file
 from monarch._engine.launch import black_box
 from monarch._engine.launch.binding import apply_binding, resolve_binding
 from monarch._engine.launch.children import Children, adopt_orphans, die_with_parent
+from monarch._engine.launch.interpreter import WITHOUT_CWD
+from monarch._engine.launch.scratch import remove_if_empty
 from monarch._engine.wire.frame import CONTROL, FrameReader, pack
 
 __all__ = ["BOOT_VARIABLE", "ChildMain", "Launcher", "launch_key"]
 
 BOOT_VARIABLE = "MONARCH_BOOT"
+_MAIN_MODULE = "monarch._src.actor.bootstrap_main"
 _FRAME_LIMIT = 64 << 20
 _CROWD = 0.01  # seconds: ends come in crowds, and one look for orphans is enough for all
 _OPEN_MAX = os.sysconf("SC_OPEN_MAX")
@@ -91,6 +94,7 @@ class Launcher:
         self._reader = FrameReader(_FRAME_LIMIT, "the host agent")
         self._fds: list[int] = []
         self._procs: dict[int, tuple[int, str]] = {}  # pid -> uid, scratch directory
+        self._folders: set[str] = set()  # where those directories are
         self._commands: dict[int, subprocess.Popen[bytes]] = {}  # kept, or they warn when dropped
         self._children = Children()
         self._pid = os.getpid()
@@ -139,6 +143,8 @@ class Launcher:
         if os.getpid() == self._pid:  # not a child that has not yet become itself
             self._children.debris += [scratch for _, scratch in self._procs.values()]
             self._children.end()
+            for folder in self._folders:  # the agent can no longer remove it
+                remove_if_empty(folder)
         os._exit(0)
 
     def _settle(self) -> None:
@@ -225,6 +231,7 @@ class Launcher:
             self._tell({"op": "exited", "procs": [{"uid": uid, "error": str(error)}]})
             return 0
         self._procs[pid] = uid, spec["scratch"]
+        self._folders.add(os.path.dirname(spec["scratch"]))
         self._children.own.add(pid)
         return pid
 
@@ -280,7 +287,7 @@ class Launcher:
 
         try:
             process = subprocess.Popen(
-                [command["arg0"] or command["program"], *command["args"]],
+                [command["arg0"] or command["program"], *_arguments(command["args"])],
                 executable=command["program"],
                 env=environ,
                 cwd=spec["cwd"],
@@ -325,3 +332,11 @@ class Launcher:
                 self._sock.sendall(data)
         except (BrokenPipeError, ConnectionResetError):  # the agent is gone; the next read says so
             return
+
+
+def _arguments(words: list[str]) -> list[str]:
+    """Those of a command; the one that is ours does not import from the working directory."""
+    if words != ["-m", _MAIN_MODULE]:
+        return words
+    run = f"runpy.run_module({_MAIN_MODULE!r}, run_name='__main__', alter_sys=True)"
+    return ["-c", f"{WITHOUT_CWD}import runpy; {run}"]
