@@ -10,26 +10,37 @@ Killed processes end when the kernel says so, hence a bounded wait for those tha
 
 from __future__ import annotations
 
+import functools
 import gc
+import inspect
+import json
 import os
 import re
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+
+from monarch._engine.launch import own_folder
+from tests.skipped import summary
 
 GRACE = 60.0
 """Seconds a process or thread that was told to stop may take to be gone."""
 
 LONG_LIVED_FDS = 16
 """Descriptors that the runtime may open in a module and keep: agent, launchers, reactor."""
+
+RUN = "pymonarch-run-"  # directories of test runs
 
 RUNTIME_PROCESS = "monarch._engine"
 RUNTIME_THREAD = "monarch-"
@@ -61,6 +72,16 @@ def pytest_collection_finish() -> None:
     """What is there before the first test stays: the many collections below need not look."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any) -> Generator[None, Any, Any]:
+    """Right above the closing line: what was skipped, and what would have it run."""
+    result = yield
+    skipped = terminalreporter.stats.get("skipped", [])
+    for line in summary(report.longrepr[2] for report in skipped):
+        terminalreporter.write_line(line)
+    return result
 
 
 @dataclass(frozen=True)
@@ -171,6 +192,79 @@ def leaks(before: Resources) -> list[str]:
     return found
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the processes of this run report their faults, see `no_faults`.
+
+    Not when this module is loaded: processes of meshes load it, too. The next run removes the
+    directory of one that was killed.
+    """
+    own_folder.remove_stale(RUN, tempfile.gettempdir())
+    folder, fd = own_folder.make(RUN, tempfile.gettempdir())
+    config.add_cleanup(functools.partial(os.close, fd))
+    config.add_cleanup(functools.partial(shutil.rmtree, folder))
+    path = Path(folder, "faults")
+    path.touch()
+    os.environ["MONARCH_FAULT_FILE"] = str(path)  # of the processes that are started, too
+
+
+MARKERS = {"error": "internal_errors", "failure": "failures"}
+
+
+class FaultFile:
+    """Errors of reactors and failures that reach the root, of all processes, in order."""
+
+    def __init__(self) -> None:
+        self._path = Path(os.environ["MONARCH_FAULT_FILE"])
+        self._read = 0
+        self._tests: list[tuple[float, set[str]]] = []  # when they began, and what they want
+
+    def begin(self, wanted: set[str]) -> None:
+        """A test begins that wants these kinds of records."""
+        self._tests.append((time.time(), wanted))
+
+    def _is_wanted(self, kind: str, when: float) -> bool:
+        """Whether the test under way wants it, or the one during which it happened.
+
+        A failure may be noticed after the test that caused it.
+        """
+        then = [wanted for began, wanted in self._tests if began <= when][-1:]
+        return kind in self._tests[-1][1] or (bool(then) and kind in then[0])
+
+    def unwanted(self) -> list[str]:
+        """The new records that no test wants."""
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            records = file.readlines()
+        self._read += sum(map(len, records))
+        return [
+            f"{kind} in process {pid}:\n{text}"
+            for kind, pid, when, text in map(json.loads, records)
+            if not self._is_wanted(kind, when)
+        ]
+
+
+@pytest.fixture(scope="session")
+def fault_file() -> FaultFile:
+    return FaultFile()
+
+
+@pytest.fixture(autouse=True)
+def no_faults(request: pytest.FixtureRequest, fault_file: FaultFile) -> Iterator[None]:
+    """Fail a test during which a reactor reported an internal error, or a failure reached the root.
+
+    Unless it says that it wants them: by a marker (`internal_errors`, `failures`), or, of the
+    latter, by asking for the fixture `faults`, which holds them.
+    """
+    wanted = {kind for kind, name in MARKERS.items() if request.node.get_closest_marker(name)}
+    function = getattr(request.node, "function", None)  # (a doctest has none)
+    if function is not None and "faults" in inspect.signature(function).parameters:
+        wanted.add("failure")
+    fault_file.begin(wanted)
+    yield
+    if found := fault_file.unwanted():
+        pytest.fail("no test wants these:\n" + "\n".join(found), pytrace=False)
+
+
 @pytest.fixture(scope="module", autouse=sys.platform == "linux")
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a module whose tests leave something behind."""
@@ -181,11 +275,15 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def end_of_client() -> Iterator[None]:
+def end_of_client(fault_file: FaultFile) -> Iterator[None]:
     """End the client while pytest can still report, not in an exit handler."""
     yield
     if "monarch.actor" in sys.modules:
+        from monarch.config import configure
+
+        configure(report_unobserved_errors=False)  # the last line of a run is pytest's
         sys.modules["monarch.actor"].shutdown_context().get(timeout=30)
+        assert fault_file.unwanted() == []
         if sys.platform == "linux":
             await_end(frozenset(children(os.getpid())), time.monotonic() + GRACE)
             if left := [f"{pid}: {command(pid)}" for pid in children(os.getpid())]:

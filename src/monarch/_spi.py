@@ -14,21 +14,31 @@ from monarch._engine.base import instrument
 from monarch._engine.base.duration import parse_duration
 from monarch._engine.base.memory_file import memory_file
 from monarch._engine.base.settings import settings
+from monarch._engine.launch import own_folder
+from monarch._engine.launch.interpreter import (
+    WITHOUT_CWD,
+    python_command,
+    with_folder,
+    working_directory,
+)
+from monarch._engine.mesh.attachment import let_go
 from monarch._engine.mesh.context import context
 from monarch._engine.mesh.future import RAISED, VALUE, Future
-from monarch._engine.mesh.keepsake import end_job, keep_job
+from monarch._engine.mesh.keepsake import end_job, is_kept, keep_job, renounce
+from monarch._engine.mesh.progress import progress
 from monarch._engine.mesh.service import Refused, Request, Unreachable, ask, serve, tell
 from monarch._engine.mesh.transport import attach_hosts, greet_worker, serve_host
 from monarch._engine.protocol.handshake import HandshakeError
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.client import client_proc, when_forked
-from monarch._engine.runtime.greeting import Wire
+from monarch._engine.runtime.greeting import Wire, why_unreachable
 from monarch._engine.runtime.invitation import Door, Invitation, come
 from monarch._engine.runtime.reactor import WRITE, Reactor, Timer
 from monarch._engine.runtime.secret import SecretError
 from monarch._engine.runtime.side_stream import Caller
 
 __all__ = [
+    "WITHOUT_CWD",
     "WRITE",
     "Caller",
     "Door",
@@ -52,14 +62,20 @@ __all__ = [
     "failed",
     "greet_worker",
     "instrument",
+    "is_kept",
     "is_simulated",
     "keep_job",
+    "let_go",
     "memory_file",
     "open_door",
     "open_stream",
+    "own_folder",
     "own_uid",
     "parse_duration",
+    "progress",
+    "python_command",
     "reactor_call",
+    "renounce",
     "resolved",
     "serve",
     "serve_host",
@@ -70,6 +86,9 @@ __all__ = [
     "tell",
     "when_forked",
     "when_gone",
+    "why_unreachable",
+    "with_folder",
+    "working_directory",
 ]
 
 R = TypeVar("R")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,6 +19,10 @@ from monarch._engine.base.address import BindSpec, ChannelTransport
 from monarch._engine.base.duration import format_duration, parse_duration
 from monarch._engine.base.settings import KEYS, Settings, settings
 from monarch.config import Encoding, parametrize_config, parametrize_config_pointwise
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.filterwarnings("ignore::monarch.config.UnusedSettingWarning")
 
 DEFAULTS = {
     "actor_spawn_max_idle": "30s",
@@ -177,6 +183,59 @@ def test_attributes_are_what_the_engine_reads(fresh):
 
 
 # -- layers
+
+
+def reads() -> set[str]:
+    """The keys that code of the package reads as attributes of `settings`."""
+    found = set()
+    for path in (ROOT / "src" / "monarch").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                owner = node.value
+                name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+                if name == "settings":
+                    found.add(node.attr)
+    return found & set(KEYS)
+
+
+def test_a_setting_is_listed_as_read_if_and_only_if_code_reads_it():
+    assert {name for name, key in KEYS.items() if key.is_read} == reads()
+
+
+def test_a_setting_that_changes_nothing_is_named_once_in_the_callers_line(fresh):
+    with pytest.warns(mc.UnusedSettingWarning, match="message_delivery_timeout") as warned:
+        fresh.configure(message_delivery_timeout="1m", tail_log_lines=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fresh.configure(message_delivery_timeout="2m")
+    assert [Path(warning.filename) for warning in warned] == [Path(__file__)]
+    assert fresh.get("message_delivery_timeout") == "2m"
+
+
+def test_so_is_one_of_a_block(fresh):
+    with (
+        pytest.warns(mc.UnusedSettingWarning, match="tokio_worker_threads") as warned,
+        fresh.configured(tokio_worker_threads=4),
+    ):
+        pass
+    assert [Path(warning.filename) for warning in warned] == [Path(__file__)]
+
+
+def test_what_is_read_and_what_is_the_default_anyway_is_not_named(fresh):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fresh.configure(**fresh.get_global())
+        fresh.configure(host_timeout="5s")
+
+
+def test_each_setting_that_changes_nothing_is_named_and_a_program_can_silence_that(fresh):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", mc.UnusedSettingWarning)
+        fresh.configure(actor_queue_dispatch=True, enable_otel_metrics=False)
+    with pytest.warns(mc.UnusedSettingWarning) as warned:
+        Settings({}).configure(actor_queue_dispatch=True, enable_otel_metrics=False)
+    assert len(warned) == 2
 
 
 def test_precedence():

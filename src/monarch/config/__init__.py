@@ -6,15 +6,16 @@
 '1m 30s'
 
 An environment variable beats ``configure``; procs get the client's configuration when they are
-spawned. The keys, their defaults and their variables are listed in one table, the class
-``Settings`` in ``monarch/_engine/base/settings.py``.
+spawned. The keys, their meanings, defaults and variables are listed in docs/settings.md, which is
+made from one table, the class ``Settings`` in ``monarch/_engine/base/settings.py``.
 
 Not in ``__all__``, because the reference has them elsewhere or not at all:
-``reload_config_from_env``, ``reset_config_to_defaults``, and ``config_origin(key)``, which says
-which layer a value comes from.
+``reload_config_from_env``, ``reset_config_to_defaults``, ``config_origin(key)``, which says
+which layer a value comes from, and ``UnusedSettingWarning``.
 """
 
 from monarch._engine.base.settings import Encoding, settings
+from monarch._engine.base.settings import UnusedSettingWarning as UnusedSettingWarning
 from monarch.config._parametrize import parametrize_config, parametrize_config_pointwise
 
 __all__ = [

@@ -17,6 +17,8 @@ from monarch.config import (
     parametrize_config_pointwise,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:configure.* has no effect")
+
 
 @pytest.fixture(autouse=True)
 def _clean():

@@ -8,6 +8,7 @@ import pytest
 
 from monarch.actor import (
     Actor,
+    ActorError,
     Channel,
     context,
     current_actor_name,
@@ -167,9 +168,13 @@ class Chained(Actor):
         return inner.increment.call_one().get()
 
 
-def test_the_class_of_a_later_call_is_ignored(name):
+@pytest.mark.ours("the reference gives the first one, without a word")
+def test_a_later_call_with_another_class_is_refused(name):
     get_or_spawn_controller(name, Counter, 3).get().get.call_one().get()
-    again = get_or_spawn_controller(name, Other).get()
+    with pytest.raises(ActorError, match=r"is a \S*\.Counter, not a \S*\.Other") as caught:
+        get_or_spawn_controller(name, Other).get()
+    assert type(caught.value.exception) is TypeError
+    again = get_or_spawn_controller(name, Counter, 7).get()
     assert again.get.call_one().get() == 3
 
 

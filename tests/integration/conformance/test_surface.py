@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+import typing
 import warnings
 
 import pytest
@@ -186,3 +187,13 @@ def test_telemetry_helpers():
     assert plain(1) == named(1) == 1
     assert plain.__name__ == "plain"
     assert plain.__doc__ == "Doc."
+
+
+@pytest.mark.parametrize("path", ["monarch._src.actor.actor_mesh", "monarch.actor_mesh"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_types_for_annotations_are_subscriptable_at_run_time(path):
+    module = importlib.import_module(path)
+    for name in ("ActorMesh", "Port", "PortReceiver", "Channel", "ValueMesh"):
+        assert getattr(module, name)[int] is not None
+    element = typing.TypeVar("element")
+    assert (module.ActorMesh[element] | None)[int] == module.ActorMesh[int] | None

@@ -38,6 +38,7 @@ def test_the_cpus_of_a_node(fresh: Fresh) -> None:
     assert set(cpus) <= os.sched_getaffinity(0)
 
 
+@pytest.mark.failures
 @pytest.mark.parametrize(
     ("binding", "says"),
     [

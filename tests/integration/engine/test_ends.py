@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, Channel, MeshFailure, SupervisionError, endpoint
+from monarch.actor import Actor, ActorError, Channel, MeshFailure, SupervisionError, endpoint
 from monarch.config import configured
 
 from .conftest import WAIT, Inside, kill, until
@@ -47,6 +47,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.failures
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_dead_process_ends_what_is_in_flight_and_what_comes_after(
     fresh: Fresh, tmp_path: Any, death: str
@@ -145,6 +146,7 @@ def test_a_stopped_process_is_given_up(fresh: Fresh, faults: Any) -> None:
     mortal = procs.spawn("mortal", Mortal)
     pid = mortal.slice(gpus=0).pid.call_one().get(timeout=WAIT)
     os.kill(pid, signal.SIGSTOP)
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "T")
     with pytest.raises(SupervisionError, match="became unresponsive and is assumed dead") as error:
         mortal.slice(gpus=0).pid.call_one().get(timeout=WAIT)
     assert "(SIGSTOP) for 0.2 s" in str(error.value)
@@ -183,6 +185,7 @@ def test_a_stopped_launcher_goes_on(program: Program) -> None:
     assert said == "2"
 
 
+@pytest.mark.failures
 def test_a_call_to_a_new_mesh_ends_though_the_agent_is_dead(program: Program) -> None:
     """Without the agent nothing can start; whoever asks for a process is told."""
     said = program(
@@ -222,6 +225,7 @@ def test_calls_end_after_the_client_was_shut_down(program: Program) -> None:
     assert said.count("TimeoutError") == 0, said
 
 
+@pytest.mark.failures
 def test_a_proc_whose_link_broke_does_not_survive_its_mesh(fresh: Fresh, proc: Any) -> None:
     procs = fresh(1)
     inside = procs.spawn("inside", Inside)
@@ -257,6 +261,7 @@ class Taker(Actor):
         return len(data), data[-1]
 
 
+@pytest.mark.failures
 def test_a_process_that_never_becomes_a_proc(program: Program) -> None:
     """A command that does not speak to us is given up after the configured time."""
     said = program(
@@ -339,3 +344,152 @@ class Maker(Actor):
     @endpoint
     def make(self) -> Fragile:
         return Fragile()
+
+
+def test_a_program_ends_in_good_order_where_no_thread_can_be_started_at_its_exit(
+    program: Program,
+) -> None:
+    """As on Python 3.12: every actor is stopped, children first, and cleans up."""
+    said = program(
+        """
+        import atexit, threading
+
+        class Parent(Actor):
+            @endpoint
+            async def begin(self, name):
+                self.name = name
+                self.child = context().actor_instance.proc.spawn("child", Child)
+                await self.child.begin.call_one(name)
+
+            async def __cleanup__(self, error):
+                print(self.name, "parent", error, flush=True)
+
+        class Child(Actor):
+            @endpoint
+            def begin(self, name): self.name = name
+
+            def __cleanup__(self, error):
+                print(self.name, "child", error, flush=True)
+
+        there = this_host().spawn_procs().spawn("there", Parent)
+        there.begin.call_one("there").get(timeout=60)
+        here = this_proc().spawn("here", Parent)
+        here.begin.call_one("here").get(timeout=60)
+
+        def refuse(*_, **__):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+        @atexit.register
+        def last():
+            threading._start_new_thread = refuse
+            if hasattr(threading, "_start_joinable_thread"):
+                threading._start_joinable_thread = refuse
+        """
+    )
+    assert said.splitlines() == [
+        "here child None",
+        "here parent None",
+        "there child None",
+        "there parent None",
+    ]
+
+
+@pytest.mark.failures
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_an_actor_that_gets_no_thread_is_a_failure_that_says_so(
+    program: Program, kind: str
+) -> None:
+    said = program(
+        f"""
+        class Plain(Actor):
+            @endpoint
+            {kind} echo(self): return 1
+
+        def refuse(self):
+            raise RuntimeError("can't start new thread")
+
+        this_proc().spawn("first", Plain).echo.call_one().get(timeout=60)
+        threading.Thread.start, start = refuse, threading.Thread.start
+        try:
+            this_proc().spawn("second", Plain).echo.call_one().get(timeout=60)
+        except SupervisionError as error:
+            print(error.failure.cause, error.failure.error)
+        threading.Thread.start = start
+        print(this_proc().spawn("third", Plain).echo.call_one().get(timeout=60))
+        """
+    )
+    refused, lives = said.splitlines()
+    assert refused.startswith("system the process could not start a thread for this actor")
+    assert lives == "1"
+
+
+class Full(Actor):
+    """Has no free descriptor, if asked."""
+
+    def __init__(self) -> None:
+        self.files: list[int] = []
+
+    @endpoint
+    def fill(self) -> None:
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                self.files.append(os.dup(0))
+
+    @endpoint
+    def free(self) -> None:
+        while self.files:
+            os.close(self.files.pop())
+
+    @endpoint
+    def measure(self, data: Any) -> int:
+        return len(data)
+
+
+def test_a_payload_for_which_there_is_no_descriptor_is_refused_alone(fresh: Fresh) -> None:
+    """The actor lives, and so does the link: what comes after it arrives."""
+    full = fresh(1).spawn("full", Full)
+    full.fill.call_one().get(timeout=WAIT)
+    for _ in range(3):
+        lost = full.measure.call_one(bytearray(10 << 20))
+        small = full.measure.call_one(b"12345")
+        with pytest.raises(ActorError, match=r"EMFILE, its limit is 256.*RLIMIT_NOFILE"):
+            lost.get(timeout=WAIT)
+        assert small.get(timeout=WAIT) == 5
+    full.free.call_one().get(timeout=WAIT)
+    assert full.measure.call_one(bytearray(10 << 20)).get(timeout=WAIT) == 10 << 20
+
+
+def test_an_answer_for_which_the_caller_has_no_descriptor(program: Program) -> None:
+    said = program(
+        """
+        import resource
+
+        class Maker(Actor):
+            @endpoint
+            def make(self, size): return bytearray(size)
+
+        maker = this_host().spawn_procs().spawn("maker", Maker)
+        maker.make.call_one(1).get(timeout=60)
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        files = []
+        try:
+            while True:
+                files.append(os.dup(0))
+        except OSError:
+            pass
+        try:
+            maker.make.call_one(10 << 20).get(timeout=60)
+        except OSError as error:
+            said = str(error)
+        for fd in files:
+            os.close(fd)
+        print("its limit is 256" in said)
+        print(len(maker.make.call_one(10 << 20).get(timeout=60)))
+        """
+    )
+    assert said.split() == ["True", str(10 << 20)]

@@ -193,7 +193,7 @@ def test_an_endpoint_passes_an_error_on(fresh: Fresh) -> None:
          Traceback of where the remote call failed (most recent call last):
           File "test_reports.py", line N, in fail
             self.workers.fail.call_one().get()
-        monarch._src.actor.actor_mesh.ActorError: Actor call workers.fail failed.
+        monarch.actor.ActorError: Actor call workers.fail failed.
          ValueError: bad value
          in <root>.<Manager manager>.<Worker workers>
          (user code: rank 0 of workers-UID, host HOST, pid PID, TIME)
@@ -243,7 +243,7 @@ def test_a_constructor_raises(fresh: Fresh, faults: Faults) -> None:
         """
         Endpoint call unborn.pid() failed, The actor <root>.<Unborn unborn> and all its \
 descendants have failed:
-          actor explicitly aborted due to: RuntimeError: no luck
+          actor explicitly aborted due to: RuntimeError: no luck (its constructor raised)
           (user code: rank 0 of unborn-UID, host HOST, pid PID, TIME)
           Traceback of where the remote call failed (most recent call last):
             File "test_reports.py", line N, in __init__
@@ -286,6 +286,7 @@ def test_a_process_exits_and_takes_others_along(fresh: Fresh, faults: Faults) ->
     assert first.when == second.when
 
 
+@pytest.mark.failures
 def test_a_process_is_killed(fresh: Fresh) -> None:
     workers = fresh().spawn("workers", Worker)
     kill(workers.pid.call_one().get(timeout=WAIT))
@@ -300,6 +301,7 @@ def test_a_process_is_killed(fresh: Fresh) -> None:
     )
 
 
+@pytest.mark.failures
 def test_a_process_that_printed_nothing_is_killed(fresh: Fresh) -> None:
     """Its lines were kept: no advice to keep them."""
     with configured(tail_log_lines=1):
@@ -309,6 +311,7 @@ def test_a_process_that_printed_nothing_is_killed(fresh: Fresh) -> None:
     assert same(error.message).endswith("pid PID, TIME)")
 
 
+@pytest.mark.failures
 def test_a_process_crashes_with_last_words(fresh: Fresh) -> None:
     with configured(tail_log_lines=100):
         workers = fresh().spawn("workers", Worker)
@@ -326,6 +329,7 @@ def test_a_process_crashes_with_last_words(fresh: Fresh) -> None:
     assert any("in crash" in line for line in error.failure.tail)
 
 
+@pytest.mark.failures
 def test_a_process_crashes(fresh: Fresh) -> None:
     """It says where, though nobody enabled `faulthandler` in it."""
     error = failure_of(fresh().spawn("workers", Worker).crash_silently.call_one())
@@ -343,6 +347,7 @@ def test_a_process_crashes(fresh: Fresh) -> None:
     assert error.failure.traceback.endswith("in crash_silently\nSegmentation fault")
 
 
+@pytest.mark.failures
 @pytest.mark.parametrize("kind", [Worker, Async])
 def test_a_process_aborts(fresh: Fresh, kind: type[Any]) -> None:
     error = failure_of(fresh().spawn("actor", kind).abort_process.call_one())
@@ -356,6 +361,7 @@ def test_a_process_aborts(fresh: Fresh, kind: type[Any]) -> None:
     )
 
 
+@pytest.mark.failures
 def test_an_executed_process_crashes(fresh: Fresh) -> None:
     command = BootstrapCommand(
         sys.executable, None, ["-m", "monarch._src.actor.bootstrap_main"], {}
@@ -365,6 +371,7 @@ def test_an_executed_process_crashes(fresh: Fresh) -> None:
     assert trace.endswith("in abort_process\nAborted")
 
 
+@pytest.mark.failures
 def test_a_signal_from_outside_shows_what_the_program_was_doing(fresh: Fresh) -> None:
     workers = fresh().spawn("workers", Worker)
     pid = workers.pid.call_one().get(timeout=WAIT)
@@ -374,6 +381,7 @@ def test_a_signal_from_outside_shows_what_the_program_was_doing(fresh: Fresh) ->
     assert trace.endswith("Bus error")
 
 
+@pytest.mark.failures
 def test_the_crash_of_a_forked_child_is_not_the_actors(fresh: Fresh) -> None:
     workers = fresh().spawn("workers", Worker)
     status = workers.lose_child.call_one().get(timeout=WAIT)
@@ -465,6 +473,7 @@ has status:
     assert faults.empty()
 
 
+@pytest.mark.internal_errors
 def test_a_bug_of_ours(monkeypatch: pytest.MonkeyPatch, faults: Faults) -> None:
     """It ends the actor, which is said to be no fault of the program."""
     worker = this_proc().spawn("worker", Worker)
@@ -481,6 +490,7 @@ def test_a_bug_of_ours(monkeypatch: pytest.MonkeyPatch, faults: Faults) -> None:
     assert faults.get(timeout=WAIT).cause == "internal"
 
 
+@pytest.mark.failures
 def test_the_host_agent_dies(program: Callable[[str], str]) -> None:
     said = program(
         """
@@ -550,6 +560,7 @@ def run(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.failures
 def test_faults_that_nobody_handles_are_told_once_per_cause(tmp_path: Path) -> None:
     """Four ranks fail of the same: the last lines on the screen still say of what."""
     done = run(tmp_path, 'spawn("w", Worker, 4).fail.broadcast()\ntime.sleep(100)')
@@ -592,11 +603,62 @@ spawn("m", Manager, 1, procs).fail.broadcast()
 }
 
 
+@pytest.mark.failures
 @pytest.mark.parametrize("act", LAST_ACTS)
 def test_a_fault_of_the_last_moment_is_not_lost(tmp_path: Path, act: str) -> None:
     done = run(tmp_path, LAST_ACTS[act])
     assert done.returncode not in (0, None), done.stderr
     assert done.stderr.count("Unhandled monarch error") == 1
+
+
+CATCHES = {
+    "the main thread": "catch()",
+    "another thread": "thread = threading.Thread(target=catch); thread.start(); thread.join()",
+    "a task": "asyncio.run(catch_task())",
+}
+
+
+@pytest.mark.failures
+@pytest.mark.parametrize("end", ["exit", "leave"])
+@pytest.mark.parametrize("waits", CATCHES)
+def test_a_script_that_catches_what_its_call_raises_goes_on(
+    tmp_path: Path, waits: str, end: str
+) -> None:
+    """It always gets the error of its call, and no interrupt, whichever comes first."""
+    done = run(
+        tmp_path,
+        f"""
+import asyncio, threading
+from monarch.actor import SupervisionError
+
+class Mortal(Actor):
+    @endpoint
+    def ready(self): pass
+
+    @endpoint
+    def exit(self): os._exit(7)
+
+    @endpoint
+    def leave(self): raise SystemExit
+
+def catch():
+    try:
+        mortal.{end}.call_one().get()
+    except SupervisionError:
+        print("caught", flush=True)
+
+async def catch_task():
+    try:
+        await mortal.{end}.call_one()
+    except SupervisionError:
+        print("caught", flush=True)
+
+for _ in range(5):
+    mortal = spawn("mortal", Mortal, 1)
+    {CATCHES[waits]}
+""",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, 5 * "caught\n", "")
 
 
 def test_after_a_shutdown(program: Callable[[str], str]) -> None:

@@ -123,6 +123,7 @@ def test_posts_from_a_callback_run_too(loop: asyncio.AbstractEventLoop) -> None:
     assert seen == list(range(100, -1, -1))
 
 
+@pytest.mark.internal_errors
 def test_a_callback_that_raises_does_not_hold_back_the_others(
     loop: asyncio.AbstractEventLoop,
 ) -> None:

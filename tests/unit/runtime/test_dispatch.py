@@ -19,6 +19,7 @@ from monarch._engine.runtime.cell import Cell, Handler, Identity
 from monarch._engine.runtime.dispatch import Died, call_meta, run_sync
 from monarch._engine.wire.codec import Payload, encode, encode_result
 from monarch._engine.wire.frame import CALL, ERROR, Frame
+from tests.hostile import HOSTILE, hostile
 
 LIMIT = 1 << 20
 
@@ -196,6 +197,27 @@ def test_an_answer_is_given_whatever_sending_it_runs_into(problem: Exception) ->
     actor.proc.problems = [problem]
     actor.call("big", 1)
     assert actor.run() == [(1, "error" if isinstance(problem, OSError) else "value")]
+
+
+def test_a_message_that_cannot_be_answered_at_all_ends_the_actor_which_answers_it() -> None:
+    for endpoint in (lambda: bytes(2 * LIMIT), lambda: 1 / 0):
+        actor = Actor(bad=endpoint, good=lambda: 1, finish=finish)
+        actor.proc.problems = [MemoryError(), MemoryError(), MemoryError()]
+        actor.call("bad", 1)
+        actor.call("good", 2)
+        assert sorted(actor.run()) == [(1, "refused"), (2, "refused")]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_an_exception_does_when_it_is_reported_answers_its_caller(name: str) -> None:
+    actor = Actor(bad=lambda: raise_(hostile(name)), good=lambda: 1, finish=finish)
+    actor.call("bad", 1)
+    actor.call("good", 2)
+    assert sorted(actor.run()) == [(1, "error"), (2, "value")]
+
+
+def raise_(error: BaseException) -> None:
+    raise error
 
 
 def test_many_threads_redeem_each_ticket_once() -> None:

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 import monarch.actor
+from monarch._engine.base.errors import ActorError, SupervisionError
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.verdict import FAILED, SYSTEM, Verdict
 from monarch._engine.mesh import faults as module
 from monarch._engine.mesh.faults import Faults
 from monarch._engine.runtime import driver as drivers
+
+pytestmark = pytest.mark.failures
 
 
 class World(drivers.Driver):
@@ -38,6 +41,11 @@ class World(drivers.Driver):
     def interrupt_main(self) -> bool:
         self.interrupts += self.main_runs
         return self.main_runs
+
+    def is_traceback_printed(self) -> bool:
+        return not self.main_runs
+
+    def let_waits_end(self, looks: Callable[[Any], bool]) -> None: ...
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> None:
         self.timers.append((self.time + delay, callback))
@@ -181,6 +189,77 @@ def test_a_fault_while_an_exception_ends_the_program(world: World) -> None:
     faults.add(fault(0))
     faults.close()
     assert faults.at_exit(1.0)
+
+
+def raised(failure: Failure) -> SupervisionError:
+    return SupervisionError.of(failure, "w.f()")
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_is_script", lambda: True)
+
+
+@pytest.mark.usefixtures("script")
+def test_what_a_call_of_the_script_raised_does_not_interrupt_it(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults = Faults()
+    faults.given(ActorError(raised(fault(0))))
+    faults.add(fault(0))
+    assert (capsys.readouterr().err, world.interrupts) == ("", 0)
+    faults.add(fault(1))  # of the same mesh, by the same
+    assert capsys.readouterr().err.startswith("The same happened to <root>.<W w-1 1>")
+    assert world.interrupts == 0
+    faults.add(fault(0, "another cause"))
+    assert world.interrupts == 1
+    faults.close()
+    assert not faults.at_exit(1.0)
+
+
+def test_what_an_actor_was_given_is_not_the_scripts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_is_script", lambda: False)
+    faults = Faults()
+    faults.given(raised(fault(0)))
+    faults.add(fault(0))
+    assert world.interrupts == 1
+
+
+def test_a_report_says_how_to_go_on(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    Faults().add(fault(0))
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "Supervisor" in last
+    assert "unhandled_fault_hook" in last
+    assert "docs/failures.md" in last
+
+
+def test_a_report_waits_for_the_traceback_that_ends_the_program(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.main_runs = False
+    faults = Faults()
+    faults.add(fault(0))
+    assert capsys.readouterr().err == ""
+    faults.close()
+    assert faults.at_exit(1.0)
+    assert printed(capsys) == ["The actor <root>.<W w-1 0>"]
+
+
+def test_where_no_thread_can_be_started_the_hook_is_asked_at_the_exit(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str, run: Callable[[], None]) -> Any:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(world, "start_thread", refuse)
+    faults = Faults()
+    faults.close()
+    faults.add(fault(0))
+    assert printed(capsys) == []
+    assert faults.at_exit(1.0)
+    assert printed(capsys) == ["The actor <root>.<W w-1 0>"]
 
 
 INTERRUPT = """

@@ -29,7 +29,7 @@ class Racy(list[Any]):
 
 def test_a_time_out_while_the_result_arrives() -> None:
     future: Future[int] = Future._new()
-    future._waiters = Racy()
+    future._parked = Racy()
     with contextlib.suppress(TimeoutError):
         future.get(timeout=0)
     future._resolve(VALUE, 1)
@@ -73,7 +73,7 @@ def test_many_threads_and_loops_see_the_same_result() -> None:
             thread.join(WAIT)
         assert len(seen) == 8 + 4 * 6
         assert all(value is outcome[1] for value in seen)
-        assert future._waiters == []
+        assert future._parked == []
 
 
 def test_resolving_twice_changes_nothing() -> None:
@@ -170,7 +170,7 @@ def test_a_receive_that_one_of_two_gives_up_still_waits_for_the_other() -> None:
     got: list[int] = []
     other = threading.Thread(target=lambda: got.append(future.get(timeout=WAIT)))
     other.start()
-    while not future._waiters:
+    while not future._parked:
         pass
     with pytest.raises(TimeoutError):
         future.get(timeout=0.01)
@@ -204,7 +204,7 @@ def test_waits_that_are_given_up_leave_nothing_behind() -> None:
                 await asyncio.wait_for(future.as_asyncio(), 0.001)
 
     asyncio.run(program())
-    assert future._waiters == []
+    assert future._parked == []
 
 
 def test_receives_of_many_threads_share_the_messages() -> None:

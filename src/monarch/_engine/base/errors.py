@@ -14,9 +14,10 @@ the reference match and unpickle them.
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from monarch._engine.base.failure import Failure, MeshFailure
 
@@ -31,10 +32,18 @@ __all__ = [
     "UnhandledFaultHookException",
     "WouldBlockRuntime",
     "is_engine_frame",
+    "user_stacklevel",
 ]
 
 _HEADER = "Traceback (most recent call last):"
 _REMOTE_HEADER = "Traceback of where the remote call failed (most recent call last):"
+
+
+LONGEST_TEXT = 1 << 16
+"""Characters of a traceback that are kept: its beginning and its end."""
+
+LONGEST_LINE = 1 << 11
+"""The same, of what happened in one line."""
 
 
 def format_remote(exception: BaseException) -> str:
@@ -43,7 +52,25 @@ def format_remote(exception: BaseException) -> str:
     They are the same for every call and push the lines that matter off the screen: those before the
     first frame of user code always, those after the last if the engine raised one of its own
     errors, since then the user's line is the one to look at. The whole chain is shown.
+
+    Never raises, whatever the code of the exception's class does. At most `LONGEST_TEXT`
+    characters.
     """
+    try:
+        return _shortened(_with_public_names(_format_remote(exception)), LONGEST_TEXT)
+    except BaseException as problem:
+        return f"{_REMOTE_HEADER}\n{_frames(exception)}{_without_text(exception, problem)}"
+
+
+def format_all(exception: BaseException) -> str:
+    """The traceback of `exception` with all frames. Never raises."""
+    try:
+        return _shortened("".join(traceback.format_exception(exception)).rstrip(), LONGEST_TEXT)
+    except BaseException as problem:
+        return _without_text(exception, problem)
+
+
+def _format_remote(exception: BaseException) -> str:
     report = traceback.TracebackException.from_exception(exception)
     seen: set[int] = set()
     pending: list[tuple[Any, Any]] = [(report, exception)]
@@ -59,10 +86,56 @@ def format_remote(exception: BaseException) -> str:
         stack = shown.stack
         while stack and is_engine_frame(stack[0].filename):
             del stack[0]
-        if isinstance(error, _DELIBERATE):
+        if issubclass(type(error), _DELIBERATE):
             while stack and is_engine_frame(stack[-1].filename):
                 del stack[-1]
-    return "".join(report.format()).replace(_HEADER, _REMOTE_HEADER).rstrip("\n")
+    lines = [_shortened(line, LONGEST_TEXT) for line in report.format()]
+    return "".join(lines).replace(_HEADER, _REMOTE_HEADER).rstrip("\n")
+
+
+def _shortened(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} ... {len(text) - 2 * half} characters left out ... {text[-half:]}"
+
+
+_TRACEBACK = vars(BaseException)["__traceback__"].__get__  # also of a class that overrides it
+
+
+def _frames(exception: BaseException) -> str:
+    """The frames of user code, which know the way to an exception that says nothing itself."""
+    try:
+        found = traceback.extract_tb(_TRACEBACK(exception))
+        lines = traceback.format_list(
+            [frame for frame in found if not is_engine_frame(frame.filename)]
+        )
+        return _shortened("".join(lines), LONGEST_TEXT)
+    except BaseException:
+        return ""
+
+
+def type_name(exception: BaseException) -> str:
+    """The name of its class, with that of the module. Never raises."""
+    kind = type(exception)
+    if kind in _PUBLIC:
+        return _PUBLIC[kind]
+    try:
+        return _shortened(f"{kind.__module__}.{kind.__qualname__}", LONGEST_LINE)
+    except BaseException:
+        return "an exception whose class has no name"
+
+
+def text_of(exception: BaseException) -> str:
+    """`str(exception)`. Never raises; at most `LONGEST_TEXT` characters."""
+    try:
+        return _shortened(f"{exception}", LONGEST_TEXT)
+    except BaseException as problem:
+        return f"<its text could not be made: {type_name(problem)}>"
+
+
+def _without_text(exception: BaseException, problem: BaseException) -> str:
+    return f"{type_name(exception)}: <its text could not be made: {type_name(problem)}>"
 
 
 _ENGINE_DIR = __file__.rsplit("base", 1)[0]
@@ -73,16 +146,35 @@ def is_engine_frame(filename: str) -> bool:
     return filename.startswith(_ENGINE_DIR)
 
 
+def user_stacklevel() -> int:
+    """The `stacklevel` with which the caller of this warns at the user's line."""
+    level, frame = 1, sys._getframe(1)
+    while is_engine_frame(frame.f_code.co_filename) and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def is_ours(exception: BaseException) -> bool:
     """Whether the engine raised it, not what the engine called."""
-    trace = exception.__traceback__
+    trace = _TRACEBACK(exception)
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and is_engine_frame(trace.tb_frame.f_code.co_filename)
 
 
 def headline(exception: BaseException) -> str:
-    """Type and text of `exception` in one line; of one that reports another, with the other's."""
+    """Type and text of `exception` in one line; of one that reports another, with the other's.
+
+    Never raises, whatever the code of the exception's class does. At most `LONGEST_LINE`
+    characters.
+    """
+    try:
+        return _shortened(_with_public_names(_headline(exception)), LONGEST_LINE)
+    except BaseException as problem:
+        return _without_text(exception, problem)
+
+
+def _headline(exception: BaseException) -> str:
     if isinstance(exception, ActorError):
         return f"ActorError: {exception.message} {headline(exception.exception)}"
     if isinstance(exception, SupervisionError) and exception.failure is not None:
@@ -130,8 +222,8 @@ class ActorError(Exception):
     def root(self) -> ActorError:
         """The error of the call that failed first, if actors passed it on; else itself."""
         error = self
-        while isinstance(error.exception, ActorError):
-            error = error.exception
+        while issubclass(type(error.exception), ActorError):
+            error = cast("ActorError", error.exception)
         return error
 
     @property
@@ -165,12 +257,15 @@ class ActorError(Exception):
     def _origin(self) -> tuple[Failure | None, list[str]]:
         """What happened first, and the actors that passed it on."""
         calls: list[ActorError] = [self]
-        while isinstance(calls[0].exception, ActorError):
-            calls.insert(0, calls[0].exception)
+        # By type: `isinstance` asks an object for its class, and may run code of the user's.
+        while issubclass(type(calls[0].exception), ActorError):
+            calls.insert(0, cast("ActorError", calls[0].exception))
         actors = [call.actor for call in calls if call.actor]
         lost = calls[0].exception
-        if isinstance(lost, SupervisionError) and lost.failure is not None:
-            return lost.failure._failure.root, actors
+        if issubclass(type(lost), SupervisionError):
+            failure = cast("SupervisionError", lost).failure
+            if failure is not None:
+                return failure._failure.root, actors
         return calls[0]._failure, actors[1:]
 
     def __str__(self) -> str:
@@ -316,3 +411,17 @@ SupervisionError.__module__ = "monarch._rust_bindings.monarch_hyperactor.supervi
 WouldBlockRuntime.__module__ = "monarch._rust_bindings.monarch_hyperactor.handle"
 DeadlockError.__module__ = "monarch.actor"
 UnhandledFaultHookException.__module__ = "monarch._src.actor.supervision"
+
+_PUBLIC: dict[type, str] = {
+    cls: f"monarch.actor.{cls.__qualname__}" for cls in (ActorError, SupervisionError)
+}
+"""By which names programs import what names another module in `__module__`."""
+
+_FOUND_AT = {f"{cls.__module__}.{cls.__qualname__}": name for cls, name in _PUBLIC.items()}
+
+
+def _with_public_names(text: str) -> str:
+    for found, name in _FOUND_AT.items():
+        if found in text:
+            text = text.replace(found, name)
+    return text

@@ -38,7 +38,7 @@ import warnings
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from monarch._engine.base.address import BindSpec, ChannelTransport
 from monarch._engine.base.duration import format_duration, parse_duration
@@ -46,9 +46,10 @@ from monarch._engine.base.duration import format_duration, parse_duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
-__all__ = ["KEYS", "Encoding", "Key", "Settings", "settings"]
+__all__ = ["KEYS", "Encoding", "Key", "Settings", "UnusedSettingWarning", "settings"]
 
 _NANOSECOND = 1e-9
+_T = TypeVar("_T")
 
 
 class Encoding(enum.Enum):
@@ -196,6 +197,19 @@ class Key(NamedTuple):
     default: Any
     variable: str
     doc: str
+    is_read: bool = True
+    """Whether anything here looks at the value; the others are the reference's, and only kept."""
+
+
+class UnusedSettingWarning(RuntimeWarning):
+    """A key was given a value that is kept and shown, and changes nothing here.
+
+    Programs that also run on the reference set such keys. To silence them all::
+
+        warnings.simplefilter("ignore", monarch.config.UnusedSettingWarning)
+    """
+
+    __module__ = "monarch.config"
 
 
 # Each of these makes a row. The type it claims is that of the attribute on a Settings object,
@@ -236,6 +250,10 @@ def _transport(default: ChannelTransport, variable: str, doc: str) -> BindSpec:
 
 def _encoding(default: Encoding, variable: str, doc: str) -> Encoding:
     return cast("Encoding", Key(_ENCODING, default, variable, doc))
+
+
+def _unread(row: _T) -> _T:
+    return cast("_T", cast("Key", row)._replace(is_read=False))
 
 
 # Names that older releases or documents of the reference mention; taken and ignored.
@@ -286,14 +304,19 @@ class Settings:
     mailbox_bytes_limit = _integer(256 * 2**20, "MONARCH_MAILBOX_BYTES_LIMIT", "bytes queued for one actor before its senders are slowed")
     send_buffer_limit = _integer(64 * 2**20, "MONARCH_SEND_BUFFER_LIMIT", "bytes queued on one link before its senders are slowed")
     backpressure_timeout = _seconds("5m", "MONARCH_BACKPRESSURE_TIMEOUT", "how long a send may wait for a full receiver before it raises")
-    loop_stall_timeout = _seconds("30s", "MONARCH_LOOP_STALL_TIMEOUT", "how long an actor's event loop may stand still before that is reported; 0: for ever")
+    loop_stall_timeout = _seconds("30s", "MONARCH_LOOP_STALL_TIMEOUT", "how long an actor's event loop may stand still before that is reported; 0: no limit")
     # Tools that stop a process to look at it or to save it need seconds, not tens of them.
-    unresponsive_timeout = _seconds("10s", "MONARCH_UNRESPONSIVE_TIMEOUT", "how long a proc may be stopped by a signal (SIGSTOP) before it counts as dead; 0: for ever")
+    unresponsive_timeout = _seconds("10s", "MONARCH_UNRESPONSIVE_TIMEOUT", "how long a proc may be stopped by a signal (SIGSTOP) before it counts as dead; 0: no limit")
 
+    agent_timeout = _seconds("30s", "MONARCH_AGENT_TIMEOUT", "until a host agent that answers nothing, while something waits for it, counts as dead; 0: no limit")
     host_timeout = _seconds("3s", "MONARCH_HOST_TIMEOUT", "until a host that cannot be reached counts as lost")
     direct_connections = _boolean(True, "MONARCH_DIRECT_CONNECTIONS", "connect procs of different hosts, which talk often, to each other")
     driver_grace = _seconds("0s", "MONARCH_DRIVER_GRACE", "how long meshes outlive the script that spawned them, for another to re-attach; 0: not at all")
     job_id = _text("", "MONARCH_JOB_ID", "the name by which another script finds the meshes of this one; empty: it gets one")
+    full_tracebacks = _boolean(False, "MONARCH_FULL_TRACEBACKS", "show the errors behind those of a call that was refused, with what the runtime did")
+    report_unobserved_errors = _boolean(True, "MONARCH_REPORT_UNOBSERVED_ERRORS", "print a line for an error of a call whose result was never looked at")
+    authenticate_packets = _boolean(True, "MONARCH_AUTHENTICATE_PACKETS", "authenticate what goes between hosts without TLS; not, where both ends say false")
+    worker_names = _text("", "MONARCH_WORKER_NAMES", "addresses, with commas between, at which clients reach a worker beside its own: forwarded ports, NAT")
     allow_unauthenticated = _boolean(False, "MONARCH_ALLOW_UNAUTHENTICATED", "let in, or talk to, hosts that do not know the secret; counts only where configure() sets it")
 
     # -- transport, logs, limits
@@ -303,93 +326,93 @@ class Settings:
     tail_log_lines = _integer(0, "HYPERACTOR_MESH_TAIL_LOG_LINES", "last lines of a proc's output to keep for failure reports")
     force_file_log = _boolean(False, "HYPERACTOR_FORCE_FILE_LOG", "write log files where they are off by default")
     prefix_with_rank = _boolean(True, "HYPERACTOR_PREFIX_WITH_RANK", "start forwarded lines with the rank they come from")
-    read_log_buffer = _integer(100, "HYPERACTOR_READ_LOG_BUFFER", "lines read before forwarded output is flushed")
+    read_log_buffer = _unread(_integer(100, "HYPERACTOR_READ_LOG_BUFFER", "lines read before forwarded output is flushed"))
     codec_max_frame_length = _integer(10 * 2**30, "HYPERACTOR_CODEC_MAX_FRAME_LENGTH", "bytes of the largest message")
     small_write_threshold = _integer(256, "MONARCH_HYPERACTOR_SMALL_WRITE_THRESHOLD", "bytes; smaller writes to a Buffer are copied")
-    default_encoding = _encoding(Encoding.Multipart, "HYPERACTOR_DEFAULT_ENCODING", "stored only")
+    default_encoding = _unread(_encoding(Encoding.Multipart, "HYPERACTOR_DEFAULT_ENCODING", "how messages are encoded"))
 
     # -- time-outs of spawning, state queries, stopping
-    message_delivery_timeout = _seconds("30s", "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT", "until a message counts as undeliverable")
+    message_delivery_timeout = _unread(_seconds("30s", "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT", "until a message counts as undeliverable"))
     host_spawn_ready_timeout = _seconds("30s", "HYPERACTOR_HOST_SPAWN_READY_TIMEOUT", "until a host must be up")
-    mesh_proc_spawn_max_idle = _seconds("30s", "HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE", "longest silence while procs are spawned")
-    actor_spawn_max_idle = _seconds("30s", "HYPERACTOR_MESH_ACTOR_SPAWN_MAX_IDLE", "longest silence while actors are spawned")
-    proc_stop_max_idle = _seconds("30s", "HYPERACTOR_MESH_PROC_STOP_MAX_IDLE", "longest silence while procs are stopped")
-    get_actor_state_max_idle = _seconds("30s", "HYPERACTOR_MESH_GET_ACTOR_STATE_MAX_IDLE", "longest silence while the state of actors is asked")
-    get_proc_state_max_idle = _seconds("1m", "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE", "longest silence while the state of procs is asked")
-    supervision_watchdog_timeout = _seconds("2m", "HYPERACTOR_MESH_SUPERVISION_WATCHDOG_TIMEOUT", "until an owner that says nothing counts as unreachable")
+    mesh_proc_spawn_max_idle = _unread(_seconds("30s", "HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE", "longest silence while procs are spawned"))
+    actor_spawn_max_idle = _unread(_seconds("30s", "HYPERACTOR_MESH_ACTOR_SPAWN_MAX_IDLE", "longest silence while actors are spawned"))
+    proc_stop_max_idle = _unread(_seconds("30s", "HYPERACTOR_MESH_PROC_STOP_MAX_IDLE", "longest silence while procs are stopped"))
+    get_actor_state_max_idle = _unread(_seconds("30s", "HYPERACTOR_MESH_GET_ACTOR_STATE_MAX_IDLE", "longest silence while the state of actors is asked"))
+    get_proc_state_max_idle = _unread(_seconds("1m", "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE", "longest silence while the state of procs is asked"))
+    supervision_watchdog_timeout = _unread(_seconds("2m", "HYPERACTOR_MESH_SUPERVISION_WATCHDOG_TIMEOUT", "until an owner that says nothing counts as unreachable"))
     mesh_orphan_timeout = _seconds("1m", "HYPERACTOR_MESH_ORPHAN_TIMEOUT", "until actors whose owner vanished end")
     mesh_attach_config_timeout = _seconds("1m", "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT", "until attaching to a host fails")
     cleanup_timeout = _seconds("3s", "HYPERACTOR_CLEANUP_TIMEOUT", "how long __cleanup__ may take")
     stop_actor_timeout = _seconds("10s", "HYPERACTOR_STOP_ACTOR_TIMEOUT", "how long an actor may take to stop")
-    process_exit_timeout = _seconds("10s", "HYPERACTOR_PROCESS_EXIT_TIMEOUT", "how long a process may take to exit")
+    process_exit_timeout = _unread(_seconds("10s", "HYPERACTOR_PROCESS_EXIT_TIMEOUT", "how long a process may take to exit"))
     stop_grace_period = _seconds("10s", "HYPERACTOR_REMOTE_STOP_GRACE_PERIOD", "how long a stopping proc may take before it is killed")
-    mesh_terminate_timeout = _seconds("10s", "HYPERACTOR_MESH_TERMINATE_TIMEOUT", "how long the procs of a host may take to end")
-    mesh_terminate_concurrency = _integer(16, "HYPERACTOR_MESH_TERMINATE_CONCURRENCY", "procs of a host ended at the same time")
+    mesh_terminate_timeout = _unread(_seconds("10s", "HYPERACTOR_MESH_TERMINATE_TIMEOUT", "how long the procs of a host may take to end"))
+    mesh_terminate_concurrency = _unread(_integer(16, "HYPERACTOR_MESH_TERMINATE_CONCURRENCY", "procs of a host ended at the same time"))
     mesh_bootstrap_enable_pdeathsig = _boolean(True, "HYPERACTOR_MESH_BOOTSTRAP_ENABLE_PDEATHSIG", "procs die with the process that launched them")
-    proc_launcher_kind = _text("", "HYPERACTOR_MESH_PROC_LAUNCHER_KIND", "native or systemd")
+    proc_launcher_kind = _unread(_text("", "HYPERACTOR_MESH_PROC_LAUNCHER_KIND", "native or systemd"))
 
     # -- diagnostics
-    mesh_admin_addr = _text("[::]:1729", "HYPERACTOR_MESH_ADMIN_ADDR", "where the admin HTTP server listens")
-    pyspy_bin = _text("", "PYSPY_BIN", "path of py-spy")
-    file_log_level = _text("", "MONARCH_FILE_LOG", "level of the internal log file")
-    monarch_log_suffix = _text("", "MONARCH_LOG_SUFFIX", "suffix of the internal log file's name")
-    enable_unawaited_python_task_traceback = _boolean(False, "MONARCH_HYPERACTOR_ENABLE_UNAWAITED_PYTHON_TASK_TRACEBACK", "say where a task that nobody awaited was made")
-    tokio_worker_threads = _optional("MONARCH_TOKIO_WORKER_THREADS", "stored only: there is no such thread pool")
+    mesh_admin_addr = _unread(_text("[::]:1729", "HYPERACTOR_MESH_ADMIN_ADDR", "where the admin HTTP server listens"))
+    pyspy_bin = _unread(_text("", "PYSPY_BIN", "path of py-spy"))
+    file_log_level = _unread(_text("", "MONARCH_FILE_LOG", "level of the internal log file"))
+    monarch_log_suffix = _unread(_text("", "MONARCH_LOG_SUFFIX", "suffix of the internal log file's name"))
+    enable_unawaited_python_task_traceback = _unread(_boolean(False, "MONARCH_HYPERACTOR_ENABLE_UNAWAITED_PYTHON_TASK_TRACEBACK", "say where a task was made that is not awaited"))
+    tokio_worker_threads = _unread(_optional("MONARCH_TOKIO_WORKER_THREADS", "threads of its runtime"))
 
     # -- one-sided transfers
     rdma_allow_tcp_fallback = _boolean(True, "MONARCH_RDMA_ALLOW_TCP_FALLBACK", "move RDMA buffers over TCP where there is no such hardware")
     rdma_disable_ibverbs = _boolean(False, "MONARCH_RDMA_DISABLE_IBVERBS", "behave as if there were no such hardware")
-    rdma_max_chunk_size_mb = _integer(64, "MONARCH_RDMA_MAX_CHUNK_SIZE_MB", "largest single transfer")
-    rdma_ibverbs_target = _text("", "MONARCH_RDMA_IBVERBS_TARGET", "the device to use")
-    rdma_peer_device_affinity = _text("", "MONARCH_RDMA_PEER_DEVICE_AFFINITY", "which devices to pair between peers")
-    rdma_max_nics_per_buffer = _optional("MONARCH_RDMA_MAX_NICS_PER_BUFFER", "most devices one transfer is striped over")
-    rdma_min_stripe_size_kb = _integer(512, "MONARCH_RDMA_MIN_STRIPE_SIZE_KB", "smallest stripe")
-    rdma_qps_per_cq = _integer(64, "MONARCH_RDMA_QPS_PER_CQ", "queue pairs per completion queue")
-    rdma_qps_per_peer = _integer(4, "MONARCH_RDMA_QPS_PER_PEER", "queue pairs per peer")
-    rdma_cq_poller_per_device = _boolean(True, "MONARCH_RDMA_CQ_POLLER_PER_DEVICE", "one poller per device")
+    rdma_max_chunk_size_mb = _integer(64, "MONARCH_RDMA_MAX_CHUNK_SIZE_MB", "MiB; most that is copied at a time; never more than 8 within a host and 32 by a network card")
+    rdma_ibverbs_target = _unread(_text("", "MONARCH_RDMA_IBVERBS_TARGET", "the device to use"))
+    rdma_peer_device_affinity = _unread(_text("", "MONARCH_RDMA_PEER_DEVICE_AFFINITY", "which devices to pair between peers"))
+    rdma_max_nics_per_buffer = _unread(_optional("MONARCH_RDMA_MAX_NICS_PER_BUFFER", "most devices one transfer is striped over"))
+    rdma_min_stripe_size_kb = _unread(_integer(512, "MONARCH_RDMA_MIN_STRIPE_SIZE_KB", "smallest stripe"))
+    rdma_qps_per_cq = _unread(_integer(64, "MONARCH_RDMA_QPS_PER_CQ", "queue pairs per completion queue"))
+    rdma_qps_per_peer = _unread(_integer(4, "MONARCH_RDMA_QPS_PER_PEER", "queue pairs per peer"))
+    rdma_cq_poller_per_device = _unread(_boolean(True, "MONARCH_RDMA_CQ_POLLER_PER_DEVICE", "one poller per device"))
     rdma_runtime_worker_threads = _integer(4, "MONARCH_RDMA_RUNTIME_WORKER_THREADS", "threads of the transfer engine")
-    rdma_qp_init_timeout = _seconds("30s", "MONARCH_RDMA_QP_INIT_TIMEOUT", "how long connecting queue pairs may take")
+    rdma_qp_init_timeout = _unread(_seconds("30s", "MONARCH_RDMA_QP_INIT_TIMEOUT", "how long connecting queue pairs may take"))
     rdma_tcp_fallback_parallelism = _integer(1, "MONARCH_RDMA_TCP_FALLBACK_PARALLELISM", "connections of the TCP fallback")
     rdma_routes = _text("", "MONARCH_RDMA_ROUTES", "the kinds of routes that transfers may take, separated by commas; empty: all")
-    rdma_host_odp = _boolean(False, "MONARCH_RDMA_HOST_ODP", "register host memory on demand")
+    rdma_host_odp = _unread(_boolean(False, "MONARCH_RDMA_HOST_ODP", "register host memory on demand"))
 
     # -- tuning of the reference's transport and telemetry: accepted and stored
-    message_ack_time_interval = _seconds("500ms", "HYPERACTOR_MESSAGE_ACK_TIME_INTERVAL", "longest time between acknowledgements")
-    message_ack_every_n_messages = _integer(1000, "HYPERACTOR_MESSAGE_ACK_EVERY_N_MESSAGES", "most messages between acknowledgements")
-    message_ttl_default = _byte(64, "HYPERACTOR_MESSAGE_TTL_DEFAULT", "hops a message may take")
-    split_max_buffer_size = _integer(5, "HYPERACTOR_SPLIT_MAX_BUFFER_SIZE", "messages gathered by a split port")
-    split_max_buffer_age = _seconds("50ms", "HYPERACTOR_SPLIT_MAX_BUFFER_AGE", "longest time a split port gathers")
-    channel_net_rx_buffer_full_check_interval = _seconds("5s", "HYPERACTOR_CHANNEL_NET_RX_BUFFER_FULL_CHECK_INTERVAL", "how often a full receive buffer is looked at")
-    channel_tcp_congestion = _text("", "HYPERACTOR_CHANNEL_TCP_CONGESTION", "congestion control algorithm; empty: of the system")
-    channel_tcp_keepalive_idle = _seconds("1m", "HYPERACTOR_CHANNEL_TCP_KEEPALIVE_IDLE", "idle time before the kernel probes a peer")
-    channel_reconnect_timeout = _seconds("1m", "HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT", "until a lost peer counts as gone")
-    server_heartbeat_interval = _seconds("1s", "HYPERACTOR_SERVER_HEARTBEAT_INTERVAL", "time between heartbeats")
-    forwarder_flush_timeout = _seconds("5s", "HYPERACTOR_FORWARDER_FLUSH_TIMEOUT", "how long flushing at exit may take")
-    pending_actor_delivery_timeout = _seconds("30s", "HYPERACTOR_PENDING_ACTOR_DELIVERY_TIMEOUT", "how long messages wait for an actor being spawned")
-    enable_dest_actor_reordering_buffer = _boolean(True, "HYPERACTOR_ENABLE_DEST_ACTOR_REORDERING_BUFFER", "put messages in order at the receiver")
-    sequencer_max_locked_keys = _integer(128, "HYPERACTOR_SEQUENCER_MAX_LOCKED_KEYS", "sequences tracked at the same time")
-    max_cast_dimension_size = _integer(16, "HYPERACTOR_MESH_MAX_CAST_DIMENSION_SIZE", "largest dimension of a cast tree")
+    message_ack_time_interval = _unread(_seconds("500ms", "HYPERACTOR_MESSAGE_ACK_TIME_INTERVAL", "longest time between acknowledgements"))
+    message_ack_every_n_messages = _unread(_integer(1000, "HYPERACTOR_MESSAGE_ACK_EVERY_N_MESSAGES", "most messages between acknowledgements"))
+    message_ttl_default = _unread(_byte(64, "HYPERACTOR_MESSAGE_TTL_DEFAULT", "hops a message may take"))
+    split_max_buffer_size = _unread(_integer(5, "HYPERACTOR_SPLIT_MAX_BUFFER_SIZE", "messages gathered by a split port"))
+    split_max_buffer_age = _unread(_seconds("50ms", "HYPERACTOR_SPLIT_MAX_BUFFER_AGE", "longest time a split port gathers"))
+    channel_net_rx_buffer_full_check_interval = _unread(_seconds("5s", "HYPERACTOR_CHANNEL_NET_RX_BUFFER_FULL_CHECK_INTERVAL", "how often a full receive buffer is looked at"))
+    channel_tcp_congestion = _unread(_text("", "HYPERACTOR_CHANNEL_TCP_CONGESTION", "congestion control algorithm; empty: of the system"))
+    channel_tcp_keepalive_idle = _unread(_seconds("1m", "HYPERACTOR_CHANNEL_TCP_KEEPALIVE_IDLE", "idle time before the kernel probes a peer"))
+    channel_reconnect_timeout = _unread(_seconds("1m", "HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT", "until a lost peer counts as ended"))
+    server_heartbeat_interval = _unread(_seconds("1s", "HYPERACTOR_SERVER_HEARTBEAT_INTERVAL", "time between heartbeats"))
+    forwarder_flush_timeout = _unread(_seconds("5s", "HYPERACTOR_FORWARDER_FLUSH_TIMEOUT", "how long flushing at exit may take"))
+    pending_actor_delivery_timeout = _unread(_seconds("30s", "HYPERACTOR_PENDING_ACTOR_DELIVERY_TIMEOUT", "how long messages wait for an actor being spawned"))
+    enable_dest_actor_reordering_buffer = _unread(_boolean(True, "HYPERACTOR_ENABLE_DEST_ACTOR_REORDERING_BUFFER", "put messages in order at the receiver"))
+    sequencer_max_locked_keys = _unread(_integer(128, "HYPERACTOR_SEQUENCER_MAX_LOCKED_KEYS", "sequences tracked at the same time"))
+    max_cast_dimension_size = _unread(_integer(16, "HYPERACTOR_MESH_MAX_CAST_DIMENSION_SIZE", "largest dimension of a cast tree"))
     max_cast_fanout = _integer(16, "HYPERACTOR_MESH_MAX_CAST_FANOUT", "most children in a cast tree")
-    use_direct_spawn = _boolean(False, "HYPERACTOR_MESH_USE_DIRECT_SPAWN", "spawn without the host agent")
+    use_direct_spawn = _unread(_boolean(False, "HYPERACTOR_MESH_USE_DIRECT_SPAWN", "spawn without the host agent"))
     terminated_snapshot_retention = _integer(100, "HYPERACTOR_TERMINATED_SNAPSHOT_RETENTION", "ended actors remembered for inspection")
-    message_latency_sampling_rate = _number(0.01, "HYPERACTOR_MESSAGE_LATENCY_SAMPLING_RATE", "share of messages whose latency is recorded")
-    process_memory_metric_interval = _seconds("5m", "HYPERACTOR_PROCESS_MEMORY_METRIC_INTERVAL", "time between memory metrics")
-    otel_metric_export_interval = _seconds("1s", "OTEL_METRIC_EXPORT_INTERVAL", "time between metric exports")
-    enable_otel_metrics = _boolean(True, "ENABLE_OTEL_METRICS", "export metrics")
-    enable_otel_tracing = _boolean(True, "ENABLE_OTEL_TRACING", "export traces")
-    enable_recorder_tracing = _boolean(True, "ENABLE_RECORDER_TRACING", "keep recent events in memory")
-    enable_sqlite_tracing = _boolean(False, "ENABLE_SQLITE_TRACING", "write events to SQLite")
-    scuba_log_enter_exit = _boolean(False, "SCUBA_LOG_ENTER_EXIT", "record span entries and exits")
-    mesh_admin_single_host_timeout = _seconds("3s", "HYPERACTOR_MESH_ADMIN_SINGLE_HOST_TIMEOUT", "admin: one host")
-    mesh_admin_tree_timeout = _seconds("10s", "HYPERACTOR_MESH_ADMIN_TREE_TIMEOUT", "admin: the whole tree")
-    mesh_admin_resolve_actor_timeout = _seconds("200ms", "HYPERACTOR_MESH_ADMIN_RESOLVE_ACTOR_TIMEOUT", "admin: one actor")
-    mesh_admin_query_child_timeout = _seconds("100ms", "HYPERACTOR_MESH_ADMIN_QUERY_CHILD_TIMEOUT", "admin: one child")
-    mesh_admin_max_concurrent_resolves = _integer(2, "HYPERACTOR_MESH_ADMIN_MAX_CONCURRENT_RESOLVES", "admin: queries at the same time")
-    mesh_admin_config_dump_bridge_timeout = _seconds("5s", "HYPERACTOR_MESH_ADMIN_CONFIG_DUMP_BRIDGE_TIMEOUT", "admin: configuration dump")
-    mesh_admin_pyspy_timeout = _seconds("10s", "HYPERACTOR_MESH_ADMIN_PYSPY_TIMEOUT", "admin: py-spy")
-    mesh_admin_pyspy_bridge_timeout = _seconds("13s", "HYPERACTOR_MESH_ADMIN_PYSPY_BRIDGE_TIMEOUT", "admin: py-spy through the host")
-    mesh_admin_pyspy_client_timeout = _seconds("20s", "HYPERACTOR_MESH_ADMIN_PYSPY_CLIENT_TIMEOUT", "admin: py-spy, seen by the client")
-    mesh_admin_pyspy_max_profile_duration = _seconds("5m", "HYPERACTOR_MESH_ADMIN_PYSPY_MAX_PROFILE_DURATION", "admin: longest profile")
+    message_latency_sampling_rate = _unread(_number(0.01, "HYPERACTOR_MESSAGE_LATENCY_SAMPLING_RATE", "share of messages whose latency is recorded"))
+    process_memory_metric_interval = _unread(_seconds("5m", "HYPERACTOR_PROCESS_MEMORY_METRIC_INTERVAL", "time between memory metrics"))
+    otel_metric_export_interval = _unread(_seconds("1s", "OTEL_METRIC_EXPORT_INTERVAL", "time between metric exports"))
+    enable_otel_metrics = _unread(_boolean(True, "ENABLE_OTEL_METRICS", "export metrics"))
+    enable_otel_tracing = _unread(_boolean(True, "ENABLE_OTEL_TRACING", "export traces"))
+    enable_recorder_tracing = _unread(_boolean(True, "ENABLE_RECORDER_TRACING", "keep recent events in memory"))
+    enable_sqlite_tracing = _unread(_boolean(False, "ENABLE_SQLITE_TRACING", "write events to SQLite"))
+    scuba_log_enter_exit = _unread(_boolean(False, "SCUBA_LOG_ENTER_EXIT", "record span entries and exits"))
+    mesh_admin_single_host_timeout = _unread(_seconds("3s", "HYPERACTOR_MESH_ADMIN_SINGLE_HOST_TIMEOUT", "admin: one host"))
+    mesh_admin_tree_timeout = _unread(_seconds("10s", "HYPERACTOR_MESH_ADMIN_TREE_TIMEOUT", "admin: the whole tree"))
+    mesh_admin_resolve_actor_timeout = _unread(_seconds("200ms", "HYPERACTOR_MESH_ADMIN_RESOLVE_ACTOR_TIMEOUT", "admin: one actor"))
+    mesh_admin_query_child_timeout = _unread(_seconds("100ms", "HYPERACTOR_MESH_ADMIN_QUERY_CHILD_TIMEOUT", "admin: one child"))
+    mesh_admin_max_concurrent_resolves = _unread(_integer(2, "HYPERACTOR_MESH_ADMIN_MAX_CONCURRENT_RESOLVES", "admin: queries at the same time"))
+    mesh_admin_config_dump_bridge_timeout = _unread(_seconds("5s", "HYPERACTOR_MESH_ADMIN_CONFIG_DUMP_BRIDGE_TIMEOUT", "admin: configuration dump"))
+    mesh_admin_pyspy_timeout = _unread(_seconds("10s", "HYPERACTOR_MESH_ADMIN_PYSPY_TIMEOUT", "admin: py-spy"))
+    mesh_admin_pyspy_bridge_timeout = _unread(_seconds("13s", "HYPERACTOR_MESH_ADMIN_PYSPY_BRIDGE_TIMEOUT", "admin: py-spy through the host"))
+    mesh_admin_pyspy_client_timeout = _unread(_seconds("20s", "HYPERACTOR_MESH_ADMIN_PYSPY_CLIENT_TIMEOUT", "admin: py-spy, seen by the client"))
+    mesh_admin_pyspy_max_profile_duration = _unread(_seconds("5m", "HYPERACTOR_MESH_ADMIN_PYSPY_MAX_PROFILE_DURATION", "admin: longest profile"))
     # fmt: on
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -434,11 +457,13 @@ class Settings:
 
         All or nothing: raises ``ValueError`` for an unknown key and ``TypeError`` for a bad value
         (``default_transport``: ``ValueError`` for bad text) before anything is changed.
+        Warns, once for each key, of a value that an environment variable overrides, and of one
+        that nothing here reads (`UnusedSettingWarning`; docs/settings.md lists those keys).
         """
         accepted = _accept(values)
         self._runtime[-1].values.update(accepted)
         self._publish()
-        self._warn_overridden(accepted)
+        self._warn(values, accepted, stacklevel=4)
 
     @contextmanager
     def configured(self, **values: Any) -> Generator[dict[str, Any], None, None]:
@@ -452,7 +477,7 @@ class Settings:
         self._runtime.append(overlay)
         try:
             self._publish()
-            self._warn_overridden(accepted)
+            self._warn(values, accepted, stacklevel=5)  # (one is contextlib's)
             yield self.get_global()
         finally:
             self._runtime.remove(overlay)
@@ -561,19 +586,34 @@ class Settings:
             raise ValueError(f"invalid configuration key: `{name}`")
         return KEYS[name]
 
-    def _warn_overridden(self, accepted: dict[str, Any]) -> None:
-        for name, value in accepted.items():
-            if self._environment.get(name, value) != value:
-                variable = KEYS[name].variable
+    def _warn(self, given: Mapping[str, Any], accepted: Mapping[str, Any], stacklevel: int) -> None:
+        """Say of each key that was given whether it changes nothing.
+
+        (The default of a key that nothing reads is not worth a word: it is what happens.)
+        """
+        for name in given:
+            key, value = KEYS.get(name), accepted.get(name)
+            if key is None or (not key.is_read and value != key.default):
+                self._warn_once(
+                    f"configure({name}=...) has no effect: pymonarch accepts this setting of "
+                    "torchmonarch and has nothing that it could change (see docs/settings.md)",
+                    UnusedSettingWarning,
+                    stacklevel,
+                )
+            elif self._environment.get(name, value) != value:
                 self._warn_once(
                     f"configure({name}=...) has no effect: the environment variable "
-                    f"{variable}={self._environ.get(variable)!r} comes first"
+                    f"{key.variable}={self._environ.get(key.variable)!r} comes first",
+                    RuntimeWarning,
+                    stacklevel,
                 )
 
-    def _warn_once(self, text: str) -> None:
+    def _warn_once(
+        self, text: str, category: type[Warning] = RuntimeWarning, stacklevel: int = 3
+    ) -> None:
         if text not in self._said:
             self._said.add(text)
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            warnings.warn(text, category, stacklevel=stacklevel)
 
 
 KEYS: dict[str, Key] = {name: row for name, row in vars(Settings).items() if isinstance(row, Key)}

@@ -106,7 +106,9 @@ class Actor(MeshTrait):
         @property
         def initialized(self) -> Future[None]: ...
 
-        def stop(self, reason: str = "stopped by client") -> Future[None]: ...
+        def stop(
+            self, reason: str = "stopped by client", *, timeout: float | None = None
+        ) -> Future[None]: ...
 
     else:
         _ndslice = _NotAMesh()
@@ -309,8 +311,11 @@ class _Behaviour:
         for callback in self.cell.watchers.pop(id(context()), ()):
             callback(error)
 
-    def stop_children(self) -> None:
-        self.instance._stop_meshes(settings.stop_actor_timeout)
+    def stop_children(self) -> Any:
+        instance = self.instance
+        if self.cell.is_async:
+            return instance._stop_meshes_async(settings.stop_actor_timeout)
+        return instance._stop_meshes(settings.stop_actor_timeout)
 
     def unheard(self) -> Any:
         instance = self.instance

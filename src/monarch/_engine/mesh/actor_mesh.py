@@ -7,17 +7,22 @@ each of those processes. Slices share both; they are cheap and send to their own
 from __future__ import annotations
 
 import json
+import types
+import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from monarch._engine.base.errors import SupervisionError
+from monarch._engine.base.errors import PayloadTooLarge, SupervisionError
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.identity import Uid, normalize_label
 from monarch._engine.mesh.actor import ActorSpec, check_actor_class, endpoints_of
+from monarch._engine.mesh.busy import who_is_busy
 from monarch._engine.mesh.context import Instance, context
 from monarch._engine.mesh.endpoint import ActorEndpoint, NotAnEndpoint
-from monarch._engine.mesh.future import RAISED, RAW, VALUE, Future
+from monarch._engine.mesh.future import RAISED, RAW, VALUE, Future, _check_timeout
+from monarch._engine.mesh.misuse import Misused, constructor_signature, no_such_endpoint
 from monarch._engine.mesh.mock import mock_of
+from monarch._engine.mesh.progress import tell_while
 from monarch._engine.mesh.roll_call import RollCall
 from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.ends import OwnedMesh, Verdict
@@ -25,7 +30,7 @@ from monarch._engine.runtime.proc import Proc, new_uid
 from monarch._engine.runtime.spawn import ASYNC
 from monarch._engine.shapes import Extent, MeshTrait, Shape, Slice
 from monarch._engine.shapes.point import point_of
-from monarch._engine.wire.frame import FAILURE, QUERY, SPAWN, STOP
+from monarch._engine.wire.frame import FAILURE, HURRY, QUERY, SPAWN, STOP
 
 if TYPE_CHECKING:
     from monarch._engine.mesh.proc_mesh import ProcMesh
@@ -37,7 +42,25 @@ __all__ = ["ActorMesh", "Blueprint", "spawn_actors"]
 
 
 class ActorMesh(MeshTrait):
-    """A mesh of actors; `ProcMesh.spawn` returns it. One attribute per endpoint of the class."""
+    """A mesh of actors; `ProcMesh.spawn` returns it. One attribute per endpoint of the class.
+
+    Two that denote the same actors in the same shape are equal and hash alike.
+    """
+
+    def __class_getitem__(cls, item: Any) -> types.GenericAlias:
+        """For annotations: ``ActorMesh[Trainer]``."""
+        return types.GenericAlias(cls, item)
+
+    __name__: str
+    _class: type
+    _mesh_name: str
+    _uid: int
+    _shape: Shape
+    _proc_mesh: ProcMesh
+    _display: str
+    _proc: Proc
+    _owner: Instance | None
+    _stopping: Future[Any] | None
 
     def __init__(
         self,
@@ -50,16 +73,17 @@ class ActorMesh(MeshTrait):
         proc: Proc,
         owner: Instance | None,
     ) -> None:
-        self._class = cls
-        self.__name__ = cls.__name__
-        self._mesh_name = name
-        self._uid = uid
-        self._shape = shape
-        self._proc_mesh = proc_mesh
-        self._display = display
-        self._proc = proc
-        self._owner = owner
-        self._stopping: Future[Any] | None = None
+        own = vars(self)  # sparing each the way by __setattr__
+        own["_class"] = cls
+        own["__name__"] = cls.__name__
+        own["_mesh_name"] = name
+        own["_uid"] = uid
+        own["_shape"] = shape
+        own["_proc_mesh"] = proc_mesh
+        own["_display"] = display
+        own["_proc"] = proc
+        own["_owner"] = owner
+        own["_stopping"] = None
 
     # -- endpoints -------------------------------------------------------------------------------
 
@@ -73,7 +97,19 @@ class ActorMesh(MeshTrait):
             return endpoint
         if not name.startswith("_") and hasattr(self._class, name):
             return NotAnEndpoint(self, name)
-        raise AttributeError(name)
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise no_such_endpoint(self, name, list(endpoints_of(self._class)))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            warnings.warn(
+                f"{self._mesh_name}.{name} is set on this handle only, and no actor sees it; "
+                "write an endpoint that sets it",
+                UserWarning,
+                stacklevel=2,
+            )
+        object.__setattr__(self, name, value)
 
     # -- mesh ------------------------------------------------------------------------------------
 
@@ -113,19 +149,35 @@ class ActorMesh(MeshTrait):
         """Resolves when every actor of the mesh has been created (not: constructed)."""
         return self._ask(QUERY, b"")
 
-    def stop(self, reason: str = "stopped by client") -> Future[Any]:
+    def stop(
+        self, reason: str = "stopped by client", *, timeout: float | None = None
+    ) -> Future[Any]:
         """Stop every actor: what was sent before is handled, `__cleanup__` runs. Starts at once.
 
+        Args:
+            reason: for those who call them later.
+            timeout: seconds until an actor that has not come to its stop is given up (default, and
+                at most: the setting `stop_actor_timeout`): its callers get the reason, and its
+                thread runs on until the process ends.
+
+        An actor that takes longer than 2 seconds to come to it is named on stderr, with its line.
         Stopping twice is fine. Raises NotImplementedError on a slice or a received mesh: only the
-        owner's handle may stop.
+        owner's handle may stop. Raises ValueError for an impossible timeout.
         """
+        if timeout is not None:
+            _check_timeout(timeout)
         if self._owner is None:
             raise NotImplementedError(
                 "Cannot call stop on an ActorMeshRef, requires an owned ActorMesh; "
                 "ask the actor that spawned this mesh to stop it"
             )
         if self._stopping is None:
-            self._stopping = self._ask(STOP, reason.encode())
+            self._stopping = stopping = self._ask(STOP, reason.encode())
+            if isinstance(stopping, _Acks):
+                tell_while(stopping, stopping.waiting_for)
+                if timeout is not None:
+                    timer = self._proc.reactor.call_later(timeout, stopping.hurry)
+                    stopping._notify(timer.cancel)
             owned = self._proc.owned.get(self._uid)
             (self._owner if owned is None else owned.owner)._disown(self._uid)
             self._stopping._notify(lambda: self._proc.owned.pop(self._uid, None))
@@ -174,8 +226,22 @@ class ActorMesh(MeshTrait):
         """Where the actor at `rank` of this mesh is in the mesh that was spawned."""
         return self._proc_mesh._rank_text(self._shape.ndslice[rank])
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ActorMesh):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        """Which actors these are, in which shape: not how one came by them."""
+        procs = self._proc_mesh._uids()
+        return self._uid, self.extent, tuple([procs[rank] for rank in self._shape.ranks()])
+
     def __repr__(self) -> str:
-        return f"ActorMesh(class={self._class}, shape={self._shape})"
+        name = _label(self._mesh_name, self._uid)  # as reports of failures call it
+        return f"ActorMesh(class={self._class}, shape={self._shape}) {name}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = (
@@ -212,9 +278,21 @@ class _Acks(RollCall[Any]):
         elif self._book(rank, True) and not self._missing:
             self._resolve(VALUE, None)
 
+    def waiting_for(self) -> str:
+        """The actors that keep a stop waiting, for people; empty if they are in no endpoint."""
+        uids = list(dict.fromkeys(link.uid for link in self._owing()))
+        busy = who_is_busy(uids, self._mesh._uid)
+        return f"waiting for {busy}" if busy else ""
+
+    def hurry(self) -> None:
+        """Have the actors that keep a stop waiting given up."""
+        for rank in self._owed():
+            mesh, link = self._mesh, self._links[rank]
+            self._proc.say(link, STOP, mesh._uid, self._port, rank, b"", HURRY)
+
     def _lost(self, rank: int, verdict: Verdict) -> None:
-        if self._tolerant:
-            self.deliver(rank, 0, None, None)
+        if self._tolerant:  # a stop, which is over when the owner knows of that end
+            self._proc.reactor.call_soon(self.deliver, rank, 0, None, None)
         else:
             self._end(RAISED, self._error(rank, verdict))
 
@@ -312,7 +390,14 @@ def spawn_actors(
     shape = proc_mesh._dense_shape()
     spec = ActorSpec(cls, args, kwargs, name, proc_mesh, owner._as_creator())
     # What is kept for later must not depend on a shared segment.
-    payload = proc.encode(spec) if supervisor is None else proc.encode(spec, inline=True)
+    try:
+        payload = proc.encode(spec) if supervisor is None else proc.encode(spec, inline=True)
+    except PayloadTooLarge:
+        raise
+    except Exception as error:
+        misused = Misused(error, (args, kwargs))
+        told = misused.told(cls.__qualname__, constructor_signature(cls), cls)
+        raise told from misused.cause
     mesh = ActorMesh(cls, name, uid, shape, proc_mesh, display, proc, owner)
     links = mesh._resolve_links()
     label = _label(name, uid)

@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from monarch._engine.base.failure import Failure, MeshFailure
 from monarch._engine.base.identity import ActorAddr, Uid, normalize_label
 from monarch._engine.base.verdict import FAILED, STOPPED
-from monarch._engine.mesh.faults import Faults
+from monarch._engine.mesh.faults import Faults, set_is_script
 from monarch._engine.mesh.keepsake import forget
 from monarch._engine.runtime import driver as drivers
-from monarch._engine.runtime.client import client_proc, when_forked
+from monarch._engine.runtime.client import client_proc, current_proc, when_forked
 from monarch._engine.runtime.dispatch import Died, End, end_by
 from monarch._engine.shapes import Extent, Point
 from monarch._engine.shapes.extent import extent_of
 from monarch._engine.shapes.point import point_of
 
 if TYPE_CHECKING:
+    from monarch._engine.mesh.future import Future
     from monarch._engine.mesh.proc_mesh import ProcMesh
     from monarch._engine.runtime.cell import Cell
     from monarch._engine.runtime.ends import OwnedMesh
@@ -222,18 +223,37 @@ class Instance:
 
     def _stop_meshes(self, timeout: float, reason: str = "") -> None:
         """Stop what this instance owns, newest first, and wait at most `timeout` seconds."""
-        reason = reason or f"its owner {self} ended"
         clock = drivers.current
         deadline = clock.now() + timeout
         while self._meshes:
-            _, mesh = self._meshes.popitem()
-            try:
-                future = mesh.stop(reason)
+            with self._stopping_one(reason) as future:
                 future.get(timeout=max(0.0, deadline - clock.now()))
-            except TimeoutError:
-                continue
-            except Exception as error:  # one mesh that cannot be stopped must not keep the others
-                print(f"monarch: stopping {mesh!r} failed: {error}", file=sys.stderr)
+
+    async def _stop_meshes_async(self, timeout: float) -> None:
+        """`_stop_meshes` on a loop, without a thread: at the script's exit none can be started."""
+        import asyncio  # (its loop has loaded it)
+
+        clock = drivers.current
+        deadline = clock.now() + timeout
+        while self._meshes:
+            with self._stopping_one() as future:
+                stopping = future.as_asyncio()
+                left = max(0.0, deadline - clock.now())
+                if (await asyncio.wait([stopping], timeout=left))[0]:
+                    stopping.result()
+                else:
+                    stopping.cancel()
+
+    @contextlib.contextmanager
+    def _stopping_one(self, reason: str = "") -> Generator[Future[Any], None, None]:
+        """Stop the newest mesh; what goes wrong with one must not keep the others."""
+        _, mesh = self._meshes.popitem()
+        try:
+            yield mesh.stop(reason or f"its owner {self} ended")
+        except TimeoutError:
+            return
+        except Exception as error:
+            print(f"monarch: stopping {mesh!r} failed: {error}", file=sys.stderr)
 
     def child_ended(self, mesh: OwnedMesh, rank: int, failure: Failure) -> None:
         """A rank of an owned mesh ended; only failures are news (any thread)."""
@@ -260,7 +280,7 @@ class Instance:
         handled: Any = None
         enter(self, self.rank.rank, self.rank.extent)
         try:
-            handled = self._supervisor and self._supervisor(MeshFailure(failure))
+            handled = bool(self._supervisor and self._supervisor(MeshFailure(failure)))
         except BaseException as error:  # a supervisor that raises fails its actor
             return self._fallen(failure, error)
         return None if handled else self._fallen(failure, None)
@@ -283,6 +303,7 @@ class Instance:
             handled = self._supervisor and self._supervisor(MeshFailure(failure))
             if hasattr(handled, "__await__"):
                 handled = await handled
+            handled = bool(handled)
         except BaseException as error:  # a supervisor that raises fails its actor
             return self._fallen(failure, error)
         return None if handled else self._fallen(failure, None)
@@ -384,6 +405,14 @@ def as_process() -> Generator[None, None, None]:
         yield
     finally:
         _context.reset(token)
+
+
+def _is_script() -> bool:
+    proc = current_proc()
+    return proc is not None and proc.client and context().actor_instance._cell is None
+
+
+set_is_script(_is_script)
 
 
 def _forget() -> None:

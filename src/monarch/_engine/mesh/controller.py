@@ -10,7 +10,7 @@ from monarch._engine.mesh.actor_mesh import ActorMesh, spawn_actors
 from monarch._engine.mesh.context import as_process
 from monarch._engine.mesh.endpoint import endpoint
 from monarch._engine.mesh.future import Future
-from monarch._engine.mesh.host_mesh import before_spawn, own_proc_mesh
+from monarch._engine.mesh.host_mesh import HostMesh, before_spawn, own_proc_mesh
 from monarch._engine.mesh.proc_mesh import ProcMesh, check_constructor, this_proc
 from monarch._engine.runtime.client import client_proc
 from monarch._engine.shapes import Shape
@@ -27,6 +27,7 @@ class _ControllerController(Actor):
 
     def __init__(self) -> None:
         self._controllers: dict[str, Any] = {}
+        self._classes: dict[str, str] = {}
         self._names: dict[str, str] = {}
         self._failures: dict[str, str] = {}
 
@@ -40,6 +41,12 @@ class _ControllerController(Actor):
             mesh = spawn_actors(this_proc(), name, cls, args, kwargs)
             self._controllers[name] = mesh
             self._names[mesh._name.get()] = name
+            self._classes[name] = _class_name(cls)
+        elif self._classes[name] != _class_name(cls):
+            raise TypeError(
+                f"the controller {name!r} is a {self._classes[name]}, not a {_class_name(cls)}; "
+                "ask for that class, or use another name"
+            )
         return self._controllers[name]
 
     def __supervise__(self, failure: Any) -> bool:
@@ -47,6 +54,10 @@ class _ControllerController(Actor):
         if name is not None:
             self._failures.setdefault(name, str(failure))
         return True
+
+
+def _class_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 _ControllerController.__module__ = "monarch._src.actor.proc_mesh"
@@ -70,7 +81,7 @@ def _get_controller_controller() -> Any:
         start_controllers()
         client = client_proc().uid
     display = f"<root>.<{_ControllerController.__module__}._ControllerController {_NAME}"
-    procs = ProcMesh(client, "local", Shape.unity(), None)
+    procs = ProcMesh(client, "local", Shape.unity(), HostMesh(Shape.unity()))
     return ActorMesh(
         _ControllerController,
         _NAME,
@@ -91,9 +102,9 @@ def get_or_spawn_controller(
 ) -> Future[TActor]:
     """The controller called `name`, constructed as ``Class(*args, **kwargs)`` on first use.
 
-    It runs in the client's process and outlives whoever asked for it; use `call_one` on it. Later
-    calls return the same actor and ignore class and arguments. Once a controller has failed, its
-    name raises `ActorError`.
+    It runs in the client's process and outlives the actor that asked for it; use `call_one` on it.
+    Later calls return the same actor and ignore the arguments. The future raises `ActorError` if
+    the controller of that name is of another class, or once it has failed.
     """
     cls = check_constructor(Class, args, kwargs)
     found: Future[TActor] = _get_controller_controller().get_or_spawn.call_one(

@@ -29,8 +29,10 @@ from typing import (
     overload,
 )
 
+from monarch._engine.base.errors import PayloadTooLarge
 from monarch._engine.mesh.context import context
 from monarch._engine.mesh.future import PENDING, RAW, Future
+from monarch._engine.mesh.misuse import Misused
 from monarch._engine.mesh.reply import (
     Arrival,
     Arrivals,
@@ -354,7 +356,10 @@ class _Check:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not kwargs and self._simple and self._need <= len(args) <= self._most:
             return
-        self._signature.bind(*args, **kwargs)
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise Misused(error) from None
 
 
 _checks: dict[Any, _Check] = {}
@@ -409,47 +414,65 @@ class ActorEndpoint(Generic[P, R_co]):
         """
         links = self._links or self._resolve()
         if len(links) != 1:
-            raise ValueError(f"call_one requires exactly 1 actor, but mesh has {len(links)}")
-        return self._one(links, 0, args, kwargs)
+            raise ValueError(
+                f"call_one requires exactly 1 actor, but mesh has {len(links)}: use "
+                f"{self._call}.call(...) for all, .choose(...) for any of them, or a slice of one"
+            )
+        try:
+            return self._one(links, 0, args, kwargs)
+        except Misused as misused:
+            raise misused.told(self._call, self._check._signature) from misused.cause
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """Call one actor, picked uniformly at random; its result."""
         links = self._links or self._resolve()
-        return self._one(links, _pick(links), args, kwargs)
+        try:
+            return self._one(links, _pick(links), args, kwargs)
+        except Misused as misused:
+            raise misused.told(self._call, self._check._signature) from misused.cause
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]:
         """Call every actor; all results, in the mesh's shape. The first error settles the call."""
         links = self._links or self._resolve()
-        self._check(args, kwargs)
         future: Replies = self._gathers._new()
         future._endpoint = self
-        if links:
-            self._collect(future, links, args, kwargs, ONCE)
-        else:
-            future._outcomes = []
-            future._resolve(RAW, (0, None))
+        try:
+            self._check(args, kwargs)
+            if links:
+                self._collect(future, links, args, kwargs, ONCE)
+                return future
+        except Misused as misused:
+            raise misused.told(self._call, self._check._signature) from misused.cause
+        future._outcomes = []
+        future._resolve(RAW, (0, None))
         return future
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> ValueStream[R_co]:
         """Call every actor; an iterator of one Future each, resolving as answers arrive."""
         links = self._links or self._resolve()
-        self._check(args, kwargs)
         futures: list[Arrival[R_co]] = [Arrival._new() for _ in links]
-        if links:
-            arrivals: Arrivals = Arrivals._new()
-            arrivals._endpoint = self
-            arrivals._line = deque(futures)
-            for future in futures:
-                future._endpoint = self
-                future._arrivals = arrivals
-            self._collect(arrivals, links, args, kwargs, FIRST)
+        try:
+            self._check(args, kwargs)
+            if links:
+                arrivals: Arrivals = Arrivals._new()
+                arrivals._endpoint = self
+                arrivals._line = deque(futures)
+                for future in futures:
+                    future._endpoint = self
+                    future._arrivals = arrivals
+                self._collect(arrivals, links, args, kwargs, FIRST)
+        except Misused as misused:
+            raise misused.told(self._call, self._check._signature) from misused.cause
         return ValueStream(futures)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send to every actor and forget: no result, no acknowledgement, no error."""
         links = self._links or self._resolve()
-        self._check(args, kwargs)
-        self._cast(links, args, kwargs, 0, None, 0, self._one_way_meta())
+        try:
+            self._check(args, kwargs)
+            self._cast(links, args, kwargs, 0, None, 0, self._one_way_meta())
+        except Misused as misused:
+            raise misused.told(self._call, self._check._signature) from misused.cause
 
     def options(
         self,
@@ -512,7 +535,10 @@ class ActorEndpoint(Generic[P, R_co]):
         links = self._links or self._resolve()
         if selection not in ("all", "choose"):
             raise ValueError(f"Invalid selection: {selection}; use 'all' or 'choose'")
-        self._check(args, kwargs)
+        try:
+            self._check(args, kwargs)
+        except Misused as misused:
+            raise misused.told(self._call, self._check._signature) from misused.cause
         inbox = None if port is None else port.inbox()
         meta = self._one_way_meta() if port is None else self._meta
         number = 0 if port is None else port.port if inbox is None else inbox.port
@@ -524,10 +550,12 @@ class ActorEndpoint(Generic[P, R_co]):
                 self._cast(links, args, kwargs, number, inbox, 0, meta)
             else:
                 self._send_one(links, ranks[0], args, kwargs, number, inbox, 0, meta)
-        except BaseException:
+        except BaseException as error:
             if inbox is not None:
                 for rank in ranks:
                     inbox.expect_nothing(links[rank], rank)
+            if isinstance(error, Misused):
+                raise error.told(self._call, self._check._signature) from error.cause
             raise
 
     def __reduce__(self) -> NoReturn:
@@ -535,6 +563,18 @@ class ActorEndpoint(Generic[P, R_co]):
 
     def __repr__(self) -> str:
         return f"<endpoint {self.name} of {self.mesh!r}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        adverb = "call_one" if len(self.mesh) == 1 else "call"
+        raise TypeError(
+            f"'ActorEndpoint' object is not callable: {self._call} is an endpoint; call it with "
+            f"{self._call}.{adverb}(...)"
+        )
+
+    @property
+    def _call(self) -> str:
+        """How a program writes this endpoint."""
+        return f"{self.mesh._mesh_name}.{self.method.partition(':')[2] or self.method}"
 
     # -- the path --------------------------------------------------------------------------------
 
@@ -575,17 +615,21 @@ class ActorEndpoint(Generic[P, R_co]):
             calls._close()
             raise
 
-    def _late(self, ranks: list[int], count: int) -> TimeoutError:
-        """What the caller is told whose deadline is over before `ranks`, of `count`, answered."""
+    def _silence(self, seconds: float, ranks: list[int], count: int) -> str:
+        """That `ranks`, of `count` that were called, did not answer within `seconds`."""
         if len(ranks) == 1:
             who = self.mesh.display_of_rank(ranks[0])
         else:
             named = ", ".join(self.mesh.rank_text(rank) for rank in ranks[:_NAMED])
             more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
             who = f"{len(ranks)} of {count} actors: {named}{more}"
+        return f"Endpoint call {self.name} failed, no answer within {seconds:g} s from {who}"
+
+    def _late(self, ranks: list[int], count: int) -> TimeoutError:
+        """The error of a call whose deadline is over before `ranks`, of `count`, answered."""
         hint = "" if count == 1 else ', or take what came in time with on_failure="partial"'
         return TimeoutError(
-            f"Endpoint call {self.name} failed, no answer within {self._timeout:g} s from {who}. "
+            f"{self._silence(self._timeout or 0, ranks, count)}. "
             "The endpoint goes on running there, and what it still answers is dropped. "
             f"Give it more time with options(timeout=...){hint}."
         )
@@ -604,7 +648,12 @@ class ActorEndpoint(Generic[P, R_co]):
         proc = self.proc
         link = links[rank]
         uid = self.mesh._uid
-        payload = proc.encode_call(args, kwargs)
+        try:
+            payload = proc.encode_call(args, kwargs)
+        except PayloadTooLarge:
+            raise
+        except Exception as error:
+            raise Misused(error, (args, kwargs)) from None
         if link.paused and uid in link.paused:
             proc.wait_for_gate(link, uid, self.name, self._timeout)
         stream = payload.stream
@@ -630,7 +679,12 @@ class ActorEndpoint(Generic[P, R_co]):
     ) -> None:
         proc = self.proc
         uid = self.mesh._uid
-        payload = proc.encode_call(args, kwargs)
+        try:
+            payload = proc.encode_call(args, kwargs)
+        except PayloadTooLarge:
+            raise
+        except Exception as error:
+            raise Misused(error, (args, kwargs)) from None
         for link in links:
             if link.paused and uid in link.paused:
                 proc.wait_for_gate(link, uid, self.name, self._timeout)
@@ -755,7 +809,7 @@ class _OptionedEndpoint(ActorEndpoint[P, R_co]):
         self._limit(calls, began)
 
     def _limit(self, waiting: Reply[Any] | RollCall[Any], began: float) -> None:
-        if self._timeout is None or waiting._state != PENDING:
+        if self._timeout is None or waiting._phase != PENDING:
             return
         left = self._timeout - (drivers.current.now() - began)  # a send may have had to wait
         timer = self.proc.reactor.call_later(left, waiting._expire)
@@ -787,6 +841,15 @@ class NotAnEndpoint:
     def __init__(self, mesh: ActorMesh, name: str) -> None:
         self._mesh = mesh
         self._name = name
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        cls, method = self._mesh._class.__qualname__, self._name
+        raise AttributeError(
+            f"{cls}.{method} is not an endpoint: add @endpoint to it, or use "
+            f"as_endpoint({self._mesh._mesh_name}.{method}).{name}"
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(

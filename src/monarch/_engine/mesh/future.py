@@ -4,8 +4,11 @@ Threads park on a lock that the resolving thread releases; an asyncio loop is wo
 gate. What arrives is kept as bytes and decoded by whoever looks first, on that thread, so that a
 result nobody looks at costs no unpickling and a slow one never holds up the reactor.
 
-A Future resolves once; every observation after that gives the same value or raises the same
-error. Observing never cancels: a timed-out `get` can be repeated.
+A Future settles once; every observation after that gives the same value or raises the same
+error. Observing never cancels: a timed-out `get` can be repeated. `cancel` does.
+
+The waits of asyncio and `concurrent.futures` know futures by their attributes. The latter take a
+lock, a list and a state by their private names, which a future has when it is asked (`_Shared`).
 
 `returns_future` and `receive` make futures that do nothing until first observed; they override
 `_drive`.
@@ -22,6 +25,8 @@ import warnings
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar
 
+from monarch._engine.base.errors import user_stacklevel
+from monarch._engine.mesh.faults import Faults, set_looks
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.watch import AWAITING, BLOCKING
@@ -29,6 +34,7 @@ from monarch._engine.runtime.watch import AWAITING, BLOCKING
 if TYPE_CHECKING:
     import asyncio
     import contextvars
+    from types import FrameType
 
     from typing_extensions import Self
 
@@ -44,6 +50,7 @@ PENDING = 0
 RAW = 1  # arrived, not decoded
 VALUE = 2
 RAISED = 3
+CANCELLED = 4
 
 # Decoding happens once per future; striped locks spare each future one of its own.
 _decoding = [threading.RLock() for _ in range(64)]
@@ -57,11 +64,12 @@ class Future(Generic[R_co]):
     Not constructible by programs; endpoint calls and mesh operations return it.
     """
 
-    __slots__ = ("__weakref__", "_content", "_state", "_waiters")
+    __slots__ = ("__weakref__", "_content", "_parked", "_phase", "_shared")
 
     _content: Any
-    _state: int
-    _waiters: list[Callable[[], object]]
+    _shared: _Shared
+    _phase: int
+    _parked: list[Callable[[], object]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         raise TypeError(
@@ -81,21 +89,68 @@ class Future(Generic[R_co]):
             _check_timeout(timeout)
         if _on_running_loop():
             _warn_blocking()
-        if self._state == PENDING:
+        if self._phase == PENDING:
             self._block(timeout)
         return self._observe()
 
     def result(self, timeout: float | None = None) -> R_co:
-        """The same as `get`."""
-        return self.get(timeout)
+        """The same as `get`, without a warning if there is an outcome."""
+        return self.get(timeout) if self._phase == PENDING else self._observe()
 
     def exception(self, timeout: float | None = None) -> Exception | None:
         """The exception of the operation, or None; a TimeoutError is returned, too."""
         try:
-            self.get(timeout)
+            self.result(timeout)
         except Exception as error:
             return error
         return None
+
+    def done(self) -> bool:
+        """Whether there is an outcome: a value, an error, or that it was cancelled."""
+        return self._phase != PENDING
+
+    def cancelled(self) -> bool:
+        """Whether `cancel` ended it."""
+        return self._phase == CANCELLED
+
+    def cancel(self) -> bool:
+        """Give the operation up; True unless there is an outcome. Does not block.
+
+        Waits for it end with a CancelledError: asyncio's on an event loop, else that of
+        `concurrent.futures`. A call is taken back from its actors: a message that waits there is
+        dropped, and an async endpoint that handles it is cancelled at its ``await``. A plain
+        endpoint goes on, and its answer is dropped. Other operations (a stop, one element of a
+        stream) go on.
+        """
+        if not self._resolve(CANCELLED, None):
+            return self._phase == CANCELLED
+        self._recall()
+        return True
+
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
+        """Call ``callback(self)`` when there is an outcome.
+
+        Added on an event loop, it is called there, soon; otherwise on a thread of the runtime, or
+        at once if there is an outcome already. An error of it is logged, or the loop's to handle.
+        """
+        loop = _running_loop()
+        if loop is not None:
+            self._drive_async(loop)
+            self._notify(_Callback(self, callback, loop))
+        elif self._phase != PENDING:
+            _Callback(self, callback, None).run()
+        else:
+            self._begin()
+            self._notify(_Callback(self, callback, None))
+
+    def remove_done_callback(self, callback: Callable[[Self], object]) -> int:
+        """Forget the callback, unless it is on its way; how often it had been added."""
+        removed = 0
+        for waiter in list(self._parked):
+            if isinstance(waiter, _Callback) and waiter.function == callback:
+                self._give_up(waiter)
+                removed += 1
+        return removed
 
     def as_asyncio(self) -> asyncio.Future[R_co]:
         """A real `asyncio.Future` with this one's outcome, bound to the running loop.
@@ -122,9 +177,9 @@ class Future(Generic[R_co]):
         return self._await(loop)
 
     def _await(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, R_co]:
-        if self._state == PENDING:
+        if self._phase == PENDING:
             self._drive_async(loop)
-        if self._state == PENDING:
+        if self._phase == PENDING:
             arrived = loop.create_future()
             waiter = _gate(loop, arrived, None)
             self._notify(waiter)
@@ -139,17 +194,31 @@ class Future(Generic[R_co]):
         raise TypeError("cannot pickle 'Future' object; send its result instead")
 
     def __repr__(self) -> str:
-        state = ("pending", "resolved", "resolved", "failed")[self._state]
-        return f"<Future {state}>"
+        state = ("pending", "resolved", "resolved", "failed", "cancelled")[self._phase]
+        return f"<Future {state}: get() its result, or await it in a coroutine>"
+
+    # -- for concurrent.futures.wait and as_completed ----------------------------------------------
+
+    @property
+    def _condition(self) -> threading.Condition:
+        return _Shared.of(self).condition
+
+    @property
+    def _waiters(self) -> list[Any]:
+        return _Shared.of(self).waiters
+
+    @property
+    def _state(self) -> str:
+        return _Shared.of(self).state
 
     # -- for the runtime -------------------------------------------------------------------------
 
     @classmethod
     def _new(cls) -> Any:  # Any, since nothing here says of what type the result will be
         self = object.__new__(cls)
-        self._state = PENDING
+        self._phase = PENDING
         self._content = None
-        self._waiters = []
+        self._parked = []
         return self
 
     @staticmethod
@@ -171,11 +240,11 @@ class Future(Generic[R_co]):
 
     def _resolve(self, state: int, content: Any) -> bool:
         """Settle from any thread; False if it was settled before."""
-        if self._state != PENDING:
+        if self._phase != PENDING:
             return False
         self._content = content
-        self._state = state
-        waiters = self._waiters
+        self._phase = state
+        waiters = self._parked
         while waiters:
             try:
                 waiters.pop(0)()
@@ -197,45 +266,61 @@ class Future(Generic[R_co]):
     def _undrive(self) -> None:
         """Called when an observation gave up."""
 
+    def _recall(self) -> None:
+        """Called when it was cancelled."""
+
+    def _begin(self) -> None:
+        """Called before somebody waits without a thread or a loop."""
+        self._drive(None)
+
+    def _has_error(self) -> bool:
+        """Whether the outcome is an error, as far as that is known without decoding it."""
+        return self._phase == RAISED
+
     def _notify(self, waiter: Callable[[], object]) -> None:
         """Call `waiter` once when settled; at once if it is."""
-        self._waiters.append(waiter)
-        if self._state != PENDING:
+        self._parked.append(waiter)
+        if self._phase != PENDING:
             try:
-                self._waiters.remove(waiter)
+                self._parked.remove(waiter)
             except ValueError:
                 return  # the resolving thread calls it
             waiter()
 
     def _block(self, timeout: float | None) -> None:
         self._drive(timeout)
-        if self._state != PENDING:
+        if self._phase != PENDING:
             return
         parker = drivers.current.parker()
-        self._waiters.append(parker.release)
-        if self._state != PENDING:
+        self._parked.append(parker.release)
+        if self._phase != PENDING:
             return
         try:
             if parker.acquire(timeout=-1 if timeout is None else timeout):
-                if self._state == PENDING:
+                if self._phase == PENDING:
                     raise _refused.pop(parker)
                 return
         except BaseException:
             self._give_up(parker.release)
             raise
         self._give_up(parker.release)
-        if self._state == PENDING:  # else the result came while we gave up: it is ours
-            raise TimeoutError
+        if self._phase == PENDING:  # else the result came while we gave up: it is ours
+            late = self._overdue(timeout or 0)
+            raise TimeoutError(f"{late}; a later get() or await still has it when it comes")
+
+    def _overdue(self, timeout: float) -> str:
+        """Say that the result was not there within `timeout`."""
+        return f"no result within {timeout:g} s"
 
     def _is_awaited(self, parker: Parker) -> bool:
         """Whether a thread waits at `parker`."""
-        return parker.release in self._waiters
+        return parker.release in self._parked
 
     def _refuse(self, parker: Parker, error: BaseException) -> None:
         """Make the wait at `parker`, if it goes on, and nothing else, end with `error`."""
         _refused[parker] = error
         try:
-            self._waiters.remove(parker.release)
+            self._parked.remove(parker.release)
         except ValueError:
             del _refused[parker]  # the resolving thread has it, or it gave up
         else:
@@ -243,29 +328,39 @@ class Future(Generic[R_co]):
 
     def _give_up(self, waiter: Callable[[], object]) -> None:
         with contextlib.suppress(ValueError):  # the resolving thread has it already
-            self._waiters.remove(waiter)
+            self._parked.remove(waiter)
         self._undrive()
 
     def _observe(self) -> R_co:
-        state = self._state
+        state = self._phase
         if state == VALUE:
             content: R_co = self._content
             return content
         if state == RAISED:
+            Faults.current.given(self._content)
             raise self._content.with_traceback(None)
         with _decoding[id(self) >> 4 & 63]:
-            if self._state == RAW:
+            if self._phase == RAW:
                 content = self._content
                 try:
                     value: R_co = self._decode(content)
                 except BaseException as error:
                     self._content = error
-                    self._state = RAISED
+                    self._phase = RAISED
+                    Faults.current.given(error)
                     raise
                 self._content = value
-                self._state = VALUE
+                self._phase = VALUE
                 return value
-        if self._state == PENDING:  # what had arrived was given back, by another who gave up
+        if self._phase == CANCELLED:
+            if _on_running_loop():
+                import asyncio
+
+                raise asyncio.CancelledError
+            import concurrent.futures
+
+            raise concurrent.futures.CancelledError
+        if self._phase == PENDING:  # what had arrived was given back, by another who gave up
             self._block(None)
         return self._observe()
 
@@ -275,10 +370,10 @@ class Future(Generic[R_co]):
         if not lock.acquire(blocking=False):
             return None  # somebody may be looking right now
         try:
-            if self._state != RAW:
+            if self._phase != RAW:
                 return None
             content, self._content = self._content, None
-            self._state = PENDING
+            self._phase = PENDING
             return content
         finally:
             lock.release()
@@ -289,6 +384,9 @@ class Future(Generic[R_co]):
         def copy() -> None:
             if mirror.done():
                 return
+            if self._phase == CANCELLED:
+                mirror.cancel()
+                return
             try:
                 mirror.set_result(self._observe())
             except StopIteration:
@@ -297,7 +395,7 @@ class Future(Generic[R_co]):
                 mirror.set_exception(error)
 
         self._drive_async(loop)
-        if self._state != PENDING:
+        if self._phase != PENDING:
             copy()
         else:
             waiter = _gate(loop, None, copy)
@@ -308,9 +406,48 @@ class Future(Generic[R_co]):
         return mirror
 
 
+_LOOK = "get() its result first, or await it"
+
+
+def _refuse(operator: str) -> Callable[..., NoReturn]:
+    def refuse(*_operands: Any) -> NoReturn:
+        raise TypeError(f"a Future has no {operator}: {_LOOK}")
+
+    return refuse
+
+
+# Programs do this with a value when they forgot to get it. A `__getattr__` could advise as well,
+# but it would make each access of an attribute slower: 3 % of a round trip.
+for _sign, _names in {
+    "+": "add radd",
+    "-": "sub rsub",
+    "*": "mul rmul",
+    "/": "truediv rtruediv",
+    "[...]": "getitem",
+    "<": "lt",
+    ">": "gt",
+}.items():
+    for _name in _names.split():
+        setattr(Future, f"__{_name}__", _refuse(_sign))
+
 Future.__module__ = "monarch._src.actor.future"
 AWAITING.add(vars(Future)["_await"].__code__)
 BLOCKING.add(vars(Future)["_block"].__code__)
+
+
+def _looks(frame: FrameType | None) -> bool:
+    """Whether a thread, now at `frame`, is about to raise or return what it waited for."""
+    while frame is not None:
+        if frame.f_code is _OBSERVE:
+            return True
+        if frame.f_code is _BLOCK:
+            return bool(frame.f_locals["self"]._phase != PENDING)
+        frame = frame.f_back
+    return False
+
+
+_BLOCK, _OBSERVE = vars(Future)["_block"].__code__, vars(Future)["_observe"].__code__
+set_looks(_looks)
 
 
 def _gate(
@@ -341,25 +478,102 @@ def _arrive(arrived: asyncio.Future[None]) -> None:
 def _check_timeout(timeout: Any) -> None:
     if not (isinstance(timeout, (int, float)) and math.isfinite(timeout) and timeout >= 0):
         raise ValueError(
-            f"invalid timeout {timeout}: expected a non-negative, finite number of seconds"
+            f"invalid timeout {timeout!r}: expected a non-negative, finite number of seconds"
         )
 
 
 def _on_running_loop() -> bool:
+    return _running_loop() is not None
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
     events = sys.modules.get("asyncio.events")
-    return events is not None and events._get_running_loop() is not None
+    return None if events is None else events._get_running_loop()
 
 
 def _warn_blocking() -> None:
-    import logging
-
+    """Once per line of the program that blocks, unless it filters warnings otherwise."""
     warnings.warn(
         "Future.get() was called from within an active event loop. It blocks the loop and every "
         "task on it; use `await` instead.",
         UserWarning,
-        stacklevel=3,
+        stacklevel=user_stacklevel(),
     )
-    logging.getLogger(__name__).warning("Future.get() called from within an active event loop")
+
+
+class _Callback:
+    """A waiter of a future that calls a function of the program."""
+
+    __slots__ = ("function", "future", "gate")
+
+    def __init__(
+        self,
+        future: Future[Any],
+        function: Callable[[Any], object],
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self.future = future
+        self.function = function
+        self.gate: Any = None
+        if loop is not None:
+            from monarch._engine.runtime.bridge import gate_of
+
+            self.gate = gate_of(loop)
+
+    def __call__(self) -> None:
+        if self.gate is not None:
+            self.gate.post(self._call, None)
+        else:  # it may take its time, and the reactor has none
+            drivers.current.start_thread("monarch-callback", self.run)
+
+    def _call(self, _: None) -> None:
+        self.function(self.future)
+
+    def run(self) -> None:
+        try:
+            self.function(self.future)
+        except Exception:
+            import logging
+
+            logging.getLogger("monarch").exception("the callback of %r raised", self.future)
+
+
+class _Shared:
+    """The parts of a future with which `concurrent.futures` waits for its end."""
+
+    __slots__ = ("_future", "condition", "state", "waiters")
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+        self.condition = threading.Condition()
+        self.waiters: list[Any] = []
+        self.state = "PENDING"
+
+    @staticmethod
+    def of(future: Future[Any]) -> _Shared:
+        with contextlib.suppress(AttributeError):
+            return future._shared
+        with _decoding[id(future) >> 4 & 63]:
+            with contextlib.suppress(AttributeError):
+                return future._shared
+            shared = future._shared = _Shared(future)
+        future._begin()
+        future._notify(shared.settle)
+        return shared
+
+    def settle(self) -> None:
+        future = self._future
+        with self.condition:
+            cancelled = future._phase == CANCELLED
+            self.state = "CANCELLED_AND_NOTIFIED" if cancelled else "FINISHED"
+            for waiter in self.waiters:
+                if cancelled:
+                    waiter.add_cancelled(future)
+                elif future._has_error():
+                    waiter.add_exception(future)
+                else:
+                    waiter.add_result(future)
+            self.condition.notify_all()
 
 
 class _CoroutineFuture(Future[R_co]):
@@ -380,6 +594,12 @@ class _CoroutineFuture(Future[R_co]):
         self._context = context
         self._lock = threading.Lock()
         return self
+
+    def _begin(self) -> None:
+        drivers.current.start_thread("monarch-coroutine", lambda: self._drive(None))
+
+    def _recall(self) -> None:
+        self._claim()  # it does not begin; what has begun goes on
 
     def _claim(self) -> Any:
         with self._lock:

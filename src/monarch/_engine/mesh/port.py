@@ -23,7 +23,7 @@ from monarch._engine.mesh.reply import RAISE
 from monarch._engine.mesh.undeliverable import give_back
 from monarch._engine.runtime.body import decode_body
 from monarch._engine.runtime.client import client_proc
-from monarch._engine.runtime.dispatch import rebuild_error
+from monarch._engine.runtime.dispatch import rebuild_error, rebuild_raised
 from monarch._engine.runtime.ends import Verdict
 from monarch._engine.runtime.gauge import Gauge
 from monarch._engine.wire.frame import FAILURE, POST
@@ -277,7 +277,7 @@ class _Receive(Future[Any]):
     def _drive(self, timeout: float | None) -> None:
         queue = self._queue
         with queue.lock:
-            if self._state != PENDING:
+            if self._phase != PENDING:
                 return
             self._observers += 1
             if self._observers > 1:
@@ -287,13 +287,16 @@ class _Receive(Future[Any]):
             else:
                 queue.line.append(self)
 
+    def _overdue(self, timeout: float) -> str:
+        return f"no message within {timeout:g} s"
+
     def _undrive(self) -> None:
         queue = self._queue
         with queue.lock:
             self._observers -= 1
             if self._observers:
                 return
-            if self._state == PENDING:
+            if self._phase == PENDING:
                 queue.line.remove(self)
             elif (message := self._take_back()) is not None:
                 queue.put_back(message)
@@ -301,7 +304,7 @@ class _Receive(Future[Any]):
     def _decode(self, content: Any) -> Any:
         rank, flags, body = content
         if flags & RAISE:
-            raise decode_body(body)
+            raise rebuild_raised(body)
         if flags & FAILURE:
             raise SupervisionError.of(Failure.from_bytes(body))
         if flags:

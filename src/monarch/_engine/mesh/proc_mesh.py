@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from monarch._engine.base.errors import SupervisionError
@@ -17,12 +17,16 @@ from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.actor import Actor
 from monarch._engine.mesh.actor_mesh import ActorMesh, spawn_actors
+from monarch._engine.mesh.busy import who_is_busy
 from monarch._engine.mesh.context import Instance, context
-from monarch._engine.mesh.future import RAISED, VALUE, Future
+from monarch._engine.mesh.future import RAISED, VALUE, Future, _check_timeout
 from monarch._engine.mesh.keepsake import remember
 from monarch._engine.mesh.logging_option import LoggingManager, set_logging, when_printed
+from monarch._engine.mesh.misuse import Misused, constructor_signature
+from monarch._engine.mesh.progress import tell_while
 from monarch._engine.mesh.roll_call import RollCall
 from monarch._engine.protocol.federation import HOME
+from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.casting import Plan
 from monarch._engine.runtime.client import client_proc
 from monarch._engine.runtime.ends import Verdict
@@ -45,6 +49,7 @@ __all__ = [
     "announce",
     "check_constructor",
     "get_active_proc_meshes",
+    "meshes_on",
     "register_proc_mesh_spawn_callback",
     "this_proc",
     "unregister_proc_mesh_spawn_callback",
@@ -67,7 +72,10 @@ class Recipe:
 
 
 class ProcMesh(MeshTrait):
-    """A mesh of processes; `HostMesh.spawn_procs` returns it."""
+    """A mesh of processes; `HostMesh.spawn_procs` returns it.
+
+    Two that denote the same processes in the same shape are equal and hash alike.
+    """
 
     def __init__(
         self,
@@ -125,6 +133,13 @@ class ProcMesh(MeshTrait):
             return links
         return [links[rank] for rank in ranks]
 
+    def _host_names(self, shape: Shape) -> list[str]:
+        """The names of the hosts of the ranks in `shape`, see `_links_of`."""
+        assert self._hosts is not None
+        names = self._hosts._names()
+        own = self._shape.ranks()
+        return [names[own[rank] // self._per_host] for rank in shape.ndslice]
+
     def _plan_of(self, shape: Shape, links: list[Any]) -> Plan | None:
         """How to cast to the ranks in `shape`, behind `links`; None if it is not worth it."""
         hosts = self._hosts
@@ -132,12 +147,11 @@ class ProcMesh(MeshTrait):
         here = proc.spec.get("host", HOME)
         if hosts is None or hosts._hosts == (here,):
             return None
-        names = [hosts._hosts[rank] for rank in hosts._shape.ranks()]
-        own = self._shape.ranks()
-        each = [names[own[rank] // self._per_host] for rank in shape.ndslice]
+        each = self._host_names(shape)
         for link, host in zip(links, each, strict=True):
             if host != here:
                 proc.directs.count(link)
+                proc.agent_watch.far.add(link.uid)
         return Plan.of(links, each, here)
 
     def _rank_text(self, rank: int) -> str:
@@ -227,12 +241,22 @@ class ProcMesh(MeshTrait):
     def _proc_mesh(self) -> ProcMesh:
         return self
 
-    def stop(self, reason: str = "stopped by client") -> Future[None]:
+    def stop(
+        self, reason: str = "stopped by client", *, timeout: float | None = None
+    ) -> Future[None]:
         """Stop the actors (their `__cleanup__` runs), end the processes; starts at once.
 
-        A process that does not end within `stop_grace_period` is killed. Stopping twice is fine.
-        Raises ValueError on a slice or a received mesh.
+        Args:
+            reason: for those who call them later.
+            timeout: seconds until a process that has not ended is killed (default: the settings
+                `stop_actor_timeout` and `stop_grace_period`).
+
+        An actor comes to its stop after the messages before it. If one takes longer than 2 seconds
+        a line on stderr says which, and where it is. Stopping twice is fine. Raises ValueError on a
+        slice or a received mesh, and for an impossible timeout.
         """
+        if timeout is not None:
+            _check_timeout(timeout)
         if self._owner is None:
             raise ValueError(
                 "ProcMesh is not owned; must be stopped by an owner: whoever spawned it"
@@ -240,7 +264,7 @@ class ProcMesh(MeshTrait):
         if self._stopping is None:
             if self._recipe is not None:
                 self._recipe.stopped = True
-            self._stopping = _Stopped.of(self, reason)
+            self._stopping = _Stopped.of(self, reason, timeout)
             self._owner._disown(self._base)
             _active.pop(self._base, None)
         return self._stopping
@@ -312,6 +336,18 @@ class ProcMesh(MeshTrait):
         rows = [f"{point_of(i, self.extent)}  {uid:x}" for i, uid in enumerate(self._uids())]
         return "\n".join([f"rank ({labels})  proc", *rows])
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ProcMesh):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        """Which processes these are, in which shape: not how one came by them."""
+        return self.extent, tuple(self._uids())
+
     def __repr__(self) -> str:
         return f"<ProcMesh {self._proc_name} {self.extent}>"
 
@@ -334,14 +370,20 @@ def _already_stopped() -> RuntimeError:
 def check_constructor(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type[Actor]:
     """`cls`, if it is an actor class that takes these arguments; else ValueError or TypeError."""
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
+        hint = (
+            "The name comes first: spawn('name', Class, ...)."
+            if isinstance(cls, str)
+            else "Derive it from monarch.actor.Actor, which is the same."
+        )
         raise ValueError(  # noqa: TRY004 - the interface's choice
-            f"{cls} must subclass monarch.service.Actor to spawn it."
-            " (The class is monarch.actor.Actor today.)"
+            f"{cls!r} must subclass monarch.service.Actor to spawn it. {hint}"
         )
     if "__init__" in cls.__dict__ or cls.__init__ is not object.__init__:
-        import inspect
-
-        inspect.signature(cls.__init__).bind(None, *args, **kwargs)
+        signature = constructor_signature(cls)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise Misused(error).told(cls.__qualname__, signature) from None
     return cls
 
 
@@ -420,7 +462,7 @@ class _Stopped(Future[None]):
     _timer: Timer | None
 
     @classmethod
-    def of(cls, mesh: ProcMesh, reason: str) -> Future[None]:
+    def of(cls, mesh: ProcMesh, reason: str, timeout: float | None) -> Future[None]:
         self: _Stopped = cls._new()
         proc = client_proc()
         uids = [proc.newest(uid) for uid in mesh._uids()]
@@ -449,7 +491,18 @@ class _Stopped(Future[None]):
             proc.stop_proc(uid, reason)
         for uid in uids:
             proc.when_gone(uid, functools.partial(gone, uid))
-        grace = settings.stop_actor_timeout + settings.stop_grace_period
+        grace = timeout
+        if grace is None:
+            grace = settings.stop_actor_timeout + settings.stop_grace_period
+        killed_at = drivers.current.now() + grace
+
+        def waiting_for() -> str:
+            left = list(missing)
+            what = who_is_busy(left) or f"{len(left)} processes of {mesh!r} to end"
+            in_ = max(0.0, killed_at - drivers.current.now())
+            return f"waiting for {what}; killed in {in_:.0f} s" if missing else ""
+
+        tell_while(self, waiting_for)
         self._timer = proc.reactor.call_later(grace, lambda: proc.kill_procs(list(missing)))
         if not missing:  # the last one ended meanwhile
             self._timer.cancel()
@@ -483,6 +536,15 @@ def unregister_proc_mesh_spawn_callback(callback: Callable[[ProcMesh], None]) ->
 def get_active_proc_meshes() -> list[ProcMesh]:
     """The meshes spawned by this process that were not stopped."""
     return list(_active.values())
+
+
+def meshes_on(hosts: Collection[str], owner: Instance) -> list[ProcMesh]:
+    """The meshes of processes that `owner` has, of which all are on these hosts."""
+    return [
+        mesh
+        for mesh in list(owner._meshes.values())
+        if isinstance(mesh, ProcMesh) and mesh._hosts and {*mesh._hosts._names()} <= {*hosts}
+    ]
 
 
 def announce(mesh: ProcMesh) -> None:

@@ -8,6 +8,7 @@ somebody blocks for an answer, the proc's watch looks for deadlocks.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from monarch._engine.base.errors import SupervisionError
 from monarch._engine.base.failure import Failure
 from monarch._engine.mesh.future import PENDING, RAISED, RAW, VALUE, Future
+from monarch._engine.mesh.recall import recall
 from monarch._engine.mesh.roll_call import RollCall
+from monarch._engine.mesh.unobserved import Unobserved
 from monarch._engine.mesh.value_mesh import Answered, Failed, ValueMesh, failure_of
-from monarch._engine.runtime.body import decode_body
-from monarch._engine.runtime.dispatch import rebuild_error
+from monarch._engine.runtime.body import decode_body, unreadable
+from monarch._engine.runtime.dispatch import rebuild_error, rebuild_raised
 from monarch._engine.runtime.ends import Verdict
 from monarch._engine.wire.frame import FAILURE
 
@@ -36,12 +39,20 @@ RAISE = 4  # flag of a POST: the body is an exception to raise as it is
 
 
 def _error_of(flags: int, body: Any, endpoint_name: str) -> BaseException:
+    if type(body) is Unobserved:
+        return body.open()
     if flags & FAILURE:
         return SupervisionError.of(Failure.from_bytes(body), endpoint_name)
     if flags & RAISE:
-        error: BaseException = decode_body(body)
-        return error
+        return rebuild_raised(body)
     return rebuild_error(body)
+
+
+def _arrived(endpoint: ActorEndpoint[Any, Any], flags: int, body: Any) -> tuple[int, Any]:
+    """The content of a future whose endpoint raised (an actor's failure is its owner's to see)."""
+    if flags & FAILURE:
+        return flags, body
+    return flags, Unobserved(endpoint, functools.partial(_error_of, flags, body, endpoint.name))
 
 
 def lost_error(endpoint: ActorEndpoint[Any, Any], rank: int, verdict: Verdict) -> BaseException:
@@ -59,7 +70,7 @@ class _Called(Future[R_co]):
     _endpoint: ActorEndpoint[Any, Any]
 
     def _is_pending(self) -> bool:
-        return self._state == PENDING
+        return self._phase == PENDING
 
     def _call_name(self) -> str:
         return self._endpoint.name
@@ -80,6 +91,21 @@ class _Called(Future[R_co]):
         """The port, and the links over which answers are missing, if all of them are needed."""
         raise NotImplementedError
 
+    def _overdue(self, timeout: float) -> str:
+        return self._endpoint._silence(timeout, self._lacks(), self._asked())
+
+    def _has_error(self) -> bool:
+        content = self._content
+        return self._phase == RAISED or (self._phase == RAW and bool(content[0]))
+
+    def _lacks(self) -> list[int]:
+        """The ranks whose answers are missing."""
+        raise NotImplementedError
+
+    def _asked(self) -> int:
+        """How many ranks were called."""
+        raise NotImplementedError
+
     def _drive(self, timeout: float | None) -> None:
         if timeout is None:
             watch = self._endpoint.proc.watch
@@ -93,7 +119,10 @@ class _Called(Future[R_co]):
         flags, body = content
         if flags:
             raise _error_of(flags, body, self._endpoint.name)
-        return decode_body(body)
+        try:
+            return decode_body(body)
+        except (ImportError, AttributeError, SystemExit) as error:
+            raise unreadable(error, f"the result of {self._endpoint.name}") from None
 
 
 class Reply(_Called[R_co]):
@@ -108,9 +137,19 @@ class Reply(_Called[R_co]):
     def _needs(self) -> tuple[int, list[Any]]:
         return self._port, [self._link]
 
+    def _recall(self) -> None:
+        self._endpoint.proc.ports.pop(self._port, None)
+        recall(self._link, self._endpoint.mesh._uid, self._port)
+
+    def _lacks(self) -> list[int]:
+        return [self._rank]
+
+    def _asked(self) -> int:
+        return 1
+
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         self._endpoint.proc.ports.pop(self._port, None)
-        self._resolve(RAW, (flags, body))
+        self._resolve(RAW, _arrived(self._endpoint, flags, body) if flags else (0, body))
 
     def peer_lost(self, link: Any, verdict: Verdict) -> None:
         if link is self._link:
@@ -133,6 +172,17 @@ class Replies(RollCall[Any], _Called[Any]):
     def _needs(self) -> tuple[int, list[Any]]:
         return self._port, self._owing()
 
+    def _recall(self) -> None:
+        self._close()
+        for link in self._owing():
+            recall(link, self._endpoint.mesh._uid, self._port)
+
+    def _lacks(self) -> list[int]:
+        return self._owed()
+
+    def _asked(self) -> int:
+        return len(self._links)
+
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         # `_book`, in line: this runs once per rank of every call.
         outcomes = self._outcomes
@@ -140,7 +190,7 @@ class Replies(RollCall[Any], _Called[Any]):
             outcomes[rank] = body
             self._missing -= 1
             if flags:
-                self._end(RAW, (flags, body))
+                self._end(RAW, _arrived(self._endpoint, flags, body))
             elif not self._missing:
                 self._end(RAW, (0, None))
 
@@ -154,7 +204,8 @@ class Replies(RollCall[Any], _Called[Any]):
         flags, body = content
         if flags:
             raise _error_of(flags, body, self._endpoint.name)
-        return ValueMesh._lazy(self._endpoint.mesh._shape, self._outcomes)
+        endpoint = self._endpoint
+        return ValueMesh._lazy(endpoint.mesh._shape, self._outcomes, endpoint.name)
 
 
 class PartialReplies(Replies):
@@ -205,6 +256,12 @@ class Arrival(_Called[R_co]):
         last = list(arrivals._line)[-1:]
         return arrivals._port, arrivals._owing() if last == [self] else []
 
+    def _lacks(self) -> list[int]:
+        return self._arrivals._owed()
+
+    def _asked(self) -> int:
+        return len(self._arrivals._links)
+
 
 class Arrivals(RollCall[None]):
     """The answers of all actors of a mesh, each to the next future in line."""
@@ -215,7 +272,7 @@ class Arrivals(RollCall[None]):
     _line: deque[Arrival[Any]]
 
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
-        self._next(rank, RAW, (flags, body))
+        self._next(rank, RAW, _arrived(self._endpoint, flags, body) if flags else (0, body))
 
     def _lost(self, rank: int, verdict: Verdict) -> None:
         self._next(rank, RAISED, lost_error(self._endpoint, rank, verdict))
@@ -229,6 +286,10 @@ class Arrivals(RollCall[None]):
             self._line.popleft()._resolve(state, content)
             if not self._missing:
                 self._resolve(VALUE, None)
+
+
+for _kind in (_Called, Reply, Replies, PartialReplies, Arrival):
+    _kind.__name__ = _kind.__qualname__ = Future.__name__  # as errors of Python call them
 
 
 class ValueStream(Generic[R_co]):

@@ -13,8 +13,9 @@ from monarch._engine.base.settings import settings
 from monarch._engine.base.worker_address import parse_worker_address
 from monarch._engine.mesh.attachment import Attachment
 from monarch._engine.mesh.context import context
-from monarch._engine.mesh.future import RAISED, VALUE, Future
+from monarch._engine.mesh.future import RAISED, VALUE, Future, _check_timeout
 from monarch._engine.mesh.host_mesh import HostMesh
+from monarch._engine.mesh.progress import progress
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.client import current_proc, start_agent
 from monarch._engine.shapes import Slice
@@ -71,6 +72,7 @@ def attach_to_workers(
     ca: Any,
     workers: Sequence[str | Future[str]],
     name: str | None = None,
+    timeout: float | None = None,
 ) -> HostMesh:
     """The hosts at these addresses, which run worker loops; at once, of extent ``{hosts: n}``.
 
@@ -81,18 +83,25 @@ def attach_to_workers(
             ``HYPERACTOR_TLS_KEY`` and ``HYPERACTOR_TLS_CA`` name.
         workers: addresses such as ``tcp://host:4444``, or futures of them (waited for here).
         name: for people.
+        timeout: seconds until a worker that is not reached is given up (default: the setting
+            `mesh_attach_config_timeout`, 60). It may be started meanwhile.
 
     Both sides prove that they know the same secret (see docs/security.md) before anything is said.
     Whether the workers were reached is what `HostMesh.initialized` says; processes may be spawned
-    before. Raises RuntimeError for what is no address, NotImplementedError for other ``ca`` and
-    ``private_key``.
+    before. A worker that is not reached within 2 seconds is named on stderr, with the reason.
+    Raises RuntimeError for what is no address, NotImplementedError for other ``ca`` and
+    ``private_key``, ValueError for an impossible timeout.
     """
     _check_security(private_key, ca)
+    if timeout is not None:
+        _check_timeout(timeout)
     texts = [worker.get() if isinstance(worker, Future) else worker for worker in workers]
-    return attach_hosts(texts)
+    return attach_hosts(texts, timeout=timeout)
 
 
-def attach_hosts(workers: Sequence[str], secret_file: str | None = None) -> HostMesh:
+def attach_hosts(
+    workers: Sequence[str], secret_file: str | None = None, timeout: float | None = None
+) -> HostMesh:
     """As `attach_to_workers`; for workers of a job that has a secret of its own, in this file."""
     context()  # makes the client if need be
     start_agent()
@@ -100,7 +109,7 @@ def attach_hosts(workers: Sequence[str], secret_file: str | None = None) -> Host
     hosts, called = dict(zip(names, names, strict=True)), dict(zip(names, workers, strict=True))
     shape = shape_of(("hosts",), Slice.new_row_major([len(hosts)]))
     mesh = HostMesh(shape, None, tuple(hosts))
-    mesh._attachment = Attachment(hosts, secret_file, _gateway, called=called)
+    mesh._attachment = Attachment(hosts, secret_file, _gateway, called=called, timeout=timeout)
     return mesh
 
 
@@ -131,7 +140,7 @@ def gateway() -> str | None:
     return _gateway
 
 
-def attach(addr: str) -> None:
+def attach(addr: str, *, timeout: float | None = None) -> None:
     """Reach all workers through the one at `addr`, such as ``tcp://gateway:4444``.
 
     For clients that reach only that one: addresses given to `attach_to_workers` are looked up and
@@ -141,12 +150,14 @@ def attach(addr: str) -> None:
     without.
 
     To be called before the client exists; again with the same address it does nothing. Blocks until
-    both sides have proved that they know the secret. Raises RuntimeError when the client exists or
-    is attached through another worker, for what is no address, and when this one is not reached or
-    refuses.
+    both sides have proved that they know the secret, at most `timeout` seconds (default: the
+    setting `mesh_attach_config_timeout`, 60). Raises RuntimeError when the client exists or is
+    attached through another worker, for what is no address, and when this one is not reached or
+    refuses; ValueError for an impossible timeout.
     """
     global _gateway
     from monarch._engine.protocol.handshake import HandshakeError
+    from monarch._engine.runtime.greeting import why_unreachable
 
     if _gateway == addr:
         return
@@ -159,9 +170,16 @@ def attach(addr: str) -> None:
             "client was initialized without a remote attachment; call attach(addr) before the "
             "first context()/this_host()/this_proc()"
         )
+    if timeout is not None:
+        _check_timeout(timeout)
+    limit = settings.mesh_attach_config_timeout if timeout is None else timeout
     try:
-        greet_worker(addr, settings.mesh_attach_config_timeout)
-    except (OSError, ValueError, HandshakeError) as error:
+        with progress(f"waiting for {addr}"):
+            greet_worker(addr, limit)
+    except OSError as error:
+        why = why_unreachable(error, limit)
+        raise RuntimeError(f"cannot attach through {addr}: {why}") from error
+    except (ValueError, HandshakeError) as error:
         raise RuntimeError(f"cannot attach through {addr}: {error}") from error
     _gateway = addr
 
@@ -170,15 +188,23 @@ def run_worker_loop_forever(*, private_key: Any = None, ca: Any, address: str) -
     """Serve this host at `address`; blocks.
 
     Exits the process with status 0 after a client's `HostMesh.shutdown`. When a client vanishes
-    its processes end, and the loop waits for others. See `attach_to_workers` for the arguments.
-    Raises ValueError for what is no address, OSError if it cannot be listened at.
+    its processes end, and the loop waits for others. If it cannot listen at the address it says why
+    in one line on stderr, and exits with status 1. See `attach_to_workers` for the arguments.
+    Raises ValueError for what is no address.
     """
-    run_worker_loop_until_shutdown(private_key=private_key, ca=ca, address=address)
+    try:
+        worker = _worker(private_key, ca, address)
+    except OSError as error:
+        sys.exit(f"monarch worker: cannot listen at {address}: {error.strerror or error}")
+    worker.run()
     sys.exit(0)
 
 
 def run_worker_loop_until_shutdown(*, private_key: Any = None, ca: Any, address: str) -> None:
-    """As `run_worker_loop_forever`, but returns after a client's `HostMesh.shutdown`."""
+    """As `run_worker_loop_forever`, but returns after a client's `HostMesh.shutdown`.
+
+    Raises OSError if it cannot listen at the address.
+    """
     _worker(private_key, ca, address).run()
 
 
@@ -195,19 +221,25 @@ def greet_worker(address: str, timeout: float) -> Peer:
     return greet(where, find_secret(), timeout)
 
 
-def serve_host(address: str, ready: Callable[[str], None], lifeline: int | None = None) -> None:
+def serve_host(
+    address: str,
+    ready: Callable[[str], None],
+    lifeline: int | None = None,
+    names: Sequence[str] = (),
+) -> None:
     """Serve this host at `address` until a client shuts it down, or SIGTERM or SIGINT comes.
 
     `ready(url)` is called once it listens, with what clients dial: the port that was taken, if
     `address` left it open, and a name of this host if it listens at all its addresses.
+    `names`: other addresses at which clients reach it, see `worker_names` in the settings.
     The end of what can be read from the descriptor `lifeline` ends it, too: the system closes that
     of a launcher that was killed.
     Blocks; for the main thread of a process. When it returns, all that ran here for clients has
-    ended. Raises as `run_worker_loop_forever`.
+    ended. Raises as `run_worker_loop_until_shutdown`.
     """
     import signal
 
-    worker = _worker(None, "trust_all_connections", address)
+    worker = _worker(None, "trust_all_connections", address, names)
 
     def stop(_number: int, _frame: Any) -> None:
         worker.stop()
@@ -244,11 +276,16 @@ def start_worker_loop_forever(*, private_key: Any = None, ca: Any, address: str)
     return future
 
 
-def _worker(private_key: Any, ca: Any, address: str) -> Worker:
+def _worker(private_key: Any, ca: Any, address: str, names: Sequence[str] = ()) -> Worker:
     from monarch._engine.runtime.worker import Worker  # few programs are workers
 
     _check_security(private_key, ca)
-    return Worker(parse_worker_address(address, resolve=_resolve).address)
+    also: list[str] = []
+    for name in (*names, *filter(None, settings.worker_names.split(","))):
+        also.append(parse_worker_address(name.strip()).address.url)
+        with contextlib.suppress(ValueError):  # it need not be known here
+            also.append(parse_worker_address(name.strip(), resolve=_resolve).address.url)
+    return Worker(parse_worker_address(address, resolve=_resolve).address, also)
 
 
 def _dialed(text: str, worker: Worker) -> str:

@@ -56,7 +56,7 @@ class ReturnPort:
     def _ask(self, failure: Failure) -> None:
         handled: Any = False
         try:
-            handled = self._handler(self._enveloped(failure))
+            handled = bool(self._handler(self._enveloped(failure)))
         except Exception as error:
             self._raised(error)
         if not handled:
@@ -68,6 +68,7 @@ class ReturnPort:
             handled = self._handler(self._enveloped(failure))
             if hasattr(handled, "__await__"):
                 handled = await handled
+            handled = bool(handled)
         except Exception as error:
             self._raised(error)
         if not handled:

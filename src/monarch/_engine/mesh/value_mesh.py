@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterable, Iterator
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from monarch._engine.base.errors import ActorError
-from monarch._engine.runtime.body import decode_body
+from monarch._engine.runtime.body import decode_body, unreadable
 from monarch._engine.shapes import MeshTrait, Point, Shape, Slice
 from monarch._engine.shapes.point import point_of
 from monarch._engine.shapes.shape import shape_of
@@ -67,8 +67,8 @@ class Answered(_Undecoded):
 
 def failure_of(error: BaseException) -> Exception:
     """`error` as what stands in for a value, always an Exception."""
-    if isinstance(error, Exception):
-        return error
+    if issubclass(type(error), Exception):
+        return cast("Exception", error)
     return ActorError(error, "The answer of a remote actor is not an ordinary exception.")
 
 
@@ -87,10 +87,11 @@ class ValueMesh(MeshTrait, Generic[R_co]):
       (({'gpus': 0/2}, 8), ({'gpus': 1/2}, 8))
     """
 
-    __slots__ = ("_cells", "_shape")
+    __slots__ = ("_cells", "_shape", "_source")
 
     _shape: Shape
     _cells: list[Any]
+    _source: str  # the call that gave the values, if they are still to be decoded
 
     def __init__(self, shape: Shape, values: list[R_co]) -> None:
         if len(values) != len(shape):
@@ -101,8 +102,10 @@ class ValueMesh(MeshTrait, Generic[R_co]):
         _set(self, "_cells", list(values))
 
     @classmethod
-    def _lazy(cls, shape: Shape, bodies: list[Any]) -> ValueMesh[Any]:
-        return cls._of_cells(shape, [_Undecoded(body) for body in bodies])
+    def _lazy(cls, shape: Shape, bodies: list[Any], source: str) -> ValueMesh[Any]:
+        self = cls._of_cells(shape, [_Undecoded(body) for body in bodies])
+        _set(self, "_source", source)
+        return self
 
     @classmethod
     def _of_cells(cls, shape: Shape, cells: list[Any]) -> ValueMesh[Any]:
@@ -137,10 +140,13 @@ class ValueMesh(MeshTrait, Generic[R_co]):
         """
         rank = 0
         extent = self._shape.extent
-        rest = dict(coordinates)
+        extra = [label for label in coordinates if label not in extent]
+        if extra:
+            known = f"the dimensions are {list(extent)}"
+            raise KeyError(f"item has extra dimensions: {extra}; {known}")
         for label in extent:
             size = extent[label]
-            index = rest.pop(label)
+            index = coordinates[label]
             if index < 0:
                 raise OverflowError(f"negative index {index} for dimension {label}")
             if index >= size:
@@ -149,8 +155,6 @@ class ValueMesh(MeshTrait, Generic[R_co]):
                     f"dimension {label}, which has size {size}"
                 )
             rank = rank * size + index
-        if rest:
-            raise KeyError(f"item has extra dimensions: {list(rest)}")
         return self._at(rank)
 
     def items(self) -> Generator[tuple[Point, R_co], None, None]:
@@ -226,7 +230,11 @@ class ValueMesh(MeshTrait, Generic[R_co]):
                 if isinstance(cell, _Undecoded):
                     cell = self._cells[rank] = cell.decode()
         if type(cell) is _Undecoded:
-            raise cell.error.with_traceback(None)
+            error = cell.error
+            if isinstance(error, (ImportError, AttributeError, SystemExit)):
+                where = point_of(rank, self._shape.extent)
+                error = unreadable(error, f"the result of {self._source} at {where}")
+            raise error.with_traceback(None)
         return cell
 
     def _decoded(self) -> list[Any]:

@@ -20,6 +20,8 @@ spawned    ``client``, ``procs`` (each with ``uid`` and ``pid``)
 stopped    ``client``, ``uid``, ``pid``, ``reason``
 connected  ``client``, ``uid``, ``peer``, ``certificate``: a data connection to a proc, which it had
            invited
+altered    ``client``, ``host`` (empty: the client's): a connection from there was given up, since
+           what came was altered on the way
 detached   ``client``: its agent has ended, and everything of it with it
 ========== =========================================================================================
 

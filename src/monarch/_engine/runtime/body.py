@@ -6,14 +6,25 @@ never on the reactor. A body that is dropped undecoded gives its segment back.
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
+import socket
 from collections.abc import Callable
 from typing import Any
 
 from monarch._engine.transport.segment import open_parts
 from monarch._engine.wire.codec import Payload, decode
 
-__all__ = ["Body", "LocalBody", "MappedBody", "decode_body"]
+__all__ = [
+    "Body",
+    "LocalBody",
+    "LostBody",
+    "MappedBody",
+    "decode_body",
+    "no_descriptor",
+    "unreadable",
+]
 
 
 class MappedBody:
@@ -52,6 +63,34 @@ class MappedBody:
             self._released(int.from_bytes(self._table[:8], "little"))
 
 
+class LostBody:
+    """A payload in a segment that this process could not open: who looks at it gets an OSError."""
+
+    __slots__ = ("_nbytes",)
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+
+    def load(self) -> Any:
+        raise OSError(errno.EMFILE, f"the payload could not be taken: {no_descriptor()}")
+
+    def copy(self, threshold: int) -> Payload:
+        """See `load`."""
+        return self.load()  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+
+def no_descriptor() -> str:
+    """Why a descriptor that came with a message could not be opened, and what to do."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"process {os.getpid()} has no free file descriptor (EMFILE, its limit is {limit}); close "
+        "files, or raise RLIMIT_NOFILE (ulimit -n)"
+    )
+
+
 class LocalBody:
     """A big payload to this very process: copied, so that sender and receiver share nothing."""
 
@@ -73,7 +112,28 @@ class LocalBody:
         return self._nbytes
 
 
-Body = bytes | bytearray | MappedBody | LocalBody
+Body = bytes | bytearray | MappedBody | LostBody | LocalBody
+
+
+def unreadable(error: ImportError | AttributeError | SystemExit, what: str) -> Exception:
+    """The error of decoding `what` in a process that lacks a module, or a name in one.
+
+    A SystemExit, of code that a class runs when it is unpickled, must not end who looks.
+    """
+    here = f"on host {socket.gethostname()}, in process {os.getpid()}"
+    text = f"{what} cannot be read {here}: {error}"
+    told: Exception
+    if isinstance(error, SystemExit):
+        told = RuntimeError(f"{text} (SystemExit)")
+    elif not isinstance(error, ModuleNotFoundError):
+        told = type(error)(text)
+    else:
+        told = ModuleNotFoundError(
+            f"{text}. Have the module there: install it, put its directory into PYTHONPATH, or "
+            "send that with HostMesh.sync_workspace",
+            name=error.name,
+        )
+    return told.with_traceback(error.__traceback__)
 
 
 def decode_body(body: Any) -> Any:

@@ -15,6 +15,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from monarch._engine.base.errors import format_all
+from monarch._engine.runtime.fault_file import note_error
+
 __all__ = ["LoopGate", "gate_of"]
 
 
@@ -68,6 +71,7 @@ class LoopGate:
             try:
                 callback(argument)
             except Exception as error:  # what waits behind it may be all that wakes somebody
+                note_error(format_all(error))
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": "a callback of the runtime raised", "exception": error}
                 )

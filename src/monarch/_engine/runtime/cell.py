@@ -21,28 +21,33 @@ behind, its callers are answered.
 from __future__ import annotations
 
 import _queue
+import contextlib
+import functools
 import itertools
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch._engine.base.errors import format_remote, headline, is_ours
+from monarch._engine.base.errors import format_all, format_remote, headline, is_ours
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
-from monarch._engine.base.verdict import FAILED, INTERNAL, STOPPED, USER, Verdict
+from monarch._engine.base.verdict import FAILED, INTERNAL, STOPPED, SYSTEM, USER, Verdict
 from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.fault_file import note_error
 from monarch._engine.runtime.gauge import Gauge
-from monarch._engine.wire.frame import CALL, Frame
+from monarch._engine.wire.frame import CALL, HURRY, Frame
 
 if TYPE_CHECKING:
+    import asyncio
+
     from monarch._engine.runtime.proc import Proc
 
 __all__ = ["Behaviour", "Cell", "Handler", "Identity"]
 
 STARTING = "starting"
 RUNNING = "running"
+DROPPING = "dropping"  # running, and some messages that wait were recalled
 DEAD = "dead"
 
 _GRAVES = 10_000  # the ends of actors remembered beyond the configured number
@@ -87,8 +92,11 @@ class Behaviour(Protocol):
     def call_ended(self, error: BaseException | None) -> None:
         """Run what was registered in `Cell.watchers` for the call that ended."""
 
-    def stop_children(self) -> None:
-        """Stop the meshes this actor owns and wait for it (within the configured time)."""
+    def stop_children(self) -> Any:
+        """Stop the meshes this actor owns and wait for it (within the configured time).
+
+        Of async actors, an awaitable that does.
+        """
 
     def unheard(self) -> Any:
         """Handle the failures of children that came while the actor stopped.
@@ -145,10 +153,14 @@ class Cell:
         self.idle = False
         self.current: tuple[Any, Frame] | None = None  # the message in hand, until it is answered
         self.owed: dict[int, tuple[Any, int, int]] = {}  # link, port, rank of answers for later
-        self.aside: set[tuple[Any, int]] = set()  # calls (link, port) that tasks are to answer
+        # Calls (link, port) that tasks are to answer.
+        self.aside: dict[tuple[Any, int], asyncio.Task[None]] = {}
+        self._recalled: set[tuple[Any, int]] = set()  # calls to drop
+        self._recalled_within = 0  # so many messages
         self.ports: set[int] = set()  # those that close with the actor
         self._tickets = itertools.count(1)
         self.thread_id = 0
+        self.serving: asyncio.Task[Any] | None = None  # an async actor's, on its loop
         self.grave: Failure | None = None
         self.gauge = Gauge(proc, uid, self.depth)
         self._end_lock = threading.RLock()
@@ -195,6 +207,53 @@ class Cell:
         self.control.append(action)
         self.wake()
 
+    # -- recalled messages -----------------------------------------------------------------------
+
+    def recall(self, link: Any, port: int) -> None:
+        """The caller has cancelled a call: it need not be handled. On the reactor thread."""
+        if self.is_async:
+            for item in list(self.mailbox):
+                if item[0] is link and item[1].port == port and item[1].kind == CALL:
+                    with contextlib.suppress(ValueError):  # the actor has just taken it
+                        self.mailbox.remove(item)
+                        self.taken(item[1])
+                        return
+        if self.state is not STARTING or not self.is_async:
+            self.interrupt(functools.partial(self._recall, link, port))
+
+    def _recall(self, link: Any, port: int) -> None:
+        if not self.is_async:
+            self._recalled.add((link, port))
+            self._recalled_within = self.mailbox.qsize() + 1  # and the one in hand
+            self._turn(RUNNING, DROPPING)
+        elif (task := self.aside.get((link, port))) is not None:
+            task.cancel()
+        elif self.serving is not None and self._has_in_hand(link, port):
+            self.serving.cancel()
+
+    def _has_in_hand(self, link: Any, port: int) -> bool:
+        current = self.current
+        return current is not None and current[0] is link and current[1].port == port
+
+    def drops(self, link: Any, frame: Frame) -> bool:
+        """Whether this message was recalled; asked for each, in state DROPPING, by its actor."""
+        self._recalled_within -= 1
+        dropped = frame.kind == CALL and (link, frame.port) in self._recalled
+        if dropped:
+            self._recalled.discard((link, frame.port))
+            self.taken(frame)
+        if not self._recalled or self._recalled_within <= 0:  # (it came after the answer)
+            self._recalled.clear()
+            self._turn(DROPPING, RUNNING)
+        return dropped
+
+    def _turn(self, before: str, after: str) -> None:
+        with self._end_lock:
+            if self.state == before:
+                self.state = after
+
+    # -- the end by an error ---------------------------------------------------------------------
+
     def abort(self, error: BaseException, failure: Failure | None = None) -> None:
         """Fail this actor from any thread; its endpoints under way may still run to their end."""
         failure = failure or self.failure_of(error)
@@ -209,6 +268,9 @@ class Cell:
 
     def request_stop(self, link: Any, frame: Frame) -> None:
         """A STOP frame arrived: stop after the messages before it; acknowledged when done."""
+        if frame.flags & HURRY and self._stop_acks:
+            self._give_up()
+            return
         with self._end_lock:
             if not self.finished.is_set():
                 self._stop_acks.append((link, frame))
@@ -230,9 +292,10 @@ class Cell:
         self._acknowledge(link, frame)
 
     def _give_up(self) -> None:
-        reason = bytes(self._stop_acks[0][1].body).decode(errors="replace")
-        self.settle(self.own_failure(reason, STOPPED))
-        self.finish()
+        for _, frame in self._stop_acks[:1]:  # none: it has come to its end just now
+            reason = bytes(frame.body).decode(errors="replace")
+            self.settle(self.own_failure(reason, STOPPED))
+            self.finish()
 
     def settle(self, grave: Failure) -> bool:
         """The actor is over: answer everybody. True for the first caller, who ended it."""
@@ -313,6 +376,12 @@ class Cell:
             self._refuse_owed(self.grave)
         return ticket
 
+    def owe_again(self, link: Any, frame: Frame) -> None:
+        """The answer of a message that was claimed could not be given: the actor's end answers."""
+        self.owed[next(self._tickets)] = (link, frame.port, frame.rank)
+        if self.grave is not None:
+            self._refuse_owed(self.grave)
+
     def redeem(self, ticket: int) -> bool:
         """Whether the answer of this ticket is still owed: by the caller alone, from now on."""
         return self.owed.pop(ticket, None) is not None
@@ -337,13 +406,25 @@ class Cell:
     def failure_of(self, error: BaseException) -> Failure:
         """The failure of this actor by an exception."""
         text = f"actor explicitly aborted due to: {headline(error)}"
+        if self.behaviour is None:
+            text += " (its constructor raised)"
         return self.own_failure(text, trace=format_remote(error))
+
+    def unable_to_start(self, error: RuntimeError) -> None:
+        """The actor got no thread."""
+        text = (
+            f"the process could not start a thread for this actor: {headline(error)}. "
+            "Raise the limit of processes (ulimit -u, pids.max of the cgroup), or have fewer actors"
+        )
+        self.settle(self.own_failure(text, cause=SYSTEM))
+        self.finish()
 
     def broken_by(self, error: BaseException) -> None:
         """The actor's loop itself is over, by what passed all boundaries around user code."""
         if is_ours(error):
             text = f"internal error: {headline(error)}"
-            trace = "".join(traceback.format_exception(error)).rstrip()
+            trace = format_all(error)
+            note_error(trace)
             failure = self.own_failure(text, cause=INTERNAL, trace=trace)
         else:
             failure = self.failure_of(error)

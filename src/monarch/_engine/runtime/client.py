@@ -7,9 +7,7 @@ the program first asks for its host (`start_agent`). Procs get their place from 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import select
 import signal
 import socket
@@ -19,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE
+from monarch._engine.launch.interpreter import python_command, working_directory
 from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.agent_watch import why_silent
+from monarch._engine.runtime.descriptors import raise_descriptor_limit
 from monarch._engine.runtime.ends import Verdict
 from monarch._engine.runtime.proc import Proc, new_uid
 from monarch._engine.runtime.spawn import spawn_cell
@@ -36,7 +37,6 @@ __all__ = [
     "close_client",
     "current_proc",
     "launch_spec",
-    "raise_descriptor_limit",
     "restore_tunables",
     "start_agent",
     "succeed",
@@ -81,6 +81,7 @@ def _make_client(uid: int, reign: int) -> Proc:
     raise_descriptor_limit()
     proc = Proc(uid, "local", spawn_cell, _refuse_stop, client=True, reign=reign)
     proc.agent_lost = _agent_died
+    proc.agent_silent = _agent_is_silent
     proc.start()
     return proc
 
@@ -147,9 +148,7 @@ def start_agent() -> None:
 
         ours, theirs = socket.socketpair()
         proc.adopt_agent(ours)
-        root = os.path.dirname(__file__.rsplit("_engine", 1)[0].rstrip("/"))
         code = (
-            f"import sys; sys.path.insert(0, {root!r}); "
             "from monarch._engine.runtime.bootstrap import agent_main; "
             f"agent_main({theirs.fileno()}, {proc.uid})"
         )
@@ -160,13 +159,14 @@ def start_agent() -> None:
         environ["MONARCH_AGENT_TUNABLES"] = environ.get("GLIBC_TUNABLES", "")
         environ["GLIBC_TUNABLES"] = environ.get("GLIBC_TUNABLES", tunables)
         _agent_process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            python_command(sys.executable, code),
             env=environ,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             # A program may have been started without them; then other files have their numbers.
             stdout=None if sys.__stdout__ else subprocess.DEVNULL,
             stderr=None if sys.__stderr__ else subprocess.DEVNULL,
+            cwd=_existing_directory(),
             start_new_session=True,
         )
         theirs.close()
@@ -179,6 +179,18 @@ def start_agent() -> None:
         proc.tell_agent(message)
 
 
+def _existing_directory() -> str | None:
+    """Where the agent starts: the root, if the working directory was removed.
+
+    Python 3.13.0 cannot import its own modules there.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return os.sep
+    return None
+
+
 def _agent_died(_reason: str) -> None:
     proc = _current
     if proc is not None:
@@ -186,6 +198,17 @@ def _agent_died(_reason: str) -> None:
         error = f"the host agent of this machine (pid {pid}) ended unexpectedly"
         when = drivers.current.wall_time()
         proc.bury_everyone(Verdict(FAILED, error, INFRASTRUCTURE, proc.hostname, 0, when))
+
+
+def _agent_is_silent(timeout: float, _uids: list[int]) -> None:
+    proc, process = _current, _agent_process
+    if proc is None or process is None or proc.agent is None:
+        return
+    error, when = why_silent(process.pid, timeout), drivers.current.wall_time()
+    verdict = Verdict(FAILED, error, INFRASTRUCTURE, proc.hostname, 0, when)
+    proc.agent_lost = lambda reason: proc.bury_everyone(verdict)
+    process.kill()
+    proc.lose(proc.agent, error)
 
 
 def close_client(grace: float, verdict: Verdict) -> None:
@@ -214,14 +237,6 @@ def _refuse_stop(proc: Proc, frame: Frame) -> None:
     """Nobody owns the client: a request that it end is ignored."""
 
 
-def raise_descriptor_limit() -> None:
-    """Every proc costs a descriptor or two: use what the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):  # macOS refuses its own hard limit
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def _preloads() -> list[str]:
     """What launchers import for all their children: what is slow to import, if we have it.
 
@@ -233,7 +248,7 @@ def _preloads() -> list[str]:
 
 def _paths() -> list[str]:
     """`sys.path` as a child started here would have it: absolute, the script's folder first."""
-    return [os.path.abspath(entry) for entry in sys.path]
+    return [os.path.abspath(entry or working_directory()) for entry in sys.path]
 
 
 def launch_spec() -> dict[str, Any]:
@@ -241,7 +256,7 @@ def launch_spec() -> dict[str, Any]:
     environ = dict(os.environ)
     return {
         "env": environ,
-        "cwd": os.getcwd(),
+        "cwd": working_directory(),
         "path": _paths(),
         "preload": _preloads(),
         "config": settings.snapshot(),

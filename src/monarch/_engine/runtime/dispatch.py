@@ -16,20 +16,21 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from monarch._engine.base.errors import (
     ActorError,
     BackpressureError,
-    PayloadTooLarge,
     RemoteException,
     format_remote,
     headline,
+    text_of,
+    type_name,
 )
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import STOPPED
-from monarch._engine.runtime.body import decode_body
+from monarch._engine.runtime.body import decode_body, unreadable
 from monarch._engine.runtime.cell import DEAD, RUNNING, Cell, Handler
 from monarch._engine.wire.codec import Payload, encode
 from monarch._engine.wire.frame import CALL, ERROR, POST, Frame, pack
@@ -48,6 +49,7 @@ __all__ = [
     "failed",
     "prepare",
     "rebuild_error",
+    "rebuild_raised",
     "reply",
     "return_port_of",
     "route",
@@ -129,10 +131,13 @@ def _serve_sync(cell: Cell) -> End:
             if item is not None:
                 cell.mailbox.put(item)  # for `settle`, which answers what waits
             return died.end
-        if cell.state is DEAD:
-            if item is not None:
-                cell.refuse(*item)
-            return end_of_dead(cell)
+        if cell.state is not RUNNING:
+            if cell.state is DEAD:
+                if item is not None:
+                    cell.refuse(*item)
+                return end_of_dead(cell)
+            if item is not None and cell.drops(*item):
+                continue
         if item is None:
             continue
         link, frame = item
@@ -221,7 +226,11 @@ def prepare(cell: Cell, link: Any, frame: Frame) -> tuple[Handler, Any, Any]:
             raise AttributeError(f"actor {cell.identity.display} has no endpoint {name!r}")
     behaviour.enter(frame.rank, extent)
     body = frame.body
-    args, kwargs = decode_body(body)
+    try:
+        args, kwargs = decode_body(body)
+    except (ImportError, AttributeError) as error:
+        called = f"{cell.identity.name}.{name}()"
+        raise unreadable(error, f"the arguments of {called}") from None
     if handler.explicit:
         port = behaviour.explicit_port(link, frame, handler.name)
         args = (port, *args)
@@ -231,12 +240,12 @@ def prepare(cell: Cell, link: Any, frame: Frame) -> tuple[Handler, Any, Any]:
 def reply(cell: Cell, link: Any, frame: Frame, handler: Handler, answer: Payload) -> None:
     """Send the value of a message that this thread has claimed (see `Cell.owe`)."""
     stream = answer.stream
-    if stream is not None and link is not cell.proc.local:
-        link.send(pack(POST, frame.port, 0, frame.rank, b"", stream))
-        return
     try:
-        _answer(cell.proc, link, frame, answer)
-    except OSError as error:  # there is no memory for it
+        if stream is not None and link is not cell.proc.local:
+            link.send(pack(POST, frame.port, 0, frame.rank, b"", stream))
+        else:
+            _answer(cell.proc, link, frame, answer)
+    except BaseException as error:  # there is no memory for it, say
         send_error(cell, link, frame, handler.name, error, "failed.")
 
 
@@ -250,9 +259,10 @@ def failed(
     cell: Cell, link: Any, frame: Frame, handler: Handler | None, error: BaseException
 ) -> End | None:
     """The outcome table for everything that is not a value; the actor's end if it dies of it."""
-    if isinstance(error, Died):
-        return error.end
-    ordinary = isinstance(error, Exception)
+    # By type: `isinstance` asks the object for its class, and so may run code of the user's.
+    if issubclass(type(error), Died):
+        return cast("Died", error).end
+    ordinary = issubclass(type(error), Exception)
     survives = (ordinary or _is_cancellation(error)) and frame.port
     if survives and not (handler is not None and handler.explicit):
         name = handler.name if handler is not None else route(frame.meta)[0]
@@ -268,7 +278,7 @@ def failed(
 
 def _is_cancellation(error: BaseException) -> bool:
     exceptions = sys.modules.get("asyncio.exceptions")
-    return exceptions is not None and isinstance(error, exceptions.CancelledError)
+    return exceptions is not None and issubclass(type(error), exceptions.CancelledError)
 
 
 End = tuple[Failure, Exception | None]
@@ -302,14 +312,25 @@ def stopped(cell: Cell, frame: Frame) -> End:
 def send_error(
     cell: Cell, link: Any, frame: Frame, name: str, error: BaseException, suffix: str
 ) -> None:
+    """Answer with `error`, or with as much of it as can be sent. Never raises.
+
+    The message was claimed (see `Cell.owe`), so this is its only answer. If even a stand-in of a
+    few words cannot be sent the actor ends, and its end is the answer.
+    """
     message = f"Actor call {cell.identity.name}.{name} {suffix}"
     proc = cell.proc
     try:
         _answer(proc, link, frame, proc.encode(error_body(cell, message, error)), ERROR)
-    except (OSError, PayloadTooLarge) as problem:  # its type alone is small
-        kind = f"{type(error).__module__}.{type(error).__qualname__}"
-        stand_in = RemoteException(f"{kind} (what it says could not be sent: {problem})")
+    except BaseException as problem:  # too large, no memory, no descriptors
+        kept = text_of(problem)
+    else:
+        return
+    try:
+        stand_in = RemoteException(f"{type_name(error)} (what it says could not be sent: {kept})")
         _answer(proc, link, frame, proc.encode(error_body(cell, message, stand_in)), ERROR)
+    except BaseException as problem:
+        cell.owe_again(link, frame)
+        cell.abort(problem)
 
 
 def error_body(
@@ -321,21 +342,13 @@ def error_body(
     caller, costs only the object: the text arrives in any case.
     """
     failure = cell.own_failure(headline(error), trace=format_remote(error))
-    summary = f"{type(error).__module__}.{type(error).__qualname__}: {_text(error)}"
+    summary = f"{type_name(error)}: {text_of(error)}"
     try:
-        payload = encode(error, 1 << 62)
-        pickled = payload.stream
-    except Exception as problem:
+        pickled = encode(error, 1 << 62).stream
+    except BaseException as problem:  # of the exception's own code, or there is no memory
         pickled = None
-        summary += f" (the exception could not be pickled: {_text(problem)})"
+        summary += f" (the exception could not be pickled: {text_of(problem)})"
     return message, failure, pickled, summary
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as problem:
-        return f"<its text could not be made: {type(problem).__name__}>"
 
 
 def rebuild_error(body: Any) -> ActorError:
@@ -346,8 +359,26 @@ def rebuild_error(body: Any) -> ActorError:
     else:
         try:
             error = decode_body(pickled)
-        except Exception as problem:
-            error = RemoteException(f"{summary} (it could not be rebuilt here: {_text(problem)})")
-        if not isinstance(error, BaseException):
+        except BaseException as problem:  # whatever its class raises: it must not end the caller
+            error = RemoteException(f"{summary} (it could not be rebuilt here: {text_of(problem)})")
+        if not issubclass(type(error), BaseException):
             error = RemoteException(summary)
     return ActorError(error, message, formatted=failure.verdict.trace, failure=failure)
+
+
+def rebuild_raised(body: Any) -> Exception:
+    """The exception that somebody sent to be raised here as it is.
+
+    One that would end the thread (SystemExit, KeyboardInterrupt) is in an ActorError.
+    """
+    error: Any
+    try:
+        error = decode_body(body)
+    except BaseException as problem:
+        error = problem
+    kind: type = type(error)  # pyright: ignore[reportUnknownVariableType] - it is any
+    if issubclass(kind, Exception):
+        return cast("Exception", error)
+    if issubclass(kind, BaseException):
+        return ActorError(error, "The exception that was sent is not an ordinary one.")
+    return RemoteException(f"a {kind.__qualname__} was sent to be raised, which is no exception")

@@ -85,6 +85,7 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
     waiter: asyncio.Future[None] | None = None
     run: Coroutine[Any, Any, None] | None
     over: Callable[[asyncio.Task[None]], None] | None
+    task: asyncio.Task[None] | None
     serving = asyncio.current_task()
     assert serving is not None
     pulse = Pulse(cell, gate)
@@ -123,6 +124,7 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
     assert behaviour is not None
     mailbox = cell.mailbox
     encode_answer = cell.proc.encode_result
+    cell.serving = serving
     Awaits(cell, gate, serving)
     if mailbox and pulse.resting:
         pulse.start()
@@ -159,11 +161,12 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
             handler, args, kwargs = prepare(cell, link, frame)
             if handler.concurrent:
                 ticket = cell.owe() if frame.port and not handler.explicit else 0
-                if ticket:
-                    cell.aside.add((link, frame.port))
                 over = functools.partial(_over, cell, ticket, link, frame, handler)
                 run = _concurrent(cell, ticket, link, frame, handler, args, kwargs)
-                _start_task(tasks, loop, run).add_done_callback(over)
+                task = _start_task(tasks, loop, run)
+                task.add_done_callback(over)
+                if ticket:
+                    cell.aside[link, frame.port] = task
             else:
                 if handler.is_async:
                     result = await handler.function(*args, **kwargs)
@@ -177,7 +180,7 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
                     reply(cell, link, frame, handler, answer)
                 result = answer = None
         except BaseException as raised:  # the supervision boundary
-            if isinstance(raised, asyncio.CancelledError):
+            if issubclass(type(raised), asyncio.CancelledError):
                 _absorb_cancel()
             if cell.watchers:
                 behaviour.call_ended(raised)
@@ -186,7 +189,7 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
                 end = fatal
                 break
         cell.current = None
-        item = link = frame = args = kwargs = run = over = None
+        item = link = frame = args = kwargs = run = over = task = None
         handled += 1
         if handled >= _YIELD_EVERY or tasks:
             handled = 0
@@ -247,7 +250,8 @@ def _fail(
     cell: Cell, ticket: int, link: Any, frame: Frame, handler: Handler, error: BaseException
 ) -> None:
     if cell.redeem(ticket):
-        suffix = "failed." if isinstance(error, Exception) else "failed with BaseException."
+        ordinary = issubclass(type(error), Exception)
+        suffix = "failed." if ordinary else "failed with BaseException."
         send_error(cell, link, frame, handler.name, error, suffix)
 
 
@@ -258,7 +262,7 @@ def _over(
     if ticket:
         if task.cancelled():
             _fail(cell, ticket, link, frame, handler, asyncio.CancelledError())
-        cell.aside.discard((link, frame.port))
+        cell.aside.pop((link, frame.port), None)
 
 
 async def _finish_async(
@@ -284,7 +288,7 @@ async def _finish_async(
         for task in late:
             task.cancel()
     if behaviour.has_children:
-        await asyncio.get_running_loop().run_in_executor(None, behaviour.stop_children)
+        await behaviour.stop_children()
     if grave.kind == STOPPED:
         unheard = behaviour.unheard()
         if unheard is not None:

@@ -9,6 +9,7 @@ run in virtual time, one thread at a time, with chance from a seed.
 from __future__ import annotations
 
 import _queue
+import functools
 import os
 import sys
 import threading
@@ -17,13 +18,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._engine.base.errors import is_engine_frame
+from monarch._engine.runtime.fault_file import note_failure
 from monarch._engine.runtime.reactor import Reactor
 from monarch._engine.runtime.slow_clock import SlowClock
 
 if TYPE_CHECKING:
+    import asyncio
+    from types import FrameType
+
+    from monarch._engine.base.failure import Failure
     from monarch._engine.runtime.cell import Cell
 
 __all__ = ["Clock", "Driver", "Event", "Parker", "Thread", "current", "install"]
+
+
+_LOOK = 1.0  # seconds that threads and a loop get to see what they waited for
 
 
 class Parker(Protocol):
@@ -110,20 +119,49 @@ class Driver:
         its exit.
         """
         import signal  # only an unhandled fault comes here
-        import traceback
 
         main = threading.main_thread().ident or 0
-        frame = sys._current_frames().get(main)
-        while frame is not None and frame.f_back is not None:
-            frame = frame.f_back
-        if frame is None:
+        frame = _outermost(main)
+        if self.is_traceback_printed() or frame is None:
             return False
-        began = frame.f_code.co_filename
-        if began == traceback.__file__ or is_engine_frame(began):
+        if is_engine_frame(frame.f_code.co_filename):
             return False
         ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         signal.pthread_kill(main, signal.SIGTERM if ignored else signal.SIGINT)
         return True
+
+    def is_traceback_printed(self) -> bool:
+        """Whether the main thread has left the program, to print what ended it."""
+        import traceback
+
+        frame = _outermost(threading.main_thread().ident or 0)
+        return frame is None or frame.f_code.co_filename == traceback.__file__
+
+    def let_waits_end(self, looks: Callable[[FrameType | None], bool]) -> None:
+        """Wait until no thread is about to see what it waited for, at most `_LOOK` seconds.
+
+        `looks` says so of the frame at which a thread is. The event loop of the main thread gets a
+        few turns, for its tasks.
+        """
+        pause = threading.Event()
+        deadline = time.monotonic() + _LOOK
+        while any(map(looks, sys._current_frames().values())) and time.monotonic() < deadline:
+            pause.wait(0.001)
+        loop = _loop_of(sys._current_frames().get(threading.main_thread().ident or 0))
+        if loop is not None:
+            turned = threading.Event()
+            step: Callable[[], object] = turned.set
+            for _ in range(3):  # the future, its task, and what awaits that
+                step = functools.partial(loop.call_soon, step)
+            try:
+                loop.call_soon_threadsafe(step)
+            except RuntimeError:  # it is closed
+                return
+            turned.wait(_LOOK)
+
+    def note_failure(self, failure: Failure) -> None:
+        """A failure has reached the root, see `fault_file`."""
+        note_failure(failure.root.verdict.when, failure.report())
 
     def now(self) -> float:
         """Seconds on a clock that only goes forward."""
@@ -137,6 +175,25 @@ class Driver:
         """A random number below `count`."""
         # Not a generator with a state: a forked process must not repeat its parent's choices.
         return int.from_bytes(os.urandom(8), "little") % count  # noqa: TID251
+
+
+def _outermost(thread: int) -> FrameType | None:
+    """Where a thread began; None if it runs no Python code."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _loop_of(frame: FrameType | None) -> asyncio.AbstractEventLoop | None:
+    """The event loop that runs at `frame`, if one does."""
+    events = sys.modules.get("asyncio.base_events")
+    while events is not None and frame is not None:
+        if frame.f_code is events.BaseEventLoop.run_forever.__code__:
+            loop: asyncio.AbstractEventLoop = frame.f_locals["self"]
+            return loop
+        frame = frame.f_back
+    return None
 
 
 current = Driver()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import select
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from monarch._engine.base.address import ChannelAddr
 from monarch._engine.protocol.handshake import HandshakeError
 from monarch._engine.runtime import driver as drivers
-from monarch._engine.runtime.greeting import Wire, dial
+from monarch._engine.runtime.greeting import Route, Wire, dial, direct_way
 from monarch._engine.runtime.job_keeper import ANSWER, CLAIM
 
 __all__ = ["Found", "claim"]
@@ -34,7 +33,7 @@ def claim(
     workers: Sequence[ChannelAddr],
     key: bytes,
     timeout: float,
-    way: Callable[[ChannelAddr, float], socket.socket] | None = None,
+    way: Route = direct_way,
 ) -> Found:
     """What is to be known of this job, by the first of these workers that has it.
 
@@ -74,7 +73,7 @@ def _ask(
     job: str,
     key: bytes,
     timeout: float,
-    way: Callable[[ChannelAddr, float], socket.socket] | None,
+    way: Route,
 ) -> dict[str, Any] | None:
     """The answer of one worker; None if it has no such job."""
     deadline = drivers.current.now() + timeout

@@ -79,7 +79,9 @@ class Awaits:
             return
         self._gate.on_wait = self._await
         self._seen = None
-        if found is not None and found.arrived is not self._told and not _is_limited(self._task):
+        if found is None or not hasattr(found.answer, "_unanswered"):  # what anybody may send
+            return
+        if found.arrived is not self._told and not _is_limited(self._task):
             self._told = found.arrived
             self._cell.proc.watch.begin(_Suspended(self._cell, found, self._gate))
 

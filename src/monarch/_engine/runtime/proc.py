@@ -24,23 +24,31 @@ import itertools
 import json
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
-from monarch._engine.base.errors import BackpressureError, PayloadTooLarge, ProtocolError
+from monarch._engine.base.errors import (
+    BackpressureError,
+    PayloadTooLarge,
+    ProtocolError,
+    format_all,
+)
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
-from monarch._engine.base.verdict import FAILED, STOPPED
+from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED
 from monarch._engine.protocol.federation import HOME
 from monarch._engine.runtime import driver as drivers
-from monarch._engine.runtime.body import LocalBody, MappedBody
+from monarch._engine.runtime.agent_watch import AgentWatch, why_silent
+from monarch._engine.runtime.body import LocalBody, LostBody, MappedBody, no_descriptor
 from monarch._engine.runtime.casting import Casting
 from monarch._engine.runtime.dead_letters import DeadLetters
 from monarch._engine.runtime.directs import Directs
 from monarch._engine.runtime.dispatch import return_port_of
 from monarch._engine.runtime.early import EarlyMessages
 from monarch._engine.runtime.ends import OwnedMesh, Sink, Verdict
+from monarch._engine.runtime.fault_file import note_error
 from monarch._engine.runtime.links import Gate, LocalLink, LostLink
 from monarch._engine.runtime.reactor import WRITE
 from monarch._engine.runtime.side_stream import Caller, Via
@@ -130,6 +138,8 @@ class Proc:
         self.agent: Link | None = None
         self.ended: Verdict | None = None  # why there is no agent any more
         self.agent_lost: Callable[[str], None] = lambda reason: os._exit(1)
+        self.agent_silent: Callable[[float, list[int]], None] = self._bury_waiting
+        self.when_ended: list[Callable[[Verdict], None]] = []  # when there is no agent any longer
         self.links: dict[int, Any] = {uid: self.local}
         self.ports: dict[int, Sink] = {}
         self.cells: dict[int, Any] = {}
@@ -165,6 +175,7 @@ class Proc:
         self.watch = Watch(self)
         self.casting = Casting(self, reign << _REIGN)
         self.directs = Directs(self)
+        self.agent_watch = AgentWatch(self)
         self._on = {
             CALL: self._on_call,
             POST: self._on_post,
@@ -429,6 +440,7 @@ class Proc:
         if agent is not None:
             body = json.dumps(message, separators=(",", ":")).encode()
             agent.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=len(fds or ())), fds)
+            self.agent_watch.requested(message)
 
     def _read(self, link: Link) -> bool:
         """Handle what has arrived; False when nothing had, or the link is lost."""
@@ -456,6 +468,7 @@ class Proc:
         except ProtocolError as error:
             self.lose(link, str(error))
         except (ValueError, TypeError, LookupError, RecursionError) as error:  # that cannot be
+            note_error(format_all(error))
             self.lose(link, f"protocol error from {link.peer}: {type(error).__name__}: {error}")
 
     def lose(self, link: Link, reason: str) -> None:
@@ -468,7 +481,11 @@ class Proc:
             return frame.body
         if len(frame.body) < 20 or frame.nfd != 1:
             raise ProtocolError(f"protocol error from {link.peer}: a malformed segment table")
-        (fd,) = link.take_fds(1)
+        fds = link.take_fds_if_any(1)
+        if fds is None:
+            self._unused(link, int.from_bytes(frame.body[:8], "little"))
+            return LostBody(int.from_bytes(frame.body[8:16], "little"))
+        (fd,) = fds
         return MappedBody(bytes(frame.body), fd, lambda ident: self._unused(link, ident))
 
     def _unused(self, link: Link, ident: int) -> None:
@@ -576,9 +593,13 @@ class Proc:
         agent = self.agent
         if agent is None or link is not agent:
             raise ProtocolError(f"protocol error from {link.peer}: only the host agent controls")
-        fds = agent.take_fds(frame.nfd)
+        fds = agent.take_fds_if_any(frame.nfd)
         message = json.loads(frame.body)
+        if fds is None:  # the peer finds its end closed
+            sys.stderr.write(f"monarch: a connection was refused: {no_descriptor()}\n")
+            return
         op = message["op"]
+        self.agent_watch.heard()
         if op == "peer" and "for" in message:
             via = message.get("via")
             caller = Caller(message["uid"], via and Via(via["here"], via["tls"]))
@@ -665,8 +686,20 @@ class Proc:
                 callback(verdict)
             else:
                 self._exit_sinks.setdefault(uid, []).append(callback)
+                if uid in self.expected:
+                    self.agent_watch.awaited()
 
         self.reactor.call_soon(watch)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the agent has yet to say why some process ended."""
+        return bool(self._asked)
+
+    @property
+    def awaits_ends(self) -> bool:
+        """Whether somebody waits for the end of a process that was asked to end."""
+        return any(uid in self.expected for uid in self._exit_sinks)
 
     # -- loss ------------------------------------------------------------------------------------
 
@@ -749,6 +782,14 @@ class Proc:
 
         self.when_gone(link.uid, book)
 
+    def _bury_waiting(self, timeout: float, uids: list[int]) -> None:
+        """The agent is silent: fail what waits for it, which concerns these procs among others."""
+        text = why_silent(self.spec.get("agent", 0), timeout)
+        when = drivers.current.wall_time()
+        verdict = Verdict(FAILED, text, INFRASTRUCTURE, self.hostname, 0, when)
+        for uid in dict.fromkeys([*uids, *self._asked, *self._exit_sinks]):
+            self._on_gone(uid, verdict)
+
     def bury_everyone(self, verdict: Verdict) -> None:
         """The host agent is gone: nothing on this host can be reached any more."""
         self.ended = verdict
@@ -770,6 +811,8 @@ class Proc:
             known = self.verdicts.setdefault(uid, verdict)
             for callback in self._exit_sinks.pop(uid):
                 callback(known)
+        for tell in self.when_ended:
+            tell(verdict)
 
     def mesh_failed(self, mesh_uid: int, rank: int, failure: Failure) -> None:
         """Book the end of one rank of an owned mesh and tell the owner, once per rank."""

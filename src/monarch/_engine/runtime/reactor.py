@@ -28,6 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch._engine.base.failure import PLEASE_REPORT
+from monarch._engine.runtime.fault_file import note_error
 
 __all__ = ["READ", "WRITE", "Reactor", "Timer", "report_error"]
 
@@ -178,12 +179,19 @@ class Reactor:
         if self._new:
             self._admit()
         timers = self._timers
-        self._wakes = wakes = timers[0][0] if timers else _NEVER
+        self._wakes = wakes = self._next() if timers else _NEVER
         if self._soon or self._new:
             return 0
         if not timers:
             return -1
         return min(max(0.0, wakes - time.monotonic()), _LONGEST) * self._scale
+
+    def _next(self) -> float:
+        """When the first timer is due that was not cancelled."""
+        timers = self._timers
+        while timers and timers[0][2].callback is None:  # they would limit the wait, which costs
+            heapq.heappop(timers)
+        return timers[0][0] if timers else _NEVER
 
     def _on_wake(self, _mask: int) -> None:
         # Clear the flag before the queue is read: a later append writes again.
@@ -214,9 +222,10 @@ class Reactor:
 
 
 def report_error() -> None:
+    text = traceback.format_exc()
+    note_error(text)
     print(
-        f"monarch: internal error in the reactor of process {os.getpid()}:\n"
-        f"{traceback.format_exc()}{PLEASE_REPORT}",
+        f"monarch: internal error in the reactor of process {os.getpid()}:\n{text}{PLEASE_REPORT}",
         file=sys.stderr,
         flush=True,
     )

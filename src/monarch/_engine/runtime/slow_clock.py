@@ -37,7 +37,10 @@ class SlowClock:
             with self._lock:
                 started, self._started = self._started, True
             if not started:
-                threading.Thread(target=self._run, name="monarch-clock", daemon=True).start()
+                try:
+                    threading.Thread(target=self._run, name="monarch-clock", daemon=True).start()
+                except RuntimeError:  # there can be none, of a limit or at the interpreter's end
+                    self._started = False  # the next look tries again
 
     def _run(self) -> None:
         timers: list[tuple[float, int, Callable[[], None]]] = []

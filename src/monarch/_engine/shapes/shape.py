@@ -191,17 +191,15 @@ class Shape:
                     raise ValueError(
                         f"negative step {step} for dimension {label}: ranks of a mesh ascend"
                     )
-                if start >= size:
-                    raise ValueError(_out_of_range(start, stop, step, label, size))
-                if start >= stop:
-                    raise ValueError(
-                        f"empty range {start}:{stop}:{step} for dimension {label} of size {size}"
-                    )
+                if start >= stop:  # the text has what was given, not what it was clamped to
+                    given = cut.start or 0, size if cut.stop is None else cut.stop, step
+                    kind = "out of range" if start >= size else "empty range"
+                    raise ValueError(_refused(kind, *given, label, size))
                 kept = len(range(start, stop, step))
                 offset += start * stride
             else:
                 if cut >= size:
-                    raise ValueError(_out_of_range(cut, cut + 1, 1, label, size))
+                    raise ValueError(_refused("out of range", cut, cut + 1, 1, label, size))
                 offset += cut * stride
                 continue
             labels.append(label)
@@ -261,8 +259,8 @@ def shape_of(labels: tuple[str, ...], slice: Slice) -> Shape:
     return self
 
 
-def _out_of_range(start: int, stop: int, step: int, label: str, size: int) -> str:
-    return f"out of range {start}:{stop}:{step} for dimension {label} of size {size}"
+def _refused(kind: str, start: int, stop: int, step: int, label: str, size: int) -> str:
+    return f"{kind} {start}:{stop}:{step} for dimension {label} of size {size}"
 
 
 _UNITY = shape_of((), slice_of(0, (), ()))

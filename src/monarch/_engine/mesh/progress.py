@@ -1,0 +1,127 @@
+"""A line on stderr about whatever a person waits for longer than two seconds.
+
+Two kinds of waits: a block of code that blocks (`progress`), and a future that is not settled
+(`tell_while`), which the program may wait for in any line, or not at all. While a block is waited
+for it alone speaks, and says what is known best: the newest future's text, or that of the innermost
+block. A simulation is silent: no real time passes in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from typing import Any
+
+from monarch._engine.mesh.future import Future
+from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.client import client_proc, when_forked
+
+__all__ = ["progress", "tell_while"]
+
+_FIRST = 2.0
+_NEXT = 10.0
+_LOOK = 0.5
+_blocks: list[str | Callable[[], str]] = []
+_pending: dict[Future[Any], tuple[Callable[[], str], float]] = {}  # what for, since when
+_told: weakref.WeakSet[Future[Any]] = weakref.WeakSet()  # those of them that a thread speaks for
+_looking = False
+
+
+@contextlib.contextmanager
+def progress(what: str | Callable[[], str]) -> Generator[None]:
+    """Say that `what` is being waited for, after 2 seconds and every 10 from then on.
+
+    A function is asked each time. Within another wait nothing is printed in addition: the other
+    one says `what` instead of its own.
+    """
+    _blocks.append(what)
+    if len(_blocks) > 1:
+        try:
+            yield
+        finally:
+            _blocks.remove(what)
+        return
+    done = threading.Event()
+    thread = threading.Thread(
+        target=_tell, args=(done.wait, _known_best, _FIRST), name="monarch-progress", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        _blocks.remove(what)
+
+
+def tell_while(future: Future[Any], what: Callable[[], str]) -> None:
+    """As `progress`, as long as `future` is not settled. Does not block; `what` may.
+
+    An empty `what` is not printed.
+    """
+    global _looking
+    if type(drivers.current) is not drivers.Driver:
+        return
+    _pending[future] = what, drivers.current.now()
+    future._notify(lambda: _pending.pop(future, None))
+    if not _looking:
+        _looking = True
+        client_proc().watch.clock.call_later(_LOOK, _look)
+
+
+def _look() -> None:
+    """Take up what is waited for long enough: no thread is started for what takes less."""
+    global _looking
+    _looking = False
+    now = drivers.current.now()
+    for future, (what, since) in list(_pending.items()):
+        if future not in _told and now - since >= _FIRST:
+            _take_up(future, what)
+    if any(future not in _told for future in list(_pending)):
+        _looking = True
+        client_proc().watch.clock.call_later(_LOOK, _look)
+
+
+def _take_up(future: Future[Any], what: Callable[[], str]) -> None:
+    _told.add(future)
+    done = threading.Event()
+    future._notify(done.set)
+
+    def aside() -> str:
+        return "" if _blocks or done.is_set() else what()
+
+    tell = functools.partial(_tell, done.wait, aside, 0.0)
+    drivers.current.start_thread("monarch-progress", tell)
+
+
+def _known_best() -> str:
+    for text, _ in reversed(list(_pending.values())):
+        if said := text():
+            return said
+    now = _blocks[-1]
+    return now if isinstance(now, str) else now()
+
+
+def _tell(wait: Callable[[float], bool], text: Callable[[], str], pause: float) -> None:
+    waited = _FIRST
+    while not wait(pause):
+        now = text()
+        if now and not wait(0.0):
+            sys.stderr.write(f"monarch: {now} ... ({waited:.0f} s)\n")
+            sys.stderr.flush()
+        waited, pause = waited + _NEXT, _NEXT
+
+
+def _forked() -> None:
+    """In a child that user code forks: what its parent waits for, and who looks, is not here."""
+    global _looking
+    _looking = False
+    _blocks.clear()
+    _pending.clear()
+
+
+when_forked(_forked)

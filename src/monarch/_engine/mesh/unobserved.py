@@ -1,0 +1,157 @@
+"""Errors of calls at which the program never looked: one line each on stderr.
+
+An endpoint that raises answers with its error, and that answer lies in a future. If the future is
+collected before anything read it, or the program ends first, the error would be lost without a
+trace. So an error that arrives is wrapped (`Unobserved`), and the wrapper reports itself when it
+goes without having been opened. Values are not wrapped: calls that succeed pay nothing.
+
+Failures of actors are no business of this module: they go to the owners of the actors.
+
+A wrapper may be collected by any thread, at any moment: it only leaves itself behind for a thread
+that decodes and writes. The same error of the same endpoint is printed once, and counted.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from monarch._engine.base.errors import ActorError, headline
+from monarch._engine.base.settings import settings
+from monarch._engine.runtime import driver as drivers
+from monarch._engine.runtime.client import current_proc
+
+if TYPE_CHECKING:
+    from monarch._engine.mesh.endpoint import ActorEndpoint
+
+__all__ = ["Unobserved", "leave_unobserved_to_exit", "report_unobserved"]
+
+_KINDS = 1000  # different errors that are remembered
+
+_arrived: weakref.WeakSet[Unobserved] = weakref.WeakSet()
+_collected: deque[_Lost] = deque()
+_shown: dict[tuple[str, str], int] = {}  # how often it was not printed
+_busy = False  # a thread works on `_collected`
+_ending = False  # of the program
+
+
+class Unobserved:
+    """An error that has arrived: `open` gives it to the first that looks."""
+
+    __slots__ = ("__weakref__", "_lost")
+
+    def __init__(
+        self, endpoint: ActorEndpoint[Any, Any], rebuild: Callable[[], BaseException]
+    ) -> None:
+        self._lost: _Lost | None = _Lost(endpoint, rebuild)
+        _arrived.add(self)
+
+    def open(self) -> BaseException:
+        """The error, which from now on counts as observed."""
+        lost, self._lost = self._lost, None
+        assert lost is not None  # a future decodes once
+        return lost.rebuild()
+
+    def __del__(self) -> None:
+        lost = self._lost
+        proc = current_proc()
+        # (A forked child has the futures of its parent, too.)
+        if lost is not None and proc is not None and proc is lost.endpoint.proc:
+            _collected.append(lost)
+            proc.reactor.call_soon(_start)
+
+
+class _Lost:
+    """An error at which nothing looked."""
+
+    __slots__ = ("endpoint", "rebuild")
+
+    def __init__(
+        self, endpoint: ActorEndpoint[Any, Any], rebuild: Callable[[], BaseException]
+    ) -> None:
+        self.endpoint = endpoint
+        self.rebuild = rebuild
+
+    def report(self) -> None:
+        if not settings.report_unobserved_errors:
+            return
+        if self.endpoint.mesh._class.__module__.startswith("monarch."):
+            return  # what the runtime calls itself is reported in the program's terms
+        name = self.endpoint.name
+        try:
+            error = self.rebuild()
+        except Exception as problem:  # it cannot be rebuilt here, which is worth a line, too
+            error = problem
+        where = ""
+        if isinstance(error, ActorError):
+            where = f" (rank {error.rank}, pid {error.pid} on {error.host})" if error.host else ""
+            error = error.exception
+        text = headline(error)
+        count = _shown.get((name, text))
+        if count is not None:
+            _shown[name, text] = count + 1
+            return
+        if len(_shown) >= _KINDS:
+            _tell_counts()
+        _shown[name, text] = 0
+        _write(
+            f"{name} failed and its result was never looked at: {text}{where}. To handle it, get() "
+            "or await what the call returned; configure(report_unobserved_errors=False) turns this "
+            "report off."
+        )
+
+
+def report_unobserved(*, ending: bool = False) -> None:
+    """Report what has been collected; when the program is `ending`, what is still there, too."""
+    if ending:
+        for error in list(_arrived):
+            lost, error._lost = error._lost, None
+            if lost is not None:
+                _collected.append(lost)
+    while _collected:
+        _collected.popleft().report()
+    if ending:
+        _tell_counts()
+
+
+def leave_unobserved_to_exit() -> None:
+    """From now on no thread is started; the program's exit reports the rest."""
+    global _ending
+    _ending = True
+
+
+def _start() -> None:
+    """On the reactor: have a thread report, since decoding and writing may take their time."""
+    global _busy
+    if _collected and not _busy and not _ending:
+        _busy = True
+        drivers.current.start_thread("monarch-unobserved", _run)
+
+
+def _run() -> None:
+    global _busy
+    try:
+        report_unobserved()
+    finally:
+        _busy = False
+    proc = current_proc()
+    if _collected and proc is not None:
+        proc.reactor.call_soon(_start)
+
+
+def _tell_counts() -> None:
+    for (name, text), count in _shown.items():
+        if count and settings.report_unobserved_errors:
+            times = "once more" if count == 1 else f"{count} times more"
+            _write(f"{name} failed {times}, unnoticed: {text}")
+    _shown.clear()
+
+
+def _write(text: str) -> None:
+    stream = sys.stderr
+    if stream is not None:  # pyright: ignore[reportUnnecessaryComparison] - without a console
+        stream.write(f"monarch: {text}\n")
+        stream.flush()

@@ -1,0 +1,69 @@
+"""Settings that promise something keep it, in the procs that are spawned while they hold."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from monarch._engine.runtime.client import client_proc
+from monarch.actor import Actor, default_bootstrap_cmd, endpoint
+from monarch.config import configured
+
+from .conftest import WAIT, until
+
+Fresh = Callable[..., Any]
+MIB = 1 << 20
+PR_GET_PDEATHSIG = 2
+
+
+class Probe(Actor):
+    @endpoint
+    def give(self, nbytes: int) -> bytearray:
+        return bytearray(nbytes)
+
+    @endpoint
+    def warm(self) -> int:
+        """Bytes of segments that are kept for reuse, when those that were sent are back."""
+        until(lambda: client_proc().segments.statistics[0] == 0)
+        return client_proc().segments.statistics[2]
+
+    @endpoint
+    def death_signal(self) -> int:
+        """Of the main thread, which the reactor has: each thread has its own."""
+        number, known = ctypes.c_int(-1), threading.Event()
+
+        def look() -> None:
+            ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
+            known.set()
+
+        client_proc().reactor.call_soon(look)
+        assert known.wait(WAIT)
+        return number.value
+
+
+@pytest.mark.parametrize(("limit", "least", "most"), [(0, 0, 0), (8 * MIB, 4 * MIB, 8 * MIB)])
+def test_a_process_keeps_no_more_warm_segments_than_the_limit(
+    fresh: Fresh, limit: int, least: int, most: int
+) -> None:
+    with configured(shm_pool_limit=limit):
+        probe = fresh(1).spawn("probe", Probe)
+        for nbytes in (3 * MIB, 4 * MIB, 5 * MIB, 6 * MIB):
+            assert len(probe.give.call_one(nbytes).get(timeout=WAIT)) == nbytes
+        assert least <= probe.warm.call_one().get(timeout=WAIT) <= most
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a signal at the parent's death is Linux's")
+@pytest.mark.parametrize(("enabled", "signal"), [(True, 9), (False, 0)])
+@pytest.mark.parametrize("executed", [False, True], ids=["forked", "executed"])
+def test_the_kernel_ends_procs_with_their_launcher_if_it_is_asked_to(
+    fresh: Fresh, enabled: bool, signal: int, executed: bool
+) -> None:
+    options = {"bootstrap_command": default_bootstrap_cmd()} if executed else {}
+    with configured(mesh_bootstrap_enable_pdeathsig=enabled):
+        probe = fresh(1, **options).spawn("probe", Probe)
+        assert probe.death_signal.call_one().get(timeout=WAIT) == signal
