@@ -74,9 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help(sys.stderr)
         return 1
-    if os.getcwd() not in sys.path:  # a job is defined by a module of this directory
-        sys.path.insert(0, os.getcwd())
     try:
+        if _COMMANDS[options.command][0] == "jobs":  # they are defined by modules of this directory
+            from monarch._spi import with_folder, working_directory
+
+            sys.path[:] = with_folder(sys.path, working_directory())
         status: int = options.run(options)
     except KeyboardInterrupt:
         return 130

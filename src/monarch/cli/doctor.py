@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any
 
-from monarch.job.progress import progress
+from monarch._spi import progress
 
 __all__ = ["add_doctor"]
 

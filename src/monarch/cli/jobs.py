@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from monarch.job.progress import progress
+from monarch._spi import progress
 
 __all__ = ["add_apply", "add_context", "add_exec", "add_kill", "add_shell"]
 
@@ -21,7 +21,9 @@ examples:
   monarch apply train.job     `job` of train.py; remembered for the other commands
   monarch apply               the same again
 
-A job that runs and still fits its description is used as it is.
+MODULE.ATTR is the spec of the job: the module to import, found from this directory, and the name
+of the job in it. It is kept in .monarch/<context>/spec. A job that runs and still fits its
+description is used as it is; another is replaced, unless a script uses it.
 """
     parser.add_argument("job", nargs="?", metavar="MODULE.ATTR", help="where the job is defined")
     parser.set_defaults(run=_apply)
@@ -36,6 +38,9 @@ examples:
   monarch exec --mesh trainers --per-host gpu=8 train.py --steps 10
   monarch exec --point hosts=1 -m pip list
   echo 'df -h | tail -1' | monarch exec --script -
+
+The job is the one that `monarch apply` named in this directory (its spec, MODULE.ATTR, is kept in
+.monarch/<context>/spec); without a spec, the one that a script has started here with state().
 
 Each process has MONARCH_RANK_<dim> and MONARCH_SIZE_<dim> in its environment. The exit status is
 the largest of the command's.
@@ -77,7 +82,12 @@ examples:
   monarch shell --mesh trainers --point hosts=3
   monarch shell -e DEBUG=1 --workdir /data
 
+  echo 'df -h; exit 3' | monarch shell       runs what comes from a pipe or file
+
 It is the $SHELL of the host (bash without one), and its exit status is that of the command.
+
+The job is the one that `monarch apply` named in this directory (its spec, MODULE.ATTR, is kept in
+.monarch/<context>/spec); without a spec, the one that a script has started here with state().
 """
     parser.add_argument("--mesh", metavar="NAME", help="a host of this mesh; default: the first")
     parser.add_argument(
@@ -147,10 +157,10 @@ def _apply(options: argparse.Namespace) -> int:
 
 
 def _exec(options: argparse.Namespace) -> int:
-    from monarch.job import exec_command, load_current_job
+    from monarch.job import exec_command
 
     words = _words(options)
-    job = load_current_job()
+    job = _current_job()
     state = _ready(job)
     meshes = dict(state._hosts)
     if options.mesh is not None:
@@ -188,9 +198,9 @@ def _exec(options: argparse.Namespace) -> int:
 
 
 def _shell(options: argparse.Namespace) -> int:
-    from monarch.job import load_current_job, shell
+    from monarch.job import shell
 
-    job = load_current_job()
+    job = _current_job()
     state = _ready(job)
     if options.mesh is not None:
         mesh = getattr(state, options.mesh)
@@ -243,6 +253,22 @@ def _context(options: argparse.Namespace) -> int:
 # -- parts of them -----------------------------------------------------------------------------
 
 
+def _current_job() -> Any:
+    """The job that was named, or else the one that a script has started in this directory."""
+    from monarch.job import job_load, load_current_job
+
+    try:
+        return load_current_job()
+    except FileNotFoundError:
+        try:
+            job = job_load()
+        except FileNotFoundError:
+            job = None
+        if job is not None and job.active and job._is_running():
+            return job
+        raise
+
+
 def _ready(job: Any) -> Any:
     """The state of the job, with all its hosts reached."""
     from monarch.job import DEFAULT_JOB_PATH
@@ -257,7 +283,7 @@ def _ready(job: Any) -> Any:
 def _kill_context(name: str) -> bool:
     """Kill the job of a context and forget its state; False if there is none."""
     from monarch.job import DEFAULT_JOB_PATH, job_load
-    from monarch.job.current import active_context, state_file
+    from monarch.job.current import active_context, forget_job, state_file
 
     path = state_file(name)
     if not os.path.exists(path) and name == active_context():
@@ -268,7 +294,7 @@ def _kill_context(name: str) -> bool:
         return False
     with progress("waiting for the hosts to end"):
         job.kill()
-    os.unlink(os.path.realpath(path))
+    forget_job(path)
     return True
 
 

@@ -10,7 +10,13 @@ import statistics
 import time
 from typing import Any, NamedTuple
 
-from monarch._spi import HandshakeError, SecretError, attach_hosts, greet_worker
+from monarch._spi import (
+    HandshakeError,
+    SecretError,
+    attach_hosts,
+    greet_worker,
+    why_unreachable,
+)
 from monarch.actor import Actor, HostMesh, endpoint
 
 __all__ = ["Step", "reach"]
@@ -55,7 +61,7 @@ def reach(address: str, timeout: float) -> list[Step]:
         steps.append(Step("reachable", True, "yes"))
         return [*steps, Step("authenticated", False, "no", str(error))]
     except OSError as error:
-        return [Step("reachable", False, "no", _why(error, timeout))]
+        return [Step("reachable", False, "no", why_unreachable(error, timeout))]
     took = time.perf_counter() - started
     python = f"{peer.python[0]}.{peer.python[1]}"
     steps += [
@@ -105,14 +111,3 @@ def _measure(hosts: HostMesh, timeout: float) -> list[Step]:
         ),
         Step("bandwidth", rate, f"{rate / 1e6:.0f} MB/s (payload of {_PAYLOAD >> 20} MiB)"),
     ]
-
-
-def _why(error: OSError, timeout: float) -> str:
-    text = error.strerror or str(error)
-    if isinstance(error, TimeoutError):
-        return f"no answer within {timeout:g} s: the host is down, or a firewall drops packets"
-    if isinstance(error, ConnectionRefusedError):
-        return f"{text}: the host is up, and nothing listens there; start `monarch worker` on it"
-    if isinstance(error, FileNotFoundError):
-        return f"{text}: no worker has made that socket on this machine"
-    return text

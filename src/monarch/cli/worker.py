@@ -31,6 +31,13 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--secret-file", metavar="FILE", help="the secret that clients must know")
     parser.add_argument(
+        "--name",
+        metavar="ADDRESS",
+        action="append",
+        default=[],
+        help="an address at which clients reach this worker beside its own: a forwarded port, NAT",
+    )
+    parser.add_argument(
         "--until-eof",
         action="store_true",
         help="end when stdin does: whoever started the worker and holds that open takes it along",
@@ -49,7 +56,8 @@ def _worker(options: argparse.Namespace) -> int:
         print(f"serving {url} (pid {os.getpid()})", flush=True)
 
     try:
-        serve_host(options.address, listening, sys.stdin.fileno() if options.until_eof else None)
+        lifeline = sys.stdin.fileno() if options.until_eof else None
+        serve_host(options.address, listening, lifeline, options.name)
     except OSError as error:
         print(
             f"monarch worker: cannot listen at {options.address}: {error.strerror or error}",

@@ -38,6 +38,9 @@ class BatchJob(JobTrait):
         atexit.register(self._kill)
         return True
 
+    def _differs(self, spec: JobTrait) -> str:
+        return self._job._differs(spec)
+
     def _create(self, client_script: str | None) -> None:
         raise RuntimeError("a batch job is submitted through the job it runs: apply(script)")
 

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, TypeAlias
@@ -49,6 +50,8 @@ def exec_command(
     rank: int | None = None,
     point: Mapping[str, int] | None = None,
     per_host: Mapping[str, int] | None = None,
+    *,
+    stdin: bytes = b"",
 ) -> Future[int]:
     """Run a command on hosts, at once; the Future is the largest exit status.
 
@@ -64,6 +67,7 @@ def exec_command(
             prints is printed here, as it comes.
         rank, point: only on the process with this rank, or with these coordinates.
         per_host: names and sizes of the dimensions per host, if several shall run on each.
+        stdin: what each of them reads.
 
     Each has ``MONARCH_RANK_<dim>`` and ``MONARCH_SIZE_<dim>`` in its environment. 127: there is no
     such program; 128 + n: ended by signal n. The Future raises what befell the process around the
@@ -96,7 +100,7 @@ def exec_command(
     context()  # the client is made by the caller, not by the thread below
     where = host_mesh.slice(**there) if there else host_mesh
     fixed = {name: (at, known[name]) for name, at in coordinates.items()}
-    command = _Command(tuple(cmd), dict(env or {}), fixed, workdir, os.getcwd(), output_dir)
+    command = _Command(tuple(cmd), dict(env or {}), fixed, workdir, os.getcwd(), output_dir, stdin)
     outcome: concurrent.futures.Future[int] = concurrent.futures.Future()
 
     def run() -> None:
@@ -125,6 +129,7 @@ class _Command:
         workdir: str | None,
         here: str,
         output_dir: str | None,
+        stdin: bytes,
     ) -> None:
         self.words = words
         self.env = env
@@ -132,6 +137,7 @@ class _Command:
         self.workdir = workdir
         self.here = here
         self.output_dir = output_dir
+        self.stdin = stdin
 
 
 def _run(hosts: HostMesh, extra: dict[str, int], inside: dict[str, int], command: _Command) -> int:
@@ -181,10 +187,13 @@ class _Runner(Actor):
         if workdir is None and os.path.isdir(command.here):
             workdir = command.here
         out, err = self._outputs(command.output_dir, at)
+        stdin = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         try:
+            stdin.write(command.stdin)
+            stdin.seek(0)
             child = subprocess.Popen(
                 words,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=out or subprocess.PIPE,
                 stderr=err or subprocess.PIPE,
                 env=environ,
@@ -194,7 +203,7 @@ class _Runner(Actor):
             port.send(("err", f"{words[0]}: {error.strerror}\n".encode()))
             return _NOT_FOUND
         finally:
-            for file in filter(None, (out, err)):
+            for file in filter(None, (stdin, out, err)):
                 file.close()
         readers = [
             threading.Thread(target=_forward, args=(pipe, kind, port), name=f"monarch-exec-{kind}")

@@ -10,17 +10,23 @@ Scripts know nothing of it: they read and write `DEFAULT_JOB_PATH`, which is the
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import re
+import secrets
 import shutil
+import sys
+from collections.abc import Generator
 
-from monarch.job.saved import DEFAULT_JOB_PATH
+from monarch.job.saved import DEFAULT_JOB_PATH, open_folder, read, remove, write
 from monarch.job.trait import JobTrait
 
 __all__ = [
     "active_context",
     "contexts",
+    "forget_job",
     "job_of",
     "load_current_job",
     "remove_context",
@@ -29,30 +35,33 @@ __all__ = [
     "use_context",
 ]
 
-FOLDER = os.path.dirname(DEFAULT_JOB_PATH)
+FOLDER, _STATE = os.path.split(DEFAULT_JOB_PATH)
 _DEFAULT = "default"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def active_context() -> str:
-    """The name of the active context."""
-    try:
-        return os.path.dirname(os.readlink(DEFAULT_JOB_PATH)) or _DEFAULT
-    except OSError:  # nothing there yet, or the plain file of a script
-        return _DEFAULT
+    """The name of the active context. Raises PermissionError as `open_folder`, as all of these."""
+    with contextlib.suppress(FileNotFoundError), _folder(FOLDER) as folder:
+        try:
+            name = os.path.dirname(os.readlink(_STATE, dir_fd=folder))
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # the plain file of a script
+                raise
+            return _DEFAULT
+        if _NAME.fullmatch(name):
+            return name
+    return _DEFAULT
 
 
 def contexts() -> list[str]:
     """The names of all contexts of this directory, sorted."""
     try:
-        entries = os.listdir(FOLDER)
+        with _folder(FOLDER) as folder, os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []
-    return sorted(
-        name
-        for name in entries
-        if name != "logs" and _NAME.fullmatch(name) and os.path.isdir(os.path.join(FOLDER, name))
-    )
+    return sorted(name for name in names if name != "logs" and _NAME.fullmatch(name))
 
 
 def state_file(name: str) -> str:
@@ -67,28 +76,38 @@ def use_context(name: str) -> None:
     """
     if not _NAME.fullmatch(name) or name == "logs":
         raise ValueError(f"{name!r} is no name for a context: letters, digits, '_', '-' and '.'")
-    os.makedirs(os.path.join(FOLDER, name), exist_ok=True)
-    if os.path.exists(DEFAULT_JOB_PATH) and not os.path.islink(DEFAULT_JOB_PATH):
-        legacy = state_file(_DEFAULT)
-        os.makedirs(os.path.dirname(legacy), exist_ok=True)
-        os.replace(DEFAULT_JOB_PATH, legacy)
-    draft = f"{DEFAULT_JOB_PATH}.{os.getpid()}"
-    os.symlink(os.path.join(name, "state.pkl"), draft)
-    os.replace(draft, DEFAULT_JOB_PATH)
+    with _folder(os.path.join(FOLDER, name), make=True):
+        pass
+    with _folder(FOLDER) as folder:
+        if os.path.exists(DEFAULT_JOB_PATH) and not os.path.islink(DEFAULT_JOB_PATH):
+            with _folder(os.path.join(FOLDER, _DEFAULT), make=True) as default:
+                os.replace(_STATE, "state.pkl", src_dir_fd=folder, dst_dir_fd=default)
+        draft = f"{_STATE}.{secrets.token_hex(8)}"
+        os.symlink(os.path.join(name, "state.pkl"), draft, dir_fd=folder)
+        os.replace(draft, _STATE, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def remove_context(name: str) -> None:
     """Forget a context; its job was killed before."""
+    with _folder(os.path.join(FOLDER, name)):
+        pass
     shutil.rmtree(os.path.join(FOLDER, name))
     if active_context() == name:
         os.unlink(DEFAULT_JOB_PATH)
 
 
+def forget_job(path: str) -> None:
+    """Remove the file where `path` leads; without it the default context needs no link."""
+    remove(path)
+    if active_context() == _DEFAULT and not os.path.exists(DEFAULT_JOB_PATH):
+        with contextlib.suppress(FileNotFoundError), _folder(FOLDER) as folder:
+            os.unlink(_STATE, dir_fd=folder)
+
+
 def set_current_job(module_path: str) -> None:
     """Make ``"package.module.attr"`` the job of the active context; nothing is started."""
     use_context(active_context())
-    with open(os.path.join(FOLDER, active_context(), "spec"), "w") as file:
-        file.write(module_path + "\n")
+    write(os.path.join(FOLDER, active_context(), "spec"), module_path.encode() + b"\n")
 
 
 def load_current_job() -> JobTrait:
@@ -98,13 +117,21 @@ def load_current_job() -> JobTrait:
     """
     spec = os.path.join(FOLDER, active_context(), "spec")
     try:
-        with open(spec) as file:
-            path = file.read().strip()
+        path = read(spec).decode().strip()
     except FileNotFoundError:
         raise FileNotFoundError(
             f"No spec found at {spec}. Run 'monarch apply <module.path>' first."
         ) from None
     return job_of(path)
+
+
+@contextlib.contextmanager
+def _folder(path: str, *, make: bool = False) -> Generator[int]:
+    fd = open_folder(path, make=make)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def job_of(module_path: str) -> JobTrait:
@@ -115,7 +142,16 @@ def job_of(module_path: str) -> JobTrait:
     module, _, attribute = module_path.rpartition(".")
     if not module or not attribute:
         raise ValueError(f"module_path must be 'module.attr', got {module_path!r}")
-    home = importlib.import_module(module)
+    try:
+        home = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name == module.partition(".")[0] and os.getcwd() not in sys.path:
+            raise ModuleNotFoundError(
+                f"{error}; modules of {os.getcwd()} are not imported, since other users may write "
+                "there: chmod o-w, or go to a directory of your own",
+                name=error.name,
+            ) from error
+        raise
     if not hasattr(home, attribute):
         raise AttributeError(f"Module {module!r} has no {attribute!r} attribute")
     job = getattr(home, attribute)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from monarch.actor import this_host
 from monarch.job.batch import BATCH_VARIABLE, BatchJob
-from monarch.job.saved import DEFAULT_JOB_PATH
+from monarch.job.saved import DEFAULT_JOB_PATH, open_folder
 from monarch.job.state import JobState
 from monarch.job.trait import JobTrait
 
@@ -46,12 +46,15 @@ class LocalJob(JobTrait):
         """Never: processes of this host end with the script that started them."""
         return False
 
+    def _differs(self, spec: JobTrait) -> str:
+        return ""  # there is nothing that could be killed
+
     def _create(self, client_script: str | None) -> None:
         if client_script is None:
             return
         BatchJob(self).dump(DEFAULT_JOB_PATH)
         logs = os.path.join(os.path.dirname(DEFAULT_JOB_PATH), "logs")
-        os.makedirs(logs, exist_ok=True)
+        os.close(open_folder(logs, make=True))
         folder = tempfile.mkdtemp(prefix="job_", dir=logs)
         with (
             open(os.path.join(folder, "stdout.log"), "wb") as out,

@@ -6,17 +6,15 @@ long as the host does, and at an address. `SSHJob` is the one that is here.
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from monarch._spi import attach_hosts
-from monarch.actor import HostMesh
-from monarch.job.folder import make_folder, secret_file
+from monarch.job.folder import make_folder, remove_folder, secret_file
 from monarch.job.os_process import OsProcess, wait_for
-from monarch.job.state import JobState, let_go
-from monarch.job.trait import JobTrait
+from monarch.job.state import JobState, leave
+from monarch.job.trait import JobTrait, changes
 
 __all__ = ["LoginJob", "ProcessState"]
 
@@ -39,12 +37,13 @@ class _Host(NamedTuple):
 class LoginJob(JobTrait):
     """Named hosts. A kind of it implements `_start_host`, or `_start_hosts` for all at once."""
 
+    _prefix = "monarch-login-job-"  # of the directory
+
     def __init__(self) -> None:
         super().__init__()
         self._meshes: dict[str, list[str]] = {}
         self._folder = ""
         self._hosts: dict[str, list[_Host]] = {}
-        self._connected: list[HostMesh] = []
 
     def add_mesh(self, name: str, hosts: Sequence[str]) -> None:
         """Ask for a mesh of these hosts.
@@ -70,6 +69,14 @@ class LoginJob(JobTrait):
             and bool(self._hosts)
             and not self._dead()
         )
+
+    def _differs(self, spec: JobTrait) -> str:
+        if type(self) is not type(spec) or not isinstance(spec, LoginJob):
+            return f"{type(self).__name__} -> {type(spec).__name__}"
+        told = changes("meshes", self._meshes, spec._meshes)
+        if dead := self._dead():
+            told.append(f"{len(dead)} of its hosts ended")
+        return "; ".join(told) or "other options"
 
     def _description(self) -> tuple[Any, ...]:
         """What has to be equal of two jobs that may serve as each other."""
@@ -97,7 +104,7 @@ class LoginJob(JobTrait):
             raise RuntimeError(f"{type(self).__name__} cannot run batch-mode scripts")
         if not self._meshes:
             raise ValueError("At least one mesh must be added using add_mesh()")
-        self._folder = make_folder("monarch_login_job_")
+        self._folder = make_folder(self._prefix)
         try:
             names = [host for hosts in self._meshes.values() for host in hosts]
             started = iter(self._start_hosts(names))
@@ -119,16 +126,15 @@ class LoginJob(JobTrait):
             mesh: attach_hosts([host.address for host in hosts], secret_file(self._folder))
             for mesh, hosts in self._hosts.items()
         }
-        self._connected += meshes.values()
         return JobState(meshes)
 
     def _kill(self) -> None:
-        let_go(self._connected)
+        leave([host.address for hosts in self._hosts.values() for host in hosts])
         processes = [host.process for hosts in self._hosts.values() for host in hosts]
         self._end_hosts(processes)
         still = wait_for(processes, _GRACE)
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_folder(self._folder)
         self._hosts = {}
         self._folder = ""
         if still:
@@ -136,9 +142,6 @@ class LoginJob(JobTrait):
 
     def _dead(self) -> list[_Host]:
         return [host for hosts in self._hosts.values() for host in hosts if not host.process.alive]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_connected": []}
 
 
 for _public in (LoginJob, ProcessState):

@@ -13,9 +13,11 @@ import sys
 import tempfile
 from typing import Any
 
-from monarch._spi import SecretError, serve_host
+from monarch._spi import SecretError, own_folder, serve_host
 
 __all__ = ["MARK", "main"]
+
+_PREFIX = "monarch-login-host-"
 
 MARK = "monarch-host: "
 """What the answer comes after: login shells may print something of their own."""
@@ -37,7 +39,12 @@ def main() -> None:
     def listening(url: str) -> None:
         answer(port=int(url.rpartition(":")[2]))
 
-    folder = tempfile.mkdtemp(prefix="monarch_login_host_")  # mode 0700
+    parent = tempfile.gettempdir()
+    own_folder.remove_stale(_PREFIX, parent)
+    try:
+        folder, _ = own_folder.make(_PREFIX, parent)  # locked as long as this process lives
+    except OSError:  # there are no locks
+        folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
     try:
         path = os.path.join(folder, "secret")
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

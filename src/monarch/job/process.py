@@ -7,6 +7,8 @@ The hosts listen on Unix sockets in a directory of the job, which nobody else ma
 are the job's own secret, made for it and passed on by its path, and what each host printed. All of
 it goes when the job is killed. The hosts outlive the script on purpose, so that the next one finds
 them ready; a job that is not killed is ended by ``monarch kill``, or by the machine.
+
+As long as no other script can find them they end with this one, however it ends (`lifeline`).
 """
 
 from __future__ import annotations
@@ -17,27 +19,43 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import Any
 
-from monarch._spi import attach_hosts, end_job, keep_job, parse_duration
+from monarch._spi import (
+    attach_hosts,
+    end_job,
+    is_kept,
+    keep_job,
+    parse_duration,
+    python_command,
+    renounce,
+    start_thread,
+)
 from monarch.actor import HostMesh, Reattached, job_id, reattach
-from monarch.job.folder import last_words, log_file, make_folder, secret_file
+from monarch.job import lifeline
+from monarch.job.folder import (
+    last_words,
+    lock_of,
+    log_file,
+    make_folder,
+    remove_folder,
+    remove_stale,
+    secret_file,
+)
 from monarch.job.os_process import OsProcess, descendants, wait_for, watch
 from monarch.job.saved import DEFAULT_JOB_PATH
-from monarch.job.state import JobState, let_go
-from monarch.job.trait import JobTrait, job_load
+from monarch.job.state import JobState, leave
+from monarch.job.trait import JobTrait, changes, job_load
 
 __all__ = ["ProcessJob", "hosts_from_config"]
 
 _START_LIMIT = 60.0  # seconds until a host has to listen
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
-_HOST = (
-    "import sys; sys.path.insert(0, sys.argv[3]); "
-    "from monarch.job.process import serve; serve(sys.argv[1], int(sys.argv[2]))"
-)
+_PREFIX = "monarch-process-job-"
+_HOST = "from monarch.job.process import serve; serve(sys.argv[1], *map(int, sys.argv[2:]))"
 
 
 class ProcessJob(JobTrait):
@@ -80,7 +98,6 @@ class ProcessJob(JobTrait):
         self._python = sys.version_info[:2]
         self._folder = ""
         self._hosts: dict[str, list[tuple[str, OsProcess]]] = {}  # address and process of each
-        self._connected: list[HostMesh] = []
 
     def can_run(self, spec: JobTrait) -> bool:
         """Whether all hosts live, and `spec` asks for the same meshes, variables and Python."""
@@ -90,6 +107,24 @@ class ProcessJob(JobTrait):
             and bool(self._hosts)
             and not self._dead()
         )
+
+    def _differs(self, spec: JobTrait) -> str:
+        if not isinstance(spec, ProcessJob):
+            return f"{type(self).__name__} -> {type(spec).__name__}"
+        told = changes("meshes", self._meshes, spec._meshes)
+        names = self._env.keys() | spec._env.keys()
+        if other := sorted(name for name in names if self._env.get(name) != spec._env.get(name)):
+            told.append(f"variables: other {', '.join(other)}")  # values may be secrets
+        if self._python != spec._python:
+            told.append("Python: {}.{} -> {}.{}".format(*self._python, *spec._python))
+        if dead := self._dead():
+            told.append(f"{len(dead)} of its hosts ended")
+        return "; ".join(told)
+
+    def _is_kept(self) -> bool:
+        if not self._grace or self.apply_id in (None, job_id()):  # (it may be this script's)
+            return False
+        return is_kept(str(self.apply_id))
 
     def reattach(self, cached_path: str = DEFAULT_JOB_PATH) -> Reattached:
         """Take over what the last script of this job has left, within its period of grace.
@@ -120,59 +155,55 @@ class ProcessJob(JobTrait):
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:
             raise RuntimeError("ProcessJob cannot run batch-mode scripts; LocalJob can")
-        self._folder = make_folder("monarch_process_job_")
-        started: list[tuple[str, str, subprocess.Popen[bytes], int]] = []
+        remove_stale(_PREFIX)
+        self._folder = make_folder(_PREFIX)
+        started: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
         try:
             for mesh, count in self._meshes.items():
                 for rank in range(count):
-                    started.append((mesh, *self._start(f"{mesh}_{rank}", len(started))))
-                    _, address, process, _ = started[-1]
-                    host = address, OsProcess.of(process.pid)
-                    self._hosts.setdefault(mesh, []).append(host)
-            for number, (_, _, _, ready) in enumerate(started):
-                self._await(number, ready)
+                    address, process, line = self._start(f"{mesh}_{rank}", len(started))
+                    started.append((process, line))
+                    self._hosts.setdefault(mesh, []).append((address, OsProcess.of(process.pid)))
+            for number, (_, line) in enumerate(started):
+                self._await(number, line)
         except BaseException:
             self._kill()
             raise
         finally:
-            for *_, process, ready in started:
-                os.close(ready)
+            for process, _ in started:
                 watch(process)
 
-    def _start(self, name: str, number: int) -> tuple[str, subprocess.Popen[bytes], int]:
+    def _start(self, name: str, number: int) -> tuple[str, subprocess.Popen[bytes], socket.socket]:
         """Start a host: its address, its process, and what can be read from once it listens."""
         address = f"ipc://{self._folder}/{number}"
-        ready, theirs = os.pipe()
+        line, theirs = lifeline.add(self._folder)
+        fds = [theirs.fileno(), *lock_of(self._folder)]
         environ = {
             **os.environ,
             **self._env,
             "HYPERACTOR_PROCESS_NAME": name,
             "MONARCH_JOB_SECRET_FILE": secret_file(self._folder),
         }
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         try:
             with open(log_file(self._folder, number), "wb") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-c", _HOST, address, str(theirs), root],
+                    [*python_command(sys.executable, _HOST), address, *map(str, fds)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     env=environ,
-                    pass_fds=[theirs],
+                    pass_fds=fds,
                     start_new_session=True,
                 )
-        except BaseException:
-            os.close(ready)
-            raise
         finally:
-            os.close(theirs)
-        return address, process, ready
+            theirs.close()
+        return address, process, line
 
-    def _await(self, number: int, ready: int) -> None:
+    def _await(self, number: int, line: socket.socket) -> None:
         """Wait until a host listens."""
-        if not select.select([ready], [], [], _START_LIMIT)[0]:
+        if not select.select([line], [], [], _START_LIMIT)[0]:
             why = f"did not listen within {_START_LIMIT:g} s"
-        elif os.read(ready, 1):
+        elif _said(line):
             return
         else:
             why = "ended before it listened"
@@ -190,25 +221,27 @@ class ProcessJob(JobTrait):
             mesh: attach_hosts([address for address, _ in hosts], secret_file(self._folder))
             for mesh, hosts in self._hosts.items()
         }
-        self._connected += meshes.values()
         return JobState(meshes)
 
     def _kill(self) -> None:
-        let_go(self._connected)
-        if self._apply_id not in (None, job_id()):
+        leave([address for hosts in self._hosts.values() for address, _ in hosts])
+        if self._apply_id == job_id():
+            renounce()
+        elif self._apply_id is not None:
             with contextlib.suppress(LookupError, RuntimeError, TimeoutError):  # nobody was kept
                 end_job(str(self._apply_id), secret_file(self._folder))
         processes = [process for hosts in self._hosts.values() for _, process in hosts]
         below = descendants(processes)
         for process in processes:
             process.send(signal.SIGTERM)
+        lifeline.cut(self._folder)
         left = wait_for([*processes, *below], _GRACE)
         left += [process for process in descendants(left) if process not in left]
         for process in left:
             process.send(signal.SIGKILL)
         still = wait_for(left, _GRACE)
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_folder(self._folder)
         self._hosts = {}
         self._folder = ""
         if still:
@@ -224,11 +257,15 @@ class ProcessJob(JobTrait):
         text = last_words(self._folder, number)
         return f"; it said:\n{text}" if text else ""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_connected": []}
-
 
 ProcessJob.__module__ = "monarch.job"
+
+
+def _said(line: socket.socket) -> bytes:
+    try:
+        return line.recv(1)
+    except ConnectionResetError:  # it ended
+        return b""
 
 
 def hosts_from_config(name: str) -> HostMesh:
@@ -243,12 +280,29 @@ def hosts_from_config(name: str) -> HostMesh:
     return mesh
 
 
-def serve(address: str, ready: int) -> None:
-    """Be a host: the main function of its process."""
+def serve(address: str, fd: int, *lock: int) -> None:
+    """Be a host: the main function of its process.
+
+    `fd` is its end of the lifeline; `lock` that of the job's directory, which it holds.
+    """
     from monarch._spi import serve_host
 
+    line = socket.socket(fileno=fd)
+    for one in (fd, *lock):
+        os.set_inheritable(one, False)
+    alone = False
+
+    def hold_on() -> None:
+        nonlocal alone
+        if lifeline.outlived(line):
+            alone = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def listening(_url: str) -> None:
-        os.write(ready, b"1")
-        os.close(ready)
+        with contextlib.suppress(BrokenPipeError):  # the script has ended
+            line.send(b"1")
+        start_thread("monarch-lifeline", hold_on)
 
     serve_host(address, listening)
+    if alone:  # the script would have removed it
+        shutil.rmtree(os.path.dirname(address.removeprefix("ipc://")), ignore_errors=True)

@@ -1,62 +1,277 @@
 """Files of saved jobs: how they are written, and who may have written one that is read.
 
-A saved job is a pickle, since programs define jobs of their own, and reading a pickle runs code. So
-a file is read only if it belongs to this user (or root) and nobody else can write it: a script
-that is started in somebody else's directory does not run what that one left there. Writing is
-atomic, and goes through a symbolic link to what it names.
+A saved job is a pickle, since programs define jobs of their own, and a spec names a module: to read
+either runs code. So a file is read only if it belongs to this user (or root) and no other can
+write it. Of the directory ``.monarch`` and those below, where the files are found without having
+been named, the same is asked, and that they are no links: a script or command that is started in a
+directory of another user does not run what is there.
+
+Everything is opened from the directory that was checked. Writing is atomic, and goes through a
+symbolic link to what it names, if the link is this user's (or root's).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import hashlib
 import os
+import pwd
+import secrets
 import stat
 import tempfile
+import threading
 from collections.abc import Generator
 
-__all__ = ["DEFAULT_JOB_PATH", "locked", "read", "write"]
+from monarch._spi import progress
+
+__all__ = [
+    "DEFAULT_JOB_PATH",
+    "entered",
+    "locked",
+    "open_folder",
+    "read",
+    "remove",
+    "write",
+]
 
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
 """Where the job of a directory is kept, unless a program says otherwise."""
 
+_CHECKED = os.path.dirname(DEFAULT_JOB_PATH)
+_MOST_LINKS = 8
+# The errors of `flock` on a file system without locks.
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL})
+_LOCK_LIMIT = 600.0  # seconds: starting a job may take minutes
+_PAUSE = 0.05  # seconds between two looks at a lock
+
 
 def read(filename: str) -> bytes:
     """What was written there. Raises FileNotFoundError; PermissionError if others may have."""
-    with open(filename, "rb") as file:
-        status = os.fstat(file.fileno())
-        if status.st_uid not in (os.getuid(), 0):
-            raise PermissionError(
-                f"{filename} belongs to another user; reading a saved job runs what is in it"
-            )
-        if stat.S_IMODE(status.st_mode) & 0o022:
-            raise PermissionError(
-                f"{filename} can be written by others, and reading a saved job runs what is in "
-                f"it; if you trust it: chmod go-w {filename}"
-            )
-        return file.read()
+    with entered(filename) as (folder, name, path):
+        fd = _opened(folder, name, path, os.O_RDONLY)
+        with open(fd, "rb") as file:
+            _check(os.fstat(fd), path)
+            return file.read()
 
 
 def write(filename: str, data: bytes) -> None:
     """Put `data` where `filename` leads, at once; its directory is made."""
-    target = os.path.realpath(filename)
-    folder = os.path.dirname(target)
-    os.makedirs(folder, exist_ok=True)
-    fd, draft = tempfile.mkstemp(dir=folder, prefix=".job_state.")  # mode 0600
-    try:
-        with open(fd, "wb") as file:
-            file.write(data)
-        os.replace(draft, target)
-    except BaseException:
-        os.unlink(draft)
-        raise
+    with entered(filename, make=True) as (folder, name, _):
+        draft = f".job_state.{secrets.token_hex(8)}"
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+        try:
+            with open(fd, "wb") as file:
+                file.write(data)
+            os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.unlink(draft, dir_fd=folder)
+            raise
+
+
+def remove(filename: str) -> None:
+    """Remove the file where `filename` leads. Raises FileNotFoundError."""
+    with entered(filename) as (folder, name, _):
+        os.unlink(name, dir_fd=folder)
 
 
 @contextlib.contextmanager
 def locked(filename: str) -> Generator[None]:
-    """Alone with this file among those who ask: two scripts at once do not start two jobs."""
-    target = os.path.realpath(filename)
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    with open(f"{target}.lock", "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    """Alone with this file among those who ask: two scripts at once do not start two jobs.
+
+    Blocks, and says so on stderr after 2 seconds. Raises TimeoutError after ten minutes, and
+    PermissionError if another user has made the lock's file or holds it.
+
+    On a file system without locks it is alone among the scripts of this machine.
+    """
+    with entered(filename, make=True) as (folder, name, target):
+        path = f"{target}.lock"
+        fd = _opened(folder, f"{name}.lock", path, os.O_RDWR | os.O_CREAT)
+    with open(fd, "rb"), contextlib.ExitStack() as stack:
+        status = os.fstat(fd)
+        _check_owner(status, path)
+        if status.st_uid == os.getuid():
+            os.fchmod(fd, 0o600)  # who can open it can hold it
+        if not _lock(fd, path):
+            stack.enter_context(_locked_here(path))
         yield
+
+
+@contextlib.contextmanager
+def _locked_here(path: str) -> Generator[None]:
+    """Alone with `path`, which cannot be locked, on this machine: by a file of its temporary ones.
+
+    Raises OSError if these cannot be locked either.
+    """
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:16]
+    name = os.path.join(tempfile.gettempdir(), f"monarch_lock_{os.getuid()}_{digest}")
+    while True:
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        with open(fd, "rb"):
+            _check_owner(os.fstat(fd), name)
+            if not _lock(fd, name):
+                raise OSError(
+                    errno.ENOLCK,
+                    f"neither {path} nor files in {tempfile.gettempdir()} can be locked: set "
+                    "TMPDIR to a directory of a local disk",
+                )
+            if _is_at(fd, name):
+                try:
+                    yield
+                finally:
+                    os.unlink(name)
+                return
+            # (Another script had it, and has removed it: this file is no longer the one.)
+
+
+@contextlib.contextmanager
+def entered(filename: str, *, make: bool = False) -> Generator[tuple[int, str, str]]:
+    """The directory where `filename` leads, the name of the file there, and its path for people.
+
+    The directory is a descriptor. With `make` it is made if there is none. Raises FileNotFoundError
+    without it, and PermissionError as `open_folder` and for a link of another user.
+    """
+    path = filename
+    for _ in range(_MOST_LINKS):
+        folder, name = os.path.split(path)
+        fd = open_folder(folder, make=make)
+        try:
+            status = _look(fd, name)
+            if status is None or not stat.S_ISLNK(status.st_mode):
+                yield fd, name, path
+                return
+            _check_owner(status, path)
+            path = os.path.join(folder, os.readlink(name, dir_fd=fd))
+        finally:
+            os.close(fd)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), filename)
+
+
+def open_folder(path: str, *, make: bool = False) -> int:
+    """A descriptor of a directory. With `make` it is made if there is none.
+
+    From ``.monarch`` on each part has to be a directory, and no link, that belongs to this user or
+    root and that no other user can write. Raises PermissionError if not, FileNotFoundError.
+    """
+    parts = path.split(os.sep)
+    first = parts.index(_CHECKED) if _CHECKED in parts else len(parts)
+    at = os.sep.join(parts[:first]) or ("/" if path.startswith("/") else "")
+    if make and at:
+        os.makedirs(at, exist_ok=True)
+    fd = os.open(at or ".", os.O_RDONLY | os.O_DIRECTORY)
+    for name in parts[first:]:
+        at = os.path.join(at, name)
+        try:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=fd)
+            below = _opened(fd, name, at, os.O_RDONLY | os.O_DIRECTORY)
+        finally:
+            os.close(fd)
+        fd = below
+        try:
+            _check(os.fstat(fd), at)
+        except BaseException:
+            os.close(fd)
+            raise
+    return fd
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _opened(folder: int, name: str, path: str, flags: int) -> int:
+    """A descriptor of an entry that is no link; PermissionError names whose it is."""
+    try:
+        # (Not to wait: it may be a pipe.)
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=folder)
+    except OSError as error:
+        status = _look(folder, name)
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and status is not None:
+            what = "link" if stat.S_ISLNK(status.st_mode) else "file"
+            text = f"{path} is a {what} of {_user(status.st_uid)}, where none is followed or used"
+            raise PermissionError(f"{text}: remove it, or work in another directory") from error
+        if isinstance(error, PermissionError) and status is not None:
+            _check_owner(status, path)
+        raise
+
+
+def _look(folder: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _check(status: os.stat_result, path: str) -> None:
+    _check_owner(status, path)
+    if stat.S_IMODE(status.st_mode) & 0o022:
+        raise PermissionError(
+            f"{path} can be written by others, and reading a saved job runs what is in it; if you "
+            f"trust it: chmod go-w {path}"
+        )
+
+
+def _check_owner(status: os.stat_result, path: str) -> None:
+    if status.st_uid not in (os.getuid(), 0):
+        raise PermissionError(
+            f"{path} belongs to another user, {_user(status.st_uid)}, and is not used: have it "
+            "removed, or work in another directory"
+        )
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _lock(fd: int, path: str) -> bool:
+    """Wait for the lock of an open file; False if its file system has none."""
+
+    def text() -> str:
+        return f"waiting for the lock of {path}, which {_holder(fd)[0]} holds"
+
+    waited = 0.0
+    with progress(text):
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                who, uid = _holder(fd)
+                if uid not in (None, os.getuid(), 0):
+                    raise PermissionError(
+                        f"{path} is locked by {who}, another user: have that ended, or remove it"
+                    ) from None
+                if waited >= _LOCK_LIMIT:
+                    raise TimeoutError(
+                        f"{path} was locked by {who} for {waited:g} s: end that if it hangs"
+                    ) from None
+                threading.Event().wait(_PAUSE)
+                waited += _PAUSE
+            except OSError as error:
+                if error.errno in _NO_LOCKS:
+                    return False
+                raise
+            else:
+                return True
+
+
+def _holder(fd: int) -> tuple[str, int | None]:
+    """The process that has the lock of an open file, for people, and its user if that is known."""
+    number = os.fstat(fd).st_ino
+    with contextlib.suppress(OSError), open("/proc/locks") as locks:
+        for line in locks:
+            words = line.split()
+            if words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(number):
+                pid = words[4]
+                with contextlib.suppress(OSError):  # it just ended
+                    uid = os.stat(f"/proc/{pid}").st_uid
+                    return f"process {pid} of {_user(uid)}", uid
+    return "another process", None

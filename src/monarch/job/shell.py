@@ -18,6 +18,7 @@ import select
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import threading
 import tty
@@ -34,12 +35,14 @@ from monarch.actor import (
     context,
     endpoint,
 )
+from monarch.job.command import exec_command
 
 __all__ = ["shell"]
 
 _SIZE = 1 << 16
 _GRACE = 2.0  # seconds between the ways to end a shell
-# Who opens a terminal as the first thing in a session gets it as its own: then Ctrl-C works there.
+_RUN_INPUT = ("/bin/sh", "-c", 'exec "${SHELL:-bash}" -s')
+# A process that opens a terminal first of all in its session owns it: then Ctrl-C works there.
 _OPEN = 'exec "$@" <>"$0" >&0 2>&0'
 
 
@@ -54,12 +57,16 @@ def shell(
         workdir: where it starts; default: this directory, if there is one of that name, or else
             that of the host.
 
-    It is the host's ``$SHELL``, or bash, interactive. 128 + n: it was ended by signal n. When the
-    input ends (it was no terminal, or that was closed) the shell is hung up. Blocks until it has
-    ended. Raises ValueError for a mesh that is not of size 1, and what befalls the host.
+    It is the host's ``$SHELL``, or bash, interactive. If stdin is no terminal the shell runs what
+    is in it, as ``bash -s`` does, once that has come to its end. 128 + n: it was ended by signal n.
+    A terminal that is closed hangs it up. Blocks until it has ended. Raises ValueError for a mesh
+    that is not of size 1, and what befalls the host.
     """
     if len(host_mesh) != 1:
         raise ValueError(f"a shell runs on one host, and this is a mesh of {host_mesh.extent}")
+    if not os.isatty(0):
+        given = sys.stdin.buffer.read()
+        return exec_command(host_mesh, _RUN_INPUT, env, workdir, stdin=given).get()
     context()  # the client is made by the caller
     procs = host_mesh.spawn_procs(name="shell")
     try:

@@ -6,8 +6,9 @@ on the other side that only the user may read. Then the input stays open, and sa
 
 * while the job starts this script holds it. If the script dies the system closes it, and every host
   that has come up goes again;
-* once all hosts are up a process takes over that does nothing else: the *holder*. So the hosts
-  outlive the script, and the next one finds them. To kill the job is to kill the holder: workers
+* once all hosts are up a process takes over that does nothing else: the *holder*. It goes with the
+  script as long as no other can find the job (`lifeline`). Then the hosts outlive the script, and
+  the next one finds them. To kill the job is to kill the holder: workers
   end what they run, each ``ssh`` ends with its worker, and that is what `kill` waits for;
 * if the connection breaks, or ``ssh`` is killed, the server over there closes it.
 
@@ -35,11 +36,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from monarch.job.folder import last_words, log_file, secret_file
+from monarch._spi import WITHOUT_CWD, progress
+from monarch.job import lifeline
+from monarch.job.folder import last_words, lock_of, log_file, remove_stale, secret_file
 from monarch.job.login import LoginJob, ProcessState
 from monarch.job.login_host import MARK
 from monarch.job.os_process import OsProcess, wait_for, watch
-from monarch.job.progress import progress
 
 __all__ = ["SSHJob"]
 
@@ -55,8 +57,15 @@ _OPTIONS = (
     "-oServerAliveInterval=15",
     "-oServerAliveCountMax=4",
 )
-_HOLDER = "import signal; signal.pause()"
+_HOLDER = f"""
+{WITHOUT_CWD}
+import os, shutil, signal, sys
+if os.read(int(sys.argv[1]), 1) == sys.argv[2].encode():
+    signal.pause()
+shutil.rmtree(sys.argv[3], ignore_errors=True)
+"""
 _BOOTSTRAP = f"""
+{WITHOUT_CWD}
 import json, sys
 try:
     from monarch.job.login_host import main
@@ -101,6 +110,8 @@ class SSHJob(LoginJob):
     Raises ValueError for a transport or a port that there is not.
     """
 
+    _prefix = "monarch-ssh-job-"
+
     def __init__(
         self,
         python_exe: str = "python",
@@ -132,6 +143,7 @@ class SSHJob(LoginJob):
         ssh = shutil.which("ssh")
         if ssh is None:
             raise RuntimeError("ssh is not installed here (Debian: apt-get install openssh-client)")
+        remove_stale(self._prefix)
         starting: list[_Starting] = []
         try:
             for number, host in enumerate(hosts):
@@ -186,14 +198,18 @@ class SSHJob(LoginJob):
     def _hold(self, starting: Sequence[_Starting]) -> None:
         """Have the inputs of all hosts held open, from now on without this script."""
         fds = [fd for one in starting for fd in (one.input, one.output)]
-        holder = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-c", _HOLDER],
-            pass_fds=fds,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        fds += lock_of(self._folder)
+        _, line = lifeline.add(self._folder)
+        with line:
+            told = [str(line.fileno()), lifeline.STAY.decode(), self._folder]
+            holder = subprocess.Popen(
+                [sys.executable, "-S", "-E", "-c", _HOLDER, *told],
+                pass_fds=[*fds, line.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         self._holder = OsProcess.of(holder.pid)
         watch(holder)
 
@@ -203,6 +219,7 @@ class SSHJob(LoginJob):
         if self._holder is not None:
             self._holder.send(signal.SIGTERM)
             self._holder = None
+        lifeline.cut(self._folder)
         for process in wait_for(processes, _GRACE):  # ssh ends when the worker over there has
             process.send(signal.SIGKILL)
 

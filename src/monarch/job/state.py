@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from monarch._spi import let_go
 from monarch.actor import HostMesh
 
-__all__ = ["JobState", "let_go"]
+__all__ = ["JobState", "leave"]
 
 _log = logging.getLogger("monarch.job")
 _LET_GO = 10.0  # seconds for actors that this script has there
@@ -59,21 +60,20 @@ class JobState:
 JobState.__module__ = "monarch.job"
 
 
-def let_go(meshes: list[HostMesh]) -> None:
-    """Stop what this script has on hosts, so that their end is no failure to it; empties `meshes`.
+def leave(workers: Sequence[str]) -> None:
+    """Stop what this script has on these hosts, so that their end is no failure to it.
 
-    Blocks, for a limited time.
+    By whatever job or mesh it came there. Blocks, for a limited time.
     """
+    leaving = let_go(workers)
 
     def run() -> None:
-        for leaving in [mesh.stop() for mesh in meshes]:
-            try:
-                leaving.get(timeout=_LET_GO)
-            except TimeoutError:
-                _log.warning("actors did not stop within %g s; they are killed", _LET_GO)
+        try:
+            leaving.get(timeout=_LET_GO)
+        except TimeoutError:
+            _log.warning("actors did not stop within %g s; they are killed", _LET_GO)
 
-    if meshes:  # aside: the caller may be on an event loop, and waits either way
+    if not leaving.done():  # aside: the caller may be on an event loop, and waits either way
         thread = threading.Thread(target=run, name="monarch-job-kill")
         thread.start()
         thread.join()
-        meshes.clear()

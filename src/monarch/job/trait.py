@@ -16,16 +16,20 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import secrets
+import sys
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from monarch.job.saved import DEFAULT_JOB_PATH, locked, read, write
+from monarch.job import lifeline
+from monarch.job.format import decode, encode
+from monarch.job.saved import DEFAULT_JOB_PATH, locked, read, remove, write
 from monarch.job.state import JobState
+from monarch.job.users import User, has_joined, join, part, users
 
-__all__ = ["JobTrait", "job_load", "job_loads"]
+__all__ = ["JobTrait", "changes", "job_load", "job_loads"]
 
 _log = logging.getLogger("monarch.job")
 _FORMAT = 1  # of what is pickled
@@ -51,6 +55,7 @@ class JobTrait(ABC):
 
     _status: str | JobTrait = _NOT_RUNNING  # or the saved job that serves this description
     _apply_id: str | None = None
+    _folder = ""  # of the allocation, on this machine, if it has one: who uses it is noted there
 
     # -- for programs ----------------------------------------------------------------------------
 
@@ -86,19 +91,23 @@ class JobTrait(ABC):
 
         Args:
             cached_path: the file where the job is kept for the next script. A job there that runs
-                and `can_run` this description is used; another is killed and replaced. None: no
-                file is read or written.
+                and `can_run` this description is used. Another is killed and replaced if no other
+                script uses it, which is said on stderr. None: no file is read or written, and the
+                job ends with this script.
 
         Each call returns new meshes. Blocks while the job starts, and while another script is
         between reading and writing the same file. Raises RuntimeError when the job cannot be
-        started or was lost, PermissionError and ValueError as `job_load`.
+        started or was lost, and when the file has another job that another script uses;
+        PermissionError and ValueError as `job_load`.
         """
         if self.active:
             _log.info("Job is running, returning current state")
+            self._join()
             return self._connect()
         if cached_path is None:
             _log.info("No cached path provided")
             self.apply()
+            self._join()
             return self._connect()
         with locked(cached_path):
             saved = self._saved(cached_path)
@@ -111,6 +120,7 @@ class JobTrait(ABC):
                 except BaseException:  # nobody could find it again
                     self.kill()
                     raise
+            self._join()  # before the next script looks who uses it
         return self._connect()
 
     def kill(self) -> None:
@@ -121,18 +131,23 @@ class JobTrait(ABC):
         """
         if not self.active:
             return
-        self._running_as()._kill()
+        job = self._running_as()
+        part(job._folder)
+        job._kill()
         self._status = _NOT_RUNNING
 
     def dump(self, filename: str) -> None:
-        """Write the job to a file, for `job_load`; makes its directory, and follows a link."""
-        write(filename, self.dumps())
+        """Write the job to a file, for `job_load`; makes its directory, and follows a link.
+
+        From then on a job that runs does not end with this script.
+        """
+        write(filename, self._pickled())
+        lifeline.release(self._running_as()._folder)
 
     def dumps(self) -> bytes:
-        """The job as bytes, for `job_loads`; with the facts of its allocation."""
-        import cloudpickle
-
-        data: bytes = cloudpickle.dumps(self._running_as())
+        """The job as bytes, for `job_loads`; with the facts of its allocation. As `dump`."""
+        data = self._pickled()
+        lifeline.release(self._running_as()._folder)
         return data
 
     @abstractmethod
@@ -153,6 +168,10 @@ class JobTrait(ABC):
     def _kill(self) -> None:
         """Release the hosts, whatever has become of them; after a failed `_create`, too."""
 
+    def _differs(self, spec: JobTrait) -> str:
+        """Why `can_run` is False for `spec`, in a few words."""
+        return "it cannot run what this script describes"
+
     def _is_running(self) -> bool:
         """Whether the allocation lives."""
         return self.can_run(self)
@@ -162,11 +181,23 @@ class JobTrait(ABC):
     def _running_as(self) -> JobTrait:
         return self._status if isinstance(self._status, JobTrait) else self
 
+    def _pickled(self) -> bytes:
+        return encode(self._running_as())
+
+    def _join(self) -> None:
+        """Be known as a user of the job, for scripts that would replace it."""
+        folder = self._running_as()._folder
+        if os.path.isdir(folder):  # else it was lost, which `_state` says
+            join(folder)
+
     def _connect(self) -> JobState:
         return self._running_as()._state()
 
     def _saved(self, path: str) -> JobTrait | None:
-        """The job in this file, if it can run this description; if not, it is ended."""
+        """The job in this file, if it can run this description; if not, it is ended.
+
+        Raises RuntimeError if it is not for us to end.
+        """
         try:
             saved = job_load(path)
         except FileNotFoundError:
@@ -178,12 +209,27 @@ class JobTrait(ABC):
             _log.info("Connecting to cached job")
             return saved
         _log.info("Cached job cannot run this spec, removing cache")
+        why = saved._differs(self)
+        using = users(saved._folder)
+        alone = has_joined(saved._folder) and len(using) == 1  # a notebook describes it anew
+        if (using and not alone) or saved._is_kept():
+            raise RuntimeError(_in_use(path, using, why))
+        if why:
+            who = "only this script" if alone else "no script"
+            sys.stderr.write(
+                f"monarch: the job of {path}, which {who} uses, is killed and replaced: {why}\n"
+            )
+        part(saved._folder)
         try:
             saved._kill()
         except Exception:
             _log.exception("could not end the job of %s; what it holds may still run", path)
-        os.unlink(os.path.realpath(path))
+        remove(path)
         return None
+
+    def _is_kept(self) -> bool:
+        """Whether its last script has left something that waits for the next, see `reattach`."""
+        return False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_format": _FORMAT}
@@ -231,6 +277,26 @@ class JobTrait(ABC):
 JobTrait.__module__ = "monarch.job"
 
 
+def changes(what: str, before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """How two descriptions differ, in words: one line, or none."""
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    told = [f"{name} {before.get(name, 'none')} -> {after.get(name, 'none')}" for name in names]
+    return [f"{what}: {', '.join(told)}"] if told else []
+
+
+def _in_use(path: str, using: list[User], why: str) -> str:
+    """The error of a script that asks for another job than the one that is used."""
+    if not using or (len(using) == 1 and using[0].pid == os.getpid()):
+        whom = "is kept for the script that takes over what its last one left (`job.reattach()`)"
+    else:
+        whom = f"is in use by {' and '.join(map(str, using))}"
+    return (
+        f"the job of {path} {whom}, and this script describes another: {why}. Either end that job "
+        "(`monarch kill`, or kill() on it), or keep both: state(cached_path=...) with the name of "
+        "another file"
+    )
+
+
 def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
     """The job that `JobTrait.dump`, or `JobTrait.state`, wrote to this file.
 
@@ -248,13 +314,17 @@ def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
         return job_loads(data)
     except Exception as error:
         raise ValueError(
-            f"{filename} cannot be read as a job: {error}; if no job of it runs any more, remove it"
+            f"{filename} cannot be read as a job: {error}; if its hosts have ended, remove it"
         ) from error
 
 
 def job_loads(data: bytes) -> JobTrait:
-    """The job of these bytes, which `JobTrait.dumps` made. Runs code: only for trusted bytes."""
-    job = pickle.loads(data)
+    """The job of these bytes, which `JobTrait.dumps` made. Runs code: only for trusted bytes.
+
+    Raises ValueError for bytes that hold no job, or are of a release whose jobs this one cannot
+    read; TypeError for another object.
+    """
+    job = decode(data)
     if not isinstance(job, JobTrait):
         raise TypeError(f"this is no job but {type(job).__name__}")
     return job

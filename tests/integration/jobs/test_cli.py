@@ -95,6 +95,19 @@ def test_a_job_from_apply_to_kill(described: Path) -> None:
     assert "context 'default' has no job to kill" in failed("kill")
 
 
+def test_commands_find_the_job_that_a_script_has_started(directory: Path) -> None:
+    assert "No spec found at .monarch/default/spec" in failed("exec", "true")
+    script = "from monarch.job import ProcessJob; print(ProcessJob({'a': 2}).state().a)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=WAIT, capture_output=True)
+    try:
+        echo = ("sh", "-c", "echo $MONARCH_RANK_hosts/$MONARCH_SIZE_hosts")
+        assert said("exec", "--point", "hosts=1", *echo) == "1/2\n"
+        assert monarch("shell", "--point", "hosts=1", stdin="exit 5\n").returncode == 5
+    finally:
+        assert said("kill") == "Killed context 'default'\n"
+    assert "No spec found at .monarch/default/spec" in failed("exec", "true")
+
+
 def test_contexts_have_jobs_of_their_own(described: Path) -> None:
     assert said("context", "ls") == "No contexts.\n"
     said("apply", "described.job")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, HostMesh, endpoint
+from monarch.actor import Actor, HostMesh, SupervisionError, Supervisor, endpoint
 from monarch.job import (
     DEFAULT_JOB_PATH,
     JobState,
@@ -36,6 +36,11 @@ class Worker(Actor):
     @endpoint
     def pid(self) -> int:
         return os.getpid()
+
+    @endpoint
+    def nap(self) -> None:
+        """Is not over before the test is."""
+        time.sleep(2 * WAIT)
 
     @endpoint
     def variable(self, name: str) -> str | None:
@@ -103,6 +108,7 @@ def test_a_secret_is_passed_by_its_path_only(killed: Any) -> None:
 
 SCRIPT = """
 import sys
+import time
 from monarch.job import ProcessJob
 job = ProcessJob({"a": int(sys.argv[1])}, env={"X": sys.argv[2]})
 state = job.state()
@@ -151,6 +157,60 @@ def test_two_scripts_at_once_start_one_job(killed: Any) -> None:
     ids = {process.communicate(timeout=WAIT)[0] for process in both}
     killed(job_load())
     assert len(ids) == 1
+
+
+RECEIVED = """
+import atexit, sys
+from monarch.actor import Actor, endpoint, this_host
+from monarch.job import ProcessJob
+class Worker(Actor):
+    @endpoint
+    def host(self): return this_host()
+    @endpoint
+    def echo(self, value): return value
+job = ProcessJob({"hosts": 2})
+workers = job.state(cached_path=None).hosts.spawn_procs().spawn("workers", Worker)
+host = workers.host.call().get(timeout=60).item(hosts=1)
+assert len(host.spawn_procs({"gpus": 2}).spawn("others", Worker).echo.call(1).get(timeout=60)) == 2
+if sys.argv[1] == "kill":
+    job.kill()
+else:
+    atexit.register(job.kill)
+    sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_a_job_that_its_script_kills_is_no_failure(how: str) -> None:
+    command = [sys.executable, "-c", RECEIVED, how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * WAIT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not re.search("Unhandled|Traceback|KeyboardInterrupt", done.stderr), done.stderr
+
+
+def test_ranks_come_back_on_a_host_whose_agent_was_killed(killed: Any, faults: list[Any]) -> None:
+    job = killed(ProcessJob({"a": 2}))
+    hosts = job.state(cached_path=None).a
+    supervisor = Supervisor("one_for_one", max_restarts=3, within=60)
+    mesh = supervisor.spawn(hosts.spawn_procs({"gpus": 4}), "mesh", Worker)
+    holder = hosts.slice(hosts=0).spawn_procs().spawn("holder", Worker)
+    before = holder.ask.call_one(mesh).get(timeout=WAIT)
+
+    naps = mesh.slice(hosts=1).nap.call()
+    for process in descendants([host_processes(job)[1]]):  # agent, launcher, procs
+        process.send(signal.SIGKILL)
+    with pytest.raises(SupervisionError, match="unreachable"):
+        naps.get(timeout=WAIT)
+    supervisor.healthy.get(timeout=WAIT)
+
+    after = mesh.pid.call().get(timeout=WAIT).values()
+    assert before[:4] == after[:4]
+    assert not {*before[4:]} & {*after[4:]}
+    assert sorted(event.rank for event in supervisor.restarts) == [4, 5, 6, 7]
+    assert holder.ask.call_one(mesh).get(timeout=WAIT) == after  # who had links to the former ones
+    plain = hosts.slice(hosts=1).spawn_procs().spawn("plain", Worker)
+    assert plain.ask.call_one(mesh).get(timeout=WAIT) == after
+    assert not faults
 
 
 def test_a_lost_host_is_named(killed: Any) -> None:
@@ -287,12 +347,12 @@ def test_what_a_script_left_on_the_hosts_is_found_again(
     (directory / "driver.py").write_text(DRIVER)
 
     def drive(which: str, status: int = -signal.SIGKILL) -> str:
-        output = directory / "output"  # (a pipe would be held open by what is kept)
-        with output.open("w") as file:
+        output, errors = directory / "output", directory / "errors"
+        with output.open("w") as out, errors.open("w") as err:  # (what is kept holds a pipe open)
             command = [sys.executable, "driver.py", which]
-            done = subprocess.run(command, stdout=file, stderr=file, timeout=WAIT)
-        assert done.returncode == status, output.read_text()
-        return output.read_text()
+            done = subprocess.run(command, stdout=out, stderr=err, timeout=WAIT)
+        assert done.returncode == status, errors.read_text()
+        return (output if status < 0 else errors).read_text()
 
     counts, _, pids = drive("first").partition("] ")
     job = killed(job_load())

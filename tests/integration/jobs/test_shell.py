@@ -134,17 +134,22 @@ def test_which_host(described: Path) -> None:
         assert screen.process.wait(WAIT) == 1
 
 
-def test_the_end_of_the_input_hangs_up(described: Path) -> None:
-    """Also a shell that does not mind."""
+def test_input_that_is_no_terminal_is_run(described: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "monarch.cli", "shell"],
-        stdin=subprocess.DEVNULL,
+        [sys.executable, "-m", "monarch.cli", "shell", "-e", "X=of the job"],
+        input="echo $((20 + 3)) $X\necho aside >&2\nread line\na line\necho read $line\nexit 4\n",
+        text=True,
         capture_output=True,
         env={**os.environ, "SHELL": "/bin/bash", "HOME": os.getcwd()},
         timeout=WAIT,
         check=False,
     )
-    assert done.returncode == 128 + signal.SIGHUP
+    assert (done.returncode, done.stdout) == (4, "23 of the job\nread a line\n")
+    assert "aside\n" in done.stderr
+
+
+def test_the_end_of_a_terminal_hangs_up(described: Path) -> None:
+    """Also a shell that does not mind."""
     stubborn = described / "stubborn"
     stubborn.write_text("#!/bin/sh\ntrap '' HUP TERM\necho ready\nwhile :; do sleep 1; done\n")
     stubborn.chmod(0o755)

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from monarch._engine.mesh import progress as progress_module
 from monarch.actor import Actor, endpoint
 from monarch.job import SSHJob, job_load
-from monarch.job import progress as progress_module
 
 WAIT = 60.0
 SRC = Path(__file__).parents[3] / "src"
@@ -99,6 +100,13 @@ def can_connect(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
         return True
     return False
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory with a name so short that there can be sockets in its directories."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
@@ -190,7 +198,12 @@ def test_the_next_script_finds_the_hosts(server: Server, mark: str, killed: Any)
         job.state(cached_path=None)
 
 
-def test_a_script_that_dies_before_all_hosts_are_up_leaves_none(server: Server, mark: str) -> None:
+def test_a_script_that_dies_before_all_hosts_are_up_leaves_none(
+    server: Server, mark: str, monkeypatch: pytest.MonkeyPatch, short: Path
+) -> None:
+    """The next job removes the directory with the secret."""
+    monkeypatch.setenv("TMPDIR", str(short))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     with silent_server() as port:
         command = script(server, mark, "127.0.0.1,localhost")
         # The second one's server never says a word.
@@ -203,6 +216,24 @@ def test_a_script_that_dies_before_all_hosts_are_up_leaves_none(server: Server, 
             until(lambda: marked(mark))
             client.kill()
         until(lambda: not marked(mark))
+    (left,) = short.glob("monarch-ssh-job-*")
+    refused(described(server, mark, python_exe="no-such-python"))
+    assert not left.exists()
+
+
+def test_without_a_file_the_hosts_end_with_the_script(server: Server, mark: str) -> None:
+    command = script(server, mark)
+    command[2] = SCRIPT.replace("job.state()", "job.state(cached_path=None)").replace(
+        "print(job.apply_id)", "print(job._folder, flush=True)\nsys.stdin.read()"
+    )
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as client:
+        assert client.stdout is not None
+        folder = client.stdout.readline().strip()
+        assert marked(mark)
+        client.kill()
+    until(lambda: not marked(mark) and not os.path.exists(folder))
 
 
 @contextlib.contextmanager

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import errno
+import fcntl
 import os
+import pickle
+import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +16,7 @@ import pytest
 import monarch.job
 from monarch.job import JobState, LocalJob, ProcessJob, job_load, job_loads
 from monarch.job.os_process import OsProcess, descendants, wait_for
+from monarch.job.saved import _locked_here, _opened, locked, open_folder
 
 
 def test_a_job_is_written_through_a_link(tmp_path: Path) -> None:
@@ -29,15 +36,6 @@ def test_a_file_that_others_can_write_is_not_read(tmp_path: Path) -> None:
         job_load(str(path))
     with pytest.raises(PermissionError, match="can be written by others"):
         LocalJob().state(str(path))
-
-
-@pytest.mark.parametrize("content", [b"", b"nonsense", b"\x80\x04K\x01."])
-def test_what_is_no_job_is_an_error(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "job.pkl"
-    path.write_bytes(content)
-    path.chmod(0o600)
-    with pytest.raises(ValueError, match=r"cannot be read as a job: .*remove it"):
-        job_load(str(path))
 
 
 def test_another_format_is_refused() -> None:
@@ -85,3 +83,197 @@ def test_a_process_is_not_mistaken_for_another_with_its_number() -> None:
     assert not OsProcess(here.pid, here.started + 1).alive
     assert wait_for([OsProcess(here.pid, here.started + 1)], 0) == []
     assert here in descendants([OsProcess.of(os.getppid())])
+
+
+# A job as it was written before the first line with the version, byte for byte.
+FORMAT_1 = """
+fCZJt0RR910001t3vF+1VRB<=E^2RLl#B{ca&Kd0b8|{>Vw97VDS?!Ilqie_UuSY*V`Y>_K!U&k00000j0azBWpij{bC
+i9Qj0kjcVQFq<a&weR0&|Q6UuAA~lzo(p0a%ob0Wp+wj0azEd30!RZj?&{OACgSj0az4Z){{`a+HiHFK%ycWq4_GbY*U
+IFKusbVRB<=UvP47V`X!5Uuth+UuJ1|bairNl#B*nXm4|LbCi9QXb4@DD2y;^aAP_zFE4IyZe@6Bb97~HbT4ghZeem`X
+kT!0Z)0V1b6;w2Vqa!ycyx7gWiK$4j23NgZeem`XfA4RVlHoUUvP47V`X!5l#B^ab5L?`V`X!5l#`T70RTV%O9zIOfs}
+@nj4)|%V>&M{FK%ycWq4_GbY*UIFKusbVRB<=UvP47V`X!5Uuth+UuJ1|bairNFENy87fJ#EKmbb!hLnMnhLmM<j0#_4
+Z*Fd7V{~O?lwFjJ314AwaBO*BX=Id)BsFF*WjJFoWi2o;Ffc7NFfcGJI503UEif=JFfcGMFfcGMF_er4UvqR}baiu-
+j0bXcZf<FAXOxTwUuJJ|ZDDkjO96FaE&
+"""
+# And the same job as it is written today: releases to come have to read it, or to say why not.
+FORMAT_2 = """
+aCvQSZeem`Xdr5DVjwagG&VH~fCZJt0RR910001t3vF+1VRB<=E^2RLl#B{ca&Kd0b8|{>Vw97VDS?!Ilqie_UuSY*V`
+Y>_K!U&k00000j0azBWpij{bCi9Qj0kjcVQFq<a&weR0&|Q6UuAA~lzo(p0a%ob0Wp+wj0azEd30!RZj?&{OACgSj0az
+4Z){{`a+HiHFK%ycWq4_GbY*UIFKusbVRB<=UvP47V`X!5Uuth+UuJ1|bairNl#B*nXm4|LbCi9QXb4@DD2y;^aAP_zF
+E4IyZe@6Bb97~HbT4ghZeem`XkT!0Z)0V1b6;w2Vqa!ycyx7gWiK$4j23NgZeem`XfA4RVlHoUUvP47V`X!5l#B^ab5L
+?`V`X!5l#`T70RTV%O9zIOfs}@nj4)|%V>&M{FK%ycWq4_GbY*UIFKusbVRB<=UvP47V`X!5Uuth+UuJ1|bairNFENy8
+7fJ#EKmbb!hLnMnhLmM<j0#_4Z*Fd7V{~O?lwFjJ314AwaBO*BX=Id)BsFF*WjJFoWi2o;Ffc7NFfcGJI503UEif=JFf
+cGMFfcGMF_er4UvqR}baiu-j0bXcZf<FAXOxTwUuJJ|ZDDkjO96FaE&
+"""
+
+
+@pytest.mark.parametrize("text", [FORMAT_1, FORMAT_2])
+def test_a_job_of_an_older_release_is_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "job.pkl"
+    path.write_bytes(base64.b85decode(text.replace("\n", "")))
+    path.chmod(0o600)
+    job = job_load(str(path))
+    assert isinstance(job, ProcessJob)
+    assert job.active
+    assert job.apply_id == "5f0e8c1e-0000-4000-8000-000000000001"
+    assert job._meshes == {"trainers": 2}
+    folder = "/nonexistent/monarch_process_job_fixture"
+    assert job._hosts == {
+        "trainers": [
+            (f"ipc://{folder}/0", OsProcess(2**22 + 1, 7)),
+            (f"ipc://{folder}/1", OsProcess(2**22 + 2, 8)),
+        ]
+    }
+    assert not job.can_run(job)
+    assert "2 of its hosts ended" in job._differs(job)
+    job.kill()
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "it is empty"),
+        (b"nonsense", "it is no saved job"),
+        (b"pymonarch job two 5\n12345", "its first line is not that of a saved job"),
+        (b"pymonarch job 3 5\n\x80\x05boom.", r"it is of format 3, and this release reads"),
+        (LocalJob().dumps()[:-7], r"it has \d+ of its \d+ bytes"),
+        (pickle.dumps(OsProcess(1)), "this is no job but OsProcess"),
+        (
+            b"\x80\x04cmonarch.job\nNoSuchJob\n.",
+            r"it was written by another release.*\(AttributeError: .*NoSuchJob",
+        ),
+        (
+            b"\x80\x04cno_such_module\nJob\n.",
+            "its kind .* module that cannot be imported.*'no_such_module'",
+        ),
+        (b"\x80\x04garbage", r"it was written by another release, or by another program"),
+    ],
+)
+def test_what_cannot_be_read_says_why(tmp_path: Path, content: bytes, why: str) -> None:
+    path = tmp_path / "job.pkl"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    error = rf"^{re.escape(str(path))} cannot be read as a job: {why}.*; if its hosts have ended, "
+    with pytest.raises(ValueError, match=error):
+        job_load(str(path))
+    with pytest.raises(ValueError, match=error):
+        LocalJob().state(str(path))
+    assert path.read_bytes() == content
+
+
+def test_a_file_of_another_format_is_not_unpickled(tmp_path: Path) -> None:
+    path = tmp_path / "job.pkl"
+    made = tmp_path / "made"
+    bomb = b"\x80\x04cos\nsystem\n(V" + f"touch {made}".encode() + b"\ntR."
+    path.write_bytes(f"pymonarch job 3 {len(bomb)}\n".encode() + bomb)
+    path.chmod(0o600)
+    with pytest.raises(ValueError, match="format 3"):
+        job_load(str(path))
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_without_locks_in_its_directory_a_job_is_locked_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """One script at a time is between reading and writing, and no file is left."""
+    project, temporary = tmp_path / "project", tmp_path / "temporary"
+    project.mkdir()
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    real = fcntl.flock
+
+    def flock(file: int, how: int) -> None:
+        if os.readlink(f"/proc/self/fd/{file}").startswith(str(project)):
+            raise OSError(number, os.strerror(number))
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    path = str(project / "job.pkl")
+    inside = 0
+    most = 0
+
+    def use() -> None:
+        nonlocal inside, most
+        for _ in range(20):
+            with locked(path):
+                inside += 1
+                most = max(most, inside)
+                assert len(os.listdir(temporary)) == 1
+                inside -= 1
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(use) for _ in range(4)]:
+            done.result(timeout=60)
+    assert most == 1
+    assert os.listdir(temporary) == []
+
+
+def test_without_any_locks_there_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(_file: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(OSError, match=r"neither .*job.pkl.lock nor files in .* set TMPDIR"):
+        LocalJob().state(str(tmp_path / "job.pkl"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
+def test_the_file_of_a_lock_elsewhere_is_of_this_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one who made it first does not decide who goes on."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path = str(tmp_path / "job.pkl.lock")
+    with _locked_here(path):
+        (name,) = os.listdir(tmp_path)
+    (tmp_path / name).touch()
+    os.chown(tmp_path / name, 12345, 12345)
+    with pytest.raises(PermissionError, match="belongs to another user"), _locked_here(path):
+        pass
+    assert os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors")
+def test_a_directory_that_is_refused_is_not_kept_open(tmp_path: Path) -> None:
+    folder = tmp_path / ".monarch"
+    folder.mkdir()
+    folder.chmod(0o777)
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(PermissionError, match="can be written by others"):
+            open_folder(str(folder))
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    folder.chmod(0o755)
+    os.close(open_folder(str(folder)))
+
+
+def test_an_error_that_is_not_about_who_owns_a_file_stays_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.pkl").touch()
+    folder = os.open(tmp_path, os.O_RDONLY)
+
+    def full(*_args: object, **_options: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", full)
+            with pytest.raises(OSError, match="Too many") as raised:
+                _opened(folder, "job.pkl", "job.pkl", os.O_RDONLY)
+    finally:
+        os.close(folder)
+    assert raised.value.errno == errno.EMFILE
+
+
+def test_a_lock_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(_file: int, _how: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)), locked(str(tmp_path / "job.pkl")):
+        pass

@@ -1,0 +1,265 @@
+"""Directories and files of jobs that others made, or can write: neither used nor written."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch._engine.mesh import progress as progress_module
+from monarch.cli.jobs import _kill_context
+from monarch.job import DEFAULT_JOB_PATH, LocalJob, job_load
+from monarch.job.current import (
+    active_context,
+    contexts,
+    load_current_job,
+    set_current_job,
+    use_context,
+)
+from monarch.job.saved import locked
+
+SOMEBODY = 65534
+FOLDERS = (".monarch", ".monarch/default")
+FILES = (".monarch/default/spec", ".monarch/default/state.pkl")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with a job that was applied, and has a saved state."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "a_job_of_tests.py").write_text(
+        "from monarch.job import LocalJob\nopen('imported', 'w').close()\njob = LocalJob()\n"
+    )
+    before = os.umask(0o002)  # as many systems have it
+    yield tmp_path
+    os.umask(before)
+    sys.modules.pop("a_job_of_tests", None)
+
+
+@pytest.fixture
+def applied(project: Path) -> None:
+    set_current_job("a_job_of_tests.job")
+    LocalJob().dump(DEFAULT_JOB_PATH)
+
+
+def use(path: str) -> None:
+    """Everything that reads the file, or what is in the directory."""
+    if "state" not in path:
+        with pytest.raises(PermissionError, match=f"^{path} ") as caught:
+            load_current_job()
+        assert not os.path.exists("imported")
+        raise caught.value
+    job_load()
+
+
+def test_what_is_ours_is_used(applied: None) -> None:
+    load_current_job()
+    assert os.path.exists("imported")
+    assert isinstance(job_load(), LocalJob)
+    assert contexts() == ["default"]
+
+
+@pytest.mark.parametrize("path", [*FOLDERS, *FILES])
+@pytest.mark.parametrize("bit", [stat.S_IWGRP, stat.S_IWOTH])
+def test_what_others_can_write_is_not_used(applied: None, path: str, bit: int) -> None:
+    os.chmod(path, os.stat(path).st_mode | bit)
+    with pytest.raises(PermissionError, match=f"{path} can be written by others.*chmod go-w"):
+        use(path)
+
+
+@as_root
+@pytest.mark.parametrize("path", [*FOLDERS, *FILES])
+def test_what_belongs_to_another_user_is_not_used(applied: None, path: str) -> None:
+    os.chown(path, SOMEBODY, SOMEBODY)
+    with pytest.raises(PermissionError, match=f"{path} belongs to another user, .*have it removed"):
+        use(path)
+
+
+@pytest.mark.parametrize("path", FOLDERS)
+def test_a_link_in_the_place_of_a_directory_is_not_followed(
+    applied: None, path: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "moved"
+    os.rename(path, elsewhere)
+    os.symlink(elsewhere, path)
+    held = {file: file.read_bytes() for file in elsewhere.rglob("*") if file.is_file()}
+    for act in (
+        load_current_job,
+        lambda: set_current_job("another.job"),
+        lambda: LocalJob().dump(".monarch/default/state.pkl"),
+        lambda: LocalJob().state(".monarch/default/state.pkl"),
+        lambda: job_load(".monarch/default/state.pkl"),
+        lambda: use_context("default"),
+    ):
+        with pytest.raises(PermissionError, match=f"{path} is a link of .*: remove it"):
+            act()
+    assert held == {file: file.read_bytes() for file in elsewhere.rglob("*") if file.is_file()}
+
+
+@as_root
+def test_links_of_another_user_are_not_followed(
+    applied: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    precious = tmp_path_factory.mktemp("elsewhere") / "precious"
+    precious.write_text("kept")
+    for path in (*FILES, "job.pkl", DEFAULT_JOB_PATH):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        os.symlink(precious, path)
+        os.lchown(path, SOMEBODY, SOMEBODY)
+        for act in (LocalJob().dump, LocalJob().state, job_load):
+            with pytest.raises(PermissionError, match=f"{path} belongs to another user"):
+                act(path)
+    with pytest.raises(PermissionError, match="spec belongs to another user"):
+        set_current_job("another.job")
+    assert precious.read_text() == "kept"
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(project: Path) -> None:
+    os.symlink(project / "made", "job.pkl.lock")
+    with pytest.raises(PermissionError, match=r"job.pkl.lock is a link of .*: remove it"):
+        LocalJob().state("job.pkl")
+    assert not os.path.exists("made")
+
+
+@as_root
+def test_a_lock_that_another_user_made_is_not_used(project: Path) -> None:
+    Path("job.pkl.lock").touch(0o666)
+    os.chown("job.pkl.lock", SOMEBODY, SOMEBODY)
+    with pytest.raises(PermissionError, match=r"job.pkl.lock belongs to another user"):
+        LocalJob().state("job.pkl")
+
+
+def test_looking_for_a_job_makes_no_directory(project: Path) -> None:
+    for path in (DEFAULT_JOB_PATH, ".monarch/other/state.pkl", "folder/job.pkl"):
+        with pytest.raises(FileNotFoundError):
+            job_load(path)
+    assert active_context() == "default"
+    assert contexts() == []
+    assert os.listdir() == ["a_job_of_tests.py"]
+
+
+def test_links_in_a_circle_are_an_error(project: Path) -> None:
+    os.symlink("two.pkl", "one.pkl")
+    os.symlink("one.pkl", "two.pkl")
+    for act in (job_load, LocalJob().dump):
+        with pytest.raises(OSError, match="symbolic links"):
+            act("one.pkl")
+
+
+def test_what_could_not_be_written_leaves_nothing(
+    applied: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.listdir(".monarch/default")
+
+    def replace(*_names: object, **_options: object) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(OSError, match="no"):
+        LocalJob().dump(".monarch/default/state.pkl")
+    assert os.listdir(".monarch/default") == before
+
+
+def test_a_lock_can_be_held_by_its_user_only(project: Path) -> None:
+    Path("job.pkl.lock").touch(0o644)
+    with locked("job.pkl"):
+        assert stat.S_IMODE(os.stat("job.pkl.lock").st_mode) == 0o600
+
+
+@contextlib.contextmanager
+def holding(path: str, user: int | None = None) -> Iterator[Callable[[], None]]:
+    """Another process holds the lock of an open file, until it is asked to let go."""
+    ready, is_ready = os.pipe()
+    go, let_go = os.pipe()
+    file = os.open(path, os.O_RDONLY)
+    child = os.fork()
+    if not child:
+        try:
+            own = os.open(f"/proc/self/fd/{file}", os.O_RDONLY)
+            if user is not None:
+                os.setuid(user)
+            fcntl.flock(own, fcntl.LOCK_EX)
+            os.write(is_ready, b"1")
+            os.close(let_go)
+            os.read(go, 1)
+        finally:
+            os._exit(0)
+    os.close(file)
+    os.close(is_ready)
+    os.close(go)
+    assert os.read(ready, 1)
+    asked = threading.Event()
+
+    def release() -> None:
+        if not asked.is_set():
+            asked.set()
+            os.close(let_go)
+
+    try:
+        yield release
+    finally:
+        release()
+        os.waitpid(child, 0)
+        os.close(ready)
+
+
+@as_root
+def test_a_lock_that_another_user_holds_says_so(project: Path) -> None:
+    Path("job.pkl.lock").touch(0o644)
+    error = pytest.raises(PermissionError, match=r"job.pkl.lock is locked by process \d+ of .*")
+    with holding("job.pkl.lock", SOMEBODY), error:
+        LocalJob().state("job.pkl")
+
+
+def test_a_wait_for_a_lock_says_so_and_ends(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress_module, "_FIRST", 0.01)
+    Path("job.pkl.lock").touch(0o600)
+    with holding("job.pkl.lock") as release:
+        said: list[str] = []
+
+        def write(text: str) -> int:
+            said.append(text)
+            release()
+            return len(text)
+
+        monkeypatch.setattr(sys.stderr, "write", write)
+        with locked("job.pkl"):
+            pass
+    assert "waiting for the lock of job.pkl.lock, which process" in said[0]
+
+
+def test_a_wait_for_a_lock_has_a_limit(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monarch.job.saved._LOCK_LIMIT", 0.1)
+    Path("job.pkl.lock").touch(0o600)
+    error = pytest.raises(TimeoutError, match=r"job.pkl.lock was locked by process \d+ of")
+    with holding("job.pkl.lock"), error:
+        LocalJob().state("job.pkl")
+
+
+def test_a_killed_job_leaves_no_dangling_link(applied: None) -> None:
+    assert os.path.islink(DEFAULT_JOB_PATH)
+    assert _kill_context("default")
+    assert not os.path.lexists(DEFAULT_JOB_PATH)
+    assert not _kill_context("default")
+    use_context("other")
+    LocalJob().dump(DEFAULT_JOB_PATH)
+    assert _kill_context("other")
+    assert active_context() == "other"
+
+
+def test_drafts_of_a_process_that_was_killed_are_in_the_way_of_none(applied: None) -> None:
+    os.symlink("nowhere", f"{DEFAULT_JOB_PATH}.{os.getpid()}")
+    use_context("other")
+    assert active_context() == "other"
