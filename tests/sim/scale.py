@@ -47,7 +47,7 @@ from monarch._engine.protocol.channel import (
     Terms,
 )
 from monarch._engine.protocol.detector import Detector
-from monarch._engine.protocol.federation import HOME, Federation, Send, Tunnel
+from monarch._engine.protocol.federation import HOME, Federation, Send, Spread, Tunnel
 from monarch._engine.protocol.lanes import CONTROL
 from monarch._engine.protocol.roster import Roster, Tell
 from monarch._engine.wire.packet import ACK, HEADER, PING
@@ -210,6 +210,9 @@ class Node:
                         call.ended = max(self.free, cluster.now)
                 case Send(host, message):
                     self.say(host, ("agents", message))
+                case Spread(message):
+                    for name in list(self.peers):
+                        self.say(name, ("agents", message))
                 case Tunnel(host, near, far, first):
                     self.say(host, ("agents", {"op": "open", "near": near, "far": far}))
                 case Tell(to, notice):
@@ -239,6 +242,10 @@ class Node:
                 self.work_on(call, rank)
             case ("done", call, rank, _):
                 cluster.direct(call, rank)
+            case ("agents", {"op": "lost", "host": host, "end": end}):
+                if host not in self.lost:  # (its own detector sees to the connection)
+                    verdict = Verdict.from_fields(end)
+                    self.perform(self.federation.host_lost(host, verdict))
             case ("agents", said):
                 self.perform(self.federation.heard(sender, said, now))
 
@@ -678,9 +685,7 @@ class Cluster:
         ranks = PROCS * len(self.hosts)
         spawn = next(self._uids) << 20
         self.uids = [spawn | rank for rank in range(ranks)]
-        where = [host.name for host in self.hosts for _ in range(PROCS)]
         books = self.driver.federation
-        assert books.spawned(self.uids, where) == []
         pairs = []
         for number, host in enumerate(self.hosts):
             uids = self.uids[PROCS * number : PROCS * (number + 1)]

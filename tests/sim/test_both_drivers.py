@@ -126,6 +126,25 @@ class Owner(Actor):
         return self.handles
 
 
+class Holder(Actor):
+    """Owns two meshes, and does not handle the failure of the first."""
+
+    def __init__(self, port):
+        procs = this_host().spawn_procs()
+        self.first = procs.spawn("first", Counter)
+        self.second = procs.spawn("second", Counter, 7, port)
+
+    @endpoint
+    def lose(self):
+        self.first.abort.broadcast()
+
+
+class AsyncHolder(Holder):
+    @endpoint
+    async def lose(self):
+        self.first.abort.broadcast()
+
+
 def spawn(cls=Counter, *args, n=3):
     procs = this_host().spawn_procs({"gpus": n})
     return procs, procs.spawn("counters", cls, *args)
@@ -234,6 +253,7 @@ def test_the_death_of_an_actor_reaches_its_owner(run):
     assert "as told" in told[0][1]
 
 
+@pytest.mark.failures
 def test_an_owner_that_does_not_handle_it_goes_too(run):
     def main():
         host = this_host().spawn_procs()
@@ -272,6 +292,20 @@ class Thinker(Actor):
         await asyncio.sleep(0.2)
         self.port.send(("ends", rank))
         return True
+
+
+@pytest.mark.failures
+@pytest.mark.parametrize("cls", [Holder, AsyncHolder])
+def test_an_owner_that_fails_stops_its_other_meshes(run, cls):
+    def main():
+        port, cleaned = Channel.open()
+        procs = this_host().spawn_procs()
+        procs.spawn("holder", cls, port).lose.broadcast()
+        said = cleaned.recv().get(timeout=60)
+        procs.stop().get()
+        return said
+
+    assert run(main) == ("cleaned", 7)
 
 
 def test_one_failure_is_handled_at_a_time(run):

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 
 import pytest
 
 import monarch.testing
 from monarch.actor import Actor, endpoint, this_host
-from monarch.testing import Crash, FaultPlan, Pause, Rates, Request, Slow, random_faults, simulate
+from monarch.testing import (
+    Crash,
+    CrashHost,
+    FaultPlan,
+    MissedFaultError,
+    Partition,
+    Pause,
+    Rates,
+    Request,
+    Slow,
+    random_faults,
+    simulate,
+)
 from tests.sim.test_simulate import Owner
 
 DONE: list = []
@@ -85,9 +98,23 @@ def test_a_crash_at_a_time():
     assert FaultPlan.of(Crash(0.5, "w-1")) == done.faults
 
 
-def test_faults_that_name_nobody_are_skipped():
-    plan = [Crash(0.0, 3), Crash(0.5, "nobody"), Crash(Request(1, "nobody")), Crash(Request(99))]
-    done = simulate(owner_calls(Writer, "write_at_once", "x"), faults=plan)
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (Crash(0.0, 3), "found no process; there are none"),
+        (Crash(0.5, "w-2"), "found no process; there are o-0, w-0, w-1"),
+        (Crash(5000.0, "w-1"), r"was due when the program was over \(\d"),
+        (Crash(Request(1, "v")), "waited for request 1 to actors named 'v', and saw 0"),
+        (Crash(Request(99)), r"waited for request 99, and saw [1-9]"),
+        (CrashHost(0.5, 2), "found no host to crash; there are 1"),
+        (Partition(0.5, 0, 7), "found no host 7; there are 0, 1"),
+    ],
+)
+def test_a_fault_that_finds_no_target_fails_the_test(fault, why):
+    main = owner_calls(Writer, "write_at_once", "x")
+    with pytest.raises(MissedFaultError, match=rf"^fault {re.escape(repr(fault))} {why}"):
+        simulate(main, hosts=2, faults=[fault])
+    done = simulate(main, hosts=2, faults=[fault], strict=False)
     assert done.value[1] == []
     assert len(done.faults) == 0
 

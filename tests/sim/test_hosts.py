@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 
 import pytest
 
 import monarch.actor
-from monarch.actor import Actor, SupervisionError, current_rank, endpoint, this_host
+from monarch._engine.mesh.attachment import Attachment
+from monarch.actor import (
+    Actor,
+    HostMesh,
+    SupervisionError,
+    Supervisor,
+    current_rank,
+    endpoint,
+    this_host,
+)
 from monarch.testing import (
+    CrashAgent,
     CrashHost,
     Delay,
     Drop,
     Duplicate,
+    FaultPlan,
     Partition,
     Reorder,
     UnhandledFaultError,
@@ -37,6 +49,11 @@ class Worker(Actor):
     def spawn_here(self):
         beside = this_host().spawn_procs({"k": 1}).spawn("beside", Worker)
         return next(iter(beside.where.call().get().values()))[0]
+
+    @endpoint
+    def settle(self, procs):
+        asyncio.run(procs.logging_option(level=10))
+        return True
 
     @endpoint
     def nap(self, seconds):
@@ -117,6 +134,19 @@ def test_a_mesh_over_hosts():
     assert beside == names
     assert sliced == ["host1", "host2"]
     assert size == 3_000_000
+
+
+def test_the_log_settings_of_a_mesh_over_hosts():
+    async def main(hosts):
+        procs = hosts.spawn_procs({"gpus": 2})
+        await procs.logging_option(level=10)
+        await procs.slice(hosts=2, gpus=1).logging_option(level=10)
+        local = hosts.slice(hosts=1).spawn_procs()
+        workers = local.spawn("w", Worker)
+        assert await workers.settle.call_one(procs)
+        return "done"
+
+    assert simulate(main, hosts=3).value == "done"
 
 
 class Spawner(Actor):
@@ -244,3 +274,82 @@ def test_who_hears_of_a_proc_before_its_host_does_reaches_it():
 
     slow = Delay(at=0.0, a=1, b=2, seconds=60, by=0.2)
     assert simulate(main, hosts=4, faults=[slow]).value == "host2"
+
+
+class Survivor(Actor):
+    @endpoint
+    def where(self):
+        return socket.gethostname()
+
+    @endpoint
+    def ask(self, others):
+        return list(others.where.call().get().values())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_host_whose_agent_ended_is_attached_anew_and_its_ranks_come_back(seed):
+    def main(hosts):
+        supervisor = Supervisor("one_for_one", max_restarts=3, within=60)
+        workers = supervisor.spawn(hosts.spawn_procs({"gpus": 4}), "w", Survivor)
+        peer = hosts.slice(hosts=2).spawn_procs().spawn("peer", Survivor)
+        assert peer.ask.call_one(workers).get() == names
+        time.sleep(5)
+        supervisor.healthy.get()
+        assert list(workers.where.call().get().values()) == names
+        assert peer.ask.call_one(workers).get() == names  # it had met the old ones
+        stranger = hosts.slice(hosts=2).spawn_procs().spawn("stranger", Survivor)
+        assert stranger.ask.call_one(workers).get() == names
+        plain = hosts.slice(hosts=1).spawn_procs().spawn("plain", Survivor)
+        assert plain.ask.call_one(workers).get() == names
+        assert peer.ask.call_one(plain).get() == ["host1"]
+        return [(event.rank, event.incarnation) for event in supervisor.restarts]
+
+    names = [f"host{host}" for host in range(3) for _ in range(4)]
+    done = simulate(main, hosts=3, faults=[CrashAgent(2.0, 1)], seed=seed)
+    assert done.faults == FaultPlan.of(CrashAgent(2.0, 1))
+    assert sorted(done.value) == [(4, 1), (5, 1), (6, 1), (7, 1)]
+
+
+def test_what_ends_with_hosts_that_were_let_go_is_no_failure():
+    def main(hosts):
+        one = hosts.slice(hosts=1)
+        one._attachment = Attachment({"host1": "host1"})
+        received = HostMesh(one._shape, hosts=one._hosts)  # as an actor there returns it
+        mine = received.spawn_procs().spawn("mine", Survivor)
+        theirs = hosts.slice(hosts=2).spawn_procs().spawn("owner", Owner, received)
+        assert mine.where.call_one().get() == "host1"
+        theirs.stream.call_one("where").get()
+        one._attachment.leave(shutdown=False).get()
+        time.sleep(60)
+        with pytest.raises(SupervisionError, match="selective drain"):
+            mine.where.call_one().get()
+        outcomes = theirs.stream.call_one("where").get()
+        assert len([text for text in outcomes if "host1 was let go" in text]) == 2
+        with pytest.raises(RuntimeError, match="`HostMesh` has already been stopped"):
+            received.spawn_procs()
+        one._attachment = Attachment({"host1": "host1"})
+        again = received.spawn_procs().spawn("again", Survivor)
+        assert again.where.call_one().get() == "host1"
+        return theirs.told.call_one().get()
+
+    assert simulate(main, hosts=3).value == []
+
+
+def test_machines_that_are_suspended_at_the_same_time_are_all_there_afterwards():
+    """Each receives nothing for a day, by its own clock: no reason to give up the others."""
+    views = []
+
+    def main(hosts):
+        workers = hosts.spawn_procs().spawn("w", Worker)
+        workers.where.call().get()
+        world = views[0]._world
+        for machine in (*world.hosts, *world.procs):
+            world.scheduler.pause(machine.place)
+            later = world.scheduler.now + 86_400.0
+            world.scheduler.at(later, None, world.scheduler.unpause, machine.place)
+        time.sleep(10)
+        return len(workers.where.call().get().values())
+
+    done = simulate(main, hosts=3, invariants=[views.append], time_limit=1e6)
+    assert done.value == 3
+    assert done.elapsed > 86_400

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import sys
 import threading
 import time
 
@@ -317,7 +318,7 @@ def test_a_failure_that_nobody_handles_ends_the_program(capsys):
         spawn().leave.broadcast(1)
         time.sleep(10)
 
-    with pytest.raises(UnhandledFaultError):
+    with pytest.raises(UnhandledFaultError, match=r"handled it:\n(.|\n)*with non-zero code 1"):
         simulate(main)
     assert "exited with non-zero code 1" in capsys.readouterr().err
 
@@ -393,3 +394,42 @@ def test_a_real_runtime_in_the_same_process_goes_on():
 
     assert real.add.call_one(2).get() == 3
     with_real.stop().get()
+
+
+SCRIPT = """
+from time import sleep
+from monarch.actor import Actor, endpoint, this_host
+
+FACTOR = 1
+
+class Sleeper(Actor):
+    @endpoint
+    def nap(self, seconds):
+        sleep(seconds)
+        return self.scaled(seconds)
+
+    def scaled(self, seconds):
+        return seconds * FACTOR
+
+def naps():
+    sleep(10)
+    sleeper = this_host().spawn_procs().spawn("sleeper", Sleeper)
+    return sleeper.nap.call_one(1000).get()
+"""
+
+
+def test_a_script_is_as_it_was_after_each_of_its_simulations(monkeypatch):
+    """Its classes travel by value, and what it imported by name is virtual."""
+    names = {}
+    exec(SCRIPT, names)
+    script = vars(sys.modules["__main__"])
+    for name, value in names.items():
+        if not name.startswith("__"):
+            monkeypatch.setitem(script, name, value)
+    exec(SCRIPT, script)
+    for factor in (1, 2):
+        script["FACTOR"] = factor
+        done = simulate(script["naps"])
+        assert (done.value, int(done.elapsed)) == (1000 * factor, 1010)
+        assert script["sleep"] is time.sleep
+        assert script["Sleeper"].scaled(None, 1) == factor

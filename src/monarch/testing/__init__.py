@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from monarch.testing.errors import (
     InvariantError,
+    MissedFaultError,
     SimulationError,
     StepBlockedError,
     StuckError,
@@ -48,6 +49,7 @@ from monarch.testing.errors import (
 from monarch.testing.explore import Case, Exploration, ExplorationError, explore, replay
 from monarch.testing.faults import (
     Crash,
+    CrashAgent,
     CrashHost,
     Delay,
     Drop,
@@ -68,6 +70,7 @@ from monarch.testing.simulation import Simulation, simulate
 __all__ = [
     "Case",
     "Crash",
+    "CrashAgent",
     "CrashHost",
     "Delay",
     "Drop",
@@ -77,6 +80,7 @@ __all__ = [
     "Fault",
     "FaultPlan",
     "InvariantError",
+    "MissedFaultError",
     "Partition",
     "Pause",
     "Rates",

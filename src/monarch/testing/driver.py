@@ -17,9 +17,10 @@ from monarch._engine.runtime.dispatch import construct, serve_sync
 from monarch._engine.runtime.reactor import Timer
 from monarch._engine.wire.frame import CALL
 from monarch.testing.loop import ActorLoop
-from monarch.testing.scheduler import Entry, Place, Scheduler, Strand, Wait
+from monarch.testing.scheduler import JITTER, Entry, Place, Scheduler, Strand, Wait
 
 if TYPE_CHECKING:
+    from monarch._engine.base.failure import Failure
     from monarch._engine.runtime.cell import Cell
 
 __all__ = ["SimDriver"]
@@ -337,6 +338,19 @@ class SimDriver(drivers.Driver):
             return self._former.interrupt_main()
         self._scheduler.interrupt_main()
         return True
+
+    def is_traceback_printed(self) -> bool:
+        return self._foreign() and self._former.is_traceback_printed()
+
+    def let_waits_end(self, looks: Callable[[Any], bool]) -> None:
+        if self._foreign():
+            self._former.let_waits_end(looks)
+        else:  # whatever is ready has its turn before
+            self.parker().acquire(timeout=2 * JITTER)
+
+    def note_failure(self, failure: Failure) -> None:
+        if self._foreign():  # else the simulation fails, or the program has handled it
+            self._former.note_failure(failure)
 
     def now(self) -> float:
         return self._former.now() if self._foreign() else self._scheduler.now

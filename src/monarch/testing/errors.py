@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "InvariantError",
+    "MissedFaultError",
     "SimulationError",
     "StepBlockedError",
     "StuckError",
@@ -27,6 +28,10 @@ class TimeLimitError(SimulationError):
     """The program was not over within the virtual `time_limit`."""
 
 
+class MissedFaultError(SimulationError):
+    """A fault of the plan found no target, or its moment did not come: nothing was tested by it."""
+
+
 class InvariantError(SimulationError):
     """Something that must always hold did not."""
 
@@ -43,6 +48,7 @@ _public: type
 for _public in (
     StuckError,
     InvariantError,
+    MissedFaultError,
     SimulationError,
     StepBlockedError,
     TimeLimitError,

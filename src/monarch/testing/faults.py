@@ -2,7 +2,8 @@
 
 A fault happens at a moment of virtual time, or at a place in the life of a request (`Request`).
 What it names is found when it happens: a process by its label (``<name>-<rank>``), or by its
-number in the order of spawns; one that names nobody then is skipped.
+number in the order of spawns. A fault that finds no target then changes nothing, and `simulate`
+raises `MissedFaultError` for it unless it was called with ``strict=False``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, ClassVar, Literal, cast
 
 __all__ = [
     "Crash",
+    "CrashAgent",
     "CrashHost",
     "Delay",
     "Drop",
@@ -98,6 +100,13 @@ class CrashHost(Fault):
 
 
 @dataclasses.dataclass(frozen=True)
+class CrashAgent(Fault):
+    """The agent of a host ends, with all processes there; the host's worker loop lives on."""
+
+    host: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
 class NetworkFault(Fault):
     """Base of what happens to packets between hosts `a` and `b` for a while; None: any host.
 
@@ -150,6 +159,7 @@ _KINDS: dict[str, type[Fault]] = {
         Pause,
         Slow,
         CrashHost,
+        CrashAgent,
         Partition,
         Drop,
         Duplicate,

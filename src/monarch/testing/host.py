@@ -17,16 +17,19 @@ from monarch._engine.protocol import detector as detectors
 from monarch._engine.protocol.federation import (
     HOME,
     Admit,
+    Attach,
     Effect,
     Federation,
     Keep,
     Refuse,
     Send,
+    Spread,
     Tunnel,
 )
 from monarch._engine.protocol.roster import Condemn, Hand, Kill, Roster, Tell
 from monarch._engine.runtime.agent import _cause
 from monarch._engine.runtime.cast_relay import CastRelay
+from monarch._engine.runtime.job_keeper import FAREWELL
 from monarch._engine.wire.frame import CAST, CONTROL, pack
 from monarch.testing.driver import EPOCH, SimTimer
 from monarch.testing.link import SimLink, SimSocket, socket_pair
@@ -66,6 +69,7 @@ class SimHost:
         self._coming: dict[tuple[int, int], SimLink] = {}  # ends that wait for where they go
         self._parents: dict[int, SimLink] = {}  # of procs that are about to be spawned
         self.lost: set[str] = set()  # hosts that were given up
+        self._given_up: dict[str, Verdict] = {}  # by home, and why
         self._watch: Entry | None = None
         self.client = client
         self.procs: dict[int, SimProc] = {}  # those that run
@@ -118,9 +122,6 @@ class SimHost:
     def _on_spawn(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
         spec, procs = message["spec"], message["procs"]
         hosts = [proc.get("host", HOME) for proc in procs]
-        if any(host != self.name for host in hosts):
-            uids = [proc["uid"] for proc in procs]
-            self.perform(self.federation.spawned(uids, hosts))
         for host in dict.fromkeys(hosts):
             picked = [index for index, other in enumerate(hosts) if other == host]
             theirs = [procs[index] for index in picked]
@@ -138,8 +139,8 @@ class SimHost:
         """Start procs here; `ends` are their links to the parent."""
         world = self.world
         scheduler = world.scheduler
-        effects = self.roster.spawn(parent, procs, "launcher", scheduler.now, spec["ready_timeout"])
-        self.perform(self.federation.route(effects))
+        now, patience = scheduler.now, spec["ready_timeout"]
+        self.perform(self.federation.spawn_here(parent, procs, "launcher", now, patience))
         for fields, end in zip(procs, ends, strict=True):
             uid = fields["uid"]
             self.roster.ready(uid)
@@ -160,7 +161,7 @@ class SimHost:
     def _on_introduce(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
         to = message["to"]
         self._coming[asker, to] = fds[0]
-        self.perform(self.federation.introduce(asker, to), fds)
+        self.perform(self.federation.introduce(asker, to, self.world.scheduler.now), fds)
 
     def _on_autopsy(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
         now = self.world.scheduler.now
@@ -179,7 +180,9 @@ class SimHost:
         """Modules are loaded: there is one interpreter."""
 
     def _on_logging(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
-        for rank, uid in enumerate(message["uids"]):
+        mine, asks = self.federation.split(asker, message)
+        self.perform(asks)
+        for uid, rank in zip(mine["uids"], mine["ranks"], strict=True):
             notice = {
                 "op": "log_level",
                 "from": asker,
@@ -189,7 +192,26 @@ class SimHost:
             self.tell(uid, notice)
 
     def _on_log_flush(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
-        self.tell(asker, {"op": "log_flushed", "id": message["id"]})
+        self.tell(asker, {"op": "log_flushed", "id": message["id"], "others": 0})
+
+    def _on_attach(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
+        for host in message["hosts"]:
+            lost = host in self.lost
+            self.perform(self.federation.host_found(host))
+            if lost:
+                self.world.attach(self, host)
+            self.tell(asker, {"op": "attached", "host": host, "error": None})
+
+    def _on_detach(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
+        for host in message["hosts"]:
+            peer = self.peers.get(host)
+            if peer is not None:
+                peer.send({"op": "leave"})
+                del self.peers[host]
+                self.detector.remove(host)
+            self.lost.add(host)
+            self.perform(self.federation.host_left(host, f"host {host} was let go"))
+        self.tell(asker, {"op": "detached", "number": message["number"]})  # we outlive the script
 
     # -- other hosts -----------------------------------------------------------------------------
 
@@ -223,10 +245,21 @@ class SimHost:
             request = message["request"]
             if request["op"] == "kill":
                 self.perform(self.federation.kill(request["uids"]))
+                return
+            self.federation.admit(message["from"], name)
+            if request["op"] == "logging":
+                self._on_logging(message["from"], request, [])
             else:
-                self.federation.admit(message["from"], name)
                 self.perform(self.federation.autopsy(message["from"], request["uid"], now))
+        elif op == "leave":
+            for other in list(self.peers.values()):
+                other.give_up(FAREWELL)
+            self.world.crash_agent(self)
+        elif op == "lost":
+            self._give_up(message["host"], Verdict.from_fields(message["end"]))
         else:
+            if op == "found":
+                self.lost.discard(message["host"])
             if op == "left":
                 self.casts.caller_left(peer.way, message["uid"])
             self.perform(self.federation.heard(name, message, now))
@@ -298,17 +331,37 @@ class SimHost:
     def on_lost(self, peer: SimPeer, reason: str) -> None:
         """There is no way to another host any more, and there will be none."""
         other = peer.other
-        self.lost.add(other.name)
-        self.peers.pop(other.name, None)
-        self.detector.remove(other.name)
+        current = self.peers.get(other.name) is peer
+        if current:
+            self.lost.add(other.name)
+            del self.peers[other.name]
+            self.detector.remove(other.name)
+        self.casts.way_over(peer.way, reason)
+        if not current:
+            return
         self.world.record("lost host", self.hostname, other.hostname)
+        known = self._given_up.pop(other.name, None)
+        if known is not None:
+            self.perform(self.federation.host_lost(other.name, known))
+            return
+        if reason.endswith(FAREWELL):
+            self.perform(self.federation.host_left(other.name, f"host {other.name} was let go"))
+            return
         error = f"host {other.hostname} is unreachable from {self.hostname}: {reason}"
         when = EPOCH + self.world.scheduler.now
         verdict = Verdict(FAILED, error, INFRASTRUCTURE, other.hostname, 0, when)
-        self.casts.way_over(peer.way, reason)
         self.perform(self.federation.host_lost(other.name, verdict))
         if other.name == HOME:
             self.perform(self.roster.client_lost())
+
+    def _give_up(self, name: str, verdict: Verdict) -> None:
+        """Home has no way to that host."""
+        peer = self.peers.get(name)
+        if peer is not None:
+            self._given_up[name] = verdict
+            peer.give_up(verdict.error)
+        elif name != self.name:
+            self.perform(self.federation.host_lost(name, verdict))
 
     # -- ends ------------------------------------------------------------------------------------
 
@@ -378,6 +431,11 @@ class SimHost:
                 if not hands:
                     end.close("nobody takes it")
                 self.perform(hands, [end])
+            elif isinstance(effect, Attach):
+                self.world.attach(self, effect.host)
+            elif isinstance(effect, Spread):
+                for other in list(self.peers.values()):
+                    other.send(effect.message)
             elif isinstance(effect, Kill):
                 for uid in effect.uids:
                     self._kill(uid)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._engine.wire.frame import CALL, CAST, HEADER, POST, SPAWN
 from monarch.testing.faults import (
     Crash,
+    CrashAgent,
     CrashHost,
     Fault,
     FaultPlan,
@@ -45,7 +46,12 @@ class _Pending:
 
 
 class Injector:
-    """See the module. `executed` holds the faults that found what they name, as they happened."""
+    """See the module.
+
+    Attributes:
+        executed: the faults that found what they name, as they happened.
+        missed: a line for each of those that did not.
+    """
 
     def __init__(self, world: World, plan: FaultPlan) -> None:
         self._world = world
@@ -55,6 +61,8 @@ class Injector:
         self._runs: list[_Pending] = []
         self._replies: list[_Pending] = []
         self.executed: list[Fault] = []
+        self.missed: list[str] = []
+        self._planned = list(plan)
         for fault in plan:
             if isinstance(fault.at, Request):
                 waiting = {
@@ -129,18 +137,58 @@ class Injector:
 
     def _strike(self, fault: Fault, serving: SimProc | None) -> None:
         world = self._world
+        self._planned.remove(fault)
         if isinstance(fault, NetworkFault):
+            if unknown := [
+                n for n in (fault.a, fault.b) if n is not None and n >= len(world.hosts)
+            ]:
+                self._miss(fault, f"found no host {unknown[0]}", self._hosts())
+                return
             world.network.add(fault)
             self._done(fault, fault.a, fault.b)
-        elif isinstance(fault, CrashHost):
+        elif isinstance(fault, (CrashHost, CrashAgent)):
             if 0 < fault.host < len(world.hosts) and not world.hosts[fault.host].place.dead:
                 self._done(fault, world.hosts[fault.host].hostname)
-                world.crash_host(world.hosts[fault.host])
+                crash = world.crash_host if isinstance(fault, CrashHost) else world.crash_agent
+                crash(world.hosts[fault.host])
+            else:
+                self._miss(fault, "found no host to crash", self._hosts(1))
         elif isinstance(fault, (Crash, Pause, Slow)):
             proc = self._find(fault.proc, serving)
             if proc is not None:
                 self._done(fault, proc.label)
                 self._strike_proc(fault, proc)
+            else:
+                alive = [p.label for p in world.procs[1:] if not p.client and not p.place.dead]
+                self._miss(fault, "found no process", alive)
+
+    def overdue(self) -> list[str]:
+        """A line for each fault that changed nothing; to be asked when the program is over."""
+        waiting = (*self._arrivals, *self._runs, *self._replies)
+        left = {id(pending.fault): pending.left for pending in waiting}
+        for fault in self._planned:
+            if not isinstance(fault.at, Request):
+                self._miss(
+                    fault, f"was due when the program was over ({self._world.scheduler.now:g} s)"
+                )
+            elif id(fault) in left:
+                to = f" to actors named {fault.at.actor!r}" if fault.at.actor else ""
+                seen = fault.at.nth - left[id(fault)]
+                self._miss(fault, f"waited for request {fault.at.nth}{to}, and saw {seen}")
+            else:  # the request came; who was to serve it did not, or ended before it did
+                self._miss(fault, "found no process: that of its request had ended")
+        self._planned.clear()
+        return self.missed
+
+    def _hosts(self, first: int = 0) -> list[str]:
+        hosts = self._world.hosts
+        return [str(n) for n in range(first, len(hosts)) if not hosts[n].place.dead]
+
+    def _miss(self, fault: Fault, how: str, there: list[str] | None = None) -> None:
+        if there is not None:
+            more = f" and {len(there) - _SHOWN} more" if there[_SHOWN:] else ""
+            how += f"; there are {', '.join(there[:_SHOWN])}{more}" if there else "; there are none"
+        self.missed.append(f"fault {fault!r} {how}")
 
     def _done(self, fault: Fault, *whom: Any) -> None:
         self.executed.append(fault)
@@ -180,5 +228,6 @@ class Injector:
         place.lag = max(0.0, place.lag - lag)
 
 
+_SHOWN = 8  # of those there are
 _OWN = frozenset({"", "setup", "controller_controller"})
 """Names of actors that are not the program's: requests to any do not count those to them."""

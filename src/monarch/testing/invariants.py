@@ -149,7 +149,7 @@ class Invariants:
     def at_end(self, client: SimProc) -> None:
         """The script is over, and nothing happens any more."""
         for sink in client.ports.values():
-            if isinstance(sink, Future) and sink._state == PENDING:
+            if isinstance(sink, Future) and sink._phase == PENDING:
                 endpoint = getattr(sink, "_endpoint", None)
                 what = endpoint.name if endpoint is not None else type(sink).__name__
                 self._broken(f"a call of the script never had an outcome: {what}")

@@ -270,6 +270,8 @@ class SimLink:
             )
         return [self._ends.popleft() for _ in range(count)]
 
+    take_fds_if_any = take_fds  # (a simulated process has as many as it needs)
+
     # -- the end ---------------------------------------------------------------------------------
 
     def lose(self, reason: str) -> None:

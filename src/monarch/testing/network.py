@@ -26,6 +26,7 @@ from monarch._engine.protocol.channel import (
     Room,
     Terms,
 )
+from monarch._engine.protocol.federation import HOME
 from monarch._engine.runtime.seam import CASTS, Cast, Seam, ranked
 from monarch._engine.wire.frame import MARK, POST, PROBE, pack
 from monarch._engine.wire.packet import Buffer
@@ -209,7 +210,7 @@ class SimPeer:
 
     def __init__(self, host: SimHost, other: SimHost) -> None:
         self.host = host
-        self.other = other
+        self.name = other.name
         self.dials = host.ident < other.ident
         self._scheduler = host.world.scheduler
         self._network = host.world.network
@@ -228,6 +229,11 @@ class SimPeer:
         self._tunnels: dict[int, SimTunnel] = {}  # by lane
         self.full: set[int] = set()  # lanes that take nothing now
         self._next_lane = 1 + self.dials
+
+    @property
+    def other(self) -> SimHost:
+        """The other host, as it is today: its agent may be another one than before."""
+        return self.host.world.hosts_by_name[self.name]
 
     # -- for the agent ---------------------------------------------------------------------------
 
@@ -359,13 +365,25 @@ class SimPeer:
 
     # -- connections -----------------------------------------------------------------------------
 
+    def broken(self) -> None:
+        """The connection is closed: the process on the other side has ended."""
+        if self.channel.ended is None:
+            self.channel.lost(self._scheduler.now, self._scheduler.random.random())
+            self.pump()
+
     def _dial(self) -> None:
         self._dialed += 1
-        peer = self.other.peers.get(self.host.name)
-        if peer is not None:
-            self._network.send(self.host, self.other, peer._accept, self._dialed)
+        self._network.send(self.host, self.other, self._knock, self._dialed)
         deadline = self._scheduler.now + _DIAL_TIMEOUT
         self._dialing = self._scheduler.aside(deadline, self.host.place, self._dial_failed)
+
+    def _knock(self, connection: int) -> None:
+        """At the door of the other host: its worker lets in home, and others of its job then."""
+        other, name = self.other, self.host.name
+        if name not in other.peers and name not in other.lost and HOME in (name, *other.peers):
+            other.connect(self.host)
+        if name in other.peers:
+            other.peers[name]._accept(connection)
 
     def _accept(self, connection: int) -> None:
         peer = self.other.peers.get(self.host.name)

@@ -5,11 +5,13 @@ for all others: `time.sleep`, `time`, `monotonic`, `perf_counter` (and their ``_
 `os.getpid`, `os._exit`, `os.kill` of a simulated pid, `socket.gethostname`,
 `asyncio.new_event_loop`. The generator of `random` is seeded, and restored afterwards.
 
-Not virtual: `datetime.now` (it is C code), names that a module imported with ``from time import``
-before the simulation, locks and threads of `threading`, sockets, files, subprocesses; nor is the
-chance of `os.urandom`, `uuid` and `secrets` (what they give must be unique beyond one simulation:
-cloudpickle names classes by it). Module globals and class attributes are shared by all simulated
-processes: there is one interpreter.
+The script has what it imported by name (``from time import sleep``) replaced as well.
+
+Not virtual: `datetime.now` (it is C code), names that another module than the script imported with
+``from time import`` before the simulation, locks and threads of `threading`, sockets, files,
+subprocesses; nor is the chance of `os.urandom`, `uuid` and `secrets` (what they give must be unique
+beyond one simulation: cloudpickle names classes by it). Module globals and class attributes are
+shared by all simulated processes: there is one interpreter.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import contextlib
 import os
 import random
 import socket
+import sys
 import time
 import types
 from collections.abc import Callable, Generator
@@ -92,6 +95,12 @@ def patched(world: World, seed: object) -> Generator[None, None, None]:
     patch(socket, "gethostname", lambda: current().hostname if current() else original_host)
     patch(asyncio, "new_event_loop", new_loop)
     patch(asyncio.events, "new_event_loop", new_loop)
+    script = sys.modules["__main__"]
+    homes = {id(original): home for original, home in originals.items()}
+    for name, value in list(vars(script).items()):
+        if (home := homes.get(id(value))) is not None:
+            undo.append((script, name, value))
+            setattr(script, name, getattr(*home))
     register_reducer(types.BuiltinFunctionType, reduce)
     try:
         yield

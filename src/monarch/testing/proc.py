@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.mesh.logging_option import _listen
+from monarch._engine.runtime.agent_watch import AgentWatch
 from monarch._engine.runtime.bootstrap import _stop_actors
 from monarch._engine.runtime.casting import answers_in
 from monarch._engine.runtime.proc import Proc
@@ -51,6 +52,7 @@ class SimProc(Proc):
         self.threshold = _IN_BAND
         self.ends: dict[SimLink, None] = {}
         self.stopping = False  # told to end
+        self.agent_watch = AgentWatch(self, on=False)
         self.suspended = False  # by SIGSTOP
         self._on[ANSWERS] = self._on_answers
         _listen(self)

@@ -18,7 +18,7 @@ from monarch._engine.runtime import client as clients
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.shapes import Slice
 from monarch._engine.shapes.shape import shape_of
-from monarch.testing.errors import UnhandledFaultError
+from monarch.testing.errors import MissedFaultError, UnhandledFaultError
 from monarch.testing.faults import Fault, FaultPlan, plan_of
 from monarch.testing.invariants import Invariant, View
 from monarch.testing.loop import ActorLoop, discard_tasks
@@ -62,6 +62,7 @@ def simulate(
     step_limit: float = 30.0,
     trace: bool = False,
     invariants: Sequence[Invariant] = (),
+    strict: bool = True,
 ) -> Simulation:
     """Run `main` (plain or async) as the script of a runtime on simulated hosts.
 
@@ -75,10 +76,12 @@ def simulate(
         step_limit: real seconds that may pass between two things that happen.
         trace: keep what happens.
         invariants: each is called with a `View` after every step, and raises if it does not hold.
+        strict: a fault that finds no target, or whose moment does not come, is an error.
 
     Raises what `main` and the invariants raise; `StuckError`, `TimeLimitError` or
     `StepBlockedError` when it does not end; `UnhandledFaultError` when a failure reaches the
-    script; `InvariantError` when the runtime broke one of its own (then please report it).
+    script, with its report; `MissedFaultError` if `strict`; `InvariantError` when the runtime broke
+    one of its own (then please report it).
 
     >>> import time
     >>> simulate(lambda: time.sleep(3600), time_limit=1e4).elapsed
@@ -95,12 +98,17 @@ def simulate(
         except KeyboardInterrupt:
             if not world.scheduler.interrupted:
                 raise
+            failure = Faults.current.unhandled
+            assert failure is not None, "the program was interrupted for it"
             raise UnhandledFaultError(
                 "a failure reached the script, and neither a __supervise__ on its way nor "
-                "unhandled_fault_hook handled it; it was printed to stderr"
+                f"unhandled_fault_hook handled it:\n{failure.report()}"
             ) from None
         finally:
             _reap(world)
+    missed = world.injector.overdue()
+    if strict and missed:
+        raise MissedFaultError("\n".join(missed) + "\n(strict=False lets faults miss)")
     return done
 
 

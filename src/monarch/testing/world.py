@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
+from monarch._engine.protocol.federation import HOME
 from monarch._engine.runtime import client as clients
 from monarch._engine.runtime import driver as drivers
 from monarch.testing.driver import SimDriver, SimEvent
@@ -108,6 +109,24 @@ class World:
             if not proc.place.dead:
                 self.scheduler.end(proc.place)
         self.scheduler.end(host.place)
+
+    def crash_agent(self, host: SimHost) -> None:
+        """The agent of `host` ends with all below it; its worker starts another when asked."""
+        self.crash_host(host)
+        fresh = SimHost(self, host.ident, self._client_uid)
+        self.hosts[host.ident] = self.hosts_by_name[host.name] = fresh
+        for other in self.hosts:
+            if host.name in other.peers:
+                other.peers[host.name].broken()
+
+    def attach(self, host: SimHost, name: str) -> None:
+        """`host` begins another session with the one of that name, if that runs."""
+        other = self.hosts_by_name[name]
+        known = HOME in other.peers or HOME in other.lost
+        if host.name == HOME and known and not other.place.dead:
+            self.crash_agent(other)  # it is of the last session
+        host.lost.discard(name)
+        self.connect(host, self.hosts_by_name[name])
 
     def signal(self, pid: int, number: int, really: Callable[[int, int], None]) -> None:
         """`os.kill` of a simulated pid; any other is the real one's business."""
