@@ -21,7 +21,8 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 _jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 _lock = threading.Lock()
 _threads = 0
-_idle = 0
+_due = 0
+"""Jobs that are not done; the length of the queue leaves out those that a thread has taken."""
 
 
 def spread(job: Callable[[], None], times: int) -> None:
@@ -29,34 +30,33 @@ def spread(job: Callable[[], None], times: int) -> None:
     if _spi.is_simulated():
         job()
         return
-    global _threads
+    global _threads, _due
     most = max(1, _spi.settings.rdma_runtime_worker_threads)
     for _ in range(times):
         _jobs.put(job)
     with _lock:
-        wanted = min(max(0, _jobs.qsize() - _idle), most - _threads)
-        _threads += max(0, wanted)
+        _due += times
+        wanted = max(0, min(_due, most) - _threads)
+        _threads += wanted
     for _ in range(wanted):
         _spi.start_thread("monarch-rdma", _work)
 
 
 def _work() -> None:
-    global _idle
+    global _due
     while True:
-        with _lock:
-            _idle += 1
         job = _jobs.get()
-        with _lock:
-            _idle -= 1
         job()
         del job  # it has hold of memory
+        with _lock:
+            _due -= 1
 
 
 def _forget() -> None:
-    global _jobs, _lock, _threads, _idle
+    global _jobs, _lock, _threads, _due
     _jobs = queue.SimpleQueue()
     _lock = threading.Lock()
-    _threads = _idle = 0
+    _threads = _due = 0
 
 
 _spi.when_forked(_forget)

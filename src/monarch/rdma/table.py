@@ -155,8 +155,8 @@ class PeerTable(_Locks):
         self._numbers = memoryview(self._map).cast("Q")
 
     def holds(self, slot: int, number: int) -> bool:
-        """Whether registration `number` is (still) in `slot`."""
-        return bool(self._numbers[slot * 8] == number)
+        """Whether registration `number` is (still) in `slot`, if there is such a slot."""
+        return 0 < slot < SLOTS and bool(self._numbers[slot * 8] == number)
 
     def admits(
         self, slot: int, number: int, token: bytes, address: int, size: int, writable: bool
@@ -164,7 +164,7 @@ class PeerTable(_Locks):
         """Whether this is what the owner says of the registration in `slot`."""
         at = slot * _SLOT
         claimed = _ENTRY.pack(number, token, address, size, writable)
-        return hmac.compare_digest(self._map[at : at + _ENTRY.size], claimed)
+        return 0 < slot < SLOTS and hmac.compare_digest(self._map[at : at + _ENTRY.size], claimed)
 
     def enter(self, slot: int) -> bool:
         """Begin to write; False if the slot is being revoked. Each `enter` needs a `leave`."""

@@ -248,6 +248,7 @@ def far_host(net: Network, folder: Path) -> Iterator[Any]:
 
 @in_namespaces
 @pytest.mark.slow
+@pytest.mark.failures
 def test_a_host_that_is_lost_is_lost_here_too(net: Network, tmp_path: Path) -> None:
     with far_host(net, tmp_path) as partner:
         buffer = check(partner, "a", f"TCP to {net.hosts[0].address}")

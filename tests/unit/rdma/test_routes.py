@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
 
 from monarch import _spi
+from monarch.config import configured
 from monarch.rdma import (
     RDMAAction,
     RDMABuffer,
@@ -19,14 +22,17 @@ from monarch.rdma import (
     RdmaPermissionError,
     RdmaTimeout,
     RdmaUnavailable,
+    executor,
     explain,
     routes,
 )
 from monarch.rdma.errors import joined
 from monarch.rdma.executor import spread
 from monarch.rdma.routes import Unavailable
+from monarch.rdma.routes.copying import slices
 from monarch.rdma.routes.local import Local
 from monarch.rdma.routes.process_vm import ProcessVm, yama_scope
+from monarch.rdma.transfer import READ, Op
 
 WAIT = 60.0
 
@@ -125,12 +131,26 @@ def test_a_failure_is_not_tried_again(use: Any, buffer: RDMABuffer) -> None:
         buffer.read_into(bytearray(16)).get(timeout=WAIT)
 
 
-def test_what_has_not_begun_ends_in_time(use: Any, buffer: RDMABuffer) -> None:
-    begun: list[Any] = []
-    use(Fake("idle", begun.append))
+def expire_after(monkeypatch: pytest.MonkeyPatch, event: threading.Event) -> None:
+    """From now on a time limit is over when it is, but not before this event."""
+    call_later = _spi.call_later
+
+    def when_set(seconds: float, expire: Callable[[], None]) -> Any:
+        return call_later(seconds, lambda: event.wait(WAIT) and expire())
+
+    monkeypatch.setattr(_spi, "call_later", when_set)
+
+
+def test_what_has_not_begun_ends_in_time(
+    use: Any, buffer: RDMABuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = threading.Event()
+    expire_after(monkeypatch, taken)
+    seen: list[Any] = []
+    use(Fake("idle", lambda transfer: seen.append(transfer) or taken.set()))
     with pytest.raises(RdmaTimeout, match=r"timed out after 0.01 s"):
         buffer.read_into(bytearray(16), timeout=0.01).get(timeout=WAIT)
-    (transfer,) = begun
+    (transfer,) = seen
     assert transfer.ended
     assert not transfer.begin(), "nothing may touch the memory any more"
     transfer.done()
@@ -140,12 +160,7 @@ def test_what_has_begun_is_aborted_by_its_route(
     use: Any, buffer: RDMABuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, aborted = threading.Event(), threading.Event()
-    call_later = _spi.call_later
-
-    def when_begun(seconds: float, expire: Callable[[], None]) -> Any:
-        return call_later(seconds, lambda: begun.wait(WAIT) and expire())
-
-    monkeypatch.setattr(_spi, "call_later", when_begun)
+    expire_after(monkeypatch, begun)
 
     def start(transfer: Any) -> None:
         assert transfer.begin(aborted.set)
@@ -227,3 +242,60 @@ def test_jobs_run_on_as_many_threads_as_asked() -> None:
     for _ in range(3):
         spread(lambda: meeting.wait(WAIT), 2)
         meeting.wait(WAIT)
+
+
+def test_a_job_that_a_thread_has_just_taken_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One idle thread, two jobs: it takes one of them before they are counted."""
+    caller = threading.current_thread()
+    asked, counted = threading.Semaphore(0), threading.Event()
+
+    class Jobs(queue.SimpleQueue[Callable[[], None]]):
+        def get(self) -> Callable[[], None]:
+            asked.release()
+            return super().get()
+
+    class Lock:
+        """The caller gets it when the thread has its job, and the thread when the caller had it."""
+
+        lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            if threading.current_thread() is caller:
+                while jobs.qsize() == 2:
+                    time.sleep(0)
+            elif jobs.qsize() == 1:
+                counted.wait(WAIT)
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+            if threading.current_thread() is caller and jobs.qsize() == 1:
+                counted.set()
+
+    executor._forget()
+    jobs = Jobs()
+    monkeypatch.setattr(executor, "_jobs", jobs)
+    monkeypatch.setattr(executor, "_lock", Lock())
+    try:
+        spread(lambda: None, 1)
+        asked.acquire()
+        asked.acquire()  # it is idle
+        counted.clear()
+        meeting = threading.Barrier(3)
+        spread(lambda: meeting.wait(WAIT), 2)
+        meeting.wait(WAIT)
+    finally:
+        executor._forget()
+
+
+@pytest.mark.parametrize(("setting", "largest"), [(0, 1), (3, 3), (64, 8)])
+def test_a_transfer_is_cut_as_the_setting_says(setting: int, largest: int) -> None:
+    """And never into larger parts than are good for it."""
+    nbytes, step = 20 << 20, largest << 20
+    with RDMABuffer(bytearray(1)) as memory, configured(rdma_max_chunk_size_mb=setting):
+        parts = [
+            (at, count)
+            for _, pieces in slices([Op(READ, memory._handle, 0, bytearray(1), nbytes)])
+            for _, at, count in pieces
+        ]
+    assert parts == [(at, min(step, nbytes - at)) for at in range(0, nbytes, step)]

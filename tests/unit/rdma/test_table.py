@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch.rdma.table import PeerTable, Table
+from monarch.rdma.table import SLOTS, PeerTable, Table
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="open file description locks")
 
@@ -48,6 +48,18 @@ def test_what_is_published_is_found_until_it_is_revoked(table: Table) -> None:
     assert not peer.holds(slot, 7)
     assert table.publish(9, TOKEN, 0, 1, True) == slot
     assert not peer.holds(slot, 7)
+
+
+@pytest.mark.parametrize("slot", [-1, 0, SLOTS, SLOTS + 1, 1 << 40, -(1 << 40)])
+def test_a_slot_that_cannot_be_holds_nothing(table: Table, slot: int) -> None:
+    """A handle may have been forged."""
+    last = 0
+    for _ in range(SLOTS - 1):
+        last = table.publish(7, TOKEN, 0, 1, True)
+    peer = peer_of(table)
+    assert peer.holds(last, 7)
+    assert not peer.holds(slot, 7)
+    assert not peer.admits(slot, 7, TOKEN, 0, 1, True)
 
 
 def test_a_revocation_waits_for_writers(table: Table) -> None:

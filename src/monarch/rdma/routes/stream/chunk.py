@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from monarch import _spi
 from monarch.rdma.errors import RdmaError
 from monarch.rdma.routes.stream.landing import TRASH
 from monarch.rdma.routes.stream.message import REQUEST
@@ -18,7 +17,7 @@ from monarch.rdma.views import landed, source, target
 __all__ = ["CHUNK", "Chunk", "Job"]
 
 CHUNK = 1 << 20
-"""Bytes of most requests."""
+"""Bytes of most requests; the least that `rdma_max_chunk_size_mb` could ask for."""
 
 _SMALL = 4 << 10  # bytes to write that are copied behind their request
 
@@ -61,10 +60,9 @@ class Job:
 
 
 def _pieces(ops: list[Op]) -> Iterator[tuple[Op, int, int]]:
-    chunk = min(CHUNK, max(1, _spi.settings.rdma_max_chunk_size_mb) << 20)
     for op in ops:
-        for at in range(0, op.nbytes, chunk):
-            yield op, at, min(chunk, op.nbytes - at)
+        for at in range(0, op.nbytes, CHUNK):
+            yield op, at, min(CHUNK, op.nbytes - at)
 
 
 class Chunk:

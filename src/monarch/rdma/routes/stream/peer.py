@@ -244,8 +244,7 @@ class Peer:
         if self._loss is not None:
             wire.close()
             return
-        if isinstance(wire, socket.socket):
-            _notice_silence(wire)
+        _notice_silence(wire)
         lane = Lane(self, wire, number, self._direct_ended)
         with self._lock:
             self._lanes.append(lane)
@@ -328,7 +327,7 @@ class Peer:
             lane.connection.close_in_child()
 
 
-def _notice_silence(sock: socket.socket) -> None:
+def _notice_silence(sock: _spi.Wire) -> None:
     """Have the kernel find out when nobody is there any more, within ten seconds."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
