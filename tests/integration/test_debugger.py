@@ -16,6 +16,7 @@ import pytest
 
 from monarch._debug.console import PROMPT
 from monarch._debug.controller import _listen
+from monarch._debug.peer import is_known
 from monarch._debug.remote_pdb import RemotePdb
 from monarch.actor import (
     Actor,
@@ -660,6 +661,43 @@ class TestActors:
         other.socket.close()
         assert call.get(timeout=60) == 1
 
+    @pytest.mark.skipif(os.getuid() != 0 or not is_known(), reason="needs root, on Linux")
+    def test_another_user_is_no_debugger(self, controller, person, workers, caplog):
+        call = workers.slice(gpus=0).work.call_one(1)
+        stopped(controller, 1)
+        host, port = controller.address.call_one().get(timeout=60)
+        for _ in range(2):
+            run = subprocess.run(
+                [sys.executable, "-c", STRANGER, host, str(port)],
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=True,
+            )
+            assert run.stdout.startswith("Refused: it belongs to another user (uid 12345")
+            assert PROMPT not in run.stdout
+        assert caplog.text.count("refused a connection: it belongs to another user") == 1
+        assert "workers" in person.ask("list")  # it is served as before
+        person.ask("continue")
+        assert call.get(timeout=60) == 1
+
+
+STRANGER = """
+import os, socket, sys
+import encodings.idna
+os.setuid(12345)
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=60) as sock:
+    text = b""
+    try:
+        while data := sock.recv(65536):
+            text += data
+            if text.endswith(b"monarch_dbg> "):
+                sock.sendall(b"continue\\n")
+    except ConnectionResetError:
+        pass
+print(text.decode())
+"""
+
 
 def test_constructor(controller, person):
     """It is no call that ends; its session ends when it goes on with no breakpoint left."""
@@ -746,7 +784,7 @@ class TestServer:
     @pytest.fixture
     def listen(self, monkeypatch, caplog):
         def listen(**variables):
-            for name in ("HOST", "PORT", "PROTOCOL"):
+            for name in ("HOST", "PORT", "PROTOCOL", "ANY_USER"):
                 monkeypatch.delenv(f"MONARCH_DEBUG_SERVER_{name}", raising=False)
             for name, value in variables.items():
                 monkeypatch.setenv(f"MONARCH_DEBUG_SERVER_{name}", value)
@@ -771,6 +809,12 @@ class TestServer:
         addresses, log = listen(HOST="0.0.0.0", PORT="0")
         assert addresses == ["0.0.0.0"]
         assert "can run any code" in log
+
+    def test_closed_where_the_system_does_not_say_who_connects(self, listen, monkeypatch):
+        monkeypatch.setattr("monarch._debug.controller.is_known", lambda: False)
+        with pytest.raises(RuntimeError, match=r"stays closed.*MONARCH_DEBUG_SERVER_ANY_USER=1"):
+            listen(PORT="0")
+        assert listen(PORT="0", ANY_USER="1")[0]
 
     @pytest.mark.parametrize(
         ("variables", "says"),

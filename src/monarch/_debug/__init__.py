@@ -19,9 +19,12 @@ what the engine calls in a worker.
 
 **Security.** A debugger runs any code that is typed into it, and a line-based connection has no
 password. The server listens on ``localhost`` only, from the first breakpoint (or the first
-`debug_controller`) to the end of the program; every user of the client's machine can connect to
-it. ``MONARCH_DEBUG_SERVER_HOST`` and ``MONARCH_DEBUG_SERVER_PORT`` (default 27000) change where;
-an address that other machines can reach brings a warning. From another machine, use an ssh tunnel.
+`debug_controller`) to the end of the program, and serves the user of the program, and root (`peer`
+has how it knows). ``MONARCH_DEBUG_SERVER_HOST`` and ``MONARCH_DEBUG_SERVER_PORT`` (default 27000)
+change where; an address that other machines can reach brings a warning: there anybody is served.
+From another machine, use an ssh tunnel. Where the system does not say which user has connected
+(all but Linux), the server stays closed, unless ``MONARCH_DEBUG_SERVER_ANY_USER=1`` has it serve
+all users of the machine.
 """
 
 from monarch._debug.commands import (

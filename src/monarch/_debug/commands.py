@@ -108,10 +108,10 @@ _PLAIN: dict[str, type[DebugCommand]] = {
     "continue": Continue,
     "quit": Quit,
 }
-_ATTACH = re.compile(r"(?P<name>.*\S)\s+(?P<rank>\d+)", re.ASCII)
+_ATTACH = re.compile(r"(?P<name>.*\S)\s+(?P<rank>\d{1,18})", re.ASCII)
 _CAST = re.compile(r"(?P<name>.*?\S)\s+ranks\((?P<ranks>(?:[^()]|\([^()]*\))*)\)\s*(?P<command>.*)")
-_NUMBER = re.compile(r"\d+", re.ASCII)
-_SLICE = re.compile(r"(\d*)\s*:\s*(\d*)(?:\s*:\s*(\d*))?", re.ASCII)
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+_SLICE = re.compile(r"(\d{0,18})\s*:\s*(\d{0,18})(?:\s*:\s*(\d{0,18}))?", re.ASCII)
 _DIMENSION = re.compile(r"\s*(?P<dim>[^\W\d]\w*)\s*=\s*(?P<which>\([^()]*\)|[^,()]*)(?:,|$)")
 
 

@@ -5,7 +5,8 @@ a rank at a breakpoint is simply a rank that waits for a call: if the controller
 fails and so does the endpoint, and nothing hangs.
 
 The server starts with the first use and stays. One debugger is served at a time; a new one takes
-over, so that a connection forgotten in another window locks nobody out.
+over, so that a connection forgotten in another window blocks no other. Other users of the machine
+are refused before that (`peer`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 from monarch._debug.console import Console
 from monarch._debug.io import DebugCliIO
+from monarch._debug.peer import is_known, may_debug
 from monarch._debug.sessions import DebugSessionInfo, DebugSessions
 from monarch._debug.waiting import wait_for
 from monarch.actor import (
@@ -47,6 +49,7 @@ class DebugController(Actor):
         self._starting = asyncio.Lock()
         self._debugger: asyncio.Task[Any] | None = None
         self._watches: set[asyncio.Task[None]] = set()
+        self._refusals: set[str] = set()  # what was logged
 
     # For programs.
 
@@ -113,10 +116,18 @@ class DebugController(Actor):
     # The server.
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        io = DebugCliIO(reader, writer)
+        why = "" if _serves_any_user() else may_debug(writer.get_extra_info("socket"))
+        if why:
+            if why not in self._refusals:
+                self._refusals.add(why)
+                _log.warning("the debug server refused a connection: %s", why)
+            writer.write(f"Refused: {why}.\n".encode())
+            await io.quit()
+            return
         before, self._debugger = self._debugger, asyncio.current_task()
         if before is not None:
             before.cancel()
-        io = DebugCliIO(reader, writer)
         try:
             await Console(self._sessions, io).run()
         except asyncio.CancelledError:
@@ -144,6 +155,12 @@ async def _listen(serve: Any) -> asyncio.Server:
     if not text.isdecimal() or int(text) > 0xFFFF:
         raise RuntimeError(f"MONARCH_DEBUG_SERVER_PORT must be a port number, not {text!r}")
     port = int(text)
+    if not is_known() and not _serves_any_user():
+        raise RuntimeError(
+            "the debug server stays closed: this system does not say which user is at the other "
+            "end of a connection, and who connects can run any code. Where all users of this "
+            "machine are trusted, set MONARCH_DEBUG_SERVER_ANY_USER=1"
+        )
     try:
         addresses = _addresses(host)
         if port == 0:  # whatever is free; each address would get a port of its own
@@ -164,6 +181,10 @@ async def _listen(serve: Any) -> asyncio.Server:
                 address,
             )
     return server
+
+
+def _serves_any_user() -> bool:
+    return os.environ.get("MONARCH_DEBUG_SERVER_ANY_USER", "").lower() in {"1", "true"}
 
 
 def _addresses(host: str) -> list[str]:

@@ -1,8 +1,8 @@
 """Where a debugger's console reads and prints: a connection, or this process's own terminal.
 
-Anyone who can connect can run any code as the user, since that is what a debugger does. So the
-server is on the loopback interface unless told otherwise, and one thing is refused: requests of
-web browsers, which any web page can make to loopback addresses and which are lines of text.
+A debugger runs any code as the user. So the server is on the loopback interface by default, for
+the same user (`peer`), and one thing is refused to that user, too: requests of web browsers, which
+any web page can make to loopback addresses and which are lines of text.
 """
 
 from __future__ import annotations
