@@ -8,12 +8,18 @@ from pathlib import Path
 
 from environments import ROOT
 
+MOST_LOAD = 0.5
+
 
 def facts() -> dict[str, str | float | int]:
-    """The machine, its load, the date and the commit: what a reader needs to judge a figure."""
+    """The machine, its load, the date and the commit: what a reader needs to judge a figure.
+
+    `changed` counts files that differ from the commit.
+    """
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": _commit(),
+        "commit": _git("describe", "--always", "--dirty", "--exclude=*") or "unknown",
+        "changed": len(_git("status", "--porcelain").splitlines()),
         "processor": _field("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gigabytes": round(_kilobytes("MemTotal") / 1e6),
@@ -21,6 +27,19 @@ def facts() -> dict[str, str | float | int]:
         "libc": " ".join(platform.libc_ver()),
         "load_before": round(os.getloadavg()[0], 2),
     }
+
+
+def conditions_against(machine: dict[str, str | float | int]) -> list[str]:
+    """Reasons not to publish what is measured under these conditions."""
+    reasons = []
+    if (load := float(machine["load_before"])) > MOST_LOAD:
+        reasons.append(
+            f"the machine was busy: load {load:.2f} at the start, at most {MOST_LOAD} is allowed"
+        )
+    commit = str(machine["commit"])
+    if machine.get("changed") or commit.endswith("-dirty") or commit == "unknown":
+        reasons.append(f"the tree differed from a commit ({commit}): commit or remove the changes")
+    return reasons
 
 
 def free_gigabytes() -> float:
@@ -40,7 +59,6 @@ def _field(path: str, name: str) -> str | None:
     return None
 
 
-def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,63 +1,117 @@
-"""Make docs/performance.md and its pictures from a JSON file of results.
+"""Make docs/performance.md, its pictures and the tables of two other pages from a file of results.
 
-The document is generated; do not edit it. What a person has to say about a row (why it misses its
+All of it is generated; do not edit it. Remarks on a row (why it misses its
 goal, what was tried) goes into benchmarks/notes/<key of the row>.md and is put under the row's
-name; the keys are what `run.py --list` shows.
+name; the keys are what `run.py --list` shows. A note has no figures: they would be of another run.
 """
 
 import argparse
-from dataclasses import replace
+import re
 from pathlib import Path
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 from environments import ROOT
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from machine import conditions_against
 from results import MET, MISSED, UNKNOWN, Results
 from rows import (
+    DESIGN,
     ENGINES,
     GROUPS,
     MICROSECONDS,
-    NIXL,
     OURS,
-    RAY,
-    READERS,
     REFERENCE,
     ROWS,
     SAME_HOST,
-    SMALL_TRANSFER,
-    SOCKETS,
     TITLES,
-    TRANSFER_ROWS,
     TRANSFER_TITLES,
-    TRANSFERS,
     Row,
-    transfer_key,
 )
 
 NOTES = ROOT / "benchmarks" / "notes"
 RESULTS = ROOT / "benchmarks" / "results" / "performance.json"
-COLOURS = {OURS: "#2f6fb4", REFERENCE: "#8a8f98", RAY: "#e08a1e"}
-MISSED_COLOUR = "#b8443a"
 VERDICTS = {MET: "met", MISSED: "**missed**", UNKNOWN: "not measured", "": ""}
-SIZES = (1, 8, 64, 256)
 
 
-def write(results: Results, docs: Path = ROOT / "docs") -> Path:
-    """Write performance.md and its pictures below `docs`, and say where the document is."""
-    images = docs / "images"
-    images.mkdir(parents=True, exist_ok=True)
-    # Equal figures give equal files, so that a diff shows what changed.
-    mpl.rcParams.update({"svg.hashsalt": "benchmarks", "font.size": 9})
-    draw_ratios(results, images / "performance.svg")
-    draw_scaling(results, images / "performance-scaling.svg")
-    draw_transfers(results, images / "performance-rdma.svg")
-    document = docs / "performance.md"
-    document.write_text("\n\n".join(paragraphs(results)) + "\n")
-    return document
+def write(results: Results, root: Path = ROOT) -> list[Path]:
+    """Write what is made from the figures: the page, its pictures, two tables; and say where."""
+    from pictures import draw
+
+    draw(results, root / "docs" / "images")
+    written = [root / "docs" / "performance.md"]
+    written[0].write_text("\n\n".join(paragraphs(results)) + "\n")
+    for name, lines in (("README.md", overview(results)), ("docs/reliability.md", kills(results))):
+        path = root / name
+        path.write_text(replaced(path.read_text(), lines))
+        written.append(path)
+    return written
+
+
+BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
+
+
+def replaced(page: str, lines: list[str]) -> str:
+    """The page with these lines between its two marks, indented as the first mark is."""
+    found = re.search(rf"^( *){BEGIN}$.*^ *{END}$", page, re.DOTALL | re.MULTILINE)
+    if found is None:
+        raise ValueError(f"no place for the figures: {BEGIN} ... {END}")
+    indented = [f"{found[1]}{line}".rstrip() for line in (BEGIN, *lines, END)]
+    return page[: found.start()] + "\n".join(indented) + page[found.end() :]
+
+
+# The tables of other pages.
+
+OVERVIEW = """
+call_one in_process pipelined call_64 numpy_64_out bytes_16_to_8 spawn_64 torch_again stop_64 pss
+kill import
+""".split()
+
+
+def overview(results: Results) -> list[str]:
+    """The table of README.md, and how many goals were met."""
+    by_key = {row.key: row for row in ROWS}
+    names = " | ".join(f"{TITLES[engine]}{version(results, engine)}" for engine in ENGINES)
+    lines = [f"| median, same machine, same program | {names} | |", "|---|" + "---:|" * 4]
+    for row in map(by_key.__getitem__, OVERVIEW):
+        cells = [results.cell(row, engine) for engine in ENGINES]
+        shown = " | ".join(row.unit.show(cell.median) if cell else "-" for cell in cells)
+        lines.append(f"| {row.title} | {shown} | {ratio_text(results, row)} |")
+    words = (
+        f"{results.machine['cores']} cores, {results.machine['processor']}, "
+        f"commit {results.machine['commit']}. Goals met: {counts(results)}. The missed ones are "
+        "explained in [docs/performance.md](docs/performance.md)."
+    )
+    return [*lines, "", words]
+
+
+def version(results: Results, engine: str) -> str:
+    """`0.7`, of engines that have a release."""
+    found = results.engines.get(engine, {}).get("version", "")
+    return f" {'.'.join(found.split('.')[:2])}" if engine != OURS and found else ""
+
+
+KILLS = ("kill_idle", "kill_load", "kill_gloo", "restart", "stop_cleanup_64")
+
+
+def kills(results: Results) -> list[str]:
+    """The table of docs/reliability.md: how fast failures are noticed, and by how many samples."""
+    by_key = {row.key: row for row in ROWS}
+    lines = [
+        "| | median | 99th percentile | samples | torchmonarch, median |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in map(by_key.__getitem__, KILLS):
+        slow = by_key.get(f"{row.key}_p99")
+        ours, reference = results.cell(row, OURS), results.cell(row, REFERENCE)
+        slowest = results.cell(slow, OURS) if slow else None
+        cells = [
+            row.unit.show(ours.median) if ours else "-",
+            row.unit.show(slowest.median) if slowest else "",
+            f"{ours.samples:,}" if ours else "",
+            row.unit.show(reference.median) if reference else "-",
+        ]
+        lines.append(f"| {row.title} | {' | '.join(cells)} |")
+    machine = results.machine
+    words = f"{machine['date']}, commit {machine['commit']}, load {machine['load_before']:.2f}."
+    return [*lines, "", words]
 
 
 # The document.
@@ -87,8 +141,9 @@ HEADER = """\
 # Performance
 
 The same program, unchanged, on this project and on torchmonarch, and a program that does the same
-on Ray where Ray has the like. `make bench` measures all of it on your machine and writes this page;
-the programs are in `benchmarks/programs/`."""
+on Ray where Ray has the like. `make bench` measures all of it on your machine;
+the programs are in `benchmarks/programs/`. Only a complete run is published, from a tree without
+changes, on a machine whose load was at most 0.5 when it began (`make bench BENCH=--publish`)."""
 
 TRANSFERS_PICTURE = "Bandwidth of one-sided transfers against their size, by route"
 
@@ -113,13 +168,18 @@ METHOD = """\
   percentile. The tables show the median over the repetitions of those medians, and in brackets the
   best sample of all. Ratios are ratios of the medians.
 - A figure that exists once in a process (bootstrap) has as many samples as there were repetitions.
-- The payload programs stamp each value and check the stamp at both ends where it arrives; they do
-  not read all of it, as this would measure the machine's memory and not the engine.
+  *n* is the number of samples behind a 99th percentile, of all repetitions together.
+- The payload programs send random bytes, stamp each value and check the stamp at both ends where
+  it arrives; they do not read all of it, as this would measure the machine's memory and not the
+  engine.
 - *Bootstrap* is what a fresh program waits for between its first use of the engine and the first
   result: host, processes, actors, call. *Spawn* is the same in a program that has done it before.
   Ray's bootstrap includes the start of its daemons.
 - *PSS* is the memory of a process with each shared page divided by the number of processes that
-  share it.
+  share it. The row adds up all processes that the program started, those that serve the 8 workers
+  as well, and divides by 8; of Ray, the daemons are left out.
+- *A time-out there*: torchmonarch does not notice what the row is about, and its figure is its own
+  time limit, so there is no ratio.
 - Ray has no mesh, no message without a reply and no acknowledged stop: its figures are for one
   process per actor, for calls whose result nobody fetches, and for a kill until the processes are
   gone.
@@ -127,14 +187,28 @@ METHOD = """\
 
 
 def summary(results: Results) -> str:
-    """How many goals were met, in one sentence."""
-    verdicts = [results.verdict(row) for row in ROWS if row.has_goal]
-    words = f"**{verdicts.count(MET)} of {len(verdicts)} goals are met**"
-    if verdicts.count(MISSED):
-        words += f", {verdicts.count(MISSED)} missed (see [below](#missed-goals))"
-    if verdicts.count(UNKNOWN):
-        words += f", {verdicts.count(UNKNOWN)} not measured"
-    return words + "."
+    """How many goals were met: first of those that the design had, then of the later ones."""
+    words = f"**Goals met: {counts(results)}** (see [below](#missed-goals) for the missed ones)."
+    if against := conditions_against(results.machine):
+        words += (
+            "\n\nThe run below is older than these rules, and would not be published today: "
+            f"{'; '.join(against)}. The next run that is published replaces it."
+        )
+    return words
+
+
+def counts(results: Results) -> str:
+    """`12 of the 25 of the design, 23 of the 28 that were added later`."""
+    words = []
+    for of_design, name in ((True, "of the design"), (False, "that were added later")):
+        rows = [row for row in ROWS if row.has_goal and (row.key in DESIGN) == of_design]
+        verdicts = [results.verdict(row) for row in rows]
+        unknown = verdicts.count(UNKNOWN)
+        words.append(
+            f"{verdicts.count(MET)} of the {len(rows)} {name}"
+            + (f" ({unknown} not measured)" if unknown else "")
+        )
+    return ", ".join(words)
 
 
 def conditions(results: Results) -> str:
@@ -148,22 +222,10 @@ def conditions(results: Results) -> str:
     return (
         f"{machine['date']}, commit {machine['commit']}. {machine['processor']}, "
         f"{machine['cores']} cores, {machine['memory_gigabytes']} GB; Linux {machine['kernel']}, "
-        f"{machine['libc']}; load {machine['load_before']:.1f} before the start. {versions}. "
+        f"{machine['libc']}; load {machine['load_before']:.2f} before the start. {versions}. "
         f"Repetitions: {results.settings['repeats']}, with {results.settings['seconds']:g} s for "
-        f"each figure.{later(results)}"
+        "each figure."
     )
-
-
-def later(results: Results) -> str:
-    """Which rows are from other runs, and when those were."""
-    families: dict[str, list[str]] = {}
-    for program, when in results.later.items():
-        families.setdefault(when, []).append(program)
-    text = ""
-    for when, programs in families.items():
-        names = dict.fromkeys(f"`{name.split(':')[0].rstrip('0123456789 ')}`" for name in programs)
-        text += f" Programs measured at another time, {when}: {', '.join(names)}."
-    return text
 
 
 def tables(results: Results) -> list[str]:
@@ -193,15 +255,21 @@ def ratio_text(results: Results, row: Row) -> str:
     """How many times faster than the reference, and which part of what the row is a part of."""
     ratio, share = results.ratio(row), results.share(row)
     parts = [f"{ratio:.1f}x" if ratio else ""]
+    if row.timed_out and results.cell(row, REFERENCE):
+        parts = ["a time-out there"]
     if row.share is not None and share is not None:
         parts.append(f"{share:.0%} of {row.share.words}")
     return ", ".join(filter(None, parts))
 
 
 def cell_text(results: Results, row: Row, engine: str) -> str:
-    """Median and best, or `failed`, or nothing where the engine has nothing like it."""
+    """Median and best, or `failed`, or nothing where the engine has nothing like it.
+
+    With a percentile goes the number of samples.
+    """
     if cell := results.cell(row, engine):
-        return f"{row.unit.show(cell.median)} ({row.unit.show(cell.best)})"
+        samples = f", n = {cell.samples:,}" if row.is_percentile else ""
+        return f"{row.unit.show(cell.median)} ({row.unit.show(cell.best)}{samples})"
     if engine == OURS and results.unavailable(row):
         return "not here"
     return "failed" if row.program in results.failures(engine) else ""
@@ -266,170 +334,12 @@ def failures(results: Results) -> list[str]:
     return ["## Failed programs", *parts] if parts else []
 
 
-# The pictures.
-
-
-def draw_ratios(results: Results, path: Path) -> None:
-    """How many times cheaper than torchmonarch each row is, with the goal and with Ray."""
-    elsewhere = {row for rows in TRANSFER_ROWS.values() for row in rows}
-    rows = [
-        row
-        for row in reversed(ROWS)
-        if (results.ratio(row) or results.ratio(row, RAY)) and row not in elsewhere
-    ]
-    figure, axes = plt.subplots(figsize=(8, 0.8 + 0.24 * max(len(rows), 1)))
-    for place, row in enumerate(rows):
-        if ours := results.ratio(row):
-            colour = MISSED_COLOUR if results.verdict(row) == MISSED else COLOURS[OURS]
-            axes.barh(place, ours - 1, left=1, height=0.62, color=colour)
-            words = f"{ours:.0f}x" if ours >= 10 else f"{ours:.1f}x"
-            at_the_edge = ("axes fraction", "data")
-            axes.annotate(words, (1.01, place), xycoords=at_the_edge, va="center")
-        if ray := results.ratio(row, RAY):
-            axes.plot(ray, place, "o", color=COLOURS[RAY], markersize=4, zorder=3)
-        if row.ratio:
-            axes.plot([row.ratio] * 2, [place - 0.4, place + 0.4], color="black", linewidth=1.4)
-    axes.set_xscale("log")
-    axes.set_yticks(range(len(rows)), [row.title.replace("`", "") for row in rows])
-    axes.set_ylim(-0.7, len(rows) - 0.3)
-    axes.xaxis.set_major_formatter(lambda value, _position: f"{value:g}x")
-    axes.axvline(1, color=COLOURS[REFERENCE], linewidth=1)
-    axes.set_xlabel("times faster (or smaller) than torchmonarch 0.7.0")
-    axes.legend(
-        handles=[
-            Patch(color=COLOURS[OURS], label="pymonarch"),
-            Patch(color=MISSED_COLOUR, label="pymonarch, goal missed"),
-            Line2D([], [], color="black", linewidth=1.4, label="goal"),
-            Line2D([], [], color=COLOURS[RAY], marker="o", markersize=4, ls="", label="Ray"),
-        ],
-        loc="lower right",
-        bbox_to_anchor=(1, 1),
-        ncols=4,
-        frameon=False,
-    )
-    tidy(axes)
-    save(figure, path)
-
-
-def draw_scaling(results: Results, path: Path) -> None:
-    """The two no-op benchmarks of the field against the size of the mesh."""
-    figure, panels = plt.subplots(1, 2, figsize=(8, 3.2))
-    for axes, kind, title in (
-        (panels[0], "call", "no-op call of all"),
-        (panels[1], "bootstrap", "bootstrap: procs, actors, first call"),
-    ):
-        rows = {row.key: row for row in ROWS}
-        for engine in ENGINES:
-            cells = {size: results.cell(rows[f"{kind}_{size}"], engine) for size in SIZES}
-            points = {size: cell.median * 1e3 for size, cell in cells.items() if cell}
-            if points:
-                axes.plot(
-                    list(points),
-                    list(points.values()),
-                    "o-",
-                    color=COLOURS[engine],
-                    label=TITLES[engine],
-                    markersize=4,
-                )
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(SIZES, [str(size) for size in SIZES])
-        axes.yaxis.set_major_formatter(lambda value, _position: f"{value:g}")
-        axes.set_xlabel("processes")
-        axes.set_ylabel("ms")
-        axes.set_title(title, fontsize=10)
-        tidy(axes)
-    panels[0].legend(frameon=False)
-    save(figure, path)
-
-
-def draw_transfers(results: Results, path: Path) -> None:
-    """Bandwidth against size: reads, writes, and eight at once."""
-    figure, panels = plt.subplots(1, 3, figsize=(10, 3.2), sharey=True)
-    sizes = [size for size, nbytes in TRANSFERS.items() if nbytes > SMALL_TRANSFER]
-    lines = [
-        ("a copy", SAME_HOST, OURS, "copy", "#222222", ":"),
-        (SAME_HOST, SAME_HOST, OURS, "", COLOURS[OURS], "-"),
-        (SOCKETS, SOCKETS, OURS, "", "#3f9b6c", "-"),
-        (NIXL, NIXL, OURS, "", "#8557a8", "-"),
-        (TITLES[REFERENCE], SAME_HOST, REFERENCE, "", COLOURS[REFERENCE], "-"),
-    ]
-    for axes, figure_name, title in (
-        (panels[0], "read", "read, one process"),
-        (panels[1], "write", "write, one process"),
-        (panels[2], "read_together", f"read, {READERS} processes together"),
-    ):
-        for label, route, engine, other, colour, style in lines:
-            rows = {row.key: row for row in TRANSFER_ROWS[route]}
-            points = {}
-            for place, size in enumerate(sizes):
-                row = rows.get(transfer_key(route, figure_name, size))
-                cell = row and results.cell(replace(row, figure=other or figure_name), engine)
-                if cell:
-                    points[place] = TRANSFERS[size] / cell.median / 1e9
-            if points:
-                axes.plot(
-                    list(points),
-                    list(points.values()),
-                    style,
-                    marker="o",
-                    markersize=4,
-                    color=colour,
-                    label=label,
-                )
-        axes.set_yscale("log")
-        axes.set_xticks(range(len(sizes)), sizes)
-        axes.yaxis.set_major_formatter(lambda value, _position: f"{value:g}")
-        axes.set_title(title, fontsize=10)
-        tidy(axes)
-    panels[0].set_ylabel("GB/s")
-    figure.legend(
-        *panels[0].get_legend_handles_labels(),
-        loc="upper center",
-        bbox_to_anchor=(0.5, 0),
-        ncols=len(lines),
-        frameon=False,
-    )
-    save(figure, path)
-
-
-def tidy(axes: Axes) -> None:
-    """Leave the frame out and the grid in the background."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="both", which="major", color="#e4e6ea", linewidth=0.7)
-    axes.set_axisbelow(True)
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write the picture, readable on light and dark pages."""
-    figure.savefig(path, bbox_inches="tight", facecolor="white", metadata={"Date": None})
-    plt.close(figure)
-
-
 def main() -> None:
-    """Make the document again, for example after a note was written."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "results", nargs="?", type=Path, default=RESULTS, help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--take",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="put the programs of this partial run into the results first",
-    )
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="default: %(default)s")
-    arguments = parser.parse_args()
-    results = Results.load(arguments.results)
-    for other in arguments.take:
-        results.take(Results.load(other))
-    if arguments.take:
-        results.save(arguments.results)
-    print(write(results, arguments.docs))
+    """Make everything again, for example after a note was written."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    for path in write(Results.load(RESULTS)):
+        print(path.relative_to(ROOT))
 
 
 if __name__ == "__main__":
-    mpl.use("agg")
     main()

@@ -2,7 +2,6 @@
 
 import json
 import statistics
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -24,10 +23,11 @@ class Runs:
 
 @dataclass(frozen=True)
 class Cell:
-    """A row's cost on one engine: median over the runs, and the best sample of all."""
+    """A row's cost on one engine: median over the runs, best of all samples, their number."""
 
     median: float
     best: float
+    samples: int
 
 
 @dataclass
@@ -39,15 +39,7 @@ class Results:
     engines: dict[str, dict[str, str]]
     floor: float | None = None
     programs: dict[str, dict[str, Runs]] = field(default_factory=dict)
-    later: dict[str, str] = field(default_factory=dict)
-    """When programs were measured that another run than this one did, and at which commit."""
-
-    def take(self, other: "Results", programs: Iterable[str] = ()) -> None:
-        """Put what another run found out about some programs (all) in the place of what is here."""
-        when = f"{other.machine['date']}, commit {other.machine['commit']}"
-        for name in programs or other.programs:
-            self.programs[name] = other.programs[name]
-            self.later[name] = when
+    interrupted: bool = False
 
     def add(self, program: Program, engine: str, outcome: Outcome) -> None:
         """Keep what a run of a program gave."""
@@ -69,10 +61,16 @@ class Results:
         return Cell(
             statistics.median(summary[row.statistic] for summary in summaries),
             min(summary[best] for summary in summaries),
+            sum(int(summary["count"]) for summary in summaries),
         )
 
     def ratio(self, row: Row, engine: str = OURS) -> float | None:
-        """How many times cheaper `engine` is than the reference, by the medians."""
+        """How many times cheaper `engine` is than the reference, by the medians.
+
+        None where the reference's figure is only its own time limit.
+        """
+        if row.timed_out:
+            return None
         cell, reference = self.cell(row, engine), self.cell(row, REFERENCE)
         return reference.median / cell.median if cell and reference else None
 
@@ -131,6 +129,7 @@ class Results:
     def load(cls, path: Path) -> "Results":
         """Read what `save` wrote."""
         stored = json.loads(path.read_text())
+        stored.pop("later", None)
         stored["programs"] = {
             name: {engine: Runs(**runs) for engine, runs in engines.items()}
             for name, engines in stored["programs"].items()

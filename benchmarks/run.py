@@ -1,9 +1,10 @@
 """Measure the same programs on this project, on torchmonarch and, where it has the like, on Ray.
 
 Each repetition is a fresh process, and the engines take turns within a program, so that what slows
-the machine for a while slows all of them. Environments are made on the first run. A complete run
-writes benchmarks/results/performance.json and makes docs/performance.md from it; a partial one
-(`--quick`, `--rows`, `--engines`) writes to benchmarks/results/raw/ and leaves the document alone.
+the machine for a while slows all of them. Environments are made on the first run. Figures go to
+benchmarks/results/raw/. With `--publish` a complete run becomes results/performance.json, and
+docs/performance.md and the tables of other pages are made from it; that is refused on a machine
+that is busy and from a tree with changes (publish.py).
 
 The machine should be quiet: a browser in the background is worth a factor of two in a 99th
 percentile.
@@ -16,10 +17,11 @@ from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
+import publish
 import report
 from environments import ROOT, SetUpError, make, probe
 from execute import adopt_orphans, run_command, run_program
-from machine import facts
+from machine import conditions_against, facts
 from results import MET, MISSED, UNKNOWN, Results
 from rich.console import Console
 from rich.markup import escape
@@ -52,10 +54,14 @@ def main() -> int:
 
     rows = chosen_rows(arguments.rows)
     programs = chosen_programs(rows, arguments.engines, arguments.quick and not arguments.rows)
-    complete = (
-        not arguments.quick and len(rows) == len(ROWS) and set(arguments.engines) == {*ENGINES}
-    )
+    complete = is_complete(arguments)
     raw = RESULTS / "raw" / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
+    machine = facts()
+    if against := conditions_against(machine):
+        end = "refused" if arguments.publish else "these figures cannot be published"
+        console.print(f"[yellow]{end}:[/] {escape('; '.join(against))}", highlight=False)
+        if arguments.publish:
+            return 3
 
     try:
         pythons, versions = interpreters(arguments, console)
@@ -63,7 +69,7 @@ def main() -> int:
         console.print(f"[red]error:[/] {escape(str(error))}", highlight=False)
         return 2
     results = Results(
-        machine=facts(),
+        machine=machine,
         settings={
             "seconds": arguments.seconds,
             "repeats": arguments.repeat,
@@ -71,20 +77,14 @@ def main() -> int:
         },
         engines=versions,
     )
-    load = float(results.machine["load_before"])
-    if load > 0.5:
-        console.print(
-            f"[yellow]This machine is busy (load {load:.1f}); "
-            "take the figures as a trial of the programs.[/]"
-        )
     adopt_orphans()
     plans = [(program, turns(program, pythons, arguments.repeat)) for program in programs]
-    interrupted = False
     try:
         measure(plans, pythons, results, raw, console)
     except KeyboardInterrupt:
         console.print("interrupted: the table has what was measured until then")
-        complete, interrupted = False, True
+        results.interrupted = True
+        results.save(raw)
 
     console.print(table(rows, results))
     for engine in arguments.engines:
@@ -94,11 +94,15 @@ def main() -> int:
     for reason in sorted({reason for row in rows if (reason := results.unavailable(row))}):
         console.print(f"not here: {escape(reason)}", highlight=False)
     console.print(f"figures: {raw.relative_to(ROOT)}", highlight=False)
-    if complete:
-        results.save(RESULTS / "performance.json")
-        written = report.write(results)
-        console.print(f"report: {written.relative_to(ROOT)}", highlight=False)
-    return 130 if interrupted else 1 if results.failures(OURS) else 0
+    if complete and (against := publish.reasons_against(results)):
+        console.print(f"not published: {escape('; '.join(against))}", highlight=False)
+    elif arguments.publish:
+        for written in publish.publish(results):
+            console.print(f"published: {written.relative_to(ROOT)}", highlight=False)
+    elif complete:
+        command = f"python benchmarks/publish.py {raw.relative_to(ROOT)}"
+        console.print(f"to publish these figures: {command}", highlight=False)
+    return 130 if results.interrupted else 1 if results.failures(OURS) else 0
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -132,6 +136,11 @@ def parse_arguments() -> argparse.Namespace:
         metavar="ENGINE=PATH",
         help="an interpreter that has the engine, instead of making .venv-bench-ENGINE",
     )
+    parser.add_argument(
+        "--publish",
+        action="store_true",
+        help="make the pages from these figures; refused on a busy machine or in a changed tree",
+    )
     parser.add_argument("--list", action="store_true", help="list the rows and end")
     arguments = parser.parse_args()
     arguments.repeat = arguments.repeat or (1 if arguments.quick else 3)
@@ -142,7 +151,15 @@ def parse_arguments() -> argparse.Namespace:
     arguments.python = dict(pairs)
     if arguments.rows and not chosen_rows(arguments.rows):
         parser.error(f"no row or program matches {arguments.rows}; --list shows them")
+    if arguments.publish and not is_complete(arguments):
+        parser.error("--publish takes a complete run: no --quick, --rows or --engines beside it")
     return arguments
+
+
+def is_complete(arguments: argparse.Namespace) -> bool:
+    """Whether everything is to be measured."""
+    every_row = len(chosen_rows(arguments.rows)) == len(ROWS)
+    return not arguments.quick and every_row and set(arguments.engines) == {*ENGINES}
 
 
 def engine_list(text: str) -> list[str]:

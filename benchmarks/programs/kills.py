@@ -3,7 +3,8 @@
 `idle`: nothing else happens. `load`: a thread of the caller keeps other workers busy with calls.
 `gloo`: the survivors sit in a collective that the victim will never enter.
 
-200 kills, or as many as there is time for: an engine that takes ten seconds for one gets a few.
+200 kills, or as many as a minute has time for: an engine that takes ten seconds for one gets a few.
+The report says how many there were.
 """
 
 import contextlib

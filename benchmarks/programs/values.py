@@ -1,13 +1,17 @@
 """The values that the payload programs send, and how a receiver knows that it got the right one."""
 
+import random
 from collections.abc import Callable
 
 import numpy as np
 
 
 def arrays(size: int) -> Callable[[int], np.ndarray]:
-    """One array of `size` bytes that carries the stamp in its first and last element."""
-    array = np.zeros(size // 8, dtype=np.int64)
+    """One array of `size` random bytes that carries the stamp in its first and last element.
+
+    (The pages of an array of zeros that was never written to are all the same one.)
+    """
+    array = np.frombuffer(bytearray(random.Random(1).randbytes(size)), dtype=np.int64)
 
     def stamped(stamp: int) -> np.ndarray:
         array[0] = array[-1] = stamp
@@ -17,11 +21,12 @@ def arrays(size: int) -> Callable[[int], np.ndarray]:
 
 
 def byte_strings(size: int) -> Callable[[int], bytes]:
-    """Two byte strings, one for either stamp, built beforehand."""
-    return [bytes([stamp]) * size for stamp in (0, 1)].__getitem__
+    """Two strings of random bytes between two stamps, one for either stamp, built beforehand."""
+    between = random.Random(1).randbytes(size - 2)
+    return [bytes([stamp]) + between + bytes([stamp]) for stamp in (0, 1)].__getitem__
 
 
-MAKERS = {"numpy": arrays, "bytes": byte_strings}
+MAKERS = {"array": arrays, "bytes": byte_strings}
 
 
 def check(value: object, stamp: int) -> bool:
