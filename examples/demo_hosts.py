@@ -159,7 +159,8 @@ def demonstrate(machines: int, loopback: bool, arguments: list[str]) -> int:
         secret.touch(mode=0o600)
         secret.write_text(os.urandom(32).hex())
         addresses = [f"{SUBNET}.{number + 2}" for number in range(machines)]
-        names = ["127.0.0.1"] * machines if loopback else addresses
+        loops = [[f"machine{number + 1}", "127.0.0.1"] for number in range(machines)]
+        names = loops if loopback else addresses
         client, *hosts = make_certificates(folder, ["client", *names])
         if not loopback:
             subprocess.run(SWITCH, shell=True, check=True)

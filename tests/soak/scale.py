@@ -1,9 +1,10 @@
-"""`python tests/soak/scale.py [--hosts 1000 10000] [--seconds 60] [--seed 1] [--chart FILE]`
+"""`python tests/soak/scale.py [--tables NAME ...] [--hosts 1000 10000] [--seconds 60] [--seed 1]`
 
 Simulated clusters, with 8 procs on each host: what a call and a spawn cost through the tree of
 agents, and without one; when a host that dies is noticed, and who is taken for dead by mistake,
 under loss; and partitions, shorter or longer than the timeout. The cores are the real ones, the
-network, the processors and the procs are a model: see tests/sim/scale.py. Prints Markdown.
+network, the processors and the procs are a model: see tests/sim/scale.py. Prints Markdown: all
+tables, or those that are asked for, with the same figures.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ LOSSES = (0.0, 0.001, 0.01, 0.05)
 FANOUTS = (2, 4, 8, 16, 32, 64)
 CRASHES = 20
 MANY = 2000
+TABLES = ("costs", "fanouts", "loss", "partitions")
 LONGER = 12.0
 """Seconds of `host_timeout` for more hosts than that: the driver has a heartbeat for each."""
 
@@ -273,25 +275,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    parser.add_argument(
+        "--tables", nargs="+", choices=TABLES, default=list(TABLES), help="only these"
+    )
     parser.add_argument("--hosts", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--seconds", type=float, default=60.0, help="of life under each loss")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--chart", type=Path)
+    parser.add_argument("--chart", type=Path, help="draw the tables costs and loss")
     options = parser.parse_args()
+    tables = options.tables
+    if options.chart and not {"costs", "loss"} <= {*tables}:
+        parser.error("--chart needs the tables costs and loss")
     began = time.perf_counter()
     least = min(options.hosts)
     sizes = sorted({*(size for size in (10, 100, 1000) if size < least), *options.hosts})
-    found = costs(sizes, options.seed)
-    for hosts in options.hosts:
+    found = costs(sizes, options.seed) if "costs" in tables else {}
+    for hosts in options.hosts if "fanouts" in tables else ():
         fanouts(hosts, options.seed)
-    noticed = {}
-    for hosts in options.hosts:
+    noticed: dict[float, Any] = {}
+    for hosts in options.hosts if "loss" in tables else ():
         # (The work is hosts times seconds; the figures are per link-hour.)
         seconds = max(5.0, options.seconds * least / hosts)
         rates = LOSSES if hosts == least else LOSSES[::2]
         found_there = loss(hosts, seconds, rates, options.seed)
         noticed = noticed or found_there
-    problems = partitions(least, options.seed)
+    problems = partitions(least, options.seed) if "partitions" in tables else []
     if options.chart:
         draw(options.chart, found, noticed)
     sizes_text = " and ".join(f"{hosts:,}" for hosts in options.hosts)
