@@ -1,8 +1,9 @@
 """Bind the calling process to CPUs and memory nodes, with system calls only (no numactl, taskset).
 
 A binding is a dict as `HostMesh.spawn_procs(proc_bind=...)` takes it: ``cpus`` or ``physcpubind``
-(a CPU list such as ``0-3,8``), ``cpunodebind`` and ``membind`` (lists of NUMA nodes). It is applied
-in the child before any user code runs, and inherited by its threads. Outside Linux it does nothing.
+(a CPU list such as ``0-3,8``), ``cpunodebind`` and ``membind`` (lists of NUMA nodes). The child
+applies the binding before any user code runs, and its threads inherit it. On systems other than
+Linux a binding has no effect.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261,
 
 
 def parse_cpu_list(text: str) -> set[int]:
-    """The numbers of a kernel CPU or node list.
+    """Return the numbers in a CPU or node list, written as the kernel writes them.
 
     >>> sorted(parse_cpu_list("0-2,5"))
     [0, 1, 2, 5]
 
-    Raises ValueError naming the text when it is not one.
+    Raises ValueError, with the text, for anything else.
     """
     numbers: set[int] = set()
     try:
@@ -38,7 +39,7 @@ def parse_cpu_list(text: str) -> set[int]:
 
 
 def apply_binding(binding: dict[str, str]) -> None:
-    """Apply `binding` to this process. Raises ValueError for impossible CPUs or nodes."""
+    """Bind this process as `binding` says. Raises ValueError for impossible CPUs or nodes."""
     cpus, nodes = resolve_binding(binding)
     if cpus:
         os.sched_setaffinity(0, cpus)
@@ -47,9 +48,10 @@ def apply_binding(binding: dict[str, str]) -> None:
 
 
 def resolve_binding(binding: dict[str, str]) -> tuple[set[int], set[int]]:
-    """The CPUs and memory nodes that `binding` means here; empty where it says nothing.
+    """Return the CPUs and the memory nodes that `binding` names on this host.
 
-    Raises ValueError for CPUs this process may not use and for nodes the host does not have.
+    A set is empty if `binding` does not restrict it. Raises ValueError for CPUs that this process
+    may not use, and for nodes that the host does not have.
     """
     cpus: set[int] = set()
     nodes: set[int] = set()
@@ -79,7 +81,7 @@ def _cpus_of_node(node: int) -> set[int]:
             return parse_cpu_list(file.read().strip())
     except OSError:
         if node == 0 and not os.path.exists(_NODES):
-            # A kernel without NUMA has one node: everything.
+            # A kernel without NUMA has one node, which holds all CPUs.
             return set(os.sched_getaffinity(0))
         raise ValueError(f"proc_bind: this host has no NUMA node {node}") from None
 
@@ -90,10 +92,10 @@ def _bind_memory(nodes: set[int]) -> None:
 
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None or not os.path.exists(_NODES):
-        return  # one node: every policy is the same
+        return  # there is one node, or no known system call
     mask = ctypes.c_ulong(sum(1 << node for node in nodes))
     libc = ctypes.CDLL(None, use_errno=True)
-    bits = max(nodes) + 2  # the kernel wants one more than the highest bit
+    bits = max(nodes) + 2  # the kernel expects the number of bits plus one
     if libc.syscall(number, _MPOL_BIND, ctypes.byref(mask), bits) != 0:
         code = ctypes.get_errno()
         raise ValueError(f"proc_bind: cannot bind memory to nodes {nodes}: {os.strerror(code)}")

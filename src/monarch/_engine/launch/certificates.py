@@ -1,8 +1,9 @@
-"""Certificates for a job: a CA that exists for the length of one call, and what it signs.
+"""Certificates for a job: one for each host, signed by a CA that exists during one call only.
 
-Whoever starts the hosts of a job makes a certificate for each and gives each its own. The CA's
-private key is dropped when all are signed, so nobody can add a host to the job afterwards, and
-there is no key to guard. The certificates serve in both directions, since hosts dial each other.
+The program that starts the hosts of a job makes the certificates and gives each host its own. The
+CA's private key is dropped once all certificates are signed: no host can be added to the job
+afterwards, and there is no key to guard. A certificate is valid for servers and for clients, since
+hosts dial each other.
 
 Needs the package `cryptography`: the extra ``pymonarch[tls]``.
 """
@@ -18,11 +19,11 @@ from typing import Any, NamedTuple
 
 __all__ = ["Certificate", "make_certificates"]
 
-_SKEW = dt.timedelta(minutes=10)  # that clocks of hosts may differ
+_SKEW = dt.timedelta(minutes=10)  # by which the clocks of two hosts may differ
 
 
 class Certificate(NamedTuple):
-    """The files of one host."""
+    """The paths of one host's certificate, private key and CA certificate."""
 
     cert: str
     key: str
@@ -30,7 +31,7 @@ class Certificate(NamedTuple):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the host's worker, or the client, is to have in its environment."""
+        """The environment variables to set for the host's worker, or for the client."""
         return {
             "HYPERACTOR_TLS_CERT": self.cert,
             "HYPERACTOR_TLS_KEY": self.key,
@@ -44,16 +45,18 @@ def make_certificates(
     *,
     valid: dt.timedelta = dt.timedelta(days=30),
 ) -> list[Certificate]:
-    """A certificate for each host, written to `folder` with the CA that signed them.
+    """Make a certificate for each host; write them and their CA's certificate to `folder`.
 
     Args:
-        folder: is made if need be; private keys in it are readable by this user only.
-        hosts: for each the name or IP address by which others dial it, or several such. The
-            client, which nobody dials, needs one as well: any name will do.
-        valid: for how long from now. A connection that is up stays up after that.
+        folder: created if it does not exist. Private keys in it are readable by this user only.
+        hosts: for each host, the name or IP address by which others dial it, or several of them.
+            The client needs a certificate as well; it is never dialed, so any name will do.
+        valid: how long the certificates are valid from now. An established connection stays open
+            after that.
 
-    Raises ImportError without the package `cryptography`, OSError if a file cannot be written,
-    ValueError for hosts whose files would replace each other's, or those of the CA.
+    Return the paths in the order of `hosts`. Raises ImportError without the package `cryptography`,
+    OSError if a file cannot be written, ValueError if the files of two hosts, or of a host and the
+    CA, would have the same name.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +74,7 @@ def make_certificates(
             "making certificates needs the package cryptography: pip install 'pymonarch[tls]'"
         ) from error
 
-    # (Certificates are for the world outside, whatever a simulation is at.)
+    # Peers compare the validity with real time, so a simulation's clock must not be used.
     now = dt.datetime.now(dt.timezone.utc)  # noqa: TID251
     encoding = serialization.Encoding.PEM
 
@@ -161,12 +164,12 @@ def make_certificates(
 
 
 def _stem(name: str) -> str:
-    """The names of the files of a host, without their endings."""
+    """The names of a host's files, without their extensions."""
     return name.replace("/", "_").replace(":", "_")
 
 
 def _write_secret(path: str, content: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(fd, "wb") as file:
-        os.fchmod(fd, 0o600)  # it may have been there
+        os.fchmod(fd, 0o600)  # the file may have existed, with another mode
         file.write(content)

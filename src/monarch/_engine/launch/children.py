@@ -1,21 +1,24 @@
-"""The children of this process: those it started, and orphans that came to it.
+"""The child processes of this process: those it started, and orphans that it adopted.
 
-What user code starts inside a proc (a fork, a command, workers of a DataLoader) must not outlive
-the proc, however it ends. So procs, their launchers and the host agent *adopt* (`adopt_orphans`): a
-process whose parent ends becomes the child of the nearest of them above it that lives. As long as a
-proc lives, what it started stays below it, daemons too. Hence whatever comes to a launcher, or to
-the agent, without having been started there was started by a proc that is gone, and is killed.
+Processes that user code starts inside a proc (a fork, a command, workers of a DataLoader) must not
+outlive the proc, however the proc exits. So procs, launchers and the host agent are *subreapers*
+(`adopt_orphans`): when a process exits, its children become children of the nearest subreaper above
+it that still runs. While a proc runs, all that it started stays below it, daemons included. Hence a
+child of a launcher or of the agent that was not started there was started by a proc that has
+exited. Such an orphan is killed.
 
-The kernel moves the children of a process before it announces its end, so a look after each end
-(SIGCHLD) misses nobody: those below an orphan come when it has ended. Only children are ever
-signalled by pid, since their pids cannot be in use by others before they are reaped here.
+The kernel reparents the children of a process before it sends SIGCHLD for the process. So looking
+for orphans after each SIGCHLD misses none: descendants of an orphan arrive once the orphan has
+exited. Signals are sent by pid to children only: the pid of a child cannot be reused before the
+child is reaped here.
 
-Two kinds of orphans clean up after the others and then end by themselves: multiprocessing's
-resource tracker and torch's shared-memory manager. They have `GRACE` seconds for it once the others
-are gone. Directories of the dead are removed then, too (see `scratch`).
+Two kinds of orphans clean up after other processes and then exit: multiprocessing's resource
+tracker and torch's shared-memory manager. They are given `GRACE` seconds for it, counted from when
+no other orphan is left. Directories of exited procs are removed when no orphan is left (see
+`scratch`).
 
 A process that runs as another user cannot be killed, and stays. On systems other than Linux there
-are no orphans: they belong to the system's first process.
+are no subreapers: orphans become children of the system's first process.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ _JANITORS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
-_prctl: Any = None  # looked up once: a child that looks it up writes to a hundred pages
+_prctl: Any = None  # kept: in a forked child the look-up would write to, and copy, a hundred pages
 
 
 def _control(option: int, value: int) -> None:
@@ -58,32 +61,34 @@ def _control(option: int, value: int) -> None:
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent ends (Linux)."""
+    """Have the kernel send this process a signal when its parent exits (Linux)."""
     _control(_PR_SET_PDEATHSIG, signal_number)
 
 
 def continue_without_parent() -> None:
-    """Have the kernel continue this process, if it is stopped, when its parent ends (Linux)."""
+    """Have the kernel continue this process, if it is stopped, when its parent exits (Linux)."""
     _control(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every process below this one whose parent ends (Linux)."""
+    """Become the parent of every descendant whose parent exits (Linux)."""
     _control(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 class Children:
-    """See the module. To be made on the main thread: it takes over SIGCHLD.
+    """Reaps the children of this process and kills orphans; see the module.
 
-    `own` holds the pids of those that were started here, `debris` the directories of the dead,
-    which are removed when no orphan is left. `fileno` is readable when a child ended or was
-    stopped: then `reap`, and some time later, when more urgent things are done, `sweep`.
+    To be made on the main thread, since it handles SIGCHLD.
+
+    `own` holds the pids of children that were started here, `debris` the directories of exited
+    procs, which are removed when no orphan is left. `fileno` is readable when a child exited, was
+    stopped or continued. Then call `reap`, and `sweep` once more urgent work is done.
     """
 
     def __init__(self) -> None:
         self.own: set[int] = set()
         self.debris: list[str] = []
-        self._spared: dict[int, float] = {}  # those that clean up, and how long they may
+        self._spared: dict[int, float] = {}  # orphans that clean up -> when they are killed
         self.fileno, self._wake = os.pipe()
         os.set_blocking(self.fileno, False)
         os.set_blocking(self._wake, False)
@@ -91,16 +96,16 @@ class Children:
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
 
     def leave_in_child(self) -> None:
-        """In a forked child, which has no children."""
+        """In a forked child: restore SIGCHLD and close the pipe."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(self.fileno)
         os.close(self._wake)
 
     def reap(self) -> list[tuple[int, int]]:
-        """What became of own children since, in order: pid and wait status.
+        """Return the pid and wait status of own children that changed state, in order.
 
-        They ended, were stopped, or go on. Orphans are reaped as well.
+        A change is an exit, a stop or a continuation. Exited orphans are reaped as well.
         """
         with contextlib.suppress(BlockingIOError):
             os.read(self.fileno, 4096)
@@ -115,13 +120,16 @@ class Children:
         return changed
 
     def await_end(self, pid: int) -> None:
-        """Reap an own child that is ending; blocks until it has."""
+        """Reap an own child that is about to exit; blocks until it has exited."""
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
         self.own.discard(pid)
 
     def sweep(self) -> float:
-        """Kill the orphans that came. When to come again though no child ends; infinity: never."""
+        """Kill the adopted orphans; return when to call again even if no child exits.
+
+        The result is a time of `time.monotonic`, infinity for never.
+        """
         orphans = [pid for pid in _children() if pid not in self.own]
         janitors = {pid for pid in orphans if pid in self._spared or _cleans_up(pid)}
         now = time.monotonic()
@@ -135,7 +143,7 @@ class Children:
             if self._spared.get(pid, 0.0) <= now:
                 if pid in janitors:
                     self._spared[pid] = math.inf
-                # PermissionError: another user's. It stays.
+                # PermissionError: the orphan runs as another user, and stays.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
         if not orphans:
@@ -144,9 +152,10 @@ class Children:
         return min(self._spared.values(), default=math.inf)
 
     def end(self, *, ask: bool = False) -> None:
-        """End all, own or not, and whatever comes then. Blocks for at most `PATIENCE` seconds.
+        """Kill all children, own and adopted, and those adopted meanwhile; wait until they exited.
 
-        With `ask`, the own get a SIGTERM and that time for themselves first.
+        With `ask`, own children first get a SIGTERM and up to `PATIENCE` seconds to exit. Blocks
+        for at most `PATIENCE` seconds, with `ask` for twice as long.
         """
         if ask:
             self._signal_own(signal.SIGTERM)
@@ -174,7 +183,7 @@ class Children:
 
 
 def _children() -> list[int]:
-    """The children of this process, those that ended and are not reaped yet included."""
+    """Return the pids of all children, including those that exited and are not yet reaped."""
     if sys.platform != "linux":
         return []
     found: list[int] = []
@@ -189,13 +198,13 @@ def _children() -> list[int]:
 
 
 def _children_by_parent() -> list[int]:
-    """The same on a kernel that keeps no list of them (it was built without PROC_CHILDREN)."""
+    """As `_children`, on a kernel that was built without PROC_CHILDREN and has no such list."""
     found: list[int] = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 with open(f"/proc/{name}/stat") as file:
-                    # The command's name, in parentheses, may hold anything.
+                    # The command's name, in parentheses, may contain any character.
                     parent = int(file.read().rpartition(")")[2].split()[1])
                 if parent == os.getpid():
                     found.append(int(name))

@@ -1,13 +1,14 @@
-"""Where processes of the runtime import from: never from the working directory before the rest.
+"""The import path of the runtime's processes: the working directory is never searched first.
 
-Python puts the working directory first in the path of ``python -c`` and ``python -m``. A file there
-that is called like a module of the standard library would be imported by the host agent: a
-``queue.py`` of an unsuspecting user ends it, and in a directory of another user, such as ``/tmp``,
-a ``json.py`` is that user's code. So what runs here takes the empty entry off before it imports
-anything. (Python 3.11 has ``-P`` for that. ``-I`` would ignore ``PYTHONPATH`` as well.)
+Python puts the working directory first in the path of ``python -c`` and ``python -m``. The host
+agent would then import files there that are named like modules of the standard library. A user's
+own ``queue.py`` would crash the agent; a ``json.py`` in a directory of another user, such as
+``/tmp``, would be that user's code. So commands made here remove the empty entry of the path before
+they import anything. (Python 3.11 has ``-P`` for that, but 3.10 is supported. ``-I`` was rejected,
+since it ignores ``PYTHONPATH`` as well.)
 
-Procs run user code, so they have the path of the script, where its directory is first if it is a
-file. The working directory comes last, for programs that count on it.
+Procs run user code, so they have the path of the script; if the script is a file, its directory is
+first. The working directory is last, for programs that rely on it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _ROOT = os.path.abspath(__file__).rsplit(os.sep, 4)[0]  # where this package is
 
 
 def python_command(python: str, code: str, path: Iterable[str] | None = None) -> list[str]:
-    """The command with which `python` runs `code`, which may import this package.
+    """Return the command that runs `code` in the interpreter `python`; it can import this package.
 
-    `path` is the path that it has (without empty entries) if not its own.
+    `path` replaces the interpreter's own path; empty entries are left out.
     """
     if path is None:
         first = f"{WITHOUT_CWD}sys.path.insert(0, {_ROOT!r}); "
@@ -37,9 +38,11 @@ def python_command(python: str, code: str, path: Iterable[str] | None = None) ->
 
 
 def with_folder(path: list[str], folder: str) -> list[str]:
-    """`path` with a working directory at its end, unless any user may write there.
+    """Return `path` with the working directory `folder` appended, if it can be trusted.
 
-    Raises OSError if there is no such directory.
+    A trusted directory belongs to this user or to root, and not every user may write to it.
+    Otherwise, and if `folder` is in `path` already, return `path`. Raises OSError if there is no
+    such directory.
     """
     status = os.stat(folder)
     trusted = status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o002
@@ -47,7 +50,10 @@ def with_folder(path: list[str], folder: str) -> list[str]:
 
 
 def working_directory() -> str:
-    """That of this process. Raises FileNotFoundError, with the remedy, if it was removed."""
+    """Return this process's working directory.
+
+    Raises FileNotFoundError, with the remedy, if the directory was removed.
+    """
     try:
         return os.getcwd()
     except FileNotFoundError as error:

@@ -1,20 +1,22 @@
 """The launcher: a small single-threaded process that forks procs from a warm image.
 
-It has imported the runtime, and numpy or torch if the program uses them (`preload`), so a fork
-gives a ready process in about a millisecond whose pages are shared with all others. One launcher
-serves one *launch environment*: an interpreter and the values of those environment variables that
-libraries read while they are imported (`launch_key`). Everything else a process inherits (the
-environment, cwd, ``sys.path``) comes with the request and is set after the fork.
+The launcher has imported the runtime, and numpy or torch if the program uses them (`preload`). So a
+fork gives a ready process in about a millisecond, and shares its memory pages with all others. One
+launcher serves one *launch environment*: an interpreter and the values of the environment variables
+that libraries read while they are imported (`launch_key`). Everything else that a process inherits
+(other variables, working directory, ``sys.path``) comes with the request, and is set after the
+fork. A custom command is executed instead of forked (`BootstrapCommand`).
 
-It speaks frames of JSON with descriptors on one socket to its host agent, and reports every start
-(with a pidfd and the `black_box`), every exit, and who is stopped by a signal or goes on. A custom
-command is executed instead of forked (`BootstrapCommand`). What a proc leaves behind is killed as
-soon as the proc has ended (`Children`).
+The launcher and its host agent exchange frames of JSON and descriptors on one socket. The launcher
+reports every start (with a pidfd and the `black_box`), every exit, and every stop and continuation
+by a signal. Processes that a proc leaves behind are killed as soon as the proc has exited
+(`Children`).
 
-It ends with the agent, whose socket closes, but not before everything below it has. Should it be
-importing when the agent ends, a signal tells it (`SIGTERM` is its parent-death signal).
+The launcher exits after the agent's socket closes, once every process below it has exited. A
+launcher that is busy with an import at that moment does not read the socket; the parent-death
+signal, `SIGTERM`, interrupts the import.
 
-It never imports user code, never starts a thread, and never touches a GPU.
+The launcher never imports user code, never starts a thread, and never touches a GPU.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ __all__ = ["BOOT_VARIABLE", "ChildMain", "Launcher", "launch_key"]
 BOOT_VARIABLE = "MONARCH_BOOT"
 _MAIN_MODULE = "monarch._src.actor.bootstrap_main"
 _FRAME_LIMIT = 64 << 20
-_CROWD = 0.01  # seconds: ends come in crowds, and one look for orphans is enough for all
+_CROWD = 0.01  # seconds from an exit to the sweep: exits come in bursts, and one sweep serves all
 _OPEN_MAX = os.sysconf("SC_OPEN_MAX")
 _READ_AT_IMPORT = (
     "OMP_",
@@ -72,17 +74,17 @@ ChildMain = Callable[[dict[str, Any], int, int], None]
 
 
 def launch_key(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The variables of `environ` that must be right before anything is imported."""
+    """Return the variables of `environ` that must be set before anything is imported."""
     return tuple(sorted((k, v) for k, v in environ.items() if k.startswith(_READ_AT_IMPORT)))
 
 
 class Launcher:
-    """See the module.
+    """Starts, watches and reaps the procs of one launch environment; see the module.
 
     Args:
         sock: the connection to the host agent.
         child_main: called in a forked child with (spec, link fd, agent fd); must not return.
-        prepare: called with a request's spec before its forks; what it sets, children inherit.
+        prepare: called with a request's spec before its forks; children inherit what it sets.
     """
 
     def __init__(
@@ -94,25 +96,26 @@ class Launcher:
         self._reader = FrameReader(_FRAME_LIMIT, "the host agent")
         self._fds: list[int] = []
         self._procs: dict[int, tuple[int, str]] = {}  # pid -> uid, scratch directory
-        self._folders: set[str] = set()  # where those directories are
-        self._commands: dict[int, subprocess.Popen[bytes]] = {}  # kept, or they warn when dropped
+        self._folders: set[str] = set()  # the parents of the scratch directories
+        self._commands: dict[int, subprocess.Popen[bytes]] = {}  # a running Popen warns if dropped
         self._children = Children()
         self._pid = os.getpid()
         self._ending = False
 
     def run(self) -> NoReturn:
-        """Serve until the agent's end of the socket closes; then end all below and exit."""
+        """Serve until the agent closes the socket; then kill all processes below, and exit."""
         adopt_orphans()
         die_with_parent(signal.SIGTERM)
         signal.signal(signal.SIGTERM, self._on_terminate)
-        # Python 3.12 warns of forking with threads: numpy's BLAS has its own, made to be forked.
+        # Python 3.12 warns of a fork with threads. The only threads here are those of numpy's BLAS,
+        # which supports forks.
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         poll.register(self._children.fileno, select.POLLIN)
         self._settle()
         try:
-            # (A reset: the agent was killed, and had not read all.)
+            # The connection is reset if the agent was killed with data unread.
             with contextlib.suppress(ConnectionResetError):
                 self._serve(poll)
         except Exception as error:
@@ -135,20 +138,20 @@ class Launcher:
                     return
 
     def _on_terminate(self, _number: int, _frame: Any) -> None:
-        if not self._ending:  # the socket may have told already
+        if not self._ending:  # else the socket has closed already
             self._end()
 
     def _end(self) -> NoReturn:
         self._ending = True
-        if os.getpid() == self._pid:  # not a child that has not yet become itself
+        if os.getpid() == self._pid:  # else a forked child that has not reset SIGTERM yet
             self._children.debris += [scratch for _, scratch in self._procs.values()]
             self._children.end()
-            for folder in self._folders:  # the agent can no longer remove it
+            for folder in self._folders:  # the agent has exited, and cannot remove them
                 remove_if_empty(folder)
         os._exit(0)
 
     def _settle(self) -> None:
-        """Make what exists now cheap to share: the collector will not touch it in children."""
+        """Exempt all present objects from garbage collection: children then share their pages."""
         gc.collect()
         gc.freeze()
 
@@ -214,7 +217,7 @@ class Launcher:
         sys.path[:] = message["path"]
         try:
             for name in missing:
-                # What cannot be imported here is imported, and reported, where it is used.
+                # A failed import is repeated by the proc that uses the module, and reported there.
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
         finally:
@@ -222,10 +225,10 @@ class Launcher:
         self._settle()
 
     def _start(self, spec: dict[str, Any], fds: list[int]) -> int:
-        """The pid of a new process; 0, and the agent is told, when it cannot be started."""
+        """Start a process and return its pid; report to the agent and return 0 if that fails."""
         uid = spec["uid"]
         try:
-            resolve_binding(spec.get("bind") or {})  # an impossible one is reported, not inherited
+            resolve_binding(spec.get("bind") or {})  # report an impossible binding before the fork
             pid = self._execute(spec, fds) if spec.get("command") else self._fork(spec, fds)
         except (OSError, ValueError) as error:
             self._tell({"op": "exited", "procs": [{"uid": uid, "error": str(error)}]})
@@ -244,7 +247,7 @@ class Launcher:
             self._become_child(spec, (link, agent, box), output)
             black_box.install(box)
             self._child_main(spec, link, agent)
-        except BaseException as error:  # the last line of a process: say what happened, then end
+        except BaseException as error:  # print what happened; the process exits below
             sys.excepthook(type(error), error, error.__traceback__)
         finally:
             os._exit(1)
@@ -255,7 +258,7 @@ class Launcher:
         self._sock.detach()
         for standard, fd in enumerate(output, 1):
             os.dup2(fd, standard)
-        # All the launcher has open is its own or another proc's: keep only ours.
+        # All other descriptors are the launcher's or another proc's.
         first = 3
         for fd in sorted(kept):
             os.closerange(first, fd)
@@ -330,12 +333,12 @@ class Launcher:
                     self._sock.sendall(data[sent:])
             else:
                 self._sock.sendall(data)
-        except (BrokenPipeError, ConnectionResetError):  # the agent is gone; the next read says so
+        except (BrokenPipeError, ConnectionResetError):  # the agent exited: the next read sees EOF
             return
 
 
 def _arguments(words: list[str]) -> list[str]:
-    """Those of a command; the one that is ours does not import from the working directory."""
+    """Return the arguments of a command; our own does not import from the working directory."""
     if words != ["-m", _MAIN_MODULE]:
         return words
     run = f"runpy.run_module({_MAIN_MODULE!r}, run_name='__main__', alter_sys=True)"

@@ -1,15 +1,18 @@
-"""Whether the kernel's out-of-memory killer was the one who sent a SIGKILL.
+"""Detection of the kernel's out-of-memory killer as the sender of a SIGKILL.
 
-The kernel says nothing to those it kills, or to their parents, but it counts, per control group:
-``oom_kill`` in ``memory.events`` (version 2) or ``memory.oom_control`` (version 1). It counts
-before it sends the signal, so whoever sees a process end finds it counted. Without a group that
-counts there is the count of the whole machine, in ``/proc/vmstat``.
+The kernel notifies neither the killed process nor its parent, but it counts kills per control
+group: ``oom_kill`` in ``memory.events`` (version 2) or ``memory.oom_control`` (version 1). The
+counter is incremented before the signal is sent, so a parent that sees the exit sees the new count.
+If no group has such a counter, the machine-wide one in ``/proc/vmstat`` is used.
 
-The group is that of the host agent, which is the one of its procs as long as nobody moves them, or
-one above. A count has no names: what the group lost otherwise, a data loader's worker say, would be
-taken for the next proc that somebody else kills. (The kernel's log has the names, but few programs
-may read it, and in a container its pids mean nothing.) It is read when the first procs have
-started and when one died of a SIGKILL that was not the agent's.
+The group is the host agent's, or one above. Its procs are in the same group unless somebody moves
+them. The counter is read when the first procs have started, and when a proc died of a SIGKILL that
+the agent did not send.
+
+Known limit: the counter has no names. If the kernel killed another process of the group, such as a
+worker of a data loader, that kill is attributed to the next proc that dies of anybody's SIGKILL.
+(The kernel's log has the names, but few programs may read it, and its pids have no meaning in a
+container.)
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ import posixpath
 
 __all__ = ["KillCount", "limit_of", "memory_groups", "parse_count"]
 
-_NO_LIMIT = 1 << 60  # what version 1 has for none is the largest number of pages
+_NO_LIMIT = 1 << 60  # version 1 shows "no limit" as the largest number of whole pages, in bytes
 _COUNTERS = ("memory.events", "memory.oom_control")
 
 
 class KillCount:
-    """How many processes the kernel killed for their memory since this was made."""
+    """Counts the out-of-memory kills since it was made, and attributes each to one process."""
 
     def __init__(self, root: str = "/") -> None:
         proc = os.path.join(root, "proc")
@@ -35,7 +38,10 @@ class KillCount:
         self._seen = _count(self._file) or 0
 
     def claim(self) -> str:
-        """Who killed a process that just died of a SIGKILL, if it was the kernel; else empty."""
+        """Return the killer, for people, of a process that just died of a SIGKILL.
+
+        Empty if there was no further out-of-memory kill; each accounts for one call.
+        """
         if (_count(self._file) or 0) <= self._seen:
             return ""
         self._seen += 1
@@ -45,10 +51,10 @@ class KillCount:
 
 
 def memory_groups(cgroup: str, mountinfo: str) -> list[str]:
-    """The folders of a process's group and the groups above it, innermost first.
+    """Return the directories of a process's control group and of those above it, innermost first.
 
-    From its ``/proc/self/cgroup`` and ``mountinfo``. Those of version 1 come first: if they exist
-    they have the memory.
+    The arguments are the texts of its ``/proc/self/cgroup`` and ``mountinfo``. Groups of version 1
+    come first: if they exist, they are the ones that control memory.
     """
     paths: dict[str, str] = {}
     for line in cgroup.splitlines():
@@ -66,14 +72,14 @@ def memory_groups(cgroup: str, mountinfo: str) -> list[str]:
             continue
         top, mounted = before.split(" ")[3:5]
         inner = posixpath.relpath(paths[kind], top)
-        # (In a container the mount may begin at the group itself, or show nothing of its path.)
+        # In a container the mount may begin at the group itself, or not show the group's path.
         steps = [] if inner == "." or inner.startswith("..") else inner.split("/")
         found[kind] = ["/".join([mounted, *steps[:n]]) for n in range(len(steps), -1, -1)]
     return found.get("cgroup", []) + found.get("cgroup2", [])
 
 
 def parse_count(text: str) -> int | None:
-    """``oom_kill`` of a file of lines with names and numbers."""
+    """Return ``oom_kill`` of a file with a name and a number in each line; None if it has none."""
     for line in text.splitlines():
         name, _, number = line.partition(" ")
         if name == "oom_kill" and number.isdigit():
@@ -82,7 +88,10 @@ def parse_count(text: str) -> int | None:
 
 
 def limit_of(groups: list[str]) -> int:
-    """The bytes that all processes of the first of `groups` may have together; 0: no limit."""
+    """Return the bytes that the processes of the first of `groups` may use together; 0: no limit.
+
+    The limits of the groups above count as well.
+    """
     limits = [_NO_LIMIT]
     for group in groups:
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -100,7 +109,7 @@ def _read(file: str) -> str:
     try:
         with open(file, errors="replace") as opened:
             return opened.read()
-    except OSError:  # not this system, or not for us to see
+    except OSError:  # it does not exist on this system, or may not be read
         return ""
 
 

@@ -1,15 +1,15 @@
-"""Directories of this user's processes in a place that is everybody's, such as `/tmp`.
+"""Private directories in a place that all users may write to, such as `/tmp`.
 
-One has a random name, belongs to this user and is closed to all others. A directory that is not
-like that is neither used nor removed: another user may have put it, or a link, there. Removal goes
-from descriptor to descriptor and follows no link, so that it stays inside whatever is replaced
-meanwhile.
+A private directory has a random name, belongs to this user and is closed to all others. A directory
+without these properties is neither used nor removed: another user may have put it, or a link,
+there. Removal opens each directory relative to its parent's descriptor and follows no link, so it
+stays inside even if entries are replaced meanwhile.
 
-Those who need the directory hold a lock on it (``flock``), which the system takes back when they
-end, whatever ends them; children may inherit it with the descriptor. A directory whose lock is free
-is *stale*: its owners were killed before they could remove it. The next process that makes one with
-the same prefix removes it first. So a prefix is for directories that are locked as long as they are
-needed.
+Processes that need the directory hold a lock on it (``flock``). The system releases the lock when
+they exit, for whatever reason; children may inherit the lock with the descriptor. A directory whose
+lock is free is *stale*: its owners were killed before they could remove it. Stale directories are
+removed by `remove_stale`, before a new one with the same prefix is made. So a prefix must only be
+used for directories that stay locked as long as they are needed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _TRIES = 100
 
 
 def make(prefix: str, parent: str) -> tuple[str, int]:
-    """A new directory in `parent`, and a descriptor that holds the lock of it.
+    """Make a directory in `parent`; return its path and a descriptor that holds its lock.
 
-    Raises OSError if there can be none, or none with a lock.
+    Raises OSError if the directory cannot be made or locked.
     """
     for _ in range(_TRIES):
         path = tempfile.mkdtemp(prefix=prefix, dir=parent)  # mode 0700
@@ -39,11 +39,11 @@ def make(prefix: str, parent: str) -> tuple[str, int]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.lstat(path), os.fstat(fd)):
                 return path, fd
-        except (BlockingIOError, FileNotFoundError):  # another process takes it for a stale one
+        except (BlockingIOError, FileNotFoundError):  # another process took it for a stale one
             os.close(fd)
             with contextlib.suppress(OSError):
                 os.rmdir(path)
-        except OSError:  # no locks on this file system
+        except OSError:  # the file system has no locks
             os.close(fd)
             os.rmdir(path)
             raise
@@ -51,15 +51,15 @@ def make(prefix: str, parent: str) -> tuple[str, int]:
 
 
 def remove_stale(prefix: str, parent: str, ours: Callable[[str], bool] | None = None) -> None:
-    """Remove the directories in `parent` that `make` made with this prefix, and that are stale.
+    """Remove the stale directories in `parent` that `make` made with this prefix.
 
-    `ours`: as that of `remove_content`.
+    `ours` has the same meaning as in `remove_content`.
     """
-    made = re.compile(re.escape(prefix) + r"[a-z0-9_]{8}")  # as `mkdtemp` does it
+    made = re.compile(re.escape(prefix) + r"[a-z0-9_]{8}")  # the names that `mkdtemp` makes
     for name in os.listdir(parent):
         if made.fullmatch(name):
             path = os.path.join(parent, name)
-            with contextlib.suppress(OSError):  # it is another user's, or needed
+            with contextlib.suppress(OSError):  # it belongs to another user, or is locked
                 fd = enter(path)
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,9 +69,10 @@ def remove_stale(prefix: str, parent: str, ours: Callable[[str], bool] | None = 
 
 
 def remove_content(path: str, fd: int, ours: Callable[[str], bool] | None = None) -> None:
-    """Remove what is in a directory, open as `fd`, then the directory if nothing is left.
+    """Remove the entries of a directory, open as `fd`, then the directory itself if it is empty.
 
-    `ours`: whether an entry of this name is to be removed, with all below; None: each is.
+    `ours` returns whether to remove the entry of a name, with everything below; None removes all.
+    Entries that cannot be removed are left.
     """
     with contextlib.suppress(OSError):
         for name in os.listdir(fd):
@@ -82,7 +83,10 @@ def remove_content(path: str, fd: int, ours: Callable[[str], bool] | None = None
 
 
 def enter(path: str) -> int:
-    """A descriptor of a directory that is this user's alone; raises OSError if it is not."""
+    """Open a directory that belongs to this user and is closed to all others.
+
+    Return its descriptor. Raises OSError if the directory is not private, or cannot be opened.
+    """
     fd = os.open(path, _OPEN)
     status = os.fstat(fd)
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
@@ -92,9 +96,9 @@ def enter(path: str) -> int:
 
 
 def remove(parent: int, name: str) -> None:
-    """Remove an entry of an open directory, and all below; a link is removed, not followed."""
+    """Remove an entry of an open directory, with all below; a link is removed, not followed."""
     with contextlib.suppress(OSError):
-        fd = os.open(name, _OPEN, dir_fd=parent)  # OSError: it is no directory
+        fd = os.open(name, _OPEN, dir_fd=parent)  # OSError: the entry is not a directory
         try:
             for entry in os.listdir(fd):
                 remove(fd, entry)

@@ -1,13 +1,13 @@
-"""The scratch directory of a proc: what multiprocessing keeps in files there goes with the proc.
+"""The scratch directory of a proc, where multiprocessing keeps files; removed after the proc exits.
 
 multiprocessing makes a directory for its sockets when it first needs one, and removes it in an exit
-handler, so a proc that is killed leaves it behind. Here the directory has a name that the launcher
-knows, and removes once the proc and what it started are gone (`Children.debris`). Most procs never
-make it, so that it costs one look at the end.
+handler. A killed proc would leave the directory behind. So the launcher chooses the name of the
+directory, and removes the directory once the proc and all that it started have exited
+(`Children.debris`). Most procs never make one; for them the removal costs one look-up.
 
-The directories of an agent's procs are in one of the agent's own (`ScratchFolder`, see
-`own_folder`), of which it holds the lock as long as it lives. A stale one was left by an agent
-that was killed together with its launchers, and the user's next agent removes it.
+The scratch directories of an agent's procs are inside a directory of the agent (`ScratchFolder`,
+see `own_folder`), whose lock the agent holds while it runs. A stale one was left by an agent that
+was killed together with its launchers; the user's next agent removes it.
 """
 
 from __future__ import annotations
@@ -29,25 +29,28 @@ _path = ""
 
 
 class ScratchFolder:
-    """Where an agent's procs have their scratch directories; see the module."""
+    """The directory that holds the scratch directories of an agent's procs; see the module."""
 
     def __init__(self) -> None:
         self._folders: dict[str, tuple[str, int]] = {}  # parent -> path and locked descriptor
         self._number = itertools.count(1)
 
     def new(self, environ: Mapping[str, str], cwd: str) -> str:
-        """A path for a proc that is to be started in `environ`; empty if there can be none."""
+        """Return a new path for a proc that will run in `environ`; empty if none can be made.
+
+        `cwd` is the proc's working directory. The path itself is not created yet.
+        """
         parent = os.path.join(cwd, environ.get("TMPDIR") or "/tmp")  # noqa: S108 - see the module
         if parent not in self._folders:
             self._folders[parent] = "", -1
-            with contextlib.suppress(OSError):  # then multiprocessing finds a place by itself
+            with contextlib.suppress(OSError):  # multiprocessing then chooses a directory itself
                 remove_stale(_PREFIX, parent, str.isdecimal)
                 self._folders[parent] = make(_PREFIX, parent)
         path, _ = self._folders[parent]
         return os.path.join(path, str(next(self._number))) if path else ""
 
     def remove(self) -> None:
-        """Remove it, when all procs have ended."""
+        """Remove the directory; to be called when all procs have exited."""
         for path, fd in self._folders.values():
             if path:
                 remove_content(path, fd, str.isdecimal)
@@ -56,7 +59,7 @@ class ScratchFolder:
 
 
 def remove_scratch(path: str) -> None:
-    """Remove that directory, if there is one, as far as it can be removed."""
+    """Remove the scratch directory at `path`, if it exists, as far as it can be removed."""
     if not os.path.lexists(path):
         return
     folder, name = os.path.split(path)
@@ -69,21 +72,21 @@ def remove_scratch(path: str) -> None:
 
 
 def remove_if_empty(folder: str) -> None:
-    """Remove the directory of an agent that has ended, unless something is left there."""
+    """Remove the directory of an agent that has exited, unless something is left in it."""
     with contextlib.suppress(OSError):
         os.rmdir(folder)
 
 
 class _Config(dict[str, Any]):
-    """What multiprocessing knows of this process, its temporary directory among others."""
+    """multiprocessing's settings of this process; makes the temporary directory on demand."""
 
     def get(self, key: str, default: Any = None) -> Any:
         if key == "tempdir" and key not in self and _path:
             folder, name = os.path.split(_path)
-            with contextlib.suppress(OSError):  # then multiprocessing finds a place by itself
+            with contextlib.suppress(OSError):  # multiprocessing then chooses a directory itself
                 fd = enter(folder)
                 try:
-                    with contextlib.suppress(FileExistsError):  # a fork of the proc was first
+                    with contextlib.suppress(FileExistsError):  # a forked child has made it
                         os.mkdir(name, 0o700, dir_fd=fd)
                 finally:
                     os.close(fd)
@@ -91,17 +94,17 @@ class _Config(dict[str, Any]):
         return super().get(key, default)
 
     def copy(self) -> dict[str, Any]:
-        """For a child process, which is to have its files in the same place."""
+        """Return a copy for a child process, which is to use the same directory."""
         return {**self, "tempdir": self.get("tempdir")}
 
 
 def install() -> None:
-    """Have multiprocessing ask us for a directory, in this process and those forked from it."""
+    """Have multiprocessing get its directory from here, in this process and in forks of it."""
     process: Any = multiprocessing.current_process()
     process._config = _Config(process._config)
 
 
 def give_multiprocessing(path: str) -> None:
-    """The directory of this process, once `install` was called here or in its parent."""
+    """Set the scratch directory of this process; needs `install`, here or in the parent."""
     global _path
     _path = path
