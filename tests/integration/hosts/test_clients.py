@@ -84,7 +84,7 @@ def test_a_successor_gets_a_direct_connection_of_its_own(place: Place, tmp_path:
 def test_hosts_behind_a_gateway_keep_what_a_lost_machine_left(place: Place, tmp_path: Path) -> None:
     """With TLS all the way. (See tests/integration/engine/test_reattach.py for the rest.)"""
     client_files, worker_files = make_certificates(tmp_path / "ca", ["client", "127.0.0.1"])
-    place.environ |= {**worker_files.environment, "MONARCH_HOST_TIMEOUT": "1s"}
+    place.environ |= worker_files.environment
     gateway, target = free_address("tls"), free_address("tls")
     place.worker(gateway)
     place.worker(target)
@@ -104,7 +104,7 @@ def test_hosts_behind_a_gateway_keep_what_a_lost_machine_left(place: Place, tmp_
     process.wait()
     second = place.client(**environ)
     second(f"attach({gateway!r})")
-    found = second(f"list(take('kept', workers=[{target!r}]).actors)")
+    found = second(f"list(take('kept', workers=[{target!r}], timeout=60).actors)")
     assert found == ["echos"]
     assert second("echos.pid.call().get(timeout=60).values()") == [pid]
     assert second("echoes(100_000)")

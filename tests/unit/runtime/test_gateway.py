@@ -1,13 +1,27 @@
-"""Memory that a gateway keeps for the connections that pass through it."""
+"""The way through a gateway: its answer, and the memory that it keeps for what passes through."""
 
 from __future__ import annotations
 
+import json
 import socket
+import struct
 import threading
 import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
-from monarch._engine.runtime.gateway import _join
+import pytest
+
+from monarch._engine.base.address import ChannelAddr
+from monarch._engine.protocol.records import purpose_tag
+from monarch._engine.runtime import gateway as module
+from monarch._engine.runtime.gateway import Gateway, _join
+from monarch._engine.runtime.greeting import Arrival, Greeting
 from monarch._engine.runtime.reactor import Reactor
+from monarch._engine.runtime.tls import TlsSocket, server_context
+from monarch._engine.runtime.whereabouts import tls_names
+from monarch.security import make_certificates
 
 
 class Relayed:
@@ -84,3 +98,81 @@ def test_a_reader_that_is_slow_gets_every_byte_and_the_end() -> None:
         assert read(near, 20) == b"after the half close"
     finally:
         relayed.close()
+
+
+KEY = bytes(32)
+
+
+def answer(arrival: Arrival, said: dict[str, Any]) -> bytes:
+    text = json.dumps(said).encode()
+    text = struct.pack("<H", len(text)) + text
+    return text + purpose_tag(arrival.session, text)
+
+
+@pytest.fixture
+def open_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Opens a way through a gateway with TLS that says what it is told, while the client is slow.
+
+    The client has sent the end of TLS, and reads nothing before all of that is there.
+    """
+    [files] = make_certificates(tmp_path, [["127.0.0.1"]])
+    for name, value in files.environment.items():
+        monkeypatch.setenv(name, value)
+    near, far = socket.socketpair()
+    said = threading.Event()
+    receive, converse = TlsSocket._receive, TlsSocket._converse
+    ending: list[TlsSocket] = []
+
+    def slow_receive(self: TlsSocket) -> int:
+        if self in ending:
+            assert said.wait(60)
+        return receive(self)
+
+    def slow_converse(self: TlsSocket, step: Any) -> None:
+        if step == self._tls.unwrap and not self._tls.server_side:
+            ending.append(self)
+        converse(self, step)
+
+    monkeypatch.setattr(TlsSocket, "_receive", slow_receive)
+    monkeypatch.setattr(TlsSocket, "_converse", slow_converse)
+    monkeypatch.setattr(module, "direct_way", lambda *_: (near, "127.0.0.1:1"))
+    reactor = Reactor()
+    reactor.start("monarch-reactor")
+
+    def open_(say: Callable[[Arrival], bytes]) -> tuple[socket.socket, str, socket.socket]:
+        def accepted(arrival: Arrival) -> None:
+            arrival.sock.send(say(arrival))
+            said.set()
+
+        def greet() -> None:
+            names = tls_names
+            tls = server_context()
+            Greeting(reactor, far, lambda _: KEY, accepted, lambda _: said.set(), names, tls=tls)
+
+        reactor.call_soon(greet)
+        gateway = Gateway(ChannelAddr.parse("tls://127.0.0.1:1"), KEY, 7)
+        sock, end = gateway.open(ChannelAddr.parse("tls://127.0.0.1:2"), 60)
+        return sock, end, far
+
+    yield open_
+    reactor.stop()
+    near.close()
+    far.close()
+
+
+def test_the_answer_may_come_together_with_the_end_of_tls(open_way: Any) -> None:
+    sock, end, far = open_way(lambda arrival: answer(arrival, {"error": None, "end": "there"}))
+    assert end == "there"
+    far.send(b"bare")
+    assert sock.recv(10) == b"bare"
+
+
+def test_behind_the_answer_there_is_nothing(open_way: Any) -> None:
+    """The side that dials is the first to speak."""
+    with pytest.raises(ConnectionError, match="altered"):
+        open_way(lambda arrival: answer(arrival, {"error": None, "end": "there"}) + b"!")
+
+
+def test_an_altered_answer_is_refused(open_way: Any) -> None:
+    with pytest.raises(ConnectionError, match="altered"):
+        open_way(lambda arrival: answer(arrival, {"error": None, "end": "x"})[:-1] + b"!")

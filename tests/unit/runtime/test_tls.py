@@ -157,6 +157,20 @@ def test_both_step_aside_and_find_the_bare_connection(pair: tuple[TlsSocket, Tls
     assert far.recv(10) == b"bare"
 
 
+def test_what_the_dialed_side_says_first_is_not_lost(pair: tuple[TlsSocket, TlsSocket]) -> None:
+    """It arrives together with the end of TLS, if the dialer was slow to read that."""
+    a, b = pair
+    with pytest.raises(BlockingIOError):
+        a.part()
+    far, came = b.part()
+    assert came == b""
+    far.send(b"answer")
+    near, came = a.part()
+    assert came == b"answer"
+    far.send(b"more")
+    assert near.recv(10) == b"more"
+
+
 def test_who_goes_on_behind_the_end_of_tls_is_refused(pair: tuple[TlsSocket, TlsSocket]) -> None:
     """What was read ahead would be lost to the process that the connection is handed to."""
     a, b = pair

@@ -78,10 +78,10 @@ class Gateway(NamedTuple):
         try:
             sock.settimeout(timeout + PATIENCE)  # it has to connect as well
             try:
-                sock, session = self._introduce(sock, target, meant(self.address, end))
+                sock, session, came = self._introduce(sock, target, meant(self.address, end))
             except HandshakeError as error:
                 raise HandshakeError(f"the gateway {self.address}: {error}") from error
-            answer = _read_answer(sock, session)
+            answer = _read_answer(sock, session, bytearray(came))
             if answer["error"] is not None:
                 text = f"the gateway {self.address} does not reach it: {answer['error']}"
                 raise ConnectionError(text)
@@ -92,36 +92,41 @@ class Gateway(NamedTuple):
 
     def _introduce(
         self, sock: socket.socket, target: ChannelAddr, whom: str
-    ) -> tuple[socket.socket, bytes]:
-        """The bare connection, and the session key."""
+    ) -> tuple[socket.socket, bytes, bytes]:
+        """The bare connection, the session key, and what has come already of the answer."""
         purpose = {RELAY: target.url, "client": self.client}
         if not uses_tls(self.address):
             side = introduce(sock, self.key, purpose, whom, trusting=self.trusting)
-            return sock, side.session
+            return sock, side.session, b""
         from monarch._engine.runtime import tls
 
         with tls.in_words():
             outer = tls.TlsSocket.dial(sock, tls.client_context(), self.address.host)
             side = introduce(outer, self.key, purpose, whom, trusting=self.trusting)
-            return outer.step_aside(), side.session
+            sock, came = outer.part()  # the gateway speaks next
+            return sock, side.session, came
 
 
-def _read_answer(sock: socket.socket, session: bytes) -> dict[str, Any]:
-    head = _read(sock, _LENGTH.size)
-    said = head + _read(sock, _LENGTH.unpack(head)[0])
-    if not hmac.compare_digest(_read(sock, _TAG), purpose_tag(session, said)):
+def _read_answer(sock: socket.socket, session: bytes, came: bytearray) -> dict[str, Any]:
+    """What the gateway says; the first bytes of it have been read before."""
+    head = _read(sock, _LENGTH.size, came)
+    said = head + _read(sock, _LENGTH.unpack(head)[0], came)
+    tag = _read(sock, _TAG, came)
+    if came or not hmac.compare_digest(tag, purpose_tag(session, said)):
         raise ConnectionError("what the gateway said was altered on the way")
     answer: dict[str, Any] = json.loads(said[_LENGTH.size :])
     return answer
 
 
-def _read(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = sock.recv(size - len(data))
+def _read(sock: socket.socket, size: int, came: bytearray) -> bytes:
+    """The next bytes of what came, and of what is yet to come."""
+    while len(came) < size:
+        more = sock.recv(size - len(came))
         if not more:
             raise ConnectionError("the gateway closed the connection")
-        data += more
+        came += more
+    data = bytes(came[:size])
+    del came[:size]
     return data
 
 

@@ -205,12 +205,20 @@ class TlsSocket:
         The side that dialed says so first, then nothing until it is answered, and is the first to
         speak again: so there is nothing behind the end of TLS that was read together with it.
         """
+        sock, early = self.part()
+        if early:
+            raise ConnectionError("it went on before it was answered")
+        return sock
+
+    def part(self) -> tuple[socket.socket, bytes]:
+        """As `step_aside`, where the side that was dialed speaks first.
+
+        Also what it has said: it may have been read together with the end of TLS.
+        """
         if self._tls.server_side and self.recv(1):
             raise ConnectionError("it did not end TLS when it was to")
         self._converse(self._tls.unwrap)
-        if self._arrived.pending:
-            raise ConnectionError("it went on before it was answered")
-        return self._sock
+        return self._sock, self._arrived.read()
 
     @property
     def certificate(self) -> bytes:
