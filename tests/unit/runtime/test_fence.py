@@ -5,9 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from monarch._engine.base.failure import Failure
+from monarch._engine.runtime.cell import Cell
 from monarch._engine.runtime.fence import Fence
-from monarch._engine.wire.frame import CALL, Frame
+from monarch._engine.runtime.spawn import spawn_cell
+from monarch._engine.wire.frame import CALL, SPAWN, Frame
 
 
 class Link:
@@ -58,3 +62,26 @@ def test_until_a_link_has_answered_its_messages_are_for_the_predecessor() -> Non
     assert taken == [(owner, call(2)), (peer, call(3))]
     assert len(proc.returned) == 1
     assert proc.closed == [9]
+
+
+def test_the_successor_of_a_failed_actor_is_spawned_behind_a_fence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Cell, "start", lambda *_: None)
+    peer, owner = Link(), Link()
+    proc: Any = Proc([peer, owner])
+    cells: list[Cell] = []
+
+    def admit(cell: Cell) -> None:
+        cells.append(cell)
+        cell.put(peer, call(1))  # what came early is also held up
+
+    proc.early = SimpleNamespace(admit=admit)
+    grave = Failure("<root>.<x.A a>", "it failed")
+    proc.graves = {1: grave, 2: Failure("<root>.<x.B b>", "it failed, too")}
+    spawn_cell(proc, owner, Frame(SPAWN, 0, 1, 7, 0, 0, b'["a", "a-1", "<root>.<x.A a>"]', b""))
+    [cell] = cells
+    assert [*proc.graves] == [2], "what is sent to the successor is not refused"
+    cell.put(owner, call(2))
+    assert proc.returned == [(peer, call(1), grave)]
+    assert cell.depth() == 1
