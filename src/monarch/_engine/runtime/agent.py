@@ -1,32 +1,34 @@
-"""The host agent: one process per host that launches, watches, introduces and ends procs.
+"""The host agent: the process on each host that launches, watches, introduces and kills procs.
 
-It runs no user code, so liveness and clean-up never wait for somebody's interpreter lock. Procs
-and the client hold one control link each (frames of JSON, see `Proc.tell_agent`)::
+The agent runs no user code, so failure detection and clean-up never wait for the interpreter lock
+of a user's program. Each proc, and the client, holds one control link to the agent. Requests are
+frames of JSON (see `Proc.tell_agent`)::
 
-    spawn       start procs through the right launcher; their links come along as descriptors
+    spawn       start procs through the right launcher; descriptors of their links are attached
     introduce   hand the other end of a socket pair to a proc: of a link, or of a side stream
-    autopsy     why is this proc gone? Answered when known
-    kill        end procs now
+    autopsy     why did this proc exit? Answered when the cause is known
+    kill        kill procs now
     preload     import modules in the launcher, ahead of the first spawn
     logging     stream the output of procs to the client, or not, and set their log level
-    log_flush   pass on what procs printed so far; answered with ``log_flushed``
-    log_printed the client printed so much of what was streamed to it
-    keep        the job is to outlive its driver, the client, for a while (`JobKeeper`)
-    remember    what the next driver is to find; and ``forget`` it
-    here        the next driver is there
+    log_flush   pass on what procs have printed so far; answered with ``log_flushed``
+    log_printed the client has printed this much of the output streamed to it
+    keep        the job may outlive its driver, the client, for a while (`JobKeeper`)
+    remember    store an entry for the next driver; ``forget`` removes the entry
+    here        the next driver is ready
     cast_over   no more answers to this cast are wanted
 
-and the agent answers with ``gone`` (procs that ended, and why) and ``peer`` (an introduction).
-Output is captured if the spawn asks for it, and is the `LogRelay`'s business.
+The agent sends ``gone`` (procs that exited, and why) and ``peer`` (an introduction). A spawn may
+ask for the procs' output to be captured; then the `LogRelay` reads and passes on the output.
 
-Who is whose child, who is to hear what, and who must go is the business of the `Roster`
-(protocol/roster.py); the agent tells it what it was asked and what it saw, and performs what comes
-back. The agent's own end closes every control link, which ends every proc at once.
+The `Roster` (protocol/roster.py) decides who is told of an exit and which procs must be killed,
+from the tree of spawns. The agent passes requests and observations to the roster and performs the
+effects that the roster returns. When the agent exits all control links close, and every proc of
+the host exits at once.
 
-With other hosts the agents are one (`Federation`): a `Neighbour` leads to each, and carries links
-between procs of the two hosts. On the client's host the agent is started by the client, and dials
-workers (``attach``); there a worker starts one for each client, and hands it the connections that
-are for it.
+The agents of all hosts act as one (`Federation`). A `Neighbour` leads to each other agent, and
+carries links between procs of the two hosts. On the client's host, *home*, the client starts the
+agent, which dials the workers (``attach``). On other hosts the worker starts one agent for each
+client, and passes the connections for that client to it.
 """
 
 from __future__ import annotations
@@ -107,15 +109,15 @@ if TYPE_CHECKING:
 __all__ = ["Agent"]
 
 _FRAME_LIMIT = 64 << 20
-_QUEUE_LIMIT = 1 << 40  # control messages are small and few; the agent never waits
-_OUTPUT_WAIT = 5.0  # seconds that the news of an end waits for a stuck terminal to take the output
+_QUEUE_LIMIT = 1 << 40  # control messages are small and few; sending never blocks the agent
+_OUTPUT_WAIT = 5.0  # seconds that the report of an exit waits for a stuck terminal
 _ADVICE = "configure(tail_log_lines=20) would show here what it printed last"
-_SPARE = 64  # descriptors for everything else
-_LAST_OUTPUT_WAIT = 0.5  # seconds that the agent's own end does
+_SPARE = 64  # descriptors reserved for everything else
+_LAST_OUTPUT_WAIT = 0.5  # seconds to wait for output to drain when the agent itself shuts down
 _NO_WORKER = "its worker loop ended"
 
 
-# What procs and the client may ask, and what launchers report.
+# Requests of procs and of the client; below, reports of launchers.
 _REQUESTS = {
     op: f"_on_{op}"
     for op in (
@@ -146,7 +148,7 @@ _REPORTS = {op: f"_on_{op}" for op in ("started", "exited", "stopped", "continue
 
 
 class _Process:
-    """What the agent holds of a member of the roster until it is gone."""
+    """A member of the roster that runs on this host: its link, descriptors and process."""
 
     __slots__ = (
         "box",
@@ -170,14 +172,14 @@ class _Process:
         self.scratch = scratch
         self.pid = 0
         self.pidfd = -1
-        self.box = -1  # the `black_box`
-        self.killed = False  # by us
-        self.captured = False  # its output comes by the relay
-        self.remembered = False  # and its last lines are kept
+        self.box = -1  # for the `black_box`
+        self.killed = False  # by this agent
+        self.captured = False  # whether the relay reads its output
+        self.remembered = False  # whether the relay keeps its last lines
 
 
 class _Guest:
-    """A member that lives on another host, with as much of a link as requests need."""
+    """A member that lives on another host; has only as much of a link as requests need."""
 
     __slots__ = ("uid",)
 
@@ -194,11 +196,11 @@ class _LauncherLink:
 
 
 class Agent:
-    """See the module.
+    """The host agent; see the module.
 
     Args:
-        first: connects the client, or the worker that started this agent for it.
-        client_uid: the client.
+        first: a socket to the client, or to the worker that started this agent for the client.
+        client_uid: the uid of the client.
         child_main: see `Launcher`.
         prepare: see `Launcher`.
         here: the name of this host in the client's job.
@@ -221,16 +223,16 @@ class Agent:
         self._neighbours: dict[str, Neighbour] = {}
         self.next_number = itertools.count(1).__next__
         self.sentinel = Sentinel(self.reactor, settings.host_timeout)
-        self._given_up: dict[str, Verdict] = {}  # hosts, by home, and why
-        self._addresses: dict[str, str] = {}  # of hosts, as the client gave them
-        self._secrets: dict[str, str] = {}  # files, of hosts that belong to other jobs than we do
-        self._greeted = 0  # connections that prove themselves anew
-        self._reign = 0  # of the client, see `JobKeeper`
-        self._gateway: str | None = None  # through which workers are reached
-        self._trusting = False  # of workers that let in anybody
-        self._attaching: dict[str, int] = {}  # hosts that a member waits for
-        self._attach_limits: dict[str, float] = {}  # seconds for that, if it is not the default
-        # Descriptors: of whom, for whom, and for what, if it is no link.
+        self._given_up: dict[str, Verdict] = {}  # by host: why home gave it up
+        self._addresses: dict[str, str] = {}  # by host: its address, as the client gave it
+        self._secrets: dict[str, str] = {}  # by host: its secret file, if it belongs to another job
+        self._greeted = 0  # connections whose second handshake is in progress
+        self._reign = 0  # the client's epoch, see `JobKeeper`
+        self._gateway: str | None = None  # the address of the gateway to the workers
+        self._trusting = False  # whether workers that admit everyone are dialed, too
+        self._attaching: dict[str, int] = {}  # by host: the member that waits for it
+        self._attach_limits: dict[str, float] = {}  # by host: seconds to wait, if not the default
+        # Descriptors that wait for their receiver, by sender, receiver, and stream ("" for a link).
         self._ends_held: dict[tuple[int, int, str], deque[int]] = {}
         self.segments = SegmentPool(settings.shm_pool_limit)
         self.windows = Windows(settings.shm_pool_limit)
@@ -242,14 +244,14 @@ class Agent:
         self._host = socket.gethostname()
         self._relay: LogRelay | None = None
         self._kill_count: KillCount | None = None
-        self._ends: list[tuple[int, Verdict]] = []  # to be announced
+        self._ends: list[tuple[int, Verdict]] = []  # exits to announce, in one batch
         self._alarm: Timer | None = None
-        self._alarm_at = math.inf  # the roster's deadline that it is for
+        self._alarm_at = math.inf  # the deadline that `_alarm` is set for
         self._keeper = JobKeeper(self)
         adopt_orphans()
         continue_without_parent()
         self._scratch = ScratchFolder()
-        self._children = Children()  # launchers, and what a killed launcher leaves behind
+        self._children = Children()  # launchers, and the orphans of killed launchers
         self.reactor.register(self._children.fileno, self._on_child)
         self._launchers[(self._own_key, sys.executable)] = self._fork_launcher(first)
         link = self._connect(first, "the client" if here == HOME else "the worker")
@@ -282,7 +284,7 @@ class Agent:
         return link
 
     def _read(self, link: Link) -> bool:
-        """Handle what has arrived; False when nothing had, or the link is lost."""
+        """Handle what has arrived; return False if that was nothing or the link is lost."""
         frames: list[Frame] = []
         try:
             frames = link.receive(self.reactor.scratch)
@@ -294,7 +296,7 @@ class Agent:
             print(f"monarch: {link.peer} sent what it must not: {error}", file=sys.stderr)
             link.lose(str(error))
             if link is not self._first:
-                self._perform(self._roster.kill([link.uid]))  # it cannot be spoken to any more
+                self._perform(self._roster.kill([link.uid]))  # its control link is unusable
         if link.lost is None:
             return bool(frames)
         if link.fileno >= 0:
@@ -314,7 +316,7 @@ class Agent:
             self._end(_NO_WORKER)
         elif link is self._first and not self._keeper.driver_lost():
             self._end()
-        # A proc's control link closes when it ends: its exit is reported by the launcher.
+        # A proc's control link closes when the proc exits; the launcher reports that exit.
 
     def _tell(
         self, link: Link | _Guest, message: dict[str, Any], fds: list[int] | None = None
@@ -372,8 +374,8 @@ class Agent:
             self._federation.spawn_here(parent, procs, launcher, now, ready, unresponsive)
         )
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        # Each takes three that stay (its control link, a pidfd and a black box), or five with its
-        # output, and up to three more on their way to the launcher.
+        # Each proc takes three descriptors for good (control link, pidfd and black box), or five if
+        # its output is captured, and up to three more until the launcher has received them.
         coming = 2 * sum(process.box < 0 for process in self._processes.values())
         taken = len(os.listdir("/dev/fd")) + coming
         if taken + 8 * len(procs) + _SPARE > limit:
@@ -419,7 +421,7 @@ class Agent:
         self._roster.ready(link.uid)
 
     def _capture(self, uid: int, proc: dict[str, Any], options: dict[str, Any]) -> list[int]:
-        """Pipes for the output of a new proc; what it is to have as stdout and stderr."""
+        """Create pipes for a new proc's output; return what becomes its stdout and stderr."""
         if self._relay is None:
             guest = _Guest(self._client_uid)
 
@@ -440,7 +442,7 @@ class Agent:
         return [theirs_out, theirs_err]
 
     def _on_introduce(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
-        # Without a taker the descriptor closes, and the asker asks why.
+        # If no proc takes the descriptor it closes, and the sender asks for the reason.
         to, stream = message["to"], message.get("for", "")
         effects = self._federation.introduce(link.uid, to, drivers.current.now(), stream)
         if any(isinstance(effect, Hand) for effect in effects):
@@ -451,7 +453,7 @@ class Agent:
         return fds
 
     def _on_cast(self, link: Link, frame: Frame) -> None:
-        """A proc casts: see `CastRelay`. What is in a segment is mapped as long as it is needed."""
+        """Begin a cast of a proc (`CastRelay`). A shared segment stays mapped while needed."""
         content = None
         if frame.flags & SEGMENT:
             table = frame.body[heads_size(frame.body) :]
@@ -465,7 +467,7 @@ class Agent:
         self.casts.over(link.uid, message["number"])
 
     def _hold(self, fd: int, near: int, far: int, stream: str = "") -> None:
-        """Keep the end that `near` sent for `far`, until it is known what becomes of it."""
+        """Keep the end that `near` sent for `far` until the destination is known."""
         self._ends_held.setdefault((near, far, stream), deque()).append(fd)
 
     def _take(self, near: int, far: int, stream: str = "") -> int:
@@ -483,7 +485,7 @@ class Agent:
         self._perform(self._federation.kill(message["uids"]))
 
     def _on_heartbeat(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        self._tell(link, message)  # behind the answers to all that was asked before
+        self._tell(link, message)  # follows the answers to all earlier requests
 
     def _on_preload(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         spec = {"env": message["env"], "python": None}
@@ -523,7 +525,7 @@ class Agent:
         answer = {"op": "log_flushed", "id": message["id"]}
         if not isinstance(link, _Guest):
             others = [host for host, there in self._neighbours.items() if there.link.up]
-            answer["others"] = len(others)  # that answer, too
+            answer["others"] = len(others)  # so many hosts answer the client as well
             for host in others:
                 self._perform(self._federation.ask_there(link.uid, host, message))
         if self._relay is None:
@@ -570,7 +572,7 @@ class Agent:
             pass_fds=[fd],
             stdin=subprocess.DEVNULL,
         )
-        process.returncode = 0  # `_launcher_lost` waits for it, the object need not
+        process.returncode = 0  # `_launcher_lost` waits for the process; Popen must not
         theirs.close()
         return self._launcher_link(mine, process.pid)
 
@@ -584,18 +586,18 @@ class Agent:
         for key, known in list(self._launchers.items()):
             if known is launcher:
                 del self._launchers[key]
-        self._children.await_end(launcher.pid)  # its socket closed
+        self._children.await_end(launcher.pid)  # its socket is closed, so it exits
         lost = [process for process in self._processes.values() if process.launcher is launcher]
         self._children.debris += [process.scratch for process in lost]
         self._perform(self._federation.route(self._roster.launcher_lost(launcher)))
 
     def _on_child(self, _mask: int = 0) -> None:
-        """A launcher, or an orphan, ended. What a launcher left is below this process now.
+        """React to a change of a child: a launcher exited or was stopped, or an orphan exited.
 
-        (Or a launcher was stopped.)
+        Processes that a lost launcher leaves behind become children of this process.
         """
         for pid, status in self._children.reap():
-            if os.WIFSTOPPED(status):  # it must not be: it is the one who reports
+            if os.WIFSTOPPED(status):  # a launcher must run, since it reports the exits
                 os.kill(pid, signal.SIGCONT)
         self._sweep()
 
@@ -606,7 +608,7 @@ class Agent:
 
     def _on_started(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
         kept: list[int] = []
-        each = len(fds) // max(1, len(message["procs"]))  # not every system has pidfds
+        each = len(fds) // max(1, len(message["procs"]))  # one each where there are no pidfds
         for index, (uid, pid) in enumerate(message["procs"]):
             process = self._processes.get(uid)
             if process is not None:
@@ -616,7 +618,7 @@ class Agent:
                 process.pidfd = pidfd[0] if pidfd else -1
                 kept += mine
         self._audit("spawned", procs=[{"uid": f"{u:x}", "pid": pid} for u, pid in message["procs"]])
-        if self._kill_count is None:  # not before: nobody waits for us now
+        if self._kill_count is None:  # done here, as no request waits for the agent now
             self._kill_count = KillCount()
         return kept
 
@@ -632,7 +634,7 @@ class Agent:
         for exited in message["procs"]:
             process = self._processes.get(exited["uid"])
             if process is None:
-                continue  # condemned before
+                continue  # condemned before, and already removed
             killer = ""
             if exited.get("status") == signal.SIGKILL and not process.killed and self._kill_count:
                 killer = self._kill_count.claim()
@@ -646,26 +648,26 @@ class Agent:
                 )
             elif killer:
                 text += f", {killer}"
-            # What it asked for before it ended still counts. (The link may stay open: a child that
-            # user code forked holds it, too.)
+            # Requests that the proc sent before it exited still count. The link may stay open: a
+            # child that user code forked holds it, too.
             while process.link.fileno >= 0 and self._read(process.link):
                 pass
             self._perform(self._federation.exited([process.uid]))
             crashed = kind == FAILED and process.box >= 0
             trace = crash_trace(black_box.read(process.box)) if crashed else ""
-            # Only for who died without a word, and of what nobody knows.
+            # Advise only if the proc failed without a trace and nothing else explains the failure.
             known = trace or killer or process.killed or process.remembered
             advice = "" if cause != SYSTEM or kind != FAILED or known else _ADVICE
             self._left(process, kind, text, cause, trace, advice)
 
     def _on_way(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        """A proc wants to invite one of another host (`runtime.directs`): where to."""
+        """Send a proc the address at which to invite one of another host (`runtime.directs`)."""
         neighbour = self._neighbours.get(self._federation.host_of(message["to"]) or "")
         address, secured = ("", False) if neighbour is None else neighbour.link.here
         self._tell(link, {"op": "way", "to": message["to"], "here": address, "tls": secured})
 
     def _on_data_connection(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        """Somebody came to the door of a proc (`runtime.invitation`)."""
+        """Report that a peer reached the door of a proc (`runtime.invitation`), or was refused."""
         peer, refused = message["peer"], message["refused"]
         if self._federation.here == HOME:
             return
@@ -677,16 +679,16 @@ class Agent:
             self._audit("connected", uid=f"{link.uid:x}", peer=peer, certificate=certificate)
 
     def _audit(self, event: str, **fields: Any) -> None:
-        """Have the worker write it down; the client's own host keeps no such log."""
+        """Let the worker record an event; the client's own host keeps no audit log."""
         if self._federation.here != HOME:
             self._tell(self._first, {"op": "audit", "event": event, "fields": fields})
 
-    # -- ends ------------------------------------------------------------------------------------
+    # -- exits -----------------------------------------------------------------------------------
 
     def _left(
         self, process: _Process, kind: str, text: str, cause: str, trace: str = "", advice: str = ""
     ) -> None:
-        """There is no process any more: announce it, once what it printed is out."""
+        """Release what an exited proc held; announce its exit once its output is flushed."""
         uid = process.uid
         now = drivers.current.wall_time()
         verdict = Verdict(kind, text, cause, self._host, process.pid, now, (), trace, advice)
@@ -706,7 +708,7 @@ class Agent:
         def known(tail: list[str]) -> None:
             self._announce(uid, verdict._replace(tail=tuple(tail if kind == FAILED else ())))
 
-        def late() -> None:  # the terminal takes nothing
+        def late() -> None:  # the terminal does not take the output
             self._announce(uid, verdict)
 
         self._relay.finish(uid, lambda tail: self.reactor.call_soon(known, tail))
@@ -714,7 +716,7 @@ class Agent:
 
     def _announce(self, uid: int, verdict: Verdict) -> None:
         if not self._ends:
-            self.reactor.call_soon(self._announce_all)  # ends often come in crowds
+            self.reactor.call_soon(self._announce_all)  # exits often come in groups
         self._ends.append((uid, verdict))
 
     def _announce_all(self) -> None:
@@ -724,13 +726,13 @@ class Agent:
     def _kill(self, process: _Process) -> None:
         process.killed = True
         if process.pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, the news is under way
+            with contextlib.suppress(ProcessLookupError):  # it exited; the report follows
                 signal.pidfd_send_signal(process.pidfd, signal.SIGKILL)
         elif process.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
         elif process.link.fileno >= 0:
-            # Not started yet: it ends as soon as it looks at its control link.
+            # Not started yet: the proc will exit as soon as it reads its control link.
             process.link.sock.shutdown(socket.SHUT_RDWR)
 
     # -- drivers ---------------------------------------------------------------------------------
@@ -751,7 +753,7 @@ class Agent:
         self._processes[self._client_uid] = _Process(self._client_uid, link)
 
     def _end(self, reason: str = FAREWELL) -> None:
-        """The client has ended, or has no use for this host: end everything that it started."""
+        """Exit and kill all procs: the client has exited, or no longer needs this host."""
         self._keeper.shut_door()
         for neighbour in list(self._neighbours.values()):
             neighbour.link.end(reason)
@@ -770,7 +772,7 @@ class Agent:
         fds: Sequence[int] = (),
         said: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """`fds` and what is `said` about them are for whom they are handed to."""
+        """Perform effects. Descriptors that are handed on are `fds`, described by `said`."""
         for effect in effects:
             if isinstance(effect, Tell):
                 self._tell(self._processes[effect.to].link, effect.notice)
@@ -805,7 +807,7 @@ class Agent:
         self._set_alarm()
 
     def _admit(self, near: int, far: int, stream: str) -> None:
-        """Who was waited for has come."""
+        """Hand a held descriptor to its receiver, which is known here by now."""
         fd = self._take(near, far, stream)
         effects = self._federation.introduce_here(near, far, stream=bool(stream))
         self._perform(effects, [fd], {"for": stream} if stream else {})
@@ -826,10 +828,10 @@ class Agent:
     # -- other hosts -----------------------------------------------------------------------------
 
     def _neighbour(self, host: str) -> Neighbour:
-        """The agent of `host`: dialed, unless it is there."""
+        """Return the agent of `host`; dial the host if there is no session with it."""
         neighbour = self._neighbours.get(host)
         if neighbour is None:
-            # A worker that is being attached may have yet to start; others are there, or were.
+            # A worker that is being attached may not have started yet; others run, or have run.
             new = host in self._attaching
             neighbour = self._neighbours[host] = Neighbour(
                 self,
@@ -845,9 +847,9 @@ class Agent:
         return neighbour
 
     def _dial(self, neighbour: Neighbour) -> None:
-        """Open a connection to a worker, aside."""
+        """Open a connection to a worker, on a thread of its own."""
         address = self._addresses.get(neighbour.name)
-        if address is None:  # the home of a job dials, it is not dialed
+        if address is None:  # home dials the others, and is never dialed
             neighbour.dial_failed("its address is not known here", for_good=True)
             return
         purpose = {
@@ -881,15 +883,15 @@ class Agent:
         drivers.current.start_thread("monarch-dial", run)
 
     def _dial_failed(self, neighbour: Neighbour, problem: str) -> None:
-        """There will be other tries; who waits for the first connection may say what this met."""
+        """Report why a dial failed to the member that waits for the host; more dials follow."""
         self._tell_attacher(neighbour.name, "attaching", problem)
         neighbour.dial_failed(problem, for_good=False)
 
     def _on_attach(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        """The client wants these hosts: by name, the addresses where their workers listen."""
+        """Attach hosts for the client: by name, the addresses where their workers listen."""
         take_settings(message["environ"])
         settings.install_client_values(message["config"])
-        # What was configured since this process was started counts.
+        # Settings that were configured after this process started take effect now.
         self.sentinel.be_patient(settings.host_timeout)
         for neighbour in self._neighbours.values():
             neighbour.be_patient(settings.host_timeout)
@@ -911,10 +913,10 @@ class Agent:
             neighbour.say(self._directory())
 
     def _on_detach(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        """The client is done with these hosts; `shutdown`: so is everybody.
+        """Leave hosts that the client no longer needs; `shutdown`: end their workers, too.
 
-        Answered by ``detached`` when each has the order, or its session is over: who asked may end
-        after that, and this agent with it, and whatever it has not sent by then is lost.
+        Answered by ``detached`` once each host has received the order, or its session is over. The
+        asker may exit then, and this agent with it; whatever it has not sent by then is lost.
         """
         shutdown, missing = message["shutdown"], len(message["hosts"])
 
@@ -925,7 +927,7 @@ class Agent:
                 self._tell(link, {"op": "detached", "number": message["number"]})
 
         for host in message["hosts"]:
-            # Forgotten at once, so that attaching again begins anew.
+            # Removed at once, so that attaching again begins a new session.
             neighbour = self._neighbours.pop(host, None)
             if neighbour is None:
                 one_less()
@@ -935,7 +937,7 @@ class Agent:
             self._perform(self._federation.host_left(host, f"host {host} was {how}"))
 
     def _on_connection(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        """The worker passes a connection on: of the client's host, or of another of its job."""
+        """Take over a connection from the worker: of home, or of another host of the job."""
         sock = socket.socket(fileno=os.dup(fds[0]))
 
         def admit(sock: Wire) -> None:
@@ -948,7 +950,7 @@ class Agent:
         if not message["tls"]:
             admit(sock if message["bare"] else AuthenticSocket(sock, key, dialer=False))
             return
-        # TLS begins anew between the dialer and this process, see `greeting`.
+        # The dialer and this process make a second TLS handshake, see `greeting`.
         from monarch._engine.runtime.tls import server_context
 
         keys = {key_name(key): key}
@@ -960,7 +962,7 @@ class Agent:
         def refused(why: str) -> None:
             self._greeted -= 1
             self._tell(self._first, {"op": "refused", "peer": message["peer"], "reason": why})
-            if not (self._greeted or self._neighbours):  # this process was started for nothing
+            if not (self._greeted or self._neighbours):  # started for that connection only
                 self._end()
 
         self._greeted += 1
@@ -982,7 +984,7 @@ class Agent:
         )
 
     def _adopt(self, host: str, sock: Wire, reign: int, number: int) -> None:
-        """An authenticated connection of another host; of another home, if it has this reign."""
+        """Use an authenticated connection of another host; a higher `reign` is of a new home."""
         if host == HOME and reign > self._reign:
             if not self._keeper.may_come_home(reign):
                 sock.close()
@@ -1002,7 +1004,7 @@ class Agent:
             )
         neighbour.answer(sock)
 
-    # What `CastRelay` needs (see `Carrier`).
+    # The methods that `CastRelay` needs (see `Carrier`).
 
     def cast_way(self, host: str, *, dial: bool) -> Way | None:
         neighbour = self._neighbour(host) if dial else self._neighbours.get(host)
@@ -1023,7 +1025,7 @@ class Agent:
         return drivers.current.now()
 
     def _directory(self) -> dict[str, Any]:
-        """What other hosts need for connections between them."""
+        """Return what other hosts need to connect to one another."""
         return {
             "op": "addresses",
             "hosts": self._addresses,
@@ -1032,7 +1034,7 @@ class Agent:
         }
 
     def neighbour_up(self, neighbour: Neighbour) -> None:
-        """There is a connection to another host for the first time."""
+        """Handle the first connection of a session with another host."""
         host = neighbour.name
         if host != HOME:
             self._perform(self._federation.host_found(host))
@@ -1045,11 +1047,11 @@ class Agent:
             self._tell_attached(host, None)
 
     def connection_altered(self, neighbour: Neighbour) -> None:
-        """Bytes were altered on the way from another host; the connection is made again."""
+        """Record that bytes from another host were altered in transit; the link reconnects."""
         self._audit("altered", host=neighbour.name)
 
     def neighbour_lost(self, neighbour: Neighbour, reason: str) -> None:
-        """There is no way to that host any more."""
+        """Handle the loss of the session with another host: it cannot be reached any longer."""
         host = neighbour.name
         if self._neighbours.get(host) is not neighbour:
             return
@@ -1063,14 +1065,14 @@ class Agent:
         if known is not None:
             self._perform(self._federation.host_lost(host, known))
             return
-        if reason.endswith(FAREWELL):  # what is there ends with the client, or was let go by it
+        if reason.endswith(FAREWELL):  # it ends with the client, or the client detached it
             self._perform(self._federation.host_left(host, f"host {host} was let go"))
             return
         text = f"host {host} is unreachable: {reason}"
         self._perform(self._federation.host_lost(host, Verdict(FAILED, text, INFRASTRUCTURE)))
 
     def _give_up(self, host: str, verdict: Verdict) -> None:
-        """Home has no way to that host, so its part of the job ends."""
+        """End the session with a host that home has given up: its part of the job ends."""
         neighbour = self._neighbours.get(host)
         if neighbour is not None:
             self._given_up[host] = verdict
@@ -1096,11 +1098,11 @@ class Agent:
         first: bool,
         stream: str,
     ) -> None:
-        """Another agent carries a link, or a stream, to a proc of this host."""
+        """Connect a link, or a stream, that another agent carries to a proc of this host."""
         ours, theirs = socket.socketpair()
         tunnel.attach(ours)
         asker, to = tunnel.far, tunnel.near
-        if first:  # the proc comes with the next message
+        if first:  # the next message starts the proc
             self._federation.admit(asker, neighbour.name)
             self._hold(theirs.detach(), asker, to)
             return
@@ -1112,10 +1114,10 @@ class Agent:
             address, secured = neighbour.link.here
             said = {"for": stream, "via": {"here": address, "tls": secured}}
         self._perform(effects, [theirs.fileno()], said)
-        theirs.close()  # nobody took it: the other end sees that
+        theirs.close()  # if no proc took it, the other end is now closed
 
     def from_neighbour(self, neighbour: Neighbour, message: dict[str, Any]) -> None:
-        """A message of another agent."""
+        """Handle a message of another agent."""
         op = message["op"]
         if op == "spawn":
             self._spawn_for_guest(neighbour, message)
@@ -1129,7 +1131,7 @@ class Agent:
             getattr(self, _REQUESTS[request["op"]])(_Guest(asker), request, [])
         elif op == "addresses":
             self._addresses.update(message["hosts"])
-            # Paths of the client's machine. On another one there is our job's own secret only.
+            # These are paths on the client's machine. Other machines have our job's secret only.
             secrets = message["secrets"].items()
             self._secrets.update({host: path for host, path in secrets if os.path.exists(path)})
             self._trusting = message["trusting"]
@@ -1140,7 +1142,7 @@ class Agent:
             self._tell_attached(neighbour.name, None)
         elif op == "lost":
             self._give_up(message["host"], Verdict.from_fields(message["end"]))
-        elif op == "unheard":  # the driver is gone, and another may come
+        elif op == "unheard":  # the driver has exited; another may replace it
             if self._relay is not None:
                 self._relay.client_left()
         elif op == "leave":
@@ -1157,7 +1159,7 @@ class Agent:
         parent, procs = message["parent"], message["procs"]
         self._federation.admit(parent, neighbour.name)
         ends = [self._take(parent, proc["uid"]) for proc in procs]
-        # What a process inherits is this host's: its worker was set up for it.
+        # A process inherits this host's environment, which was set up for its worker.
         spec = {**message["spec"], "env": dict(os.environ), "cwd": os.getcwd()}
         spec["path"] = [*sys.path, *(entry for entry in spec["path"] if entry not in sys.path)]
         if self._roster.alive(parent):
@@ -1167,7 +1169,7 @@ class Agent:
 
 
 def _cause(message: dict[str, Any]) -> tuple[str, str, str]:
-    """Kind, text and cause of an end that a launcher reports."""
+    """Return the kind, text and cause of an exit that a launcher reports."""
     error = message.get("error")
     if error is not None:
         return FAILED, f"error creating proc: {error}", INFRASTRUCTURE

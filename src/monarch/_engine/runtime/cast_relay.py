@@ -1,26 +1,29 @@
-"""Casts at a host agent: down the tree, into the tunnels, and the answers back up.
+"""Casts at a host agent: down the tree of hosts, into the tunnels, and the answers back up.
 
-What goes where is decided by cores: who hands a cast on to whom, what becomes of it when a host is
-lost, and which answers are gathered (`protocol.cast`); in which order casts and the rest reach a
-proc (`protocol.splice`). This is what agents and the simulator's hosts have in common around them:
-messages to bytes and back, and the *seams*, the ends of tunnels, where casts join.
+Pure cores make the decisions. `protocol.cast` decides which host passes a cast on to which, what
+becomes of a cast when a host is lost, and which answers are gathered. `protocol.splice` decides in
+which order casts and other messages reach a proc. This module is what agents and the simulator's
+hosts share around the cores: it turns messages into bytes and back, and has the *seams*, the ends
+of tunnels, where casts join the tunnels' own messages.
 
-A proc notices nothing. The agent of its host writes an ordinary frame to it, at the end of the very
-tunnel to the caller, and sees its answer come out there: a plain small value is gathered, anything
-else (errors, what is in a segment) goes through the tunnel as ever, in order with the news of ends.
-What only the tunnel's other end knows is the caller's agent's to say: it names the tunnels by the
-side that opened them and a number that counts those. So the other host can tell a tunnel that is
-yet to come, for which the cast waits, from one that is over.
+Procs see no difference. The agent of a proc's host writes an ordinary frame to it, at the end of
+the tunnel to the caller, and reads the answer there. A small plain value is gathered. Anything else
+(errors, values in a segment) goes through the tunnel as usual, in order with the reports of exits.
 
-On a link between hosts casts travel on lanes of their own: those of a caller on one, answers on
-another. A lane that is full, or a proc that does not read, holds back whoever fills it: the lane
-it came by, or the caller, by FLOW.
+The caller's agent names the tunnels of a cast, since one end cannot know what the other end has
+opened: by the side that opened the tunnel, and by a number that counts the tunnels of that side. So
+the other host can tell a tunnel that is yet to be opened, for which the cast waits, from one that
+is closed.
+
+On a link between hosts casts have lanes of their own: one for the casts of a caller, another for
+answers. A full lane, or a proc that does not read, puts back-pressure on the source: on the lane by
+which the casts arrive, or, by FLOW frames, on a caller of this host.
 
 Messages (a length, a JSON head of that length, and bytes)::
 
-    cast      what the core says, the shares of the hosts in the stretch, the frame for the procs
-    answers   rank for rank, values
-    over      casts of which nobody wants to hear any more
+    cast      the core's message, the shares of the hosts in the stretch, the frame for the procs
+    answers   values, rank by rank
+    over      casts whose answers are no longer wanted
 """
 
 from __future__ import annotations
@@ -68,32 +71,32 @@ if TYPE_CHECKING:
 
 __all__ = ["Carrier", "CastRelay"]
 
-_HOLD = 0.002  # seconds that an answer may wait for others of its host,
-_HOLD_ALL = 0.02  # if nobody looks at any before all are there
+_HOLD = 0.002  # seconds that an answer may wait for others of its host
+_HOLD_ALL = 0.02  # the same, for callers that look at answers only when all have arrived
 _PATIENCE = 30.0
 _OVER_WAIT = 0.02
-_GATHERED = 64 << 10  # bytes: what is larger gains nothing
+_GATHERED = 64 << 10  # bytes; gathering a larger answer gains nothing
 _PLANS = 256
 _HEAD = struct.Struct("<I")
 
-_Key = tuple[str, int]  # a host, and the session that the caller's host has with it
-_Part = tuple[str, list[int], str]  # of a plan: a host, ranks there, their tunnels (JSON)
+_Key = tuple[str, int]  # a host, and the number that the caller's host gave its session
+_Part = tuple[str, list[int], str]  # part of a plan: a host, ranks there, their tunnels (JSON)
 
-_Source = int | tuple[Way, int]  # a caller of this host, or where casts come from: with the lane
+_Source = int | tuple[Way, int]  # a caller of this host, or the way and lane by which casts arrive
 _Cause = Seam | tuple[Way, int]
 
 _JSON = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Carrier(Protocol):
-    """What the relay needs of its agent."""
+    """The interface to its agent that the relay needs."""
 
     def cast_way(self, host: str, *, dial: bool) -> Way | None:
-        """The way to `host`; None if there is none, or none that was given up."""
+        """Return the way to `host`; None if there is none, or only one that was given up."""
         ...
 
     def cast_comes(self, near: int, far: int) -> bool:
-        """Whether the tunnel from `near` to `far` is asked for, and not opened or refused yet."""
+        """Whether the tunnel from `near` to `far` was asked for, and not yet opened or refused."""
         ...
 
     def cast_tell(self, proc: int, frame: bytes) -> None:
@@ -101,27 +104,27 @@ class Carrier(Protocol):
         ...
 
     def cast_later(self, delay: float, action: Any) -> Any:
-        """Call `action()` after so many seconds; the result has a ``cancel``."""
+        """Call `action()` after `delay` seconds; return an object with a method ``cancel``."""
         ...
 
     def cast_now(self) -> float:
-        """The time."""
+        """Return the current time."""
         ...
 
 
 def _hold(frame: bytes) -> float:
-    """How long answers may wait, for this message."""
+    """Return for how many seconds answers to this message may wait."""
     return _HOLD if frame[4] == CALL and frame[5] & FIRST else _HOLD_ALL
 
 
 def _without(tunnels: str, ranks: Sequence[int], skip: frozenset[int]) -> str:
-    """The tunnels, without those of some ranks."""
+    """Return the tunnels (JSON) with 0 in place of those of the ranks in `skip`."""
     pairs = zip(json.loads(tunnels), ranks, strict=True)
     return _JSON([0 if rank in skip else tunnel for tunnel, rank in pairs])
 
 
 class CastRelay:
-    """See the module.
+    """Passes casts on and gathers answers at one host; see the module.
 
     Args:
         carrier: the agent.
@@ -134,34 +137,34 @@ class CastRelay:
         self._core = Casts(here, hold=_HOLD, patience=_PATIENCE)
         self._casts: dict[Any, Cast] = {}
         self._ways: dict[Way, None] = {}
-        self._ends: dict[tuple[int, int, bool], Seam] = {}  # near, far, whether ours
-        self._changes = 0  # of tunnels
+        self._ends: dict[tuple[int, int, bool], Seam] = {}  # by near, far, whether ours
+        self._changes = 0  # of tunnels; plans made before the last change are outdated
         self._queues: dict[int, deque[tuple[Frame, Any]]] = {}  # by caller: casts that wait
-        self._over_early: set[tuple[int, int]] = set()  # of those: nobody wants their answers
+        self._over_early: set[tuple[int, int]] = set()  # waiting casts: no answers are wanted
         self._plans: dict[tuple[int, bytes], tuple[int, list[_Part]]] = {}
-        # Casts of hosts that we have not met in that session yet.
+        # Casts received before the session with their origin host was established.
         self._strange: dict[_Key, list[tuple[Cast, Share]]] = {}
-        self._keys: dict[str, dict[_Key, None]] = {}  # by name: hosts as others' callers call them
-        self._full: dict[_Source, dict[_Cause, None]] = {}  # who is held back, and by what
-        self._overs: dict[Way, None] = {}  # that are to be told of ends
+        self._keys: dict[str, dict[_Key, None]] = {}  # by host: its keys in others' casts
+        self._full: dict[_Source, dict[_Cause, None]] = {}  # held-back sources, and why
+        self._overs: dict[Way, None] = {}  # with ends of casts to send
         self._timer: Any = None
         self._timer_at = math.inf
 
     def way(self, host: str, peer: HostPeer) -> Way:
-        """A session with `host` begins."""
+        """Begin a session with `host`; return its way."""
         way = Way(host, peer)
         self._ways[way] = None
         return way
 
     def met(self, way: Way) -> None:
-        """The session is up: casts of that host may have been faster, by other hosts."""
+        """Handle casts of that host that came by other hosts before this session was up."""
         for cast, share in self._strange.pop((way.host, way.peer.sessions[1]), ()):
             self._line_up(way, cast, share)
 
     # -- tunnels ---------------------------------------------------------------------------------
 
     def opened(self, seam: Seam) -> None:
-        """There is a new tunnel; told in the order in which they are opened."""
+        """Add a new tunnel. Must be called in the order in which tunnels are opened."""
         way = seam.way
         self._ends[seam.near, seam.far, seam.ours] = seam
         self._changes += 1
@@ -177,7 +180,7 @@ class CastRelay:
                 self._join(seam, joining)
 
     def closed(self, seam: Seam) -> None:
-        """There is no such tunnel any more."""
+        """Remove a closed tunnel; stop waiting for answers that its proc still owes."""
         way = seam.way
         way.seams.pop((seam.ours, seam.number), None)
         if self._ends.get((seam.near, seam.far, seam.ours)) is seam:
@@ -193,7 +196,7 @@ class CastRelay:
                 self._answered(owed.cast, owed.index, None)
 
     def arrived(self, seam: Seam, data: Any) -> None:
-        """A tunnel that has to do with casts brought a message."""
+        """Handle a message from a tunnel that also takes casts."""
         splice = seam.splice
         if splice is None:
             splice = seam.splice = Splice()
@@ -222,7 +225,7 @@ class CastRelay:
                 blocked.pop(seam, None)
 
     def answer(self, seam: Seam, frame: Frame) -> bool:
-        """A proc that owes answers POSTs; whether that was one and is gathered."""
+        """Whether a POST of a proc was an answer to a cast and is gathered here."""
         owed = seam.expected.get((frame.dest, frame.rank))
         if owed is None or owed.body is not None:
             return False
@@ -235,9 +238,10 @@ class CastRelay:
         return True
 
     def repeated(self, seam: Seam) -> list[bytes]:
-        """Gathered answers of a proc, as frames: what it says next must not overtake them.
+        """Return the gathered answers of a proc, as frames for the tunnel.
 
-        (Nor must the news of its end. Answers that come twice count once.)
+        Neither the next message of the proc nor the report of its exit may overtake its answers, so
+        the answers are sent by the tunnel as well. Answers that arrive twice count once.
         """
         return [
             pack(POST, port, 0, rank, b"", owed.body)
@@ -246,19 +250,22 @@ class CastRelay:
         ]
 
     def drained(self, seam: Seam) -> None:
-        """The proc at `seam` has read what waited for it."""
+        """Resume what was held back: the proc at `seam` has read what waited for it."""
         self._let_on(seam)
 
     # -- callers of this host --------------------------------------------------------------------
 
     def begin(self, caller: int, frame: Frame, content: Any = None) -> None:
-        """A CAST frame of a proc here; `content` of its segment. Raises ValueError for nonsense."""
+        """Begin the cast in a CAST frame of a proc here; `content` is that of its segment.
+
+        Raises ValueError for an invalid frame.
+        """
         queue = self._queues.get(caller)
         if queue is not None or not self._begin(caller, frame, content):
             self._queues.setdefault(caller, deque()).append((frame, content))
 
     def settled(self, caller: int, *, final: bool = False) -> None:
-        """A tunnel that a proc here has asked for is opened, or refused; `final`: all are."""
+        """Retry waiting casts: a requested tunnel is opened or refused; `final`: all are."""
         queue = self._queues.get(caller)
         while queue and self._begin(caller, *queue[0], final=final):
             queue.popleft()
@@ -266,7 +273,7 @@ class CastRelay:
             del self._queues[caller]
 
     def _begin(self, caller: int, frame: Frame, content: Any, *, final: bool = False) -> bool:
-        """Send a cast on its way; False if a tunnel that it needs is yet to come."""
+        """Send a cast on its way; return False if a tunnel that it needs is yet to be opened."""
         body = frame.body
         end = heads_size(body)
         new_size, _ = HEADS.unpack_from(body)
@@ -288,7 +295,7 @@ class CastRelay:
         for name, ranks, tunnels in static:
             way = self._carrier.cast_way(name, dial=False)
             if way is None:
-                continue  # and its tunnels are, or will be, closed: the caller hears of that
+                continue  # its tunnels are closed, or will be, which the caller notices
             key = way.key
             previous, way.last[caller] = way.last.get(caller, 0), number
             those = _JSON(sorted(tied.intersection(ranks))) if tied else "[]"
@@ -300,7 +307,7 @@ class CastRelay:
         self._casts[cast.ident] = cast
         now = self._carrier.cast_now()
         self._do(self._core.cast(cast.ident, hosts, starts, max(1, fanout), now, _hold(inner)))
-        if len(hosts) <= fanout:  # nobody hands it on, so nobody's loss makes us send it again
+        if len(hosts) <= fanout:  # no host passes it on, so none has to send it again
             cast.frame, cast.content = b"", None
         if (caller, number) in self._over_early:
             self._over_early.discard((caller, number))
@@ -308,7 +315,7 @@ class CastRelay:
         return True
 
     def over(self, caller: int, number: int) -> None:
-        """A proc here wants no more answers of its cast."""
+        """Stop gathering answers to the cast of a proc here."""
         if caller in self._queues:
             self._over_early.add((caller, number))
         ident = (self._here, caller, number)
@@ -316,8 +323,8 @@ class CastRelay:
         self._forget(ident)
 
     def caller_gone(self, caller: int, *, for_good: bool) -> None:
-        """A proc here is gone, `for_good` unless another may be in its place, with its uid."""
-        self.settled(caller, final=True)  # what it sent before still counts
+        """End the casts of a proc here that exited; `for_good`: none takes over its uid."""
+        self.settled(caller, final=True)  # casts that it sent before still count
         if for_good:
             for way in self._ways:
                 way.last.pop(caller, None)
@@ -327,7 +334,7 @@ class CastRelay:
             self._forget(ident)
 
     def _plan(self, caller: int, data: bytes, *, final: bool) -> list[_Part] | None:
-        """The plan of a caller, with tunnels in the place of uids; None: one is yet to come."""
+        """Return the plan with tunnels in place of uids; None if a tunnel is yet to be opened."""
         known = self._plans.get((caller, data))
         if known is not None and known[0] == self._changes:
             return known[1]
@@ -350,7 +357,7 @@ class CastRelay:
         self._plans[caller, data] = self._changes, parts
         return parts
 
-    # -- what the core says ----------------------------------------------------------------------
+    # -- effects of the core ---------------------------------------------------------------------
 
     def _do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -387,7 +394,7 @@ class CastRelay:
         mine = cast.ident[0] == self._here
         way = self._carrier.cast_way(name, dial=not mine)
         if way is None or (mine and way.key != key):
-            return  # the core is about to hear of it
+            return  # the core will be notified of the loss
         shares = ",".join(cast.shares[host] for host in route.hosts)
         what = [cast.ident, int(cast.gathers), effect.level, route.hosts, route.starts]
         head = f"[{_JSON([*what, route.fanout])},[{shares}]]".encode()
@@ -414,7 +421,7 @@ class CastRelay:
         head = _JSON([0, effect.cast, answers, losses]).encode()
         key: Any = effect.to
         way = self._carrier.cast_way(key[0], dial=False)
-        if way is not None and way.key == key:  # else the core is about to hear of it
+        if way is not None and way.key == key:  # otherwise the core will be notified of the loss
             way.peer.cast(BACK, [_HEAD.pack(len(head)), head, *bodies])
 
     def _release(self, effect: Release) -> None:
@@ -455,7 +462,7 @@ class CastRelay:
                     rank = cast.ranks[index]
                     frame = pack(POST, port, 0, rank, b"", failure, FAILURE)
                     self._carrier.cast_tell(caller, frame)
-            # Of other losses the caller hears by its links.
+            # The caller's links report all other losses.
         if parts or effect.done:
             body = b"".join(parts)
             frame = pack(ANSWERS, port, 0, 0, b"", body, int(effect.done))
@@ -464,7 +471,7 @@ class CastRelay:
     # -- casts that arrive -----------------------------------------------------------------------
 
     def received(self, way: Way, lane: int, data: Any) -> None:
-        """A message of the relay there. Raises ProtocolError if it makes no sense."""
+        """Handle a message of the other host's relay. Raises ProtocolError if it is invalid."""
         view = memoryview(data)
         try:
             (size,) = _HEAD.unpack_from(view)
@@ -544,7 +551,7 @@ class CastRelay:
             self._line_up(way, cast, share)
 
     def _line_up(self, way: Way, cast: Cast, share: Share) -> None:
-        """A cast takes its place among those of its caller, who lives where `way` leads."""
+        """Put a cast in its place among those of its caller, which lives where `way` leads."""
         _, caller, number = cast.ident
         line = way.lines.get(caller)
         if line is None:
@@ -556,7 +563,7 @@ class CastRelay:
             self._write(seam, seam.splice.advance(line.reached))
 
     def _spread(self, way: Way, cast: Cast, share: Share) -> None:
-        """It is the turn of a cast: to each of its tunnels."""
+        """Pass a cast, whose turn it is, to each of its tunnels."""
         place = share.first
         if not cast.gathers:
             self._answered(cast, place, None)
@@ -593,11 +600,11 @@ class CastRelay:
         self._do(self._core.answered(cast.ident, index, outcome, self._carrier.cast_now()))
 
     def caller_left(self, way: Way, caller: int) -> None:
-        """A proc there is gone; its tunnels may not be closed yet."""
+        """Note that a proc of that host exited. Some of its tunnels may still be open."""
         way.gone.add(caller)
         way.forget(caller)
 
-    # -- what is too much ------------------------------------------------------------------------
+    # -- back-pressure ---------------------------------------------------------------------------
 
     def _hold_back(self, source: _Source, cause: _Cause) -> None:
         """Let a caller here, or a lane of another host, send no more casts for now."""
@@ -607,7 +614,7 @@ class CastRelay:
             self._tell_source(source, full=True)
 
     def _let_on(self, cause: _Cause) -> None:
-        """What was too much is so no more."""
+        """Remove a cause of back-pressure; resume the sources that have no other."""
         for source in [source for source, causes in self._full.items() if cause in causes]:
             self._full[source].pop(cause, None)
             if not self._full[source]:
@@ -622,13 +629,13 @@ class CastRelay:
             way.peer.hold(lane, on=full)
 
     def room(self, way: Way, lane: int) -> None:
-        """A lane that was full takes messages again."""
+        """Resume what was held back: a lane that was full takes messages again."""
         self._let_on((way, lane))
 
-    # -- ends ------------------------------------------------------------------------------------
+    # -- the end of a session --------------------------------------------------------------------
 
     def way_over(self, way: Way, reason: str) -> None:
-        """That session is over; its tunnels are `closed` already."""
+        """Handle the end of a session, whose tunnels are `closed` already."""
         self._ways.pop(way, None)
         self._overs.pop(way, None)
         known = self._carrier.cast_way(way.host, dial=False)

@@ -1,15 +1,15 @@
-"""Casting: one message from this process to procs of many other hosts, handed to the agent once.
+"""Casting: one message from this process to procs of many other hosts, sent to the agent once.
 
-A mesh that reaches over hosts has a `Plan`, made when its links are resolved: which ranks are on
-which host. The message then leaves in one CAST frame on the link to the host agent, with the plan,
-and the agents see to the rest (`cast_relay`). Answers that are small values come back in ANSWERS
-frames, many at a time; everything else comes over the links to the procs, as it always does.
+A mesh that spans hosts has a `Plan`, made when its links are resolved: which ranks are on which
+host. The message then leaves in one CAST frame on the link to the host agent, with the plan, and
+the agents distribute it (`cast_relay`). Answers that are small values come back in ANSWERS frames,
+many at a time; everything else comes by the links to the procs, as usual.
 
-Order between casts and what is sent over those links is kept by marks (`protocol.splice`), which
-the links write themselves once they have been in a cast (`transport.link.CastLink`). A link that
-never was does not know of any of this, and so nothing here costs a call on one host anything.
+Marks keep casts in order with what is sent on those links (`protocol.splice`). A link writes marks
+itself once it has been in a cast (`transport.link.CastLink`). A link that never was has no part in
+this, so nothing here adds a call to messages within one host.
 
-Agents hold a caller back (FLOW on the agent link) while the way to some host is full.
+Agents hold back a caller (FLOW on the agent link) while the way to some host is full.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ANSWER = struct.Struct("<II")
 """In the body of ANSWERS, before each: its rank, and its size."""
 
 _JSON = json.JSONEncoder(separators=(",", ":")).encode
-_FEWEST = 2  # ranks of a host that are worth a cast
+_FEWEST = 2  # ranks of a host that justify a cast
 
 
 class Plan:
@@ -45,8 +45,8 @@ class Plan:
 
     Args:
         links: by rank.
-        hosts: by rank, the host where it lives.
-        here: this host.
+        hosts: the name of the host where each rank lives.
+        here: the name of this host.
     """
 
     __slots__ = ("by_rank", "data", "direct", "links", "ranks")
@@ -73,7 +73,7 @@ class Plan:
 
     @classmethod
     def of(cls, links: Sequence[Any], hosts: Sequence[str], here: str) -> Plan | None:
-        """The plan, or None if a cast would not pay: that is for many procs of a host, or hosts."""
+        """Return a plan, or None where a cast does not pay: for few procs per host, few hosts."""
         plan = cls(links, hosts, here)
         reached = len(set(hosts) - {here})
         pays = len(plan.ranks) >= _FEWEST * reached or reached > settings.max_cast_fanout
@@ -87,7 +87,7 @@ class Casting:
         self._proc = proc
         self._lock = threading.Lock()  # casts leave in the order of their numbers
         self._number = first
-        self.open: dict[int, int] = {}  # ports that wait for answers to a cast: its number
+        self.open: dict[int, int] = {}  # by port that awaits answers: number of the cast
 
     def send(
         self,
@@ -103,10 +103,10 @@ class Casting:
         *,
         gathers: bool,
     ) -> list[int]:
-        """Send one message to all ranks of `plan`; the ranks whose link was lost already.
+        """Send one message to all ranks of `plan`; return the ranks whose link was already lost.
 
-        `gathers`: each rank answers once, at `port`. Waits like any send, in the name of `who`, if
-        there is one.
+        `gathers`: each rank answers once, at `port`. If `who` is given, waits for room as any send
+        does, at most `patience` seconds; raises BackpressureError, which names `who`.
         """
         proc = self._proc
         agent: Any = proc.agent
@@ -136,10 +136,10 @@ class Casting:
                 sent = agent.send(frame, [segment.fd])
                 if not sent:
                     proc.segments.release(agent, segment.id)
-            # Marks last: were there one of a cast that was never sent, a tunnel would wait for it.
+            # Marks go last. A mark of a cast that was never sent would block its tunnel.
             for link in links:
                 link.casts = number
-                if link.direct is not None:  # what another thread sends there now is after this
+                if link.direct is not None:  # what others send there now must follow the cast
                     link.turn_back()
             for rank in tied:
                 plan.by_rank[rank].mark(number)
@@ -160,15 +160,15 @@ class Casting:
             )
 
     def say(self, plan: Plan, kind: int, dest: int, port: int, body: bytes = b"") -> list[int]:
-        """`send`, without waiting, a short message that is no pickle.
+        """Send a short message that is no pickle, as `send` does, but without waiting.
 
-        At `port`, if there is one, each rank answers once.
+        If `port` is not 0 each rank answers once, at that port.
         """
         payload = Payload([body], [], len(body) + 1)
         return self.send(plan, kind, dest, port, b"", payload, 0, None, gathers=port > 0)
 
     def on_answers(self, link: Any, frame: Frame) -> None:
-        """An ANSWERS frame of the agent."""
+        """Deliver the answers in an ANSWERS frame of the agent."""
         port = frame.dest
         if frame.flags:
             self.open.pop(port, None)
@@ -178,7 +178,7 @@ class Casting:
                 sink.deliver(rank, 0, answer, None)
 
     def closed(self, port: int) -> None:
-        """The port wants no more answers."""
+        """Tell the agent that the port wants no more answers."""
         number = self.open.pop(port, None)
         agent = self._proc.agent
         if number is not None and agent is not None:
@@ -187,7 +187,7 @@ class Casting:
 
 
 def heads_size(body: bytes | bytearray) -> int:
-    """Where the payload begins in the body of a CAST frame. Raises ValueError for nonsense."""
+    """Return where the payload begins in a CAST's body. Raises ValueError for an invalid body."""
     if len(body) < HEADS.size:
         raise ValueError("a cast without heads")
     new, plan = HEADS.unpack_from(body)
@@ -196,7 +196,7 @@ def heads_size(body: bytes | bytearray) -> int:
 
 
 def answers_in(frame: Frame) -> Iterator[tuple[int, bytes]]:
-    """The answers that an ANSWERS frame holds, with their ranks."""
+    """Yield the rank and the bytes of each answer in an ANSWERS frame."""
     body = memoryview(frame.body)
     at, end = 0, len(body)
     while at < end:
@@ -206,5 +206,5 @@ def answers_in(frame: Frame) -> Iterator[tuple[int, bytes]]:
 
 
 def gathers(port: int, flags: int) -> bool:
-    """Whether each rank answers such a CALL once."""
+    """Whether each rank answers such a CALL exactly once."""
     return bool(port and flags & (ONCE | FIRST))

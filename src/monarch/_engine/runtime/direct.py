@@ -1,21 +1,23 @@
-"""A direct connection of two procs on different hosts, beside the tunnel that is their link.
+"""A direct connection between procs on different hosts, in addition to the tunnel between them.
 
-The tunnel passes two agents on its way, which is two wake-ups more in each direction than a socket
-between the procs needs. So a link that is used much for small messages (`count`) gets such a socket
-(`runtime.directs` makes it) and is a `DirectLink` from then on. By the tunnel go, as ever: payloads
-in shared segments, which the agents carry from memory to memory; casts, which the agents
-distribute, and what answers them; and probes for deadlocks, which must not overtake answers that
-agents still gather. A change of the way is one short frame (`protocol.turns`). After one that was
-forced the link stays with the tunnel for some messages, and so does its peer: a program that mixes
-both would else change twice for each.
+The tunnel is the link of the two procs. It passes two agents, which costs two more wake-ups in each
+direction than a socket between the procs does. So a link that carries many small messages (`count`)
+gets such a socket (`runtime.directs` makes it), and is a `DirectLink` from then on.
 
-What comes by the connection while the tunnel still carries big payloads from before waits for its
-turn. It is not to pile up: above `_EARLY` nothing is read, and the sender waits, too.
+Some frames always use the tunnel: payloads in shared segments, which the agents copy from memory to
+memory; casts, which the agents distribute, and their answers; and probes for deadlocks, which must
+not overtake answers that agents still gather. A sender changes between the two with one short frame
+(`protocol.turns`). After a change that such a frame forced, both sides stay with the tunnel for
+some messages. Otherwise a program that mixes both kinds would change twice for each such frame.
 
-The tunnel is the link, the connection a convenience. When it breaks, what was lost with it follows
-through the tunnel, and nobody notices; when the tunnel ends, the link is lost.
+The tunnel may still carry earlier big payloads when later frames arrive on the connection. Those
+frames wait for their turn. Back-pressure bounds them: above `_EARLY` bytes the receiver stops
+reading, so the sender has to wait, too.
 
-All of this happens under the link's lock, except receiving, which is the reactor's.
+When the connection breaks, the bytes that were lost with it are sent again through the tunnel, and
+callers notice nothing. When the tunnel closes, the link is lost.
+
+All of this happens under the link's lock, except receiving, which the reactor thread does.
 """
 
 from __future__ import annotations
@@ -46,26 +48,27 @@ if TYPE_CHECKING:
 
 __all__ = ["BROKEN", "REST", "Direct", "DirectLink", "count"]
 
-# Flags of DIRECT frames; `dest` names the connection.
-CONFIRMED = 1  # on the connection itself: as much as `port` says has arrived
-BROKEN = 2  # it is; whole frames have arrived up to position `port`
-REST = 3  # what was lost with it
+# Flags of DIRECT frames. The field `dest` holds the number of the connection.
+CONFIRMED = 1  # sent on the connection: bytes up to position `port` have arrived
+BROKEN = 2  # the connection broke; whole frames have arrived up to position `port`
+REST = 3  # bytes that were lost with the connection
 
-_OUT_OF_TURN = (DIRECT, RELEASE)  # by the tunnel, whatever was sent before
+_OUT_OF_TURN = (DIRECT, RELEASE)  # sent by the tunnel at any time, in no order with other frames
 _BY_TUNNEL = (*_OUT_OF_TURN, PROBE)
-_CONFIRM = 256 << 10  # bytes after which they are confirmed
-_EARLY = 4 << 20  # bytes that may come before their turn
-_PIECE = 32 << 10  # bytes of what was lost, in a frame
-_AFTER_TURN = 32  # messages that stay with the tunnel after one that had to go there
+_CONFIRM = 256 << 10  # bytes received before they are confirmed
+_EARLY = 4 << 20  # bytes that may arrive before their turn
+_PIECE = 32 << 10  # bytes of a rest that one frame carries
+_AFTER_TURN = 32  # messages that stay with the tunnel after a forced change
 _NEVER = 1 << 62
-_MOST_BUFFERS = 64  # given to the socket at a time
+_MOST_BUFFERS = 64  # per call of the socket
 _USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
 def count(link: Link, enough: int, wish: Callable[[Link], None]) -> None:
-    """Call `wish(link)`, under its lock, with the last of `enough` messages that are sent on it.
+    """Call `wish(link)`, under its lock, when the last of `enough` messages is sent on the link.
 
-    For a link to another host. Does nothing while that is counted already.
+    For a link to another host. Does nothing if the link is lost, is counted already, or has a
+    direct connection.
     """
     with link._holding():
         if isinstance(link, FarLink | DirectLink) or link.lost is not None:
@@ -77,7 +80,7 @@ def count(link: Link, enough: int, wish: Callable[[Link], None]) -> None:
 
 
 class FarLink(CastLink):
-    """A link to a proc of another host, whose messages are counted."""
+    """A link to a proc of another host that counts messages, see `count`."""
 
     __slots__ = ()
 
@@ -91,7 +94,7 @@ class FarLink(CastLink):
 
 
 class DirectLink(CastLink):
-    """A link with a direct connection. The next `credit` messages go by the tunnel all the same."""
+    """A link with a direct connection. Its next `credit` messages use the tunnel nevertheless."""
 
     __slots__ = ()
 
@@ -99,7 +102,7 @@ class DirectLink(CastLink):
 
     @classmethod
     def of(cls, link: Link, direct: Direct, *, first: bool) -> DirectLink:
-        """This link, from now on; `first`: the one who turns to the connection before its peer."""
+        """Make `link` a DirectLink. `first`: this side changes to the connection first."""
         with link._holding():
             link.direct = direct
             link.credit = 0 if first else _NEVER
@@ -137,7 +140,7 @@ class DirectLink(CastLink):
             self.credit = max(self.credit, _AFTER_TURN)
 
     def flush_direct(self) -> None:
-        """`flush` for the connection."""
+        """Send what waits for the connection's socket; `flush` does so for the tunnel."""
         with self._holding():
             self.direct.flush()
             self._wake_waiters()
@@ -152,7 +155,7 @@ class DirectLink(CastLink):
         return frames
 
     def turned(self, way: int) -> None:
-        """The peer has turned to `way`, and so does this side: it may have to answer a cast."""
+        """Follow the peer, which has changed to `way`: this side may have to answer a cast."""
         if way == TUNNEL:
             self.turn_back()
         else:
@@ -160,10 +163,10 @@ class DirectLink(CastLink):
                 if not self.direct.broken:
                     self.credit = 0
 
-    # -- the end of the connection, on the reactor thread ----------------------------------------
+    # -- closing the connection, on the reactor thread -------------------------------------------
 
     def broke(self) -> None:
-        """It is broken: say so, and where."""
+        """Close the broken connection; report up to which position frames have arrived."""
         with self._holding():
             direct = self.direct
             if not direct.broken:
@@ -173,9 +176,9 @@ class DirectLink(CastLink):
                 Link._send(self, pack(DIRECT, direct.number, position, 0, b"", b"", BROKEN), None)
 
     def rest_for(self, position: int) -> None:
-        """The peer has whole frames up to `position`: it gets the rest, and then the tunnel alone.
+        """Send again what follows `position`, up to which the peer has frames; then use the tunnel.
 
-        Raises ProtocolError for a position that cannot be.
+        Raises ProtocolError for an impossible position.
         """
         with self._holding():
             direct = self.direct
@@ -184,7 +187,7 @@ class DirectLink(CastLink):
             self._turn_back()
             self.credit = _NEVER
             rest = direct.unconfirmed.rest(position)
-            direct.discard()  # what waited is in there
+            direct.discard()  # the rest contains what was queued
             size = min(_PIECE, self.reader.limit)
             for at in range(0, len(rest) or 1, size):
                 piece = rest[at : at + size]
@@ -194,10 +197,10 @@ class DirectLink(CastLink):
             self._wake_waiters()
 
     def rest_of(self, data: bytes | bytearray, more: int) -> list[Frame]:
-        """What the peer has sent on the connection and did not arrive: the frames whose turn it is.
+        """Return the frames whose turn it is, of bytes that the peer sends again after a break.
 
-        `more`: how many bytes of it follow, in other pieces. Raises ProtocolError if the last one
-        is not the end.
+        `more`: how many bytes follow in other pieces. Raises ProtocolError if the last piece does
+        not end with a whole frame that changes back to the tunnel.
         """
         direct = self.direct
         direct.rest += data
@@ -213,7 +216,7 @@ class DirectLink(CastLink):
         return frames
 
     def leave(self) -> None:
-        """The connection is over: the link is one like others to other hosts."""
+        """Make this an ordinary link to another host again, after the connection is over."""
         with self._holding():
             self.direct.close()
             itself: Any = self
@@ -226,14 +229,15 @@ class DirectLink(CastLink):
 
 
 class Direct:
-    """The connection.
+    """The connection of a `DirectLink`: a socket, and what was sent on it without confirmation.
 
     Args:
-        link: it belongs to; it is told how many bytes wait, as senders look there.
-        sock: a connected stream socket, authenticated or by TLS; this owns it.
-        number: names it to both sides.
-        patience: seconds after which what the other side does not acknowledge breaks it.
-        watch: called with the descriptor, and whether to read and to write as soon as that can be.
+        link: the link. Its count of queued bytes includes those of the connection, since senders
+            look there.
+        sock: a connected stream socket, authenticated or by TLS; owned by this object.
+        number: names the connection on both sides.
+        patience: seconds without acknowledgement by the other side that break the connection.
+        watch: called with the descriptor, and whether to wait for reading and for writing.
     """
 
     __slots__ = (
@@ -297,13 +301,13 @@ class Direct:
         self._queued = 0
         self.received = 0
         """Bytes."""
-        self._confirmed = 0  # of them
-        self._confirms = 0  # bytes of the confirmations among them, which are not counted
+        self._confirmed = 0  # bytes of `received` that were confirmed
+        self._confirms = 0  # bytes of confirmations in `received`, which positions do not count
 
     # -- under the link's lock -------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
-        """Send whole frames, or keep them for the other way if it is broken. Does not wait."""
+        """Send whole frames without waiting; if the connection is broken keep them for the rest."""
         self.unconfirmed.add(data)
         if self.broken:
             self._count(len(data))
@@ -331,7 +335,7 @@ class Direct:
         self._link.queued += more
 
     def flush(self) -> None:
-        """Write what waits for the socket, as far as it takes it: many messages in one record."""
+        """Write queued messages as far as the socket takes them, many in one record."""
         queue = self._queue
         while queue and not self.broken:
             try:
@@ -351,18 +355,18 @@ class Direct:
             self._watch(self.fileno, not self.held, False)
 
     def _give_up(self) -> None:
-        """It failed once: nothing may follow. The reactor finds it broken."""
+        """Stop sending after the first error. The reactor then finds the connection broken."""
         self.discard()
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def discard(self) -> None:
-        """Nothing that waits is sent any more."""
+        """Drop what waits for the socket."""
         self._queue.clear()
         self._count(-self._queued)
 
     def close(self) -> None:
-        """Close the socket, which no reactor watches any more."""
+        """Close the socket. The reactor must not watch the socket at this point."""
         self.broken = True
         self.discard()
         self.sock.close()
@@ -371,18 +375,18 @@ class Direct:
 
     @property
     def position(self) -> int:
-        """Up to where whole frames have arrived."""
+        """The position up to which whole frames have arrived."""
         return self.received - self._confirms - self.reader.kept
 
     def pending(self) -> bool:
-        """Whether there is something to receive that makes no event."""
+        """Whether there is buffered data, for which the socket raises no event."""
         return self._ahead is not None and not (self.broken or self.held) and self._ahead.pending()
 
     def receive(self, scratch: memoryview) -> list[Frame] | None:
-        """Read what is there, once; the frames whose turn it is. None: it is at its end.
+        """Read once; return the frames whose turn it is, or None when the connection is over.
 
-        Raises ProtocolError when the peer sends something else than frames; after some, it is in
-        `reader.refused`.
+        Raises ProtocolError when the peer sends invalid frames. If valid frames precede them, those
+        are returned, and the error is in `reader.refused`.
         """
         reader = self.reader
         target = reader.target()
@@ -413,7 +417,7 @@ class Direct:
         return ready
 
     def pace(self) -> None:
-        """Read on, or do not: so whoever sends what is too early has to wait."""
+        """Stop or resume reading, so that a sender that is too far ahead has to wait."""
         held = self.turns.early[CONNECTION] > _EARLY
         if held != self.held:
             with self._link._holding():

@@ -1,22 +1,25 @@
-"""Direct connections of this process: when there is one, how it comes to be, what its end means.
+"""Direct connections of this process: when a link gets one, how it is made, how it ends.
 
-What they are for, and what goes where, is in `runtime.direct`. After `_ENOUGH` messages on a link
-to another host its sender asks the peer, through the link, to be invited (`runtime.invitation`); so
-nothing but the link can lead to one::
+`runtime.direct` explains what a direct connection is for, and what it carries. After `_ENOUGH`
+messages on a link to another host the sender asks the peer, through the link, for an invitation
+(`runtime.invitation`). So only the link can lead to a connection::
 
-    ASK        the one who sends much
-    INVITE     the other: come to this address, with this key; or REFUSED, with the reason
+    ASK        from the side that sends much
+    INVITE     from the other side: connect to this address, with this key
+    REFUSED    instead of INVITE, with the reason
     (the handshake, on a thread of its own)
-    READY      the other is there; whoever asked has turned to the connection when both are
+    READY      from the inviting side, which is connected and uses the connection; the asking side
+               does so too when it is connected and has this frame
 
-If both ask at once the one with the greater uid is answered. Who was refused, or did not get
-through, asks again after ever more messages, and in the end never; a connection that broke counts
-as such a try unless it was of use before. Where hosts talk by TLS, so do the procs; one that has no
-certificate refuses.
+If both sides ask at once, the request of the one with the greater uid is answered. After a refusal
+or a failure the next attempt follows ever more messages, and after `_TRIES` attempts there is none.
+A connection that broke counts as a failed attempt unless it has carried `_WORTH` bytes. Where hosts
+use TLS the procs do, too; a proc that has no certificate refuses.
 
-When a proc ends, the news comes by the agents, its last words by the connection. So the news waits
-for the connection's end, which the kernel of the other host sends at once, if it still does; if
-not, for a silence of `_LAST_WORDS`.
+When a process exits, the agents report it, but its last messages may still be in flight on the
+direct connection. The report is held until the connection reaches EOF, which the kernel of the
+other host sends at once if it still runs. If there is no EOF, the report is held until the
+connection has been idle for `_LAST_WORDS` seconds.
 """
 
 from __future__ import annotations
@@ -41,24 +44,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Directs"]
 
-# Flags of DIRECT frames, beside those of `runtime.direct`; `dest` names the connection.
+# Flags of DIRECT frames, in addition to those of `runtime.direct`. The field `dest` holds the
+# number of the connection.
 ASK = 16
 INVITE = 17
 REFUSED = 18
 READY = 19
 
-_ENOUGH = 64  # messages that are worth a connection
-_LESS = 16  # times as many after each try that led to nothing
+_ENOUGH = 64  # messages that justify a connection
+_LESS = 16  # factor for that number after each failed attempt
 _TRIES = 4
-_WORTH = 1 << 20  # bytes; a connection that carried them before it broke was worth the try
-_MOST = 256  # of one process
-_DIAL = 3.0  # seconds
-_PATIENCE = 15.0  # seconds that all of it may take
-_LAST_WORDS = 0.25  # seconds
+_WORTH = 1 << 20  # bytes; a connection that carried them before it broke has paid
+_MOST = 256  # connections per process
+_DIAL = 3.0  # seconds for a dial
+_PATIENCE = 15.0  # seconds from asking to a connection in use
+_LAST_WORDS = 0.25  # seconds of silence after which a peer that exited has nothing in flight
 
 
 class _Try:
-    """A connection that we have asked for."""
+    """An attempt to get a connection that this side has asked for."""
 
     __slots__ = ("invited", "number", "ready", "sock", "timer")
 
@@ -71,21 +75,21 @@ class _Try:
 
 
 class Directs:
-    """See the module. But for `count`, on the reactor thread."""
+    """The direct connections of a process. Only `count` may be called from any thread."""
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self._count = itertools.count(1)
         self._tries: dict[Link, _Try] = {}
-        self._failed: dict[int, int] = {}  # by peer: how often
+        self._failed: dict[int, int] = {}  # by peer: number of failed attempts
         self._open: dict[Link, DirectLink] = {}
         self._doors: dict[tuple[str, bool], Door] = {}  # by address, and whether it has TLS
-        self._asked: dict[int, list[tuple[Link, int]]] = {}  # our agent, by the peer it is about
+        self._asked: dict[int, list[tuple[Link, int]]] = {}  # waiting requests, by peer
         self._last_words: dict[Link, Callable[[], None]] = {}
         proc.notices["way"] = self._on_way
 
     def count(self, link: Any) -> None:
-        """Messages on this link to another host are counted from now on. From any thread."""
+        """Count messages on this link to another host, from now on. Callable from any thread."""
         if settings.direct_connections and isinstance(link, Link):
             failed = self._failed.get(link.uid, 0)
             if failed < _TRIES:
@@ -99,7 +103,7 @@ class Directs:
     def _ask(self, link: Link) -> None:
         if link in self._tries or link in self._open or len(self._open) >= _MOST:
             return
-        if link.uid in self._asked:  # the peer was faster
+        if link.uid in self._asked:  # the peer has asked first
             return
         number = 2 * next(self._count) + (self._proc.uid > link.uid)
         timer = self._proc.reactor.call_later(_PATIENCE, lambda: self._fail(link))
@@ -107,7 +111,7 @@ class Directs:
         self._say(link, ASK, number)
 
     def _fail(self, link: Link) -> None:
-        """The try led to nothing."""
+        """Drop a failed attempt, and count messages for the next one."""
         tried = self._tries.pop(link, None)
         if tried is None:
             return
@@ -138,8 +142,8 @@ class Directs:
             sock: Wire | None = None
             try:
                 sock = come(invitation, _DIAL)
-            except (OSError, HandshakeError, SecretError, UnicodeError):  # of what is no address
-                sock = None  # the tunnel it is
+            except (OSError, HandshakeError, SecretError, UnicodeError):  # bad addresses, too
+                sock = None  # the link stays with the tunnel
             self._proc.reactor.call_soon(self._came, link, tried, sock)
 
         threading.Thread(target=dial, name="monarch-dial", daemon=True).start()
@@ -161,7 +165,7 @@ class Directs:
             self._meet(link, tried)
 
     def _meet(self, link: Link, tried: _Try) -> None:
-        """Both are there: the connection is used from now on."""
+        """Use the connection once both sides have connected."""
         if tried.ready and tried.sock is not None:
             del self._tries[link]
             tried.timer.cancel()
@@ -184,7 +188,7 @@ class Directs:
                 self._proc.tell_agent({"op": "way", "to": link.uid})
 
     def _on_way(self, message: dict[str, Any]) -> None:
-        """How the agents of the two hosts are connected."""
+        """Answer waiting peers: the agent has sent the address that connects the two hosts."""
         address, secured = message["here"], message["tls"]
         for link, number in self._asked.pop(message["to"], ()):
             if not address:
@@ -229,7 +233,7 @@ class Directs:
 
     def _begin(self, link: Link, sock: Wire, number: int, *, first: bool) -> None:
         if link.lost is not None or link in self._open:
-            sock.close()  # the other side sees that
+            sock.close()  # the other side sees that it is closed
             return
         reactor = self._proc.reactor
 
@@ -266,22 +270,22 @@ class Directs:
             return
         if frames is None:
             self._end(link, direct)
-        elif direct.pending():  # that makes no event
+        elif direct.pending():  # buffered data raises no event
             self._proc.reactor.call_soon(self._read, link, direct)
 
     def _end(self, link: DirectLink, direct: Direct) -> None:
-        """The socket is at its end."""
+        """Handle the end of the connection: EOF, or an error."""
         if not direct.broken:
             self._proc.reactor.unregister(direct.fileno)
             link.broke()
         then = self._last_words.pop(link, None)
-        if then is not None:  # not now: it reads, and we may be in the middle of what was read
+        if then is not None:  # not now: it reads, and frames may be half handled
             self._proc.reactor.call_soon(then)
 
     def _on_broken(self, link: Link, frame: Frame) -> None:
         number = frame.dest
         if not isinstance(link, DirectLink) or link.direct.number != number:
-            # It came too late for us: we have sent nothing there, and nothing will follow.
+            # This side never used that connection: nothing has to be repeated, nothing follows.
             tried = self._tries.get(link)
             if tried is not None and tried.number == number:
                 self._fail(link)
@@ -311,9 +315,10 @@ class Directs:
     # -- the end of the link ---------------------------------------------------------------------
 
     def last_words(self, link: Any, then: Callable[[], None]) -> bool:
-        """Whether the peer, which is gone, may have words on the way; `then()` when they came.
+        """Whether messages from an exited peer may still be in transit.
 
-        Who hears of the same end again meanwhile is told that, too, but not called.
+        If so `then()` is called when they have arrived. A repeated call for the same link returns
+        True as well, but its `then` is not called.
         """
         if link in self._last_words:
             return True
@@ -330,18 +335,18 @@ class Directs:
         def look() -> None:
             if direct.broken or direct.received == heard:
                 self._end(link, direct)
-            else:  # there is much of it, or we were busy
+            else:  # much data is in transit, or this process was busy
                 self._await_silence(link, direct)
 
         self._proc.reactor.call_later(_LAST_WORDS, look)
 
     def lost(self, link: Any) -> None:
-        """The link is lost, and why is not known yet: there may be last words all the same."""
+        """Forget a lost link after a pause: messages of a peer that exited may be in transit."""
         if link in self._open:
             self._proc.reactor.call_later(_LAST_WORDS, lambda: self.forget(link))
 
     def forget(self, link: Any) -> None:
-        """The link is lost, for good."""
+        """Drop everything about a link that is lost for good."""
         self._fail(link)
         self._failed.pop(link.uid, None)
         owner = self._open.pop(link, None)
@@ -350,7 +355,7 @@ class Directs:
             owner.direct.close()
 
     def close_in_child(self) -> None:
-        """In a forked child: they are the parent's."""
+        """In a forked child, close the sockets: they belong to the parent."""
         for door in self._doors.values():
             door.close_in_child()
         for tried in self._tries.values():
@@ -365,7 +370,7 @@ class Directs:
         link.send(pack(DIRECT, number, 0, 0, b"", body, what))
 
     def on_direct(self, link: Any, frame: Frame) -> None:
-        """A frame about a connection."""
+        """Handle a frame about a direct connection."""
         handler = self._HANDLERS.get(frame.flags)
         if handler is None or not isinstance(link, Link):
             raise ProtocolError(f"protocol error from {link.peer}: no such word {frame.flags}")
@@ -377,7 +382,7 @@ class Directs:
             self._fail(link)
 
     def on_turn(self, link: Any, frame: Frame) -> None:
-        """The peer goes over to the other way."""
+        """Follow the peer, which changes between tunnel and connection."""
         if not isinstance(link, DirectLink):
             raise ProtocolError(f"protocol error from {link.peer}: there is no other way")
         link.turned(frame.dest)

@@ -1,21 +1,23 @@
-"""The first bytes of a connection between hosts: the handshake, then what it is for.
+"""The first bytes of a connection between hosts: the handshake, then the purpose.
 
 `dial` is the blocking side, for a thread of its own. `Greeting` is the listening side, driven by a
-reactor: any number of strangers may be in the middle of theirs, and nobody waits for them. A
-stranger has `PATIENCE` seconds for all of it; what it sends has a fixed size until it has proved
+reactor: any number of handshakes may be in progress, and none of them blocks another. A peer has
+`PATIENCE` seconds for all of it. What the peer sends has a fixed size until it has authenticated
 itself, and is bounded afterwards.
 
-After the handshake the dialer says what the connection is for: a length, a JSON object of at most
-`_MOST` bytes, and a tag made with the session key. The rest of the connection belongs to the
-channel, in authenticated records (`authentic`) unless there is TLS, or neither side wants that.
+After the handshake the dialer sends the purpose of the connection: a length, a JSON object of at
+most `_MOST` bytes, and a tag made with the session key. The rest of the connection belongs to the
+channel. It consists of authenticated records (`authentic`), unless the connection uses TLS, or
+neither side wants such records.
 
-With TLS (`tls`) all of this happens inside it, twice. The worker, who opens the door, is another
-process than the agent that the connection is for, and the state of a TLS session cannot be handed
-over. So when the worker knows whom it talks to, both end TLS on that connection, the worker passes
-the bare connection on, and dialer and agent begin again, with certificates and all; the secret is
-then the session key of the first handshake, so nobody else can have taken the dialer's place in
-between. (Rejected: the worker stays in the middle and relays. It costs a hop and a copy for every
-byte, and the traffic of all jobs would go through one process.)
+With TLS (`tls`) all of this happens inside TLS, twice. The worker, which accepts the connection, is
+another process than the agent that the connection is for, and the state of a TLS session cannot be
+handed over. So once the worker has authenticated the peer, both end TLS on that connection, and the
+worker passes the bare connection to the agent. Dialer and agent then repeat TLS handshake,
+certificates included, and handshake. Their secret is now the session key of the first handshake, so
+no other process can have taken the dialer's place in between. (Rejected: the worker stays in the
+middle and relays. That costs a hop and a copy for every byte, and the traffic of all jobs would
+pass one process.)
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ Wire: TypeAlias = "socket.socket | AuthenticSocket | TlsSocket"
 
 
 class Arrival(NamedTuple):
-    """A stranger that has proved itself, and is none any more."""
+    """An authenticated connection, and what is known of the peer."""
 
     sock: socket.socket | TlsSocket
     purpose: dict[str, Any]
@@ -97,14 +99,14 @@ class Arrival(NamedTuple):
 
     @property
     def wire(self) -> Wire:
-        """The connection as it is used from now on."""
+        """The connection in the form that is used from now on."""
         if self.bare or not isinstance(self.sock, socket.socket):
             return self.sock
         return AuthenticSocket(self.sock, self.session, dialer=False)
 
 
 def uses_tls(address: ChannelAddr) -> bool:
-    """Whether connections to `address` are by TLS. Raises ValueError for what hosts cannot use."""
+    """Whether connections to `address` use TLS. Raises ValueError for a scheme without support."""
     if address.scheme not in ("tcp", "tls", "metatls", "unix"):
         raise ValueError(
             f"{address.url}: hosts do not talk by {address.scheme} in this release; use tcp, tls "
@@ -114,7 +116,7 @@ def uses_tls(address: ChannelAddr) -> bool:
 
 
 def python_version() -> tuple[int, int]:
-    """What must be the same on both sides."""
+    """Return the major and minor version of Python, which must be the same on both sides."""
     return sys.version_info[0], sys.version_info[1]
 
 
@@ -123,7 +125,10 @@ def _nonce() -> bytes:
 
 
 def connect(address: ChannelAddr, timeout: float) -> socket.socket:
-    """A connected socket. Raises OSError, HandshakeError for a Unix socket of another user."""
+    """Return a connected socket.
+
+    Raises OSError, and HandshakeError for a Unix socket of another user.
+    """
     if address.scheme == "unix":
         sock = socket.socket(socket.AF_UNIX)
         try:
@@ -138,8 +143,8 @@ def connect(address: ChannelAddr, timeout: float) -> socket.socket:
 
 
 def listen(address: ChannelAddr) -> socket.socket:
-    """A listening socket; at all addresses of the host for ``::``. Raises OSError."""
-    if address.bind is not None:  # others dial something else
+    """Return a listening socket; for ``::`` on all addresses of the host. Raises OSError."""
+    if address.bind is not None:  # other hosts dial another address than this one
         address = address.bind
     if address.fd is not None:
         sock = socket.socket(fileno=address.fd)
@@ -153,7 +158,7 @@ def listen(address: ChannelAddr) -> socket.socket:
             )
         if host == "::":  # this system has no IPv6
             host = "0.0.0.0"  # noqa: S104 - that is what was asked for
-        # (A look-up also makes a number of the interface that a link-local address names.)
+        # A look-up also translates the interface in a link-local address into its number.
         found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)
         family, _, _, _, where = min(found, key=lambda one: one[0] != socket.AF_INET)
         return socket.create_server(where, family=family, backlog=_BACKLOG)
@@ -166,7 +171,7 @@ Route: TypeAlias = Callable[[ChannelAddr, float], tuple[socket.socket, str]]
 
 
 def direct_way(address: ChannelAddr, timeout: float) -> tuple[socket.socket, str]:
-    """The `Route` from here. Raises as `connect`."""
+    """Connect without a gateway, as a `Route`. Raises as `connect`."""
     sock = connect(address, timeout)
     try:
         return sock, far_end(sock, address)
@@ -184,7 +189,7 @@ def dial(
     trusting: bool = False,
     way: Route = direct_way,
 ) -> Wire:
-    """An authenticated connection; see `Dialer` for `trusting`.
+    """Return an authenticated connection; see `Dialer` for `trusting`.
 
     Blocks. Raises OSError, HandshakeError, or SecretError for certificates that cannot be used.
     """
@@ -212,7 +217,7 @@ def dial(
 
 
 def why_unreachable(error: OSError, timeout: float) -> str:
-    """The reason why `dial` raised this, and the remedy."""
+    """Return the reason why `dial` raised this error, and a remedy."""
     text = error.strerror or str(error)
     if isinstance(error, TimeoutError):
         return (
@@ -227,7 +232,7 @@ def why_unreachable(error: OSError, timeout: float) -> str:
 
 
 def authentic(sock: socket.socket, side: Dialer) -> Wire:
-    """The connection as it is used after the handshake, by the side that dialed."""
+    """Return the connection that the dialing side uses after the handshake."""
     return sock if side.bare else AuthenticSocket(sock, side.session, dialer=True)
 
 
@@ -239,13 +244,13 @@ def introduce(
     *,
     trusting: bool = False,
 ) -> Dialer:
-    """Prove the key, say which host we mean (see `meant`) and what this connection is for."""
+    """Prove the key; send which host is meant (see `meant`) and the purpose of the connection."""
     bare = not settings.authenticate_packets
     side = Dialer(key, _nonce(), python_version(), whom, trusting=trusting, bare=bare)
     try:
         sock.sendall(side.hello)
     except OSError:
-        sock.recv(1)  # it has hung up; if TLS was told why, this raises it
+        sock.recv(1)  # it has closed; if TLS received the reason, this raises it
         raise
     while side.wants:
         data = sock.recv(side.wants)
@@ -262,7 +267,10 @@ def introduce(
 
 
 def greet(address: ChannelAddr, key: bytes, timeout: float) -> Peer:
-    """Who is there: both sides prove themselves, and part. Blocks; raises as `dial`."""
+    """Return which peer is at an address, after both have authenticated; blocks.
+
+    Raises as `dial`.
+    """
     sock, end = direct_way(address, timeout)
     whom = meant(address, end)
     try:
@@ -286,17 +294,19 @@ def greet(address: ChannelAddr, key: bytes, timeout: float) -> Peer:
 
 
 class Greeting:
-    """One stranger at the door. `accepted(arrival)`, or `refused(why)`, is called once.
+    """The handshake with one accepted connection.
+
+    Either `accepted(arrival)` or `refused(why)` is called, once.
 
     Args:
-        reactor: drives it.
+        reactor: drives the handshake.
         sock: the accepted connection, which is handed on or closed.
         find_key: from a key name to a secret, see `Listener`.
-        accepted: takes the connection over.
-        refused: is told why not.
-        misdirected: see `Listener`, and `whereabouts`; with TLS certificates say who is there.
-        tls: to do it inside TLS.
-        steps_aside: end TLS when all is said: the connection is for another process.
+        accepted: takes over the authenticated connection.
+        refused: gets the reason for a failure, as text.
+        misdirected: see `Listener`, and `whereabouts`. With TLS, certificates name the host.
+        tls: context to do all of it inside TLS; None: without TLS.
+        steps_aside: end TLS at the end of the handshake: the connection is for another process.
         open_to_all: see `Listener`.
     """
 
@@ -333,8 +343,8 @@ class Greeting:
         self._certificate = ""
         self._said = bytearray()
         self._timer: Timer = reactor.call_later(PATIENCE, self._too_slow)
-        # What to do next, again and again, until it is to be called no more. (What TLS has
-        # decrypted makes no event, so each step is tried until there is nothing to read.)
+        # The next step, None at the end. A step is repeated until it would block, since data that
+        # TLS has decrypted raises no event.
         self._step: Callable[[], None] | None = self._read if tls is None else self._secure
         reactor.register(self._fd, self._ready)
 
@@ -347,19 +357,19 @@ class Greeting:
         except BlockingIOError:
             return
         except HandshakeError as error:
-            with contextlib.suppress(OSError):  # it is told if it still listens
+            with contextlib.suppress(OSError):  # the peer gets the reason if it still reads
                 self._sock.send(self._side.farewell)
-                self._sock.recv(_MOST)  # what is not read would break the connection before that
+                self._sock.recv(_MOST)  # unread input would reset the connection before that
             self._close(str(error))
         except (OSError, ValueError, TypeError, RecursionError) as error:
             self._close(f"{type(error).__name__}: {error}")
-        # (Not in there: what is wrong with who takes it over is no refusal.)
+        # Called outside of the `try`: an exception of the callback is no refusal.
         arrival, self._arrival = self._arrival, None
         if arrival is not None:
             self._accepted(arrival)
 
     def _secure(self) -> None:
-        """TLS."""
+        """Continue the TLS handshake."""
         from monarch._engine.runtime.tls import TlsSocket, in_words
 
         assert self._tls is not None
@@ -371,14 +381,14 @@ class Greeting:
         self._step = self._read
 
     def _read(self) -> None:
-        """The handshake, then the purpose."""
+        """Continue the handshake, then read the purpose."""
         if isinstance(self._sock, socket.socket):
             check_user(self._sock)
         data = self._sock.recv(self._side.wants or self._missing())
         if not data:
             raise HandshakeError("it closed the connection during the handshake")
         if self._side.wants:
-            # (What is sent here fits into any socket's buffer.)
+            # An answer always fits into the buffer of a socket.
             answer = self._side.receive(data)
             if answer:
                 self._sock.send(answer)
@@ -405,7 +415,7 @@ class Greeting:
         )
 
     def _missing(self) -> int:
-        """Bytes of the purpose that are yet to come."""
+        """Return how many bytes of the purpose are yet to arrive."""
         if len(self._said) < _LENGTH.size:
             return _LENGTH.size - len(self._said)
         (size,) = _LENGTH.unpack_from(self._said)

@@ -1,16 +1,17 @@
-"""A neighbour: the agent of another host of the same job, and the tunnels that lead there.
+"""A neighbour: the session with the agent of another host of the job, and the tunnels in it.
 
-Lane 0 of the host link carries what the agents tell each other (`protocol.federation`), as JSON.
-Every other lane is a tunnel; the side that opens it picks the number, the one with the smaller name
-odd ones, the other even ones, so that both may open at once.
+Lane 0 of the host link carries the messages between the agents (`protocol.federation`), as JSON.
+Every other lane is a tunnel. The side that opens a tunnel picks its number: the side with the
+smaller name takes odd ones, the other side even ones, so that both may open tunnels at once.
 
-Two workers may want to talk to each other at the same time, and dial. Then the connection of the
-one with the smaller name is used.
+Two workers may dial each other at the same time. Then the connection of the one with the smaller
+name is used.
 
-Two orders have to be kept together. A proc's last words travel in a tunnel, the news of its end on
-the control lane, which is faster; so such a notice waits until the tunnels between the two are
-closed, which the other agent does when the proc's sockets closed, but no longer than `_LAST_WORDS`
-seconds: a child that the proc forked may hold them open.
+Two orders have to be kept together. The last messages of a proc travel in a tunnel; the report of
+its exit travels on the control lane, which is faster. So the report waits until the tunnels between
+the two procs are closed, which the other agent does once the exited proc's sockets are closed. The
+report waits at most `_LAST_WORDS` seconds, since a child that the proc forked may hold the sockets
+open.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Neighbour", "Neighbourhood"]
 
-_LAST_WORDS = 1.0
-_TRIES = 4  # to replace a silent connection, before its host is given up
-_DIALS = 6  # at the same time: one that leads to nothing takes as long as four tries
+_LAST_WORDS = 1.0  # seconds
+_TRIES = 4  # attempts to replace a silent connection before its host is given up
+_DIALS = 6  # at the same time; one without result takes as long as four attempts
 
 
 class Neighbourhood(Protocol):
-    """What a neighbour needs of its agent."""
+    """The interface to its agent that a neighbour needs."""
 
     reactor: Reactor
     segments: SegmentPool
@@ -58,11 +59,11 @@ class Neighbourhood(Protocol):
 
     @property
     def name(self) -> str:
-        """Of this host."""
+        """The name of this host."""
         ...
 
     def next_number(self) -> int:
-        """How many neighbours there have been: tells a later session from an earlier one."""
+        """Count the neighbours; the number tells a later session from an earlier one."""
         ...
 
     def from_neighbour(self, neighbour: Neighbour, message: dict[str, Any]) -> None: ...
@@ -80,17 +81,17 @@ class Neighbourhood(Protocol):
 
 
 class Neighbour(Receiver):
-    """See the module.
+    """The session with the agent of another host; see the module.
 
     Args:
-        agent: this side.
-        name: of the other host.
+        agent: the agent of this host.
+        name: the name of the other host.
         dial: opens a connection (on whatever thread) and ends with `dialed` or `dial_failed`
             on the reactor thread; None if the other side dials.
         session: a random number, not 0.
         first_patience: seconds that the first connection may take.
-        patience: seconds that a break may take before the host counts as unreachable.
-        frame_limit: the largest frame of a proc, bytes.
+        patience: seconds that an interruption may take before the host counts as unreachable.
+        frame_limit: the largest frame of a proc, in bytes.
     """
 
     def __init__(
@@ -112,11 +113,11 @@ class Neighbour(Receiver):
         self.tunnels: dict[int, Tunnel | StreamTunnel] = {}
         self._lanes = itertools.count(1 if agent.name < name else 2, 2)
         self._held: list[dict[str, Any]] = []  # notices that wait for tunnels to close
-        self.problem = ""  # why the last dial led to nothing
-        self._dials = 0  # under way
-        self._suspected = False  # nothing was heard for longer than usual
-        self._deaf_until = 0.0  # until then it is taken not to hear us
-        self._fresh_until = 0.0  # a connection that a try has led to gets this long
+        self.problem = ""  # why the last dial failed
+        self._dials = 0  # in progress
+        self._suspected = False  # whether the peer has been silent for longer than usual
+        self._deaf_until = 0.0  # until this time, the peer is assumed not to receive our packets
+        self._fresh_until = 0.0  # until this time, no dial replaces the connection
         self.channel = Channel(
             session,
             dials=dial is not None,
@@ -133,18 +134,19 @@ class Neighbour(Receiver):
     # -- out -------------------------------------------------------------------------------------
 
     def say(self, message: dict[str, Any]) -> None:
-        """Send a message to the agent there."""
+        """Send a message to the agent of the other host."""
         self.link.send(CONTROL, [json.dumps(message, separators=(",", ":")).encode()])
 
     def leave(self, done: Callable[[], None], *, shutdown: bool) -> None:
-        """Have the agent there end, and with `shutdown` its worker loop.
+        """Make the other agent exit, and with `shutdown` its worker loop, too.
 
-        `done()` once it has the order, or there is no way to it: it has ended, or ends by itself.
+        Calls `done()` once the agent has the order or cannot be reached: then it has exited, or
+        exits by itself.
         """
         message = json.dumps({"op": "leave", "shutdown": shutdown}).encode()
         if shutdown or self.channel.met:
             self.link.send(CONTROL, [message], done)
-        else:  # there is no agent of ours yet that would have to know
+        else:  # there is no agent of ours yet that would have to be informed
             self.link.send(CONTROL, [message])
             done()
 
@@ -164,9 +166,9 @@ class Neighbour(Receiver):
     def open(
         self, near: int, far: int, sock: socket.socket, *, first: bool, stream: str = ""
     ) -> None:
-        """Carry what passes through `sock`, whose other end `near` has, to `far` there.
+        """Carry what passes through `sock`, whose other end `near` has, to `far` on that host.
 
-        That is a link; or a stream of bytes for the purpose `stream`.
+        That is a link, or a stream of bytes if `stream` names its purpose.
         """
         lane = next(self._lanes) % CASTS
         while lane == CONTROL or lane in self.tunnels:
@@ -216,7 +218,7 @@ class Neighbour(Receiver):
             lane = message["lane"]
             if lane in self.tunnels or not 0 < lane < CASTS:
                 raise ProtocolError(f"lane {lane} is open already")
-            # (Seen from here, near and far change places.)
+            # The sender's near and far are this side's far and near.
             stream = message.get("for", "")
             tunnel = self._tunnel(lane, message["far"], message["near"], stream, ours=False)
             self._agent.tunnel_opened(self, tunnel, first=message["first"], stream=stream)
@@ -228,13 +230,13 @@ class Neighbour(Receiver):
             self._agent.from_neighbour(self, message)
 
     def _allocate(self, lane: int, size: int) -> bytearray | memoryview:
-        """Where a message of several pieces belongs: what is big may be for a proc as it is."""
+        """Return memory for a message of several pieces; a proc may get it without a copy."""
         if isinstance(self.tunnels.get(lane), Tunnel):
             return self._agent.segments.reserve(size)
         return bytearray(size)
 
     def _awaits(self, message: dict[str, Any]) -> bool:
-        """Whether the last words of who is said to be gone are still under way."""
+        """Whether a notice reports an exit while the proc's last messages may be in transit."""
         notice = message["notice"]
         if notice["op"] != "gone":
             return False
@@ -261,7 +263,7 @@ class Neighbour(Receiver):
             self._agent.casts.room(self.way, lane)
 
     def be_patient(self, patience: float) -> None:
-        """From the next break on, another one than it was made with."""
+        """Change `patience`; takes effect with the next interruption."""
         self._patience = patience
         if self.channel.met:
             self.channel.be_patient(patience)
@@ -275,7 +277,7 @@ class Neighbour(Receiver):
             self._agent.neighbour_up(self)
 
     def dial(self) -> None:
-        if not self._dials:  # else there is a try under way that will do
+        if not self._dials:  # otherwise a dial in progress will do
             self._start_dial()
 
     def _start_dial(self) -> None:
@@ -284,29 +286,30 @@ class Neighbour(Receiver):
         self._dial(self)
 
     def dialed(self, sock: Wire) -> None:
-        """A dial has led to a connection."""
+        """Use the connection that a dial has opened, unless it is no longer needed."""
         self._dials -= 1
         if self._dial is None:
-            sock.close()  # the other side's is used
+            sock.close()  # the other side's connection is used
             return
         if self.link.connected:
             now = drivers.current.now()
             doubted = self._suspected or now < self._deaf_until
             if not doubted or now < self._fresh_until:
-                sock.close()  # the one that is there is good, or has yet to show that it is
+                sock.close()  # the present one works, or is too new to be judged
                 return
             self._fresh_until = now + self._patience / _TRIES
         self.link.adopt(sock)
 
     def dial_failed(self, problem: str, *, for_good: bool) -> None:
-        """A dial led to nothing; `for_good`: the next would not either, if they have never met.
+        """Handle a failed dial; `for_good`: another would fail, too, before the first session.
 
-        (If they have, somebody may have altered what was said. The next may get through.)
+        After the first session another dial may succeed even so: the failure may mean that bytes
+        were altered in transit.
         """
         self._dials -= 1
         if self._dial is None:
             return
-        if self.link.connected or self._dials:  # it was a try, or there is another
+        if self.link.connected or self._dials:  # it was one of several attempts
             return
         self.problem = problem
         if for_good and not self.channel.met:
@@ -315,16 +318,16 @@ class Neighbour(Receiver):
             self.link.failed()
 
     def answer(self, sock: Wire) -> None:
-        """The other side has dialed."""
+        """Use a connection that the other side has dialed, if its connection is to be used."""
         if self._dial is not None:
             if self._agent.name < self.name or self.channel.met:
-                sock.close()  # it will get ours; or it has begun anew, which we have yet to see
+                sock.close()  # it gets ours; or it has a new session, and ours is about to end
                 return
             self._dial = None
             self.channel.answer()
         self.link.adopt(sock)
 
-    # -- silence (see Watched) -------------------------------------------------------------------
+    # -- heartbeat and silence (see Watched) -----------------------------------------------------
 
     def heard(self) -> None:
         self._suspected = False
@@ -344,12 +347,12 @@ class Neighbour(Receiver):
         self._try()
 
     def suspect_deaf(self) -> None:
-        # (It knows no better than to wait, if we are the one who dials.)
+        # Only the dialing side can replace the connection; the peer has to wait.
         self._deaf_until = drivers.current.now() + self._patience / _TRIES
         self._try_once()
 
     def _try(self) -> None:
-        """Another connection may get through, now: TCP asks again after ever longer pauses."""
+        """Try other connections, as one may get through now: TCP retries after growing pauses."""
         if self._suspected:
             self._try_once()
             self._agent.reactor.call_later(self._patience / (3 * _TRIES), self._try)

@@ -1,8 +1,8 @@
-"""Ways and seams: what an agent holds for casts of a session with another host, and its tunnels.
+"""What an agent keeps for casts: a `Way` for each session with a host, a `Seam` for each tunnel.
 
-All that concerns one session is in its `Way`, and goes with it: a host that is attached again, or
-restarted, begins anew under the same name. What goes when is decided by the `CastRelay`; a seam,
-the end of a tunnel where casts join, moves the bytes.
+All state of one session is in its `Way` and is dropped with it: a host that is attached again, or
+restarted, begins a new session under the same name. The `CastRelay` decides what is sent, and when.
+A `Seam`, the end of a tunnel where casts join the tunnel's own messages, moves the bytes.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ _RANK_AT = struct.calcsize("<IBBHQQ")  # in a frame's header
 
 
 class HostPeer(Protocol):
-    """One side of a session with another host, for casts."""
+    """One side of a session with another host, as casts need it."""
 
     @property
     def sessions(self) -> tuple[int, int]:
-        """Its numbers: ours, and theirs, which is 0 until we have met."""
+        """The numbers of the session: ours, and theirs, which is 0 until the first handshake."""
         ...
 
     def cast(self, lane: int, buffers: Sequence[Buffer]) -> bool:
-        """Send a message to the other relay; False when the lane is full now."""
+        """Send a message to the relay of the other host; return False when the lane is full now."""
         ...
 
     def hold(self, lane: int, *, on: bool) -> None:
-        """Ask the other side to keep the messages of a lane, or to send them again."""
+        """Ask the other side to hold back the messages of a lane, or to send them again."""
         ...
 
 
 class Way:
-    """A session with another host."""
+    """The state of casts for one session with another host."""
 
     __slots__ = (
         "accepted",
@@ -79,21 +79,21 @@ class Way:
     def __init__(self, host: str, peer: HostPeer) -> None:
         self.host = host
         self.peer = peer
-        self.key = (host, peer.sessions[0])  # what the core calls the host
-        self.opened = 0  # tunnels by us, ever
-        self.accepted = 0  # and by the host
-        self.seams: dict[tuple[bool, int], Seam] = {}  # those that are: whether ours, number
-        self.coming: dict[int, list[Joining]] = {}  # what waits for tunnels, by their number
-        self.last: dict[int, int] = {}  # by caller here: its last cast to there
-        self.overs: list[list[Any]] = []  # to be told
-        # By caller there:
+        self.key = (host, peer.sessions[0])  # the name of the host in the core
+        self.opened = 0  # number of tunnels ever opened by us
+        self.accepted = 0  # number of tunnels ever opened by the host
+        self.seams: dict[tuple[bool, int], Seam] = {}  # open tunnels, by (whether ours, number)
+        self.coming: dict[int, list[Joining]] = {}  # casts that wait for a tunnel, by its number
+        self.last: dict[int, int] = {}  # by caller here: its last cast to that host
+        self.overs: list[list[Any]] = []  # ends of casts, to be sent
+        # State of callers that live on that host, by uid.
         self.lines: dict[int, Line[tuple[Cast, Share]]] = {}
         self.blocked: dict[int, dict[Seam, None]] = {}  # tunnels that wait for a cast, in order
-        self.tunnels: dict[int, int] = {}  # how many there are
-        self.gone: set[int] = set()  # whether it is
+        self.tunnels: dict[int, int] = {}  # number of open tunnels
+        self.gone: set[int] = set()  # callers that have exited
 
     def forget(self, caller: int) -> None:
-        """Once a caller there is gone, and its last tunnel closed, there is nothing to know."""
+        """Drop the state of a caller there that has exited, once its last tunnel is closed."""
         if caller in self.gone and not self.tunnels.get(caller):
             self.gone.discard(caller)
             self.lines.pop(caller, None)
@@ -102,14 +102,14 @@ class Way:
 
 
 class Seam:
-    """The end of a tunnel: subclasses move the bytes.
+    """The end of a tunnel; subclasses move the bytes.
 
     Args:
-        relay: of this agent.
-        way: where the tunnel leads.
+        relay: the relay of this agent.
+        way: the session that the tunnel belongs to.
         near: the proc at this end.
         far: the proc on the other host.
-        ours: whether this agent opened it.
+        ours: whether this agent opened the tunnel.
     """
 
     def __init__(self, relay: CastRelay, way: Way, near: int, far: int, *, ours: bool) -> None:
@@ -120,35 +120,35 @@ class Seam:
         self.ours = ours
         self.number = 0
         self.splice: Splice[Any] | None = None
-        self.held = False  # the lane, for a cast
+        self.held = False  # whether the lane is paused until a cast arrives
         self.expected: dict[tuple[int, int], Expected] = {}  # by port and rank
 
     def write(self, data: Any) -> None:
-        """What the tunnel brought goes to the proc."""
+        """Write what the tunnel brought to the proc."""
         raise NotImplementedError
 
     def write_cast(self, cast: Cast, rank: int) -> bool:
-        """The proc gets a cast; False if more waits for it than should."""
+        """Write a cast to the proc; return False if too much waits for the proc already."""
         raise NotImplementedError
 
     def hold(self, *, on: bool) -> None:
-        """Let the other end of the tunnel send nothing for now, or go on."""
+        """Make the other end of the tunnel stop sending for now, or resume."""
         raise NotImplementedError
 
 
 class Expected:
-    """An answer that a proc owes."""
+    """An answer to a cast that a proc owes."""
 
     __slots__ = ("body", "cast", "index")
 
     def __init__(self, cast: Cast, index: int) -> None:
         self.cast = cast
         self.index = index
-        self.body: bytes | None = None  # once it was gathered
+        self.body: bytes | None = None  # set when the answer is gathered
 
 
 class Cast:
-    """A cast at this host."""
+    """A cast that this host has begun or received."""
 
     __slots__ = (
         "__weakref__",
@@ -168,17 +168,17 @@ class Cast:
     )
 
     def __init__(self, ident: tuple[str, int, int], frame: bytes, content: Any) -> None:
-        self.ident = ident  # host and uid of the caller, its number
-        self.frame = frame  # what the procs get, but for its rank,
-        self.content = content  # and the content of its segment, if it has one
-        self.segment: Any = None  # of this host, with that content,
-        self.frame_here: bytes | None = None  # and the frame that goes with it
+        self.ident = ident  # host and uid of the caller, number of the cast
+        self.frame = frame  # the frame for the procs, but for its rank
+        self.content = content  # what its segment contains, if there is one
+        self.segment: Any = None  # a segment of this host that contains `content`
+        self.frame_here: bytes | None = None  # the frame that refers to `segment`
         self.gathers = False
         self.port = 0
         self.shares: dict[Any, str] = {}  # by host, as JSON
-        self.key: Any = None  # what the core calls this host
-        self.source: int | tuple[Way, int] = 0  # the caller, or where it came from
-        self.ranks: list[int] = []  # at the root: in the order of the core's
+        self.key: Any = None  # the name of this host in the core
+        self.source: int | tuple[Way, int] = 0  # local caller, or way and lane
+        self.ranks: list[int] = []  # at the root: by the core's numbering
         self.expected: list[tuple[Seam, tuple[int, int]]] = []
         self.over = False
 
@@ -188,7 +188,7 @@ class Cast:
 
 
 class Joining(NamedTuple):
-    """A cast on its way into a tunnel: its place in the core's order, its rank, see `Splice`."""
+    """A cast on its way into a tunnel: its place in the core, its rank; see `Splice`."""
 
     cast: Cast
     place: int
@@ -197,17 +197,17 @@ class Joining(NamedTuple):
 
 
 class Share:
-    """What this host has to do with a cast."""
+    """The part of a cast that concerns this host."""
 
     __slots__ = ("first", "previous", "ranks", "tied", "tunnels")
 
     def __init__(self, text: str, first: int) -> None:
         self.previous, tied, self.tunnels, self.ranks = json.loads(text)
         self.tied = frozenset(tied)
-        self.first = first  # in the core's order
+        self.first = first  # in the core's numbering
 
 
 def ranked(frame: bytes, rank: int) -> bytes:
-    """The frame of a cast, for one rank."""
+    """Return the frame of a cast for one rank."""
     at = _RANK_AT
     return frame[:at] + rank.to_bytes(4, "little") + frame[at + 4 :]

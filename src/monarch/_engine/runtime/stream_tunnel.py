@@ -1,8 +1,9 @@
 """A tunnel for a side stream: bytes between two procs of different hosts, carried by their agents.
 
-As `tunnel`, without frames: what is read at one end is written at the other. An empty message says
-that an end is closed. A socket that does not take what arrives pauses the lane, a lane that is full
-stops the reading of its socket; so no more is on its way than socket, lane and `_QUEUE_LIMIT` hold.
+Works as `tunnel`, but without frames: bytes that are read at one end are written at the other. An
+empty message reports that an end is closed. A socket that does not take what arrives pauses the
+lane; a full lane stops the reading of its socket. So the data in transit is bounded by what the
+sockets, the lane and `_QUEUE_LIMIT` hold.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MOST_BUFFERS = 64
 
 
 class StreamTunnel:
-    """One end. `near` is the proc at this end's socket, `far` the one on the other host."""
+    """One end of the tunnel. `near` is the proc at this end, `far` the one on the other host."""
 
     def __init__(
         self,
@@ -40,17 +41,17 @@ class StreamTunnel:
         self.lane = lane
         self.near = near
         self.far = far
-        self._closed: Callable[[Any], None] | None = closed  # once both ends are done
+        self._closed: Callable[[Any], None] | None = closed  # called when both ends are closed
         self._sock: socket.socket | None = None
         self._queue: deque[memoryview] = deque()
         self._queued = 0
-        self._paused = False  # the lane, since the socket does not keep up
-        self._stalled = False  # the socket, since the lane is full
+        self._paused = False  # whether the socket is too slow for the lane
+        self._stalled = False  # whether reading is stopped, as the lane is full
         self._said_end = False
         self._heard_end = False
 
     def attach(self, sock: socket.socket) -> None:
-        """Serve this socket; a proc has its other end."""
+        """Serve this socket, whose other end a proc has."""
         sock.setblocking(False)
         self._sock = sock
         self._reactor.register(sock.fileno(), self._ready)
@@ -63,7 +64,7 @@ class StreamTunnel:
     def _ready(self, mask: int) -> None:
         if mask & WRITE:
             self._flush()
-        # A proc that hung up has no more to say than what is there: it is read, full or not.
+        # After a hang-up the remaining data is bounded, so read it even if the lane is full.
         if mask & (~WRITE if not self._stalled else ~(WRITE | READ)) and self._sock is not None:
             self._read(self._sock)
 
@@ -83,7 +84,7 @@ class StreamTunnel:
             self._watch()
 
     def room(self) -> None:
-        """The lane takes messages again."""
+        """Resume reading from the socket: the lane takes messages again."""
         if self._stalled:
             self._stalled = False
             self._watch()
@@ -91,14 +92,14 @@ class StreamTunnel:
     # -- from the lane to the proc ---------------------------------------------------------------
 
     def deliver(self, data: bytes | bytearray | memoryview) -> None:
-        """A message of the lane."""
+        """Handle a message of the lane."""
         if not len(data):
             self._heard_end = True
-            if not self._queue:  # else the last that it said is to arrive
+            if not self._queue:  # otherwise the remaining output is flushed first
                 self.close("the other proc closed its end")
             return
         if self._sock is None:
-            return  # the proc is gone; the other end hears of it
+            return  # the proc has closed its end, which the other end learns
         self._queue.append(memoryview(bytes(data)))
         self._queued += len(data)
         if len(self._queue) == 1:
@@ -131,10 +132,10 @@ class StreamTunnel:
         else:
             self._watch()
 
-    # -- the end ---------------------------------------------------------------------------------
+    # -- closing ---------------------------------------------------------------------------------
 
     def close(self, _reason: str) -> None:
-        """There is no other end any more: the proc sees an end of file."""
+        """Close the tunnel, as the other end is closed: the proc sees an end of file."""
         self._heard_end = True
         self._end()
 

@@ -1,19 +1,19 @@
-"""TLS between hosts: whose certificates, and a socket that a reactor can drive.
+"""TLS between hosts: which certificates count, and a socket that a reactor can drive.
 
-Both sides show a certificate and check the other's against one CA, in TLS 1.3 and nothing older; a
-dialer also checks that the certificate is one for the name it dialed. The shared secret is proved
-inside, as without TLS: a certificate says which machine this is, the secret which job.
+Both sides show a certificate and verify the other's against one CA, in TLS 1.3 and nothing older. A
+dialer also checks that the certificate is valid for the name it dialed. The shared secret is proved
+inside TLS, as without TLS: the certificate identifies the machine, the secret identifies the job.
 
-Which certificates is a matter of the environment, so that programs need not change::
+Certificates come from the environment, so that programs need not change::
 
     HYPERACTOR_TLS_CERT   this host's certificate (and those up to the CA, if there are any)
     HYPERACTOR_TLS_KEY    its private key, without a passphrase
-    HYPERACTOR_TLS_CA     the certificate of the CA that signed everybody's
+    HYPERACTOR_TLS_CA     the certificate of the CA that signed those of all hosts
 
-each the path of a PEM file, or PEM text. The file of a private key has to be closed to others: mode
-0600, or 0640 if it belongs to root (a group may have been given it on purpose). They are read for
-each connection that is dialed, by a worker when it starts, and by an agent for each connection that
-it takes over.
+Each value is the path of a PEM file, or PEM text. The file of a private key has to be closed to
+others: mode 0600, or 0640 if it belongs to root (a group may have been given it on purpose). The
+values are read for each connection that is dialed, by a worker when it starts, and by an agent for
+each connection that it takes over.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from monarch._engine.runtime.secret import SecretError
 __all__ = ["TlsSocket", "client_context", "in_words", "own_digest", "server_context"]
 
 _RECORD = 16384
-_MOST = 1 << 20  # bytes per call, so that a fast peer does not keep the reactor
-_AHEAD = 64 << 10  # bytes received at a time: TLS finds them in the cache
-_STEP = 16 * _RECORD  # bytes encrypted at a time: OpenSSL keeps the memory that takes them
+_MOST = 1 << 20  # bytes per call, so that a fast peer does not occupy the reactor
+_AHEAD = 64 << 10  # bytes received at a time: TLS finds them in the processor's cache
+_STEP = 16 * _RECORD  # bytes encrypted at a time: OpenSSL keeps the memory that holds them
 
 
 def client_context() -> ssl.SSLContext:
-    """For connections that are dialed. Raises SecretError."""
+    """Return a context for connections that are dialed. Raises SecretError."""
     return _context(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
 
 def server_context() -> ssl.SSLContext:
-    """For connections that are accepted. Raises SecretError."""
+    """Return a context for connections that are accepted. Raises SecretError."""
     context = _context(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-    context.num_tickets = 0  # each connection proves everything anew
+    context.num_tickets = 0  # no resumption: each connection proves everything anew
     return context
 
 
 def own_digest() -> bytes:
-    """The SHA-256 digest of this host's certificate, as it is shown. Raises SecretError."""
+    """Return the SHA-256 digest of the certificate that this host shows. Raises SecretError."""
     with _pem("CERT") as path, open(path) as file:
         text = file.read()
     begin = text.index(ssl.PEM_HEADER)
@@ -73,7 +73,10 @@ def _context(context: ssl.SSLContext) -> ssl.SSLContext:
 
 @contextlib.contextmanager
 def _pem(name: str) -> Generator[str]:
-    """The path of what a setting means; an error of who uses it is told with its name."""
+    """Yield a file path for a PEM setting; re-raise errors with the variable's name.
+
+    Raises SecretError.
+    """
     variable = f"HYPERACTOR_TLS_{name}"
     value = os.environ.get(variable, "")
     if not value:
@@ -89,7 +92,7 @@ def _pem(name: str) -> Generator[str]:
             os.lseek(fd, 0, os.SEEK_SET)
         elif name == "KEY":
             _check_closed(value)
-        # (The error must not repeat the value: it may be a private key.)
+        # Errors must not repeat PEM text, which may be a private key.
         yield value if fd < 0 else f"/dev/fd/{fd}"
     except OSError as error:
         where = "its text" if fd >= 0 else value
@@ -120,7 +123,7 @@ def _no_passphrase() -> str:
 
 @contextlib.contextmanager
 def in_words() -> Generator[None]:
-    """What TLS has against the peer, or the peer against us, as a HandshakeError."""
+    """Translate TLS errors, ours or the peer's, into HandshakeError or ConnectionError."""
     try:
         yield
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
@@ -129,14 +132,14 @@ def in_words() -> Generator[None]:
         raise HandshakeError(f"its TLS certificate: {error.verify_message}") from None
     except ssl.SSLError as error:
         reason = (error.reason or str(error)).replace("_", " ").lower()
-        if " alert " in reason:  # the other side's words
+        if " alert " in reason:  # an alert comes from the peer
             _, _, reason = reason.partition(" alert ")
             raise HandshakeError(f"it refused this side's TLS certificate: {reason}") from None
         raise HandshakeError(f"TLS: {reason}") from None
 
 
 class _Scratch(threading.local):
-    """Where the ciphertext that a thread receives lies until TLS has it."""
+    """A buffer per thread, which holds received ciphertext until TLS has taken it."""
 
     def __init__(self) -> None:
         self.room = memoryview(bytearray(_AHEAD))
@@ -146,18 +149,18 @@ _scratch = _Scratch()
 
 
 class TlsSocket:
-    """The part of a socket's face that a reactor needs, over TLS; it blocks if the socket does.
+    """The part of a socket's interface that a reactor needs, over TLS; it blocks if `sock` does.
 
-    OpenSSL works in memory here, not on the socket: by itself it calls the kernel twice for each
-    record of 16 kB that comes and once for each that goes, and that costs more than the two
-    copies that are saved (a quarter of the processor time of a large transfer). Small buffers share
-    a record, what is larger is encrypted from where it is and decrypted to where it belongs.
+    OpenSSL works on memory here, not on the socket. On a socket OpenSSL calls the kernel twice for
+    each record of 16 kB that arrives, and once for each that is sent. Those calls cost more than
+    the two copies that they would save (a quarter of the processor time of a large transfer). Small
+    buffers share a record; larger ones are encrypted from, and decrypted to, the caller's memory.
 
-    In TLS 1.3 reading never has to write first, nor writing to read, once the handshake is over;
-    so whoever waits for one waits for the event of that name.
+    Once the handshake is over, TLS 1.3 never has to write before it can read, or to read before it
+    can write. So a caller waits for a read event to read, and for a write event to write.
 
-    One thread may read while another one writes: OpenSSL, which does not allow that, is asked under
-    a lock. (Whom the garbage collector lets write in the middle of its own reading finds it open.)
+    One thread may read while another writes. OpenSSL does not allow that, so a lock guards it. The
+    lock is reentrant: the garbage collector may run code that writes in the middle of a read.
     """
 
     secured = True
@@ -171,9 +174,9 @@ class TlsSocket:
             self._arrived, self._leaving, server_side=name is None, server_hostname=name or None
         )
         self._lock = threading.RLock()
-        self._sealed: list[memoryview] = []  # what the socket has not taken yet,
-        self._holds = 0  # and how many bytes are in what it is the end of
-        self._came = 0  # bytes received last
+        self._sealed: list[memoryview] = []  # ciphertext that the socket has not taken yet
+        self._holds = 0  # plaintext bytes covered by `_sealed`
+        self._came = 0  # bytes received by the last read of the socket
         self.family = sock.family
         self.fileno = sock.fileno
         self.getsockname = sock.getsockname
@@ -185,25 +188,25 @@ class TlsSocket:
 
     @classmethod
     def dial(cls, sock: socket.socket, context: ssl.SSLContext, name: str) -> TlsSocket:
-        """For the side that dialed `name`, after the TLS handshake; blocks."""
-        self = cls(sock, context, name.partition("%")[0])  # an interface is in no certificate
+        """Return the socket of the side that dialed `name`, after the TLS handshake; blocks."""
+        self = cls(sock, context, name.partition("%")[0])  # certificates name no interface
         self.shake_hands()
         return self
 
     @classmethod
     def accept(cls, sock: socket.socket, context: ssl.SSLContext) -> TlsSocket:
-        """For the side that was dialed; `shake_hands` comes next."""
+        """Return the socket of the side that was dialed; call `shake_hands` next."""
         return cls(sock, context, None)
 
     def shake_hands(self) -> None:
-        """Go on with the TLS handshake; returns when it is over."""
+        """Continue the TLS handshake; return when it is complete."""
         self._converse(self._tls.do_handshake)
 
     def step_aside(self) -> socket.socket:
-        """End TLS on both sides; the bare connection. This object is of no use afterwards.
+        """End TLS on both sides; return the bare connection. This object is unusable afterwards.
 
-        The side that dialed says so first, then nothing until it is answered, and is the first to
-        speak again: so there is nothing behind the end of TLS that was read together with it.
+        The dialing side announces the end of TLS first, sends nothing until it has an answer, and
+        is then the first to send. So no plaintext can have been read together with the end of TLS.
         """
         sock, early = self.part()
         if early:
@@ -222,12 +225,12 @@ class TlsSocket:
 
     @property
     def certificate(self) -> bytes:
-        """The peer's certificate, in DER; empty if it showed none."""
+        """The peer's certificate, in DER; empty if the peer showed none."""
         return self._tls.getpeercert(binary_form=True) or b""
 
     @property
     def peer_name(self) -> str:
-        """What the peer's certificate calls it."""
+        """The common name in the peer's certificate; empty if there is none."""
         certificate: Any = self._tls.getpeercert()
         for part in certificate["subject"]:
             for key, value in part:
@@ -236,33 +239,33 @@ class TlsSocket:
         return ""
 
     def pending(self) -> bool:
-        """Whether there is more to read that makes no event, as it has been received already."""
+        """Whether data has been received but not read; such data raises no event."""
         return self._arrived.pending > 0 or self._tls.pending() > 0
 
     def recv(self, size: int) -> bytes:
-        """Up to `size` bytes; none: the peer has closed the connection."""
+        """Return up to `size` bytes; none when the peer has closed the connection."""
         while True:
             try:
                 return self._tls.read(size)
             except ssl.SSLWantReadError:
                 if not self._receive():
                     return b""
-            except ssl.SSLEOFError:  # that was told before
+            except ssl.SSLEOFError:  # the end was reported before
                 return b""
 
     def recv_into(self, target: memoryview) -> int:
-        """Fill `target`, as far as there is something; 0: the peer has closed the connection.
+        """Fill `target` as far as there is data; return the size, 0 if the peer has closed.
 
         Ask `pending` afterwards.
         """
         arrived = self._arrived
-        read: Any = self._tls.read  # (its stub does not know that it returns a number here)
+        read: Any = self._tls.read  # its stub omits that it returns a number here
         most = min(len(target), _MOST)
         got = 0
         more = self.pending() or self._receive() > 0
         while more:
             try:
-                # OpenSSL gives a record at a time. All of `arrived` is in it when it wants more.
+                # OpenSSL reads one record per call. It wants more only after it took all `arrived`.
                 while got < most and (arrived.pending or not got):
                     room = target[got:]
                     with self._lock:
@@ -287,13 +290,13 @@ class TlsSocket:
         return self.sendmsg([memoryview(data)])
 
     def sendall(self, data: bytes) -> None:
-        """Send all of it; for one that blocks."""
+        """Send all of `data`; for a blocking socket."""
         left = memoryview(data)
         while left:
             left = left[self.send(left) :]
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
-        """Send the first of these bytes; how many.
+        """Send the first of these bytes; return how many.
 
         After a BlockingIOError the next call must begin with the same bytes.
         """
@@ -328,7 +331,7 @@ class TlsSocket:
                 sealed[0] = sealed[0][sent:]
 
     def _receive(self) -> int:
-        """Give TLS what has come, for the most part; how much. 0: the connection is closed."""
+        """Pass received bytes to TLS, up to `_AHEAD`; return the size, 0 if the peer has closed."""
         room = _scratch.room
         count = self._came = self._sock.recv_into(room)
         if count:
@@ -338,7 +341,7 @@ class TlsSocket:
         return count
 
     def _converse(self, step: Callable[[], Any]) -> None:
-        """Until `step` is done; it may be in between when this raises BlockingIOError."""
+        """Repeat `step` until it is complete. Call again after a BlockingIOError."""
         while True:
             try:
                 step()
@@ -347,7 +350,7 @@ class TlsSocket:
                 self._flush()
                 self._receive()
             except ssl.SSLError:
-                with contextlib.suppress(OSError):  # the peer is to know why
+                with contextlib.suppress(OSError):  # the alert that reports the error
                     self._seal()
                     self._flush()
                 if self._came and bytes(_scratch.room[: len(MAGIC)]) == MAGIC:

@@ -1,16 +1,17 @@
 """A tunnel: the link between two procs of different hosts, carried by their agents.
 
 Each end is an ordinary socket pair with a proc at the other side, which does not know that its peer
-is far away. Frames read here travel on a lane of the host link, many small ones in one message, and
-are written to the socket there. An empty message says that a proc closed its end.
+is on another host. Frames read here travel on a lane of the host link, many small ones in one
+message, and are written to the socket at the other end. An empty message reports that a proc has
+closed its end.
 
-Big payloads come as shared segments, which end at the host: the agent sends the table and the bytes
-from where they are; the other agent receives the lot into a segment of its own, and passes that on
-with a table that says where in it the parts are. Both hosts release as within a host, each for
-itself.
+Big payloads arrive in shared segments, which cannot leave their host. So the agent sends the
+segment's table, and the bytes from where they are. The other agent receives them into a segment of
+its own, and passes that on with a table that locates the parts in it. Both hosts release their
+segment as for a message within a host, independently of each other.
 
-Nothing piles up: a socket that does not take what arrives pauses its lane, a lane that is full
-stops the reading of its socket, and whoever writes to that waits.
+Back-pressure bounds all queues. A socket that does not take what arrives pauses its lane; a full
+lane stops the reading of its socket; then the proc that writes to the socket has to wait.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ __all__ = ["Tunnel", "map_segment"]
 
 _TABLE_HEAD = struct.Struct("<QQI")
 _PART = struct.Struct("<QQB")
-_ALIGNMENT = 64  # what parts of a segment have, and keep: vector loads want it
+_ALIGNMENT = 64  # of the parts in a segment, here as at the origin: vector loads want it
 _QUEUE_LIMIT = 4 << 20  # bytes waiting for a socket before the lane is paused
 
 
 class Tunnel(Seam):
-    """One end. `near` is the proc at this end's socket, `far` the one on the other host."""
+    """One end of a tunnel. `near` is the proc at this end, `far` the one on the other host."""
 
     def __init__(
         self,
@@ -78,19 +79,19 @@ class Tunnel(Seam):
         self._segments = segments
         self._windows = windows
         self._frame_limit = frame_limit
-        self._closed = closed  # called with this once both ends are done
+        self._closed = closed  # called with this object when both ends are closed
         self._link: Link | None = None
-        self._paused = False  # the lane, since the socket does not keep up
-        self._lane_paused = False  # for this, or for a cast
-        self.clogged = False  # casts, since the socket does not keep up
-        self._stalled = False  # the socket, since the lane is full
-        self._writes = False  # bytes wait for the socket
+        self._paused = False  # whether the socket is too slow for the lane
+        self._lane_paused = False  # the actual state: paused for that reason, or for a cast
+        self.clogged = False  # whether the socket is too slow for casts
+        self._stalled = False  # whether reading from the socket is stopped, as the lane is full
+        self._writes = False  # whether bytes wait for the socket
         self._said_end = False
         self._heard_end = False
         relay.opened(self)
 
     def attach(self, sock: socket.socket) -> None:
-        """Serve this socket; a proc has its other end."""
+        """Serve this socket, whose other end a proc has."""
         link = self._link = Link(
             sock, f"proc {self.near:x}", self._want_write, self._frame_limit, 1 << 40
         )
@@ -120,7 +121,7 @@ class Tunnel(Seam):
                 if self.clogged:
                     self.clogged = False
                     self.relay.drained(self)
-        # A proc that hung up has no more to say than what is there: it is read, full or not.
+        # After a hang-up the remaining data is bounded, so read it even if the lane is full.
         if mask & (~WRITE if not self._stalled else ~(WRITE | READ)):
             self._read(link)
 
@@ -188,7 +189,7 @@ class Tunnel(Seam):
             self._watch()
 
     def room(self) -> None:
-        """The lane takes messages again."""
+        """Resume reading from the socket: the lane takes messages again."""
         if self._stalled:
             self._stalled = False
             self._watch()
@@ -196,7 +197,7 @@ class Tunnel(Seam):
     # -- from the lane to the proc ---------------------------------------------------------------
 
     def deliver(self, data: bytes | bytearray | memoryview) -> None:
-        """A message of the lane."""
+        """Handle a message of the lane."""
         if self.splice is not None or (len(data) and data[4] == MARK):
             self.relay.arrived(self, data)
         else:
@@ -209,7 +210,7 @@ class Tunnel(Seam):
             return
         link = self._link
         if link is None or link.lost is not None:
-            return  # the proc is gone; the other end hears of it
+            return  # the proc has closed its end, which the other end learns
         flags = data[5]
         if flags & SEGMENT:
             self._deliver_segment(link, memoryview(data))
@@ -228,12 +229,12 @@ class Tunnel(Seam):
         else:
             if cast.frame_here is None:
                 segment, cast.frame_here = self._stored(cast.frame, cast.content)
-                # Ours as long as somebody may still get it; then it is the receivers'.
+                # The cast holds the segment while more procs may get it; then only receivers do.
                 ident = segment.id
                 cast.segment = segment
                 weakref.finalize(cast, self._segments.release, None, ident)
             self._pass_on(link, ranked(cast.frame_here, rank), cast.segment)
-        if link.queued > _QUEUE_LIMIT:
+        if link.queued > _QUEUE_LIMIT:  # until the proc has read half of that
             self.clogged = True  # until it has read half of that
             return False
         return True
@@ -242,7 +243,7 @@ class Tunnel(Seam):
         self._flow()
 
     def _flow(self) -> None:
-        """Pause or resume the lane, which more than one may want."""
+        """Pause or resume the lane. There are two reasons to pause it; one is enough."""
         paused = self._paused or self.held
         if paused != self._lane_paused:
             self._lane_paused = paused
@@ -260,7 +261,7 @@ class Tunnel(Seam):
         self._segments.release(None, segment.id)
 
     def _stored(self, frame: bytes, content: memoryview) -> tuple[Any, bytes]:
-        """A segment of this host with `content`, and the frame that came with it for this one."""
+        """Store `content` in a segment of this host; return it, and the frame that refers to it."""
         segment = self._segments.store(Payload([content], [], 0))
         return segment, _reframed(frame, segment.id, len(content))
 
@@ -269,17 +270,17 @@ class Tunnel(Seam):
         if not link.send(frame, [segment.fd]):
             self._segments.release(self, segment.id)
 
-    # -- the end ---------------------------------------------------------------------------------
+    # -- closing ---------------------------------------------------------------------------------
 
     def _close_when_flushed(self) -> None:
         link = self._link
         if link is None or link.lost is not None or not link.queued:
             self.close("the other proc closed its end")
-        else:  # the last that it said is to arrive
+        else:  # wait until the remaining output has been flushed
             self._reactor.call_later(0.01, self._close_when_flushed)
 
     def _end(self) -> None:
-        """The proc closed its end of the socket."""
+        """Close this end, whose proc has closed its own, and report that to the other end."""
         link = self._link
         if link is not None and link.fileno >= 0:
             self._reactor.unregister(link.fileno)
@@ -289,14 +290,14 @@ class Tunnel(Seam):
         self._windows.drop(self)
         if not self._said_end:
             self._said_end = True
-            for answer in self.relay.repeated(self):  # they are to arrive before the end does
+            for answer in self.relay.repeated(self):  # answers must arrive before the report
                 self._host_link.send(self.lane, [answer])
             self._host_link.send(self.lane, [b""])
             self.relay.closed(self)
         self._done()
 
     def close(self, reason: str) -> None:
-        """There is no other end any more: the proc sees that its peer is gone."""
+        """Close the tunnel, as the other end is closed: the proc sees that its peer is lost."""
         self._heard_end = True
         link = self._link
         if link is not None and link.lost is None:
@@ -310,9 +311,9 @@ class Tunnel(Seam):
 
 
 def map_segment(link: Link, table: bytes | bytearray) -> tuple[int, mmap.mmap]:
-    """The segment that comes with a frame on `link`: its id, and what it holds, to read.
+    """Map the segment of a frame on `link`; return its id and a read-only mapping.
 
-    Raises ValueError for a table that does not fit it.
+    Raises ValueError for a table that does not fit the segment.
     """
     (fd,) = link.take_fds(1)
     try:
@@ -327,9 +328,10 @@ def map_segment(link: Link, table: bytes | bytearray) -> tuple[int, mmap.mmap]:
 
 
 def _reframed(frame: bytes, ident: int, size: int) -> bytes:
-    """What came with a segment of another host, for one of this host whose last bytes it is.
+    """Return a frame of another host, rewritten to refer to a segment of this host.
 
-    Raises ProtocolError for a table that does not fit.
+    The segment's content is the last `used` bytes of the segment, whose size is `size`. Raises
+    ProtocolError for a table that does not fit.
     """
     _, kind, flags, meta_len, dest, port, rank, _, _ = HEADER.unpack_from(frame)
     start = HEADER.size + meta_len
