@@ -1,49 +1,57 @@
-"""Casts: one message to the procs of many hosts, down a tree of agents, and the answers back up.
+"""Casts: one message to the procs of many hosts over a tree of agents, and the answers back up.
 
-A caller that sends to each of H hosts itself works H times and waits for the last of H. With a
-tree of fan-out k it works k times, and so does everybody else, and the last host hears of it after
-log_k(H) hops. Answers are gathered on the way back, so the caller gets about k messages with many
-answers each. Message passing machines have long broadcast and reduced that way (see Thakur,
-Rabenseifner and Gropp, IJHPCA 2005). What they cannot do is lose a host on the way.
+A caller that sends to each of H hosts sends H times and waits for the last host. In a tree of
+fan-out k, the caller and every other host send k times, and the last host receives the message
+after log_k(H) hops. Answers are gathered on the way back, so the caller gets about k messages with
+many answers each. Message passing systems have long implemented broadcast and reduction this way
+(Thakur, Rabenseifner and Gropp, IJHPCA 2005), but they do not tolerate the loss of a host during
+the operation.
 
-**The tree is arithmetic.** Hosts are in a fixed order, and every host is responsible for a stretch
-of that order that begins with itself (its `Route`). It divides the rest of the stretch into at
-most k equal parts; the first host of each is its child. So nobody keeps or agrees on a tree: a
-host knows its children from what it is given, and so does whoever takes its place. Ranks are the
-positions in the cast; those of one host are contiguous, in the order of hosts.
+**The tree is arithmetic.** Hosts are in a fixed order. Every host is responsible for a contiguous
+range of that order that begins with itself (its `Route`). It divides the rest of the range into at
+most k equal parts; the first host of each part is its child. No host stores the tree or agrees on
+it with others: a host derives its children from the route it receives, and so does a host that
+takes its place. Ranks are the positions in the cast; those of one host are contiguous, in the order
+of hosts.
 
-**When a host is lost**, its parent in the tree accounts for its ranks, those that have not
-answered, as lost, and takes its children as its own, with what they are responsible for. Whether
-the lost host had forwarded the cast to them cannot be known, so they may get it twice. What makes
-this safe:
+**Failover.** When a host is lost, its parent in the tree reports the unanswered ranks of that host
+as lost and adopts its children, with their ranges. Whether the lost host had forwarded the cast to
+them is unknown, so a child may receive the cast twice. These rules make that safe:
 
-- A host delivers a cast once, and knows later that it did.
-- Of two parents the one nearer to the root counts: it has adopted, and takes the other for lost.
-  (Which may be alive, behind a partition, and late.) The other is kept as a *suitor*, and followed
-  if the chosen one is lost first.
-- Who follows a new parent tells it all answers of its own ranks again, and forwards again to its
-  children, who do the same. Thus what a lost host had gathered and not passed on is gathered anew.
-  Only answers of own ranks need to be kept for that: nobody holds the data of others.
-- Everybody counts each rank once, whatever comes twice.
-- Only the root's own view makes a host lost to the root: what others cannot reach, and it can, it
-  adopts itself. So a cast reaches whom its caller reaches.
+- A host delivers a cast at most once, and remembers that it did.
+- Of two parents, a host follows the one nearer to the root: that parent has adopted the host
+  because it considers the other parent lost. (The other may be alive behind a partition, and late.)
+  The other parent is kept as a *suitor*, a parent in reserve, and followed if the chosen one is
+  lost first.
+- A host that follows a new parent sends it all answers of its own ranks again, and forwards the
+  cast again to its children, which do the same. So the answers that a lost host had gathered but
+  not passed on are gathered anew. For that a host keeps the answers of its own ranks only; it never
+  stores data of others.
+- Every host counts each rank once, however often an answer arrives.
+- For the root, only its own view makes a host lost. A host that others report as lost but that the
+  root can reach is adopted by the root itself. So a cast reaches every host that its caller can
+  reach.
 
 So every rank is accounted for exactly once at the root: by its answer, or as lost with a host that
-somebody found lost. The alternative, a new cast to whoever has not answered, would need the same
-memory not to execute twice; a second way beside the tree, as gossip protocols have it (Leitao et
-al., *Epidemic broadcast trees*, SRDS 2007), costs messages with every cast for the sake of the
-rare one.
+some host found lost.
 
-**The end.** When the root has all answers (or wants no more) it releases the cast down the tree,
-and the kept answers go. A host that has no parent left waits `patience` seconds for being adopted,
-then drops the cast: nobody is interested any more.
+Rejected: a new cast to the ranks that have not answered, which would need the same memory to avoid
+a second execution. Rejected: a second path beside the tree, as in gossip protocols (Leitao et al.,
+*Epidemic broadcast trees*, SRDS 2007), which costs messages in every cast for the sake of the rare
+loss.
 
-Answers go up when a host has all of its stretch, or `hold` seconds after the first that has not: a
-rank that hangs delays no others for long, and a tree of quick ones costs one message per host.
+**Release.** When the root has all answers (or wants no more) it releases the cast down the tree,
+and each host drops the answers that it kept. A host without a parent waits `patience` seconds to be
+adopted, then drops the cast, since no host is interested in it.
 
-Order between casts that take different paths is not kept here; whoever delivers to mailboxes sees
-to it. Names of hosts are names of incarnations: once lost, lost for good, and nothing from a host
-that was reported lost is fed in any more.
+A host sends answers to its parent when it has those of its whole range, or `hold` seconds after the
+first answer of an incomplete range. So a rank that hangs does not delay the others for long, and a
+tree of quick ranks costs one message per host.
+
+The order between casts that take different paths is not kept here; the code that delivers to
+mailboxes restores it (`protocol.splice`). Names of hosts are names of incarnations. A lost
+incarnation never returns, and the driver feeds in nothing from a host after it reported that host
+as lost.
 """
 
 from __future__ import annotations
@@ -75,7 +83,7 @@ REMEMBERED = 100_000
 
 
 class Route(NamedTuple):
-    """A stretch of hosts; the first is responsible for all.
+    """A contiguous range of hosts; the first one is responsible for all of them.
 
     >>> route = Route(("a", "b", "c", "d", "e"), (0, 8, 16, 24, 32, 40), fanout=2)
     >>> [part.hosts for part in route.parts()]
@@ -90,7 +98,7 @@ class Route(NamedTuple):
     fanout: int
 
     def parts(self) -> list[Route]:
-        """What the first host hands on: equal parts of the rest."""
+        """Return the routes of the first host's children: equal parts of the rest of the range."""
         size, longer = divmod(len(self.hosts) - 1, self.fanout)
         parts: list[Route] = []
         at = 1
@@ -102,14 +110,17 @@ class Route(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came of the cast at one rank."""
+    """The outcome of the cast at one rank."""
 
     rank: int
     outcome: object
 
 
 class Loss(NamedTuple):
-    """These ranks will not answer: their host was found lost, or is here and `dropped` the cast."""
+    """Ranks that will not answer, because `host` was found lost or because it `dropped` the cast.
+
+    A host that drops a cast is alive; it waited too long without a parent.
+    """
 
     host: Host
     ranks: tuple[int, ...]
@@ -118,7 +129,10 @@ class Loss(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """Deliver the cast to the ranks of this host, from `first` up to `last`; see `answered`."""
+    """Effect: deliver the cast to this host's ranks from `first` up to, not including, `last`.
+
+    The driver reports the outcome of each rank with `Casts.answered`.
+    """
 
     cast: CastId
     first: int
@@ -126,7 +140,7 @@ class Deliver(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """To be fed to `on_forward` of that host, with the message itself."""
+    """Effect: send this, with the message itself, to host `to`, which feeds it to `on_forward`."""
 
     to: Host
     cast: CastId
@@ -135,7 +149,7 @@ class Forward(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """To be fed to `on_reply` of that host."""
+    """Effect: send these answers to host `to`, which feeds them to `on_reply`."""
 
     to: Host
     cast: CastId
@@ -143,9 +157,9 @@ class Reply(NamedTuple):
 
 
 class Release(NamedTuple):
-    """To be fed to `on_release` of that host; it may wait for something to ride on.
+    """Effect: send this to host `to`, which feeds it to `on_release`. It may wait for piggybacking.
 
-    `done`: the root wants no more. Else the sender only has no parent any more.
+    With `done` the root wants no more answers. Without it, only the sender stops being a parent.
     """
 
     to: Host
@@ -154,7 +168,7 @@ class Release(NamedTuple):
 
 
 class Outcomes(NamedTuple):
-    """At the root: more answers; `done` when those were the last."""
+    """Effect, at the root only: more answers for the caller; `done` when these are the last."""
 
     cast: CastId
     answers: list[Answer | Loss]
@@ -165,7 +179,7 @@ Effect: TypeAlias = Deliver | Forward | Reply | Release | Outcomes
 
 
 class _Cast:
-    """One cast at one host."""
+    """The state of one cast at one host."""
 
     __slots__ = (
         "children",
@@ -185,23 +199,23 @@ class _Cast:
     )
 
     def __init__(self, parent: Host, level: int, route: Route, hold: float) -> None:
-        self.parent = parent  # the root is its own
+        self.parent = parent  # the root is its own parent
         self.hold = hold
         self.level = level  # hops from the root
         self.route = route
         self.suitors: dict[Host, tuple[int, Route]] = {}
         self.children: dict[Host, Route] = {}
-        self.gone: dict[Host, str] = {}  # hosts that somebody found lost
+        self.gone: dict[Host, str] = {}  # hosts reported lost, with the reason
         self.own: list[Answer] = []
-        self.dropped = False  # it was under way here before; its answers are gone
-        self.open = bytearray()  # by rank: 1 while not accounted for
-        self.left = 0  # how many are
-        self.pending: list[Answer | Loss] = []  # accounted for, and not told
+        self.dropped = False  # this host forgot the cast before, with its answers
+        self.open = bytearray()  # per rank: 1 while not accounted for
+        self.left = 0  # number of ranks not accounted for
+        self.pending: list[Answer | Loss] = []  # accounted for, not yet sent to the parent
         self.flush_at: float | None = None
-        self.forget_at: float | None = None  # set while no parent is left
+        self.forget_at: float | None = None  # set while there is no parent
 
     def close(self, rank: int) -> bool:
-        """Account for a rank; False if it is already, or none of ours."""
+        """Mark a rank as accounted for; return False if it already is, or is not in the route."""
         index = rank - self.route.starts[0]
         if not (0 <= index < len(self.open) and self.open[index]):
             return False
@@ -211,13 +225,13 @@ class _Cast:
 
 
 class Casts:
-    """The casts that pass one host, or begin there. See the module.
+    """The casts that pass through one host or start there. See the module.
 
     Args:
         me: this host.
-        hold: how long an answer may wait for others, seconds.
-        patience: how long a cast without a parent is kept, seconds; longer than it takes others to
-            find that parent lost.
+        hold: seconds that an answer may wait for others to be sent with it.
+        patience: seconds that a cast without a parent is kept; longer than other hosts need to find
+            that parent lost.
 
     >>> root, leaf = Casts("client"), Casts("b")
     >>> [forward] = root.cast(1, ["b"], [0, 2], fanout=8, now=0.0)
@@ -237,22 +251,22 @@ class Casts:
         self._hold = hold
         self._patience = patience
         self._casts: dict[CastId, _Cast] = {}
-        self._finished: dict[CastId, None] = {}  # in the order of their ends
+        self._finished: dict[CastId, None] = {}  # oldest first
         self._gone: dict[Host, str] = {}
-        self._times: list[tuple[float, int, CastId]] = []  # some of which are no longer due
+        self._times: list[tuple[float, int, CastId]] = []  # a heap; entries may be obsolete
         self._count = 0
 
     def __len__(self) -> int:
-        """How many casts are under way here."""
+        """Return the number of casts in progress here."""
         return len(self._casts)
 
     def __contains__(self, cast: CastId) -> bool:
-        """Whether that cast is under way here."""
+        """Whether that cast is in progress here."""
         return cast in self._casts
 
     @property
     def deadline(self) -> float | None:
-        """When `tick` may have something to do, or None."""
+        """The time at which `tick` may have something to do, or None."""
         return self._times[0][0] if self._times else None
 
     # ----------------------------------------------------------------------------------------------
@@ -268,9 +282,11 @@ class Casts:
         now: float,
         hold: float | None = None,
     ) -> list[Effect]:
-        """Begin a cast. Host i of `hosts` has the ranks from starts[i] up to starts[i + 1].
+        """Start a cast at the root.
 
-        `hold`: as above, for this cast.
+        Host i of `hosts` has the ranks from starts[i] up to starts[i + 1].
+
+        `hold` overrides the value given to the class, for this cast.
         """
         assert cast not in self._casts, "one name for each cast"
         starts = tuple(starts)
@@ -284,7 +300,7 @@ class Casts:
         return effects
 
     def release(self, cast: CastId) -> list[Effect]:
-        """The root wants no more answers of this cast."""
+        """Stop the cast at the root, which wants no more answers."""
         return self._finish(cast, self._casts[cast]) if cast in self._casts else []
 
     # ----------------------------------------------------------------------------------------------
@@ -300,7 +316,7 @@ class Casts:
         now: float,
         hold: float | None = None,
     ) -> list[Effect]:
-        """A parent hands on a cast, for the first time or because the former parent was lost."""
+        """Accept a cast from a parent, for the first time or because the former parent was lost."""
         effects: list[Effect] = []
         state = self._casts.get(cast)
         if state is None:
@@ -310,7 +326,7 @@ class Casts:
             if cast not in self._finished:
                 if first < last:
                     effects.append(Deliver(cast, first, last))
-            else:  # dropped for want of a parent, or over and forwarded by one who is late
+            else:  # dropped for lack of a parent, or over and forwarded by a late parent
                 state.dropped = True
         elif sender != state.parent and state.forget_at is None:
             if level >= state.level:
@@ -322,7 +338,7 @@ class Casts:
         return effects
 
     def answered(self, cast: CastId, rank: int, outcome: object, now: float) -> list[Effect]:
-        """A rank of this host is done with the cast; once for each."""
+        """Record the outcome of a rank of this host; called once for each rank."""
         effects: list[Effect] = []
         state = self._casts.get(cast)
         if state is not None:
@@ -334,7 +350,7 @@ class Casts:
         return effects
 
     def on_reply(self, cast: CastId, answers: Iterable[Answer | Loss], now: float) -> list[Effect]:
-        """Answers from further down."""
+        """Accept answers from a child."""
         effects: list[Effect] = []
         state = self._casts.get(cast)
         if state is None:
@@ -345,14 +361,14 @@ class Casts:
                     state.pending.append(answer)
             elif state.level or answer.dropped or answer.host in self._gone:
                 self._lose(state, *answer)
-            elif answer.host not in state.children:  # whoever lost it has taken its children
+            elif answer.host not in state.children:  # the reporter adopted its children
                 part = self._alone(state, answer.host)
                 self._hand_on(cast, state, part, effects)
         self._tell(cast, state, now, effects)
         return effects
 
     def on_release(self, sender: Host, cast: CastId, done: bool, now: float) -> list[Effect]:
-        """The sender asks for no more answers of this cast."""
+        """Accept a release: the sender wants no more answers of this cast."""
         state = self._casts.get(cast)
         if state is None:
             return []
@@ -363,7 +379,7 @@ class Casts:
         return effects
 
     def host_lost(self, host: Host, reason: str, now: float) -> list[Effect]:
-        """That host cannot be reached from here any more."""
+        """Handle the loss of a host: its children are adopted here, or another parent is chosen."""
         self._gone[host] = reason
         effects: list[Effect] = []
         for cast, state in list(self._casts.items()):
@@ -375,7 +391,7 @@ class Casts:
         return effects
 
     def tick(self, now: float) -> list[Effect]:
-        """Pass on what has waited for long enough, drop what nobody wants."""
+        """Send answers that have waited for `hold`; drop casts that have waited for `patience`."""
         effects: list[Effect] = []
         while self._times and self._times[0][0] <= now:
             _, _, cast = heapq.heappop(self._times)
@@ -389,13 +405,13 @@ class Casts:
         return effects
 
     # ----------------------------------------------------------------------------------------------
-    # How
+    # Internals
     # ----------------------------------------------------------------------------------------------
 
     def _without(
         self, cast: CastId, state: _Cast, host: Host, now: float, effects: list[Effect]
     ) -> None:
-        """Do without that host as a parent."""
+        """Stop using that host as a parent or suitor; if it was the parent, follow a suitor."""
         state.suitors.pop(host, None)
         if host != state.parent or state.forget_at is not None:
             return
@@ -417,7 +433,7 @@ class Casts:
         route: Route,
         effects: list[Effect],
     ) -> None:
-        """Be responsible for `route` to `parent` from now on."""
+        """Make `parent` the parent, with responsibility for `route` from now on."""
         state.parent, state.level, state.route = parent, level, route
         state.suitors.pop(parent, None)
         state.forget_at = state.flush_at = None
@@ -430,11 +446,12 @@ class Casts:
             self._lose(state, self._me, ranks, "nobody asked for its answers for too long", True)
         for part in route.parts():
             self._hand_on(cast, state, part, effects)
-        # Whoever took them for us, because we were lost to him, may not have reached them.
+        # Former children that are no longer in the route get a release: the parent that adopted
+        # them because it considered this host lost may not have reached them.
         effects += [Release(host, cast, False) for host in former if host not in state.children]
 
     def _hand_on(self, cast: CastId, state: _Cast, part: Route, effects: list[Effect]) -> None:
-        """Make the first host of `part` a child, or if it is lost, its children."""
+        """Make the first host of `part` a child; if it is lost, adopt its children instead."""
         head = part.hosts[0]
         reason = self._gone.get(head) or state.gone.get(head)
         if reason is None:
@@ -446,7 +463,7 @@ class Casts:
             self._hand_on(cast, state, part_of_it, effects)
 
     def _alone(self, state: _Cast, host: Host) -> Route:
-        """The stretch that is only this host of the route."""
+        """Return the route that consists of this host only."""
         index = state.route.hosts.index(host)
         return Route((host,), state.route.starts[index : index + 2], state.route.fanout)
 
@@ -460,9 +477,9 @@ class Casts:
             state.pending.append(Loss(host, lost, reason, dropped))
 
     def _tell(self, cast: CastId, state: _Cast, now: float, effects: list[Effect]) -> None:
-        """Pass on what is known now, or see to it that it will be."""
+        """Send what is complete now, or set the timer for the rest."""
         if state.forget_at is not None:
-            return  # nobody is there to be told
+            return  # there is no parent
         if not state.left:
             if state.pending or state.level == 0:
                 self._flush(cast, state, effects)

@@ -1,22 +1,23 @@
 """The channel between two hosts: every message arrives once and in order, or is reported as lost.
 
-Connections between hosts break, and come back. A channel outlives them: it numbers what it sends,
+Connections between hosts break and are replaced. A channel survives them: it numbers what it sends,
 keeps it until it is acknowledged, and sends it again on the next connection; the receiver drops
-what it has seen. That is the sliding window of TCP (RFC 9293) one floor up, where it survives the
-connection; sessions are what RFC 9293 calls half-open connections and their discovery.
+duplicates. This is the sliding window of TCP (RFC 9293), one layer up, where it survives the
+connection. The session numbers detect what RFC 9293 calls half-open connections.
 
-**A channel is one session.** It has a number, drawn at random and handed in, and ends once. The
-first packet of each connection says which session speaks and which session it believes to talk to.
-The pair that was formed first goes on, whatever happened to the connection; anything else means
-that one of the two was made anew, because its process was restarted or had given the other up.
-Then the session is over: what was not acknowledged is reported as lost, nothing of it is ever sent
-to the successor, and the driver makes a new channel, with a new number. So a message is never
-delivered to an incarnation that it was not sent to. (Lost means: it is not known whether it
-arrived. Nobody can know more than that.)
+**A channel is one session.** A session has a number, drawn at random by the driver and passed in,
+and it ends once. The first packet of each connection names the sender's session and the session
+that it believes its peer to have. The pair that was formed first continues, whatever happened to
+the connection. Any other combination means that one of the two sides was made anew, because its
+process was restarted or because it had given up the other. Then the session is over: unacknowledged
+messages are reported as lost, none of them is ever sent to the successor, and the driver makes a
+new channel with a new number. So a message is never delivered to an incarnation that it was not
+sent to. ("Lost" means that it is unknown whether the message arrived. No protocol can know more
+than that.)
 
-One side dials, the other answers; who does is decided by whoever introduces the hosts. When a new
-connection of a session comes in while there seems to be one, the new one counts: the dialer dials
-only when it knows that the old one is gone.
+One side dials and the other answers; the code that introduces the hosts decides which. When a new
+connection arrives while the old one seems to be open, the new one counts: the dialer dials only
+when it knows that the old one is closed.
 
 =============  ===================  ======================  ===================  ================
                down                 greeting                up                   over
@@ -30,40 +31,41 @@ lost           dial again, later    down, dial again        down, dial again    
 patience ends  over                 over                    -                    -
 =============  ===================  ======================  ===================  ================
 
-(A channel that has met nobody refuses a greeting meant for its predecessor by greeting back as
-itself, and waits for another.)
+(A channel that has not met its peer yet refuses a HELLO meant for its predecessor: it answers with
+its own HELLO and waits for another.)
 
-**One sequence for all lanes.** Which message goes next is decided in `lanes` when the link can
-take a packet, not before: `next_packet` is asked for one at a time, so that what is urgent leaves
-next whatever is queued. Then the packet gets its number. A sequence for each lane was rejected:
-over one TCP connection it would not save a wait, and the receiver would have to keep one number
-for each lane that ever was. Heartbeats have no number, and are never sent again.
+**One sequence for all lanes.** `lanes` decides which message goes next when the link can take a
+packet, not before. `next_packet` is called for one packet at a time, so that an urgent message
+leaves next however much is queued. Then the packet gets its number. Rejected: a sequence for each
+lane. Over one TCP connection it would not save a wait, and the receiver would have to keep a number
+for each lane that ever existed. Heartbeats have no number and are never sent again.
 
-**Acknowledgements** are cumulative. They ride on packets that leave anyway, else they wait for a
-quarter of a window, or `ack_delay`. At most `window` bytes are under way; lane 0 is exempt, since
-what the runtimes tell each other must not wait for user data. (Its own limit bounds it.) A
-receiver that is slow pauses a lane; at most a window arrives after that.
+**Acknowledgements** are cumulative. They are piggybacked on packets that leave anyway; otherwise
+they wait for a quarter of a window, or for `ack_delay`. At most `window` bytes are in flight. Lane
+0 is exempt, since the runtimes' control messages must not wait for user data. (Its own limit bounds
+it.) A slow receiver pauses a lane; at most one window arrives after that.
 
-**Sleep is no silence.** A machine that was stopped for longer than `patience` while a link was down
-has not tried in vain; the driver is late with its `tick`, by which this is noticed, and patience
-begins anew.
+**Time asleep does not count.** A machine that was suspended for longer than `patience` while a link
+was down has not tried in vain. The channel notices this because the driver is late with its `tick`,
+and then patience begins anew.
 
-**Two kinds of links.** On a stream nothing is lost while the connection holds, so nothing is ever
+**Two kinds of links.** On a stream nothing is lost while the connection holds. So nothing is ever
 sent twice except after a re-dial, and a gap in the numbers is a violation. On a network of packets
-(`rto` is set) packets may be dropped, doubled and reordered: early ones are kept, up to two
-windows, and if nothing is acknowledged for `rto` seconds, all that is not is sent again
-(go-back-N; where the first of it fills a gap, the acknowledgement comes at once and spares the
-rest). Selective acknowledgement would save bandwidth on a link that we only simulate. Packets must
-belong to the link last opened: the driver forgets those of earlier ones, as TCP does.
+(`rto` is set) packets may be dropped, duplicated and reordered. Early packets are kept, up to two
+windows. If nothing is acknowledged for `rto` seconds, all unacknowledged packets are sent again
+(go-back-N; where the first of them fills a gap, the acknowledgement comes at once and spares the
+rest). Rejected: selective acknowledgement, which would save bandwidth on a kind of link that is
+only simulated here. Packets must belong to the link that was opened last: the driver discards those
+of earlier links, as TCP does.
 
 A peer that violates the protocol ends the session: both programs run, and one of them is wrong.
 
-Big payloads are never copied here: pieces are views of the sender's buffers, which must not change
-until they are acknowledged; the receiver's driver asks where the bytes of a piece belong (`place`)
-and reads them there. `allocate` is handed in, so a message may be received into shared memory.
+Big payloads are never copied here. Pieces are views of the sender's buffers, which must not change
+until they are acknowledged. The receiver's driver asks where the bytes of a piece belong (`place`)
+and reads them there. `allocate` is passed in, so a message may be received into shared memory.
 
-The driver calls `tick` when `deadline` is reached, asks for packets whenever the link can take
-one, and carries out effects in order.
+The driver calls `tick` when `deadline` is reached, asks for packets whenever the link can take one,
+and performs effects in order.
 """
 
 from __future__ import annotations
@@ -102,46 +104,49 @@ __all__ = [
 ]
 
 
-_LATE = 1.0  # seconds that a tick is late only if the driver did not run
+_LATE = 1.0  # a tick this many seconds late means that the driver did not run
 
 
 class Deliver(NamedTuple):
-    """A message arrived: `bytes` if it came in one piece, else what `allocate` gave."""
+    """Effect: a message arrived, as `bytes` if in one piece, else in the buffer of `allocate`."""
 
     lane: int
     data: bytes | bytearray | memoryview
 
 
 class Acknowledged(NamedTuple):
-    """The messages sent with these tokens were delivered; their buffers may be reused."""
+    """Effect: the messages with these tokens were delivered; their buffers may be reused."""
 
     tokens: list[object]
 
 
 class Room(NamedTuple):
-    """A lane that was full takes messages again."""
+    """Effect: a lane that was full accepts messages again."""
 
     lane: int
 
 
 class Heartbeat(NamedTuple):
-    """The peer sent this with `Channel.heartbeat`."""
+    """Effect: the peer sent this payload with `Channel.heartbeat`."""
 
     payload: bytes
 
 
 class Dial(NamedTuple):
-    """Open a link to the peer now; answer with `opened` or `lost`."""
+    """Effect: open a link to the peer now, and report the result with `opened` or `lost`."""
 
 
 class Connected(NamedTuple):
-    """The session is up: for the first time, or (`again`) on another link."""
+    """Effect: the session is up for the first time, or (`again`) on another link."""
 
     again: bool
 
 
 class Ended(NamedTuple):
-    """The session is over; close its link. `lost` are the tokens of what was not acknowledged."""
+    """Effect: the session is over; close its link.
+
+    `lost` has the tokens of unacknowledged messages.
+    """
 
     reason: str
     lost: list[object]
@@ -151,7 +156,7 @@ Effect: TypeAlias = Deliver | Acknowledged | Room | Heartbeat | Dial | Connected
 
 
 class Terms(NamedTuple):
-    """What a channel allows itself. Sizes in bytes, times in seconds."""
+    """Limits and times of a channel. Sizes in bytes, times in seconds."""
 
     piece: int = 1 << 20
     """The most one packet carries, and so what a small message may have to wait for."""
@@ -187,7 +192,7 @@ _DOWN, _GREETING, _UP, _OVER = range(4)
 
 
 class _Sent:
-    """A numbered packet that is not acknowledged."""
+    """A numbered packet that is not acknowledged yet."""
 
     __slots__ = ("kind", "lane", "last", "message", "payload", "size", "total")
 
@@ -204,7 +209,7 @@ class _Sent:
 
 
 class _Partial:
-    """A message of which pieces have arrived."""
+    """A message of which some pieces have arrived."""
 
     __slots__ = ("buffer", "filled", "total", "view")
 
@@ -226,10 +231,10 @@ class Channel:
         session: its number, random, not 0; never the same for two sessions.
         dials: whether this side opens the links.
         now: the time.
-        peer: what errors call the other side.
+        peer: the name of the other side in error texts.
         terms: limits and times.
-        allocate: gives the buffer for a message of several pieces, from its lane and size; it may
-            raise ProtocolError to refuse it, which ends the session.
+        allocate: returns the buffer for a message of several pieces, given its lane and size; it
+            may raise ProtocolError to refuse the message, which ends the session.
 
     >>> a, b = Channel(1, dials=True, now=0.0), Channel(2, dials=False, now=0.0)
     >>> a.tick(0.0)
@@ -299,7 +304,7 @@ class Channel:
         self._terms = terms
         self._allocate = allocate
         self._state = _DOWN
-        self._greeted_by = 0  # the peer's session, once met
+        self._greeted_by = 0  # the peer's session; 0 before the first handshake
         self.ended: str | None = None
         """Why the session is over, or None."""
         self.replayed = 0
@@ -307,74 +312,74 @@ class Channel:
         self.duplicates = 0
         """Numbered packets taken in before."""
 
-        # Times
+        # Timers
         self._dial_at = now if dials else None
         self._patience_at: float | None = now + terms.patience
         self._up_since = now
-        self._attempts = 1  # dials in a row that led to nothing lasting
+        self._attempts = 1  # consecutive dials without a lasting link
 
-        # What we send
+        # Sending
         self._lanes = Lanes(terms.piece, terms.lane_limit)
-        self._flow: dict[int, bool] = {}  # lanes that the peer is to pause or resume
+        self._flow: dict[int, bool] = {}  # lanes that the peer shall pause or resume
         self._heartbeat: bytes | None = None
         self._hello_due = False
         self._bye: bytes | None = None
         self._unacked: dict[int, _Sent] = {}
-        self._in_flight = 0  # bytes of those
-        self._acked = 0  # the first number that is not acknowledged,
-        self._cursor = 0  # the next one to go over this link,
-        self._sent = 0  # and the next one that is new
+        self._in_flight = 0  # bytes of the unacknowledged packets
+        self._acked = 0  # the first number that is not acknowledged
+        self._cursor = 0  # the next number to send over this link
+        self._sent = 0  # the number of the next new packet
         self._rto = terms.rto
         self._rto_at: float | None = None
 
-        # What we receive
-        self._taken = 0  # the next number to take in
+        # Receiving
+        self._taken = 0  # the next number to accept
         self._partial: dict[int, _Partial] = {}
         self._early: dict[int, tuple[Header, bytes]] = {}
         self._early_bytes = 0
-        self._unacked_bytes = 0  # taken in since we last said how far we are
+        self._unacked_bytes = 0  # accepted since the last acknowledgement
         self._ack_at: float | None = None
         self._ack_due = False
 
     # ----------------------------------------------------------------------------------------------
-    # The program above
+    # Interface to the layer above
     # ----------------------------------------------------------------------------------------------
 
     def send(self, lane: int, buffers: Sequence[Buffer], token: object = None) -> bool:
-        """Queue one message, given in parts; False when its lane is full now.
+        """Queue one message, given in parts; return False when its lane is full now.
 
-        It is accepted all the same; wait for `Room` before the next one. The buffers must not
-        change until the message is acknowledged, which is told if there is a token.
-        Raises RuntimeError when the session is over.
+        Does not block. The message is accepted even into a full lane; wait for `Room` before the
+        next one. The buffers must not change until the message is acknowledged, which
+        `Acknowledged` reports if there is a token. Raises RuntimeError when the session is over.
         """
         if self.ended is not None:
             raise RuntimeError(f"the session with {self._name} is over: {self.ended}")
         return self._lanes.put(Message(lane, buffers, token))
 
     def pause(self, lane: int) -> None:
-        """Ask the peer to keep messages of this lane; at most a window comes nevertheless."""
+        """Ask the peer to hold messages of this lane; at most a window still arrives."""
         assert lane != CONTROL, "the control lane is always open"
         self._flow[lane] = True
 
     def resume(self, lane: int) -> None:
-        """The opposite of `pause`."""
+        """Ask the peer to send messages of this lane again."""
         self._flow[lane] = False
 
     def heartbeat(self, payload: bytes) -> None:
-        """Send this before all else, once, if there is a link at all."""
+        """Send this payload once, ahead of everything else; drop it if the link is not up."""
         if self._state == _UP:
             self._heartbeat = payload
 
     def end(self, reason: str) -> list[Effect]:
-        """End the session, and tell the peer why if there is a link."""
+        """End the session; if there is a link, send the reason to the peer."""
         if self._state in (_GREETING, _UP):
             self._bye = reason.encode()[:1000]
         return self._over(reason)
 
     def answer(self) -> None:
-        """Leave the dialing to the peer, as long as there has been no session.
+        """Leave the dialing to the peer; allowed until the session is established.
 
-        For two sides that have begun to dial each other at the same time.
+        For two sides that have started to dial each other at the same time.
         """
         assert self._greeted_by == 0, "the session has begun"
         self._dials = False
@@ -382,16 +387,16 @@ class Channel:
 
     @property
     def met(self) -> bool:
-        """Whether there has been a session."""
+        """Whether the session was ever established."""
         return self._greeted_by != 0
 
     @property
     def sessions(self) -> tuple[int, int]:
-        """The number of this side's session, and of the peer's: 0 as long as they have not met."""
+        """This side's session number and the peer's, which is 0 before the first handshake."""
         return self._session, self._greeted_by
 
     def be_patient(self, patience: float) -> None:
-        """From the next break on, live this many seconds without a link."""
+        """From the next loss on, survive this many seconds without a link."""
         self._terms = self._terms._replace(patience=patience)
 
     @property
@@ -401,16 +406,16 @@ class Channel:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was sent is acknowledged."""
+        """Whether everything that was queued has been sent and acknowledged."""
         return not self._unacked and not self._flow and next(iter(self._lanes), None) is None
 
     # ----------------------------------------------------------------------------------------------
-    # The link below
+    # Interface to the link below
     # ----------------------------------------------------------------------------------------------
 
     @property
     def deadline(self) -> float | None:
-        """When `tick` has something to do, or None."""
+        """The time at which `tick` has something to do, or None."""
         due = self._ack_at
         for time in (self._dial_at, self._patience_at, self._rto_at):
             if time is not None and (due is None or time < due):
@@ -418,7 +423,7 @@ class Channel:
         return due
 
     def tick(self, now: float) -> list[Effect]:
-        """Do what is due."""
+        """Perform what is due by `now`."""
         due = self.deadline
         if self._patience_at is not None and due is not None and now > due + _LATE:
             self._patience_at = now + self._terms.patience
@@ -441,7 +446,10 @@ class Channel:
         return []
 
     def opened(self, now: float) -> None:
-        """A link to the peer is open. If there was one it is given up for this one."""
+        """Report that a link to the peer is open.
+
+        It replaces an earlier link, which is given up.
+        """
         if self._state == _OVER:
             return
         self._disconnect(now)
@@ -450,7 +458,10 @@ class Channel:
         self._hello_due = self._dials
 
     def lost(self, now: float, jitter: float) -> None:
-        """The link is gone, or a dial failed. `jitter`, from 0 to 1, spreads the next dial."""
+        """Report that the link was lost or a dial failed.
+
+        `jitter`, from 0 to 1, spreads the next dial.
+        """
         if self._state == _OVER:
             return
         self._disconnect(now)
@@ -473,9 +484,9 @@ class Channel:
         self._ack_at = self._rto_at = self._heartbeat = None
 
     def next_packet(self, now: float) -> list[Buffer] | None:
-        """The packet that goes out next: its header and the parts of its payload; or None.
+        """Return the next packet to send, as a header and the parts of its payload; or None.
 
-        To be asked for when the link can take it. What is handed out counts as sent.
+        Call it when the link can take a packet. A packet that was returned counts as sent.
         """
         if self._state != _UP:
             return self._greeting(now)
@@ -530,17 +541,17 @@ class Channel:
         return HEADER.pack(kind, lane, size, seq, self._taken, total)
 
     # ----------------------------------------------------------------------------------------------
-    # What arrives
+    # Packets that arrive
     # ----------------------------------------------------------------------------------------------
 
     def on_packet(self, packet: Sequence[Buffer], now: float) -> list[Effect]:
-        """Take in a whole packet, in the form in which `next_packet` gives it."""
+        """Accept a whole packet, in the form in which `next_packet` returns it."""
         return self.receive(HEADER.unpack(packet[0]), packet[1:], now)
 
     def place(self, header: Header) -> memoryview | None:
-        """Where the payload of this packet belongs, if it can be read right into its place.
+        """Return where the payload of this packet belongs, or None if it must be passed on.
 
-        Once it has been, call `receive` with None for the payload.
+        After reading it there, call `receive` with None for the payload.
         """
         kind, lane, size, seq, _, total = header
         if kind != DATA or seq != self._taken or self._state != _UP:
@@ -548,16 +559,17 @@ class Channel:
         partial = self._partial.get(lane)
         if partial is None:
             if total > self._terms.message_limit:
-                return None  # `receive` says what is wrong
+                return None  # `receive` raises the error
             partial = self._partial[lane] = _Partial(self._allocate(lane, total), total)
         if partial.total != total or partial.filled + size > total:
             return None
         return partial.view[partial.filled : partial.filled + size]
 
     def receive(self, header: Header, payload: Sequence[Buffer] | None, now: float) -> list[Effect]:
-        """Take in a packet whose header is valid by itself (`read_header`).
+        """Accept a packet whose header is valid by itself (`read_header`).
 
-        The payload may be reused after the call. None: it was read into its place.
+        The payload buffers may be reused after the call. None means that the payload was read into
+        its `place`.
         """
         effects: list[Effect] = []
         if self._state in (_DOWN, _OVER):
@@ -594,7 +606,7 @@ class Channel:
         elif met == 0:
             self._hello_due = True
             if known:
-                return  # for our predecessor: our answer tells
+                return  # meant for a predecessor; the answer corrects the peer
         elif met != session or known not in (0, self._session):
             effects += self._over(self._anew())
             return
@@ -700,7 +712,7 @@ class Channel:
             effects.append(Deliver(lane, partial.buffer))
 
     # ----------------------------------------------------------------------------------------------
-    # The end
+    # End of the session
     # ----------------------------------------------------------------------------------------------
 
     def _violation(self, what: str) -> ProtocolError:

@@ -1,45 +1,47 @@
-"""Deadlocks: actors that wait for each other in a circle, found across processes.
+"""Deadlock detection: actors of several processes that wait for each other in a cycle.
 
-An actor handles one message at a time. While it *waits* (its thread, or the task that serves its
-mailbox, is stopped at an answer, without a time limit) it answers nobody. Waits are the nodes of a
-graph; one points to every wait of an actor whose answer it needs. A wait on a cycle of this graph
-can never end with a value, and nobody in it will ever notice. An actor that calls itself is a cycle
-of one and needs no rule of its own.
+An actor handles one message at a time. While it *waits* it handles no message; it waits when its
+thread, or the task that serves its mailbox, is blocked on an answer without a time limit. Waits are
+the nodes of a graph; a wait has an edge to every wait of an actor whose answer it needs. A wait on
+a cycle of this graph can never end with a value, and no actor in the cycle can notice that. An
+actor that calls itself is a cycle of one and needs no rule of its own.
 
-Nothing is done about a wait while it is young. One that has become long (a fraction of a second;
-who calls `Deadlocks.begin` decides) is looked into in two steps:
+Young waits are left alone. A wait that has become long (a fraction of a second; the caller of
+`Deadlocks.begin` decides) is examined in two steps:
 
 1. *Chase* (Chandy, Misra and Haas 1983). The wait sends a probe to every actor that owes it an
-   answer; a waiting actor that gets one adds itself and passes it on. A probe that comes home has
-   seen a cycle, but each of its waits at another time.
-2. *Proof*. The initiator sends the cycle back the way it came: from each wait to the one that waits
-   for it, **over the link on which the answer would travel**. Each checks that it is still the wait
-   that the probe met and still has no answer, and passes it on. When it comes home, the cycle is a
-   deadlock.
+   answer. A waiting actor that receives the probe appends its own wait and passes the probe on. A
+   probe that returns to its initiator has seen a cycle, but has seen each wait at a different time.
+2. *Proof*. The initiator sends the cycle back along the path of the probe: from each wait to the
+   one that waits for it, **over the link on which the answer would travel**. Each actor checks that
+   the wait is still the one that the probe met and still has no answer, and passes the message on.
+   When it returns to the initiator, the cycle is a deadlock.
 
-Why that is a proof. Take the moment at which the probe was home. Every wait of the cycle had begun
-(the probe met it) and had not ended (the proof met it later, and a wait that has ended never comes
-back), so at this moment all were in place. No answer was under way: links keep their order, so one
-that was sent before the proof would have arrived before it and ended the wait. And whoever could
-send one was stopped, and stays so until the circle is broken. No clock is compared with another,
-and that a wait is long is no evidence. What can free such a circle is no answer: that an actor in
-it dies, that a task is cancelled, that another rank of a mesh call fails, that another circle which
-shares a wait has just been broken there. If it happens while the proof is on its way, one wait more
-than necessary fails that would not have succeeded.
+Why that is a proof. Take the moment at which the probe returned. Every wait of the cycle had begun
+(the probe met it) and had not ended (the proof met it later, and a wait that has ended never
+resumes), so at that moment all of them existed. No answer was in transit: links deliver in order,
+so an answer that was sent before the proof would have arrived before it and ended the wait. Every
+actor that could send an answer was blocked, and stays blocked until the cycle is broken. No clocks
+are compared, and the length of a wait is not used as evidence. Only events other than an answer can
+free such a cycle: an actor in it dies, a task is cancelled, another rank of a mesh call fails, or
+another cycle that shares a wait has just been broken there. If one of these happens while the proof
+is in transit, one wait more than necessary fails, and it would not have succeeded.
 
-One victim per cycle, without an election: probes are passed on only by waits that are smaller than
-the initiator (Chang and Roberts 1979), so of a cycle only the largest wait's probe gets round, and
-this is the wait that is broken. Who gets the probe of a smaller one sends its own instead (at most
-every `PAUSE` s), since the wait that closes a cycle last need not be its largest. Hence nothing
-need ever be repeated. It is all the same, at growing intervals, as a second line.
+One victim per cycle, without an election. A wait passes on a probe only if it is smaller than the
+initiator (Chang and Roberts 1979). So only the probe of the largest wait of a cycle completes the
+cycle, and that wait is broken. A wait that receives the probe of a smaller one sends its own
+instead (at most every `PAUSE` seconds), since the wait that closes a cycle last need not be the
+largest. Hence no probe ever needs to be repeated. They are repeated nevertheless, at growing
+intervals, as a second line of defence.
 
-A wait for several answers, as of a call to a mesh, needs all of them: the first error would end it,
-but a program that counts on that is broken, too. Waits that any one of several answers could end
-are not waits here: their deadlocks are knots, not cycles, and are not found.
+A wait for several answers, as for a call to a mesh, needs all of them. The first error would end
+it, but a program that relies on that is broken as well. A wait that any one of several answers
+could end is not a wait in this sense: deadlocks of such waits are knots, not cycles, and are not
+found.
 
-What the driver must see to: links are FIFO, and a call's probe goes over the link of the call. An
-answer that can come although the actor waits (a concurrent endpoint that has begun, an explicit
-port) is not one that the waiting actor owes (`Wait.owes`, `Wait.unanswered`).
+Requirements on the driver: links deliver in order, and the probe for a call goes over the link of
+the call. An answer that can be sent although the actor waits (by a concurrent endpoint that has
+begun, or to an explicit port) is not owed by the waiting actor (`Wait.owes`, `Wait.unanswered`).
 """
 
 from __future__ import annotations
@@ -56,40 +58,40 @@ PAUSE = 0.1
 _FIRST_REPEAT = 1.0
 _LAST_REPEAT = 60.0
 
-Story = tuple[str, str, str]  # who waits, for which call, where in the program
+Story = tuple[str, str, str]  # the waiting actor, the call, the place in the program
 
 
 class Call(NamedTuple):
     """A call that is not answered yet."""
 
-    link: Any  # it went over this link, and its answer comes over it
-    actor: int  # who is to answer: a mesh, of which a process has one rank at most
-    port: int  # where the answer goes
+    link: Any  # the link of the call and of its answer
+    actor: int  # the callee: a mesh, of which a process has at most one rank
+    port: int  # the port that receives the answer
 
 
 class Wait(Protocol):
-    """An actor that waits, as its process sees it."""
+    """A wait of an actor, as its own process sees it."""
 
     actor: int
-    number: int  # of this wait, and no other in the process
+    number: int  # identifies this wait within the process
     story: Story
 
     @property
     def standing(self) -> bool:
-        """Whether it goes on. Once it does not, it never will again."""
+        """Whether the wait is still in progress. Once false, it stays false."""
         ...
 
     def unanswered(self) -> Iterable[Call]:
-        """The calls whose answers it needs: each of them, not any."""
+        """Return the calls whose answers the wait needs: every one of them, not any one."""
         ...
 
     def owes(self, link: Any, port: int) -> bool:
-        """Whether the call that came over `link` can only be answered once this wait has ended."""
+        """Whether the call that came over `link` can be answered only after this wait has ended."""
         ...
 
 
 class Node(NamedTuple):
-    """A wait in the cluster; nodes are ordered."""
+    """A wait, named uniquely in the cluster; nodes are ordered."""
 
     proc: int
     actor: int
@@ -97,7 +99,10 @@ class Node(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """What travels: the waits met so far, and on the way back their stories, last wait first."""
+    """The message of a chase or a proof.
+
+    `path` has the waits met so far. On the way back `stories` describes them, the last wait first.
+    """
 
     round: int
     path: tuple[Node, ...]
@@ -108,7 +113,9 @@ class Probe(NamedTuple):
 
     @staticmethod
     def from_bytes(data: bytes | bytearray) -> Probe:
-        """Raises ValueError, TypeError or LookupError for what is no probe.
+        """Return the probe encoded in `data`.
+
+        Raises ValueError, TypeError or LookupError if the data is not a probe.
 
         >>> probe = Probe(1, (Node(7, 8, 9), Node(7, 5, 2)), (("a", "b.f()", "p.py:1"),))
         >>> Probe.from_bytes(probe.to_bytes()) == probe
@@ -132,7 +139,7 @@ def _whole(value: Any) -> int:
 
 
 class Chase(NamedTuple):
-    """Effect: send the probe after each of these calls."""
+    """Effect: send the probe along each of these calls, to the actor that is to answer it."""
 
     calls: list[Call]
     probe: Probe
@@ -147,7 +154,10 @@ class Proof(NamedTuple):
 
 
 class Break(NamedTuple):
-    """Effect: end this wait with an error; the stories begin with it, each waits for the next."""
+    """Effect: end this wait with an error.
+
+    The stories in `cycle` begin with this wait's; each wait waits for the next.
+    """
 
     wait: Wait
     cycle: tuple[Story, ...]
@@ -157,7 +167,7 @@ Effect = Chase | Proof | Break
 
 
 class _Heard(NamedTuple):
-    """The last probe of one initiator that a wait passed on, and whose call brought it."""
+    """The last probe of one initiator that a wait passed on, and the call along which it came."""
 
     round: int
     link: Any
@@ -165,7 +175,7 @@ class _Heard(NamedTuple):
 
 
 class _Book:
-    """What is known about one wait of this process."""
+    """The state kept for one long wait of this process."""
 
     __slots__ = ("due", "heard", "node", "repeat", "round", "sent", "wait")
 
@@ -180,10 +190,10 @@ class _Book:
 
 
 class Deadlocks:
-    """The long waits of one process; takes inputs and returns effects, in order.
+    """The long waits of one process. Takes inputs and returns effects, in order.
 
     Args:
-        proc: which process, for nodes.
+        proc: the process, as it is named in nodes.
     """
 
     def __init__(self, proc: int) -> None:
@@ -193,13 +203,13 @@ class Deadlocks:
         self._books: dict[int, list[_Book]] = {}
 
     def begin(self, now: float, wait: Wait) -> list[Effect]:
-        """A wait has become long."""
+        """Start to examine a wait that has become long."""
         book = _Book(Node(self._proc, wait.actor, wait.number), wait)
         self._books.setdefault(wait.actor, []).append(book)
         return self._initiate(now, book)
 
     def tick(self, now: float) -> list[Effect]:
-        """Time has passed: forget what has ended, repeat what is due."""
+        """Forget waits that have ended, and repeat the probes that are due."""
         effects: list[Effect] = []
         self.deadline = None
         for actor in list(self._books):
@@ -210,7 +220,7 @@ class Deadlocks:
         return effects
 
     def chased(self, now: float, link: Any, actor: int, port: int, probe: Probe) -> list[Effect]:
-        """A probe came after the call of `actor` whose answer goes to `port` over `link`."""
+        """Handle a probe along the call to `actor` whose answer goes to `port` over `link`."""
         effects: list[Effect] = []
         first = probe.path[0]
         for book in self._standing(actor):
@@ -229,7 +239,7 @@ class Deadlocks:
         return effects
 
     def proven(self, link: Any, actor: int, probe: Probe) -> list[Effect]:
-        """A probe came back over `link`: whom the last wait told waits for, still waits."""
+        """Handle a probe that returned over `link`: check that the wait is still in progress."""
         path = probe.path
         place = len(path) - 1 - len(probe.stories)
         answerer = path[(place + 1) % len(path)].actor
@@ -269,7 +279,7 @@ class Deadlocks:
         return self._chase(book, Probe(book.round, (book.node,)))
 
     def _prompt(self, now: float, book: _Book) -> list[Effect]:
-        """A smaller wait looks for a cycle: so must this one, which may be its largest."""
+        """Send a probe soon for a wait that got a smaller one's probe: it may be the largest."""
         soon = book.sent + PAUSE
         if soon <= now:
             return self._initiate(now, book)

@@ -1,43 +1,46 @@
-"""Is that host still there? Heartbeats between hosts, and a verdict when they stay away.
+"""Failure detector: heartbeats between hosts, and a verdict on a host that falls silent.
 
-On one host the kernel says who is gone. Between hosts there is only silence, and no algorithm can
-tell a dead host from a slow network (Chandra and Toueg, *Unreliable failure detectors for reliable
-distributed systems*, JACM 1996). So the detector gives bounds instead of certainty:
+On one host the kernel reports which processes have exited. Between hosts there is only silence, and
+no algorithm can distinguish a dead host from a slow network (Chandra and Toueg, *Unreliable failure
+detectors for reliable distributed systems*, JACM 1996). So the detector gives bounds instead of
+certainty:
 
-- a peer from which something arrives at least every `minimum` seconds is never given up;
-- a peer from which nothing arrives for `maximum` seconds always is;
-- in between it depends on the rhythm in which its heartbeats arrived before. Its longest ordinary
-  gap is estimated as TCP estimates round trips (RFC 6298: mean and deviation, each a moving
-  average); three of them in silence are too much. On a quiet network that detects early, on one
-  that loses and delays it waits. A distribution fitted to a window of samples (Hayashibara et al.,
-  *The phi accrual failure detector*, SRDS 2004) does the same with more state and a threshold that
-  is harder to explain.
+- A peer from which something arrives at least every `minimum` seconds is never given up.
+- A peer from which nothing arrives for `maximum` seconds is always given up.
+- Between the two, the decision depends on the rhythm in which its heartbeats arrived before. The
+  longest ordinary gap is estimated as TCP estimates round trips (RFC 6298: mean and deviation, each
+  a moving average); a silence of three such gaps is too long. This detects early on a quiet
+  network, and waits on one that loses and delays packets. A distribution fitted to a window of
+  samples (Hayashibara et al., *The phi accrual failure detector*, SRDS 2004) does the same with
+  more state and a threshold that is harder to explain.
 
-**One outcome per peer.** The verdict comes once, and the peer is forgotten with it; whoever
-returns does so as a new incarnation (`add`). A silence that ends before the verdict is no event,
-except that `Suspect` was said when it exceeded the ordinary gap: reason enough to try a new
-connection, since this one may be half-open, or asleep between two attempts.
+**One outcome per peer.** The verdict is given once, and the detector forgets the peer with it; a
+peer that returns does so as a new incarnation (`add`). A silence that ends before the verdict is
+not an event. Only `Suspect` was emitted when the silence exceeded the ordinary gap: reason enough
+to try a new connection, since the present one may be half-open, or its sender may be waiting to
+retransmit.
 
-**One-way partitions.** I hear him, he does not hear me: his calls reach me and my replies are
-lost. Every heartbeat says for how long its sender has heard nothing. So each side learns that it is
-not heard, can try another connection, and gives up a peer that is `deaf` to it for too long. Both
-sides of any partition come to their verdict, without having to agree. TCP makes half of a partition
-a whole one before long, since acknowledgements are lost as well; so a peer that falls silent after
-having said that it does not hear us is out of reach since then, and not since its last word.
+**One-way partitions.** A receives from B, but B does not receive from A: B's calls reach A, and A's
+replies are lost. Every heartbeat carries the time since its sender last received anything. So each
+side learns that the other does not receive, can try another connection, and gives up a peer that is
+`deaf` (does not receive) for too long. Both sides of any partition reach their verdict without
+having to agree. TCP soon turns half of a partition into a whole one, since acknowledgements are
+lost as well. Therefore a peer that falls silent after it reported that it receives nothing counts
+as unreachable from that time, not from its last message.
 
-It is the other's measure, by the other's clock, and anything that arrives there counts. Rejected:
-to number the heartbeats and have the other say which it got. Heartbeats wait with everything else
-in the buffers of the kernel, in both directions; on a slow network behind a big payload for
-seconds, while the other side hears from us all the time.
+The peer measures this time by its own clock, and anything that arrives there counts. Rejected:
+numbering the heartbeats and letting the peer report which ones it got. Heartbeats wait with
+everything else in the kernel's buffers, in both directions; on a slow network they wait behind a
+big payload for seconds, while the other side receives data all the time.
 
-**Sleep is no silence.** A process that was stopped, starved or suspended hears nothing meanwhile,
-and would give everybody up when it wakes. The detector knows when it asked to be called; what it
-was called late, beyond one interval, is taken off every silence. (Lifeguard, Dadgar et al., DSN-W
-2018, has the general idea: mistrust yourself first.)
+**Time asleep is not silence.** A process that was stopped, starved or suspended receives nothing
+meanwhile, and would give up all peers when it resumes. The detector knows when it asked to be
+called; the time by which the call is late, beyond one interval, is subtracted from every silence.
+(The general idea is in Lifeguard, Dadgar et al., DSN-W 2018: first mistrust your own process.)
 
-Every peer is due at least once an interval, for its heartbeat, so one heap entry each is enough
-and hearing from a peer touches no heap. First heartbeats are spread over the interval, so that a
-thousand peers are no burst.
+Every peer is due at least once an interval, for its heartbeat. So one heap entry per peer is
+enough, and receiving from a peer does not touch the heap. First heartbeats are spread over the
+interval, so that a thousand peers do not cause a burst.
 """
 
 from __future__ import annotations
@@ -54,23 +57,24 @@ __all__ = ["Detector", "Effect", "Peer", "SendHeartbeat", "Suspect", "Unreachabl
 Peer: TypeAlias = Hashable
 """Names one incarnation of one host."""
 
-_PAYLOAD = struct.Struct("<QQ")  # the heartbeat's number; us since anything was heard of the peer
+_PAYLOAD = struct.Struct("<QQ")  # the heartbeat's number; microseconds since anything was received
 _MICROSECONDS = 1e6
 
 _GOLDEN = 0.618034  # multiples of it, modulo 1, fill the interval evenly
 
 
 class SendHeartbeat(NamedTuple):
-    """Send `payload` to the peer, ahead of everything; or drop it if there is no link."""
+    """Effect: send `payload` to the peer ahead of everything else; drop it if there is no link."""
 
     peer: Peer
     payload: bytes
 
 
 class Suspect(NamedTuple):
-    """The peer is silent for longer than usual, since that time: its link may be dead.
+    """Effect: the peer has been silent for longer than usual, since `since`; its link may be dead.
 
-    `deaf`: it is heard, but it has not heard us; told with each of its heartbeats that says so.
+    With `deaf`, data arrives from the peer, but the peer reports that it has received nothing since
+    then; emitted for each heartbeat that reports it.
     """
 
     peer: Peer
@@ -79,7 +83,11 @@ class Suspect(NamedTuple):
 
 
 class Unreachable(NamedTuple):
-    """The peer is given up. `deaf`: it is heard, but says that it has not heard us since."""
+    """Effect: the peer is given up.
+
+    With `deaf`, data arrives from the peer, but the peer reports that it has received nothing since
+    `since`.
+    """
 
     peer: Peer
     since: float
@@ -90,7 +98,7 @@ Effect: TypeAlias = SendHeartbeat | Suspect | Unreachable
 
 
 class _Rhythm:
-    """The longest gap that is ordinary: mean and four deviations, as RFC 6298 has it."""
+    """An estimate of the longest ordinary gap: the mean plus four deviations, as in RFC 6298."""
 
     __slots__ = ("_deviation", "_mean")
 
@@ -109,7 +117,7 @@ class _Rhythm:
 
 
 class _Watch:
-    """What is known of one peer. Times are waking time, except where it says real."""
+    """The state of one peer. Times are waking time (`Detector._awake`), except `heard_real`."""
 
     __slots__ = (
         "arrived",
@@ -126,24 +134,24 @@ class _Watch:
 
     def __init__(self, peer: Peer, now: float, real: float, interval: float) -> None:
         self.peer = peer
-        self.heard = now  # anything from it
+        self.heard = now  # when anything last arrived from the peer
         self.heard_real = real
-        self.arrived = now  # a heartbeat of it
-        self.theirs = 0  # the highest number of those
-        self.deaf_since: float | None = None  # as it said in the last of those
-        self.gaps = _Rhythm(interval)  # between those
-        self.number = 0  # of our last heartbeat
+        self.arrived = now  # when its last heartbeat arrived
+        self.theirs = 0  # the highest number of its heartbeats
+        self.deaf_since: float | None = None  # as its last heartbeat reports
+        self.gaps = _Rhythm(interval)  # the gaps between its heartbeats
+        self.number = 0  # the number of our last heartbeat
         self.send_at = now
         self.suspected = False
 
 
 class Detector:
-    """Watches the peers it is given. See the module.
+    """Watches the peers that are added. See the module.
 
     Args:
         interval: seconds between heartbeats to each peer.
-        minimum: no shorter silence is held against a peer; at least three intervals.
-        maximum: no longer silence is tolerated.
+        minimum: a shorter silence is never held against a peer; at least three intervals; seconds.
+        maximum: a longer silence is never tolerated; seconds.
 
     >>> detector = Detector(interval=0.25, minimum=1.0, maximum=3.0)
     >>> detector.add("host b", now=100.0)
@@ -170,12 +178,15 @@ class Detector:
     def __init__(self, interval: float = 0.25, minimum: float = 1.5, maximum: float = 3.0) -> None:
         self.set_bounds(interval, minimum, maximum)
         self._watches: dict[Peer, _Watch] = {}
-        self._heap: list[tuple[float, int, _Watch]] = []  # when each is looked at next
+        self._heap: list[tuple[float, int, _Watch]] = []  # when each peer is examined next
         self._count = 0
-        self._slept = 0.0  # how much real time is ahead of waking time
+        self._slept = 0.0  # real time minus waking time
 
     def set_bounds(self, interval: float, minimum: float, maximum: float) -> None:
-        """Other bounds from now on, see the class; what was due before is still looked at then."""
+        """Change the bounds, see the class; checks already scheduled keep their time.
+
+        Raises ValueError if the bounds contradict each other.
+        """
         if not 0 < 3 * interval <= minimum <= maximum:
             raise ValueError(
                 "expected 0 < 3 * interval <= minimum <= maximum, got "
@@ -187,11 +198,11 @@ class Detector:
 
     @property
     def deadline(self) -> float | None:
-        """When `tick` may have something to do; None if there are no peers."""
+        """The time at which `tick` may have something to do; None if there are no peers."""
         return self._heap[0][0] + self._slept if self._heap else None
 
     def add(self, peer: Peer, now: float) -> None:
-        """Watch a peer from now on, as if it had just been heard."""
+        """Watch a peer from now on, as if something had just arrived from it."""
         assert peer not in self._watches, "one watch for each incarnation"
         awake = self._awake(now)
         watch = _Watch(peer, awake, now, self._interval)
@@ -202,11 +213,11 @@ class Detector:
         heapq.heappush(self._heap, (watch.send_at, self._count, watch))
 
     def remove(self, peer: Peer) -> None:
-        """Forget a peer, if it is watched; nothing is said about it any more."""
+        """Forget a peer, if it is watched; no more effects concern it."""
         self._watches.pop(peer, None)
 
     def heard(self, peer: Peer, now: float) -> None:
-        """Something arrived from the peer. News of one that was given up is ignored."""
+        """Record that something arrived from the peer. Ignored for a peer that was given up."""
         watch = self._watches.get(peer)
         if watch is not None:
             watch.heard = self._awake(now)
@@ -214,7 +225,7 @@ class Detector:
             watch.suspected = False
 
     def on_heartbeat(self, peer: Peer, payload: bytes, now: float) -> list[Effect]:
-        """A heartbeat arrived from the peer. Raises ProtocolError if it is none."""
+        """Handle a heartbeat from the peer. Raises ProtocolError if its size is wrong."""
         watch = self._watches.get(peer)
         if watch is None:
             return []
@@ -223,14 +234,14 @@ class Detector:
         self.heard(peer, now)
         number, age = _PAYLOAD.unpack(payload)
         if number <= watch.theirs:
-            return []  # overtaken on the way
+            return []  # a later heartbeat overtook it
         awake = watch.heard
         watch.theirs = number
         watch.gaps.sample(awake - watch.arrived)
         watch.arrived = awake
         unheard = age / _MICROSECONDS
         ordinary = watch.gaps.ordinary
-        # (It hears from us once an interval: so old its last news of us may be without a fault.)
+        # The peer receives from us once an interval, so an age of up to one interval is normal.
         watch.deaf_since = awake - unheard + self._interval if unheard > self._interval else None
         if unheard < max(ordinary, 2 * self._interval):
             return []
@@ -241,20 +252,20 @@ class Detector:
         return [Unreachable(peer, since, deaf=True)]
 
     def tick(self, now: float) -> list[Effect]:
-        """Send what is due, and judge."""
+        """Send the heartbeats that are due, and judge the peers."""
         awake = self._awake(now)
         effects: list[Effect] = []
         while (deadline := self.deadline) is not None and deadline <= now:
             when, count, watch = heapq.heappop(self._heap)
             if self._watches.get(watch.peer) is watch:
-                # What `deadline` said is reached, whatever the rounding.
+                # Rounding must not make an entry that `deadline` reported appear to be early.
                 due = self._look(watch, max(when, awake), effects)
                 if due is not None:
                     heapq.heappush(self._heap, (due, count, watch))
         return effects
 
     def _look(self, watch: _Watch, awake: float, effects: list[Effect]) -> float | None:
-        """Do what is due for one peer; gives when it is due next, None if it was given up."""
+        """Perform what is due for one peer; return when it is due next, None if it was given up."""
         ordinary = watch.gaps.ordinary
         patience = self._bounded(3 * ordinary)
         silent_at = watch.heard + patience
@@ -268,7 +279,7 @@ class Detector:
         if awake >= watch.send_at:
             watch.send_at = awake + self._interval
             watch.number += 1
-            # (Heard after the moment to which a sleep has taken us back: just now.)
+            # Waking time can step back behind the last arrival after a sleep; then the age is 0.
             unheard = max(0, int((awake - watch.heard) * _MICROSECONDS))
             payload = _PAYLOAD.pack(watch.number, unheard)
             effects.append(SendHeartbeat(watch.peer, payload))
@@ -285,7 +296,7 @@ class Detector:
         return min(max(silence, self._minimum), self._maximum)
 
     def _awake(self, now: float) -> float:
-        """Waking time: `now` less what we slept."""
+        """Return the waking time: `now` less the time asleep, which a late call reveals."""
         deadline = self.deadline
         if deadline is not None and now > deadline + self._interval:
             self._slept += now - deadline
