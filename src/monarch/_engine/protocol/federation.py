@@ -1,51 +1,56 @@
-"""The federation: how the agents of several hosts act as one for the procs of a job.
+"""The federation: makes the agents of several hosts act as one agent for the procs of a job.
 
-Every agent keeps the books of its own host (`Roster`). The federation adds what lies beyond: on
-which host a proc lives, which procs of other hosts (*guests*) have to do with ours, and what has to
-be passed on. It wraps the roster: the driver asks it instead, and performs its effects.
+Every agent keeps the membership of its own host (`Roster`). The federation adds the rest: on which
+host a proc lives, which procs of other hosts (*guests*) interact with procs here, and what must be
+forwarded. It wraps the roster: the driver calls the federation instead, and performs its effects.
 
-The procs notice nothing. A proc that spawns or calls beyond its host makes a socket pair and hands
-one end to its agent, as always; the agent keeps that end and carries what passes through it to the
-agent of the other host, which hands an end of its own to the proc there (a *tunnel*). Asking why
-somebody is gone, being told so, and being killed are messages between agents on the control lane.
+The procs are not aware of this. A proc that spawns or calls beyond its host makes a socket pair and
+passes one end to its agent, as it does for a proc of its own host. The agent keeps that end and
+carries the traffic to the agent of the other host, which passes an end of its own to the proc there
+(a *tunnel*). Questions about an exited proc, their answers, and kill requests are messages between
+agents on the control lane.
 
-Who asks for what is known where it ends up: a guest is a member of the roster of the host that it
-has to do with, so all promises of the roster hold for it: it hears of its children's ends, and with
-it go its children. When a host is lost its guests have left, and its procs are gone.
+A request is recorded at the host that it concerns. There the asking proc is a guest: a member of
+that host's roster, so all promises of the roster hold for it. It is notified when its children
+exit, and when it exits its children are killed. When a host is lost, its guests leave the rosters
+of the other hosts, and its procs count as exited.
 
-Where a proc lives is known to the agent that spawned it, to the one where it lives, and to *home*,
-the agent of the client's host. The agent of who spawns tells home first, also of procs on its own
-host, since their handles travel. Others ask home, and again for a while if it does not know, since
-the message may be on the way to it; home waits likewise for what its own members ask. There is no
-broadcast, and no table of everything but home's.
+The location of a proc is known to the agent of its parent, to the agent of its own host, and to
+*home*, the agent of the client's host. The parent's agent reports the location to home before it
+spawns, also for procs on its own host, since their handles travel. Other agents ask home, and ask
+again for a while if home does not know, since the report may still be on its way. Home waits in the
+same way for what its own members ask. There is no broadcast, and only home has a complete table.
 
-The news of a proc may be faster than the proc: who has heard of it asks its host for it, while the
-order to start it is under way by another path. So a link for an unknown proc is kept for a while.
+A handle to a proc may arrive before the proc exists: its receiver asks the proc's host for a link
+while the order to start the proc is still in transit on another path. So a link for an unknown proc
+is kept for a while.
 
 Messages between agents, all on the control lane and in order (JSON objects with an ``op``)::
 
     open      the other end of a tunnel, from `near` (there) to `far` (here); `first`: the link to
               the parent of a proc that the next `spawn` is about
     spawn     launch procs for a guest
-    ask       what a guest asks its agent and does not concern descriptors
-    notice    what a roster tells a guest
-    left      a guest has ended
-    ended     for home: these procs of the sender's host have ended
-    where     on which host does this proc live?
-    lives     the answer, or the news: these procs live there (or on a host that is not known)
-    lost      from home: there is no way to that host; and ``found``: there is another session
-    attach    to home: begin another session with that host
+    ask       a request of a guest to its agent that does not concern descriptors
+    notice    a notice of a roster for a guest
+    left      a guest has exited
+    ended     to home: these procs of the sender's host have exited
+    where     ask on which host this proc lives
+    lives     the answer, or unasked: these procs live there (or on an unknown host)
+    lost      from home: the connection to that host was lost
+    found     from home: there is a new session with that host
+    attach    to home: begin a new session with that host
     moved     this proc, which was lost with its host, was replaced by that one, there
 
-A host is lost with its session, and with it all procs of that session. Home tells the others, so
-that all have the ends and beginnings of sessions in one order. A spawn on a lost host asks for
-another session (`Attach`), since the worker of the host may be well, and starts a new agent then.
-The procs of the old session stay lost: their books go on under a name that is no host's. If one is
-replaced, the new agent gets its entry with the order to spawn, and all questions about it go there
-again; its former peers are informed by the agents that have reported its end to them.
+A host is lost together with its session and all procs of that session. Home notifies the other
+agents, so that all of them see the ends and beginnings of sessions in one order. A spawn on a lost
+host asks for a new session (`Attach`), since the worker of the host may be healthy and then starts
+a new agent. The procs of the old session stay lost: they are recorded under a name that belongs to
+no host. If one of them is replaced, the order to spawn gives its record to the new agent, which
+answers all questions about it from then on. Its former peers are notified by the agents that have
+reported its exit to them.
 
-Home may be lost, and another come in its place (`home_lost`, `home_found`; see
-runtime.job_keeper). Meanwhile the client is away, as the roster says, and questions wait.
+Home may be lost and replaced by another (`home_lost`, `home_found`; see runtime.job_keeper). In
+between the roster reports the client as away, and questions wait.
 """
 
 from __future__ import annotations
@@ -83,24 +88,24 @@ _UNKNOWN = "the process does not exist, or ended long ago"
 
 
 class Send(NamedTuple):
-    """Send `message` to the agent of `host`."""
+    """Effect: send `message` to the agent of `host`."""
 
     host: str
     message: dict[str, Any]
 
 
 class Tunnel(NamedTuple):
-    """Carry the link whose end came with a request of `near`, a member here, to `far` on `host`."""
+    """Effect: carry the link whose end came with a request of member `near` to `far` on `host`."""
 
     host: str
     near: int
     far: int
     first: bool
-    stream: str = ""  # what it is for, if it is no link: see runtime.side_stream
+    stream: str = ""  # its purpose if it is a stream, not a link: see runtime.side_stream
 
 
 class Refuse(NamedTuple):
-    """Close the end that `near` sent for `far`: there is nobody to take it."""
+    """Effect: close the end that `near` sent for `far`, which cannot be delivered."""
 
     near: int
     far: int
@@ -108,14 +113,14 @@ class Refuse(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """Keep the end that `near` sent for `far`: `Admit` or `Refuse` follows."""
+    """Effect: keep the end that `near` sent for `far`; `Admit` or `Refuse` follows."""
 
     near: int
     far: int
 
 
 class Admit(NamedTuple):
-    """Perform `introduce_here` with the end that `near` sent for `far`, who has come."""
+    """Effect: call `introduce_here` with the end that `near` sent for `far`, which has started."""
 
     near: int
     far: int
@@ -123,13 +128,13 @@ class Admit(NamedTuple):
 
 
 class Attach(NamedTuple):
-    """Begin a new session with `host`, whose last one has ended: its worker may be there."""
+    """Effect: begin a new session with `host`, whose last one ended; its worker may still run."""
 
     host: str
 
 
 class Spread(NamedTuple):
-    """Send `message` to the agents of all other hosts."""
+    """Effect: send `message` to the agents of all other hosts."""
 
     message: dict[str, Any]
 
@@ -141,42 +146,43 @@ class _Question(NamedTuple):
     """A request that waits until home knows where a proc lives."""
 
     asker: int
-    request: dict[str, Any] | None  # None: an introduction
+    request: dict[str, Any] | None  # None for an introduction
     stream: str = ""
 
 
 class Federation:
-    """See the module.
+    """The federation as one agent sees it. See the module.
 
     Args:
-        roster: of this host.
+        roster: the roster of this host.
         here: the name of this host.
     """
 
     def __init__(self, roster: Roster, here: str) -> None:
         self.roster = roster
         self.here = here
-        self._lives: dict[int, dict[int, str]] = {}  # spawn -> procs of it -> host
-        self._ended: deque[int] = deque()  # those of them that have ended, the last ones
-        # Members of our roster that live elsewhere, and where. Everywhere but at home the client
-        # is one.
+        self._lives: dict[int, dict[int, str]] = {}  # spawn -> its procs -> host
+        self._ended: deque[int] = deque()  # the latest of them that have exited
+        # Members of this roster that live on other hosts, and where. The client is one of them,
+        # except at home.
         self._guests: dict[int, str] = {} if here == HOME else {roster.client: HOME}
-        self._abroad: dict[int, set[str]] = {}  # members here, and the hosts where they are guests
-        self._children: dict[int, int] = {}  # procs on other hosts, and who here spawned them
-        self._open: dict[str, set[tuple[int, int]]] = {}  # host -> who asked there, about whom
+        self._abroad: dict[int, set[str]] = {}  # members here -> hosts where they are guests
+        self._children: dict[int, int] = {}  # procs on other hosts -> their parents here
+        # host -> open questions there: (asker, subject)
+        self._open: dict[str, set[tuple[int, int]]] = {}
         self._lost: dict[str, Verdict] = {}
-        self._former: set[str] = set()  # sessions with hosts that there is another one with: lost
-        self._bereft: dict[int, dict[int, None]] = {}  # lost procs, and members that know of it
+        self._former: set[str] = set()  # names of lost sessions with hosts that were attached anew
+        self._bereft: dict[int, dict[int, None]] = {}  # lost procs -> members that were notified
         self._questions: dict[int, list[_Question]] = {}
-        self._asked: dict[int, float | None] = {}  # of home, and since when it does not know
-        self._again: set[int] = set()  # about whom to ask it again, and when
+        self._asked: dict[int, float | None] = {}  # questions to home; since when it does not know
+        self._again: set[int] = set()  # procs to ask home about again at `_ask_at`
         self._ask_at: float | None = None
-        self._early: dict[int, list[tuple[int, float]]] = {}  # procs to come: who waits, and until
+        self._early: dict[int, list[tuple[int, float]]] = {}  # unknown procs: (asker, deadline)
 
-    # -- what members of this host ask -----------------------------------------------------------
+    # -- requests of members of this host ----------------------------------------------------------
 
     def host_of(self, uid: int) -> str | None:
-        """The host where proc `uid` lives, this one included; None if that is not known here."""
+        """Return the host where proc `uid` lives, which may be this one; None if not known here."""
         if uid in self._guests:
             return self._guests[uid]
         if self.roster.knows(uid):
@@ -186,12 +192,13 @@ class Federation:
     def spawn_there(
         self, asker: int, host: str, spec: Mapping[str, Any], procs: Sequence[Mapping[str, Any]]
     ) -> list[Effect]:
-        """Member `asker` spawns `procs` on another host; the ends of their links came along."""
+        """Spawn `procs` of member `asker` on another host; the ends of their links came with it."""
         uids = [proc["uid"] for proc in procs]
         effects = [*self._attach(host), *self._publish(uids, host)]
         verdict = self._lost.get(host)
         if verdict is not None:
-            failed = verdict._replace(kind=FAILED)  # if the host was let go: these never began
+            # if the client released the host, these failed to start
+            failed = verdict._replace(kind=FAILED)
             gone = [[uid, *failed] for uid in uids]
             refused = (Refuse(asker, uid) for uid in uids)
             return [*effects, *refused, Tell(asker, rosters.gone(gone))]
@@ -218,16 +225,16 @@ class Federation:
         ready_timeout: float = math.inf,
         unresponsive_timeout: float = math.inf,
     ) -> list[Effect]:
-        """`asker`, a member or a guest, spawns `procs` on this host; see `Roster.spawn`."""
+        """Spawn `procs` of `asker`, a member or a guest, on this host; see `Roster.spawn`."""
         effects = self._route(
             self.roster.spawn(asker, procs, launcher, now, ready_timeout, unresponsive_timeout)
         )
-        if asker in self._guests:  # its own agent has informed home
+        if asker in self._guests:  # the agent of its host has notified home
             return effects
         return [*self._publish([proc["uid"] for proc in procs], self.here), *effects]
 
     def introduce(self, asker: int, to: int, now: float, stream: str = "") -> list[Effect]:
-        """Member `asker` sends the other end of a link for `to`, or of a stream for that."""
+        """Pass the other end of a link, or of a `stream`, from member `asker` to `to`."""
         host = self.host_of(to)
         refuse: list[Effect] = [Refuse(asker, to, stream)]
         if host == self.here:
@@ -241,11 +248,14 @@ class Federation:
         return [Tunnel(host, asker, to, first=False, stream=stream)]
 
     def introduce_here(self, near: int, far: int, *, stream: bool) -> list[Effect]:
-        """Hand the end that `near` sent to `far`, of this host. No effect: it cannot be taken."""
+        """Pass the end that `near` sent to `far`, a proc of this host.
+
+        No effect if it cannot be passed.
+        """
         return self._route(self.roster.introduce(near, far, stream=stream))
 
     def autopsy(self, asker: int, uid: int, now: float) -> list[Effect]:
-        """Member `asker` lost its link to `uid`, and wants to know why."""
+        """Answer member `asker`, which lost its link to `uid`, why that proc exited."""
         host = self.host_of(uid)
         if host == self.here or (uid == self.roster.client and self.roster.client_is_away):
             return self._route(self.roster.autopsy(asker, uid, now))
@@ -258,7 +268,7 @@ class Federation:
         return self._ask(asker, host, request)
 
     def kill(self, uids: Iterable[int]) -> list[Effect]:
-        """Somebody wants these procs ended, wherever they are."""
+        """Kill these procs, on whichever hosts they live."""
         here: list[int] = []
         there: dict[str, list[int]] = {}
         for uid in uids:
@@ -273,9 +283,9 @@ class Federation:
         return effects
 
     def split(self, asker: int, request: Mapping[str, Any]) -> tuple[dict[str, Any], list[Effect]]:
-        """The part for this host of a request about procs, of these `uids`, `ranks` and `hosts`.
+        """Split a request about procs, with their `uids`, `ranks` and `hosts`, by host.
 
-        The other parts go to the other hosts.
+        Return the part for this host; the effects send the other parts to the other hosts.
         """
         parts: dict[str, list[tuple[int, int, str]]] = {self.here: []}
         for entry in zip(request["uids"], request["ranks"], request["hosts"], strict=True):
@@ -295,16 +305,16 @@ class Federation:
         ]
 
     def ask_there(self, asker: int, host: str, request: Mapping[str, Any]) -> list[Effect]:
-        """Member `asker` asks the agent of another host."""
+        """Send a request of member `asker` to the agent of another host."""
         if host in self._lost:
             return []
         self._goes(asker, host)
         return [Send(host, {"op": "ask", "from": asker, "request": request})]
 
-    # -- what the driver sees --------------------------------------------------------------------
+    # -- events that the driver observes -----------------------------------------------------------
 
     def started(self, uids: Iterable[int], now: float) -> list[Effect]:
-        """These procs are in the roster of this host now: who waits for them is let in."""
+        """Report that these procs are in this host's roster now; waiting links are admitted."""
         effects: list[Effect] = []
         for uid in uids:
             effects += [Admit(near, uid) for near, _ in self._early.pop(uid, ())]
@@ -313,12 +323,12 @@ class Federation:
         return effects
 
     def exited(self, uids: Iterable[int]) -> list[Effect]:
-        """These processes of this host are gone; see `Roster.exited`."""
+        """Report that these processes of this host have exited; see `Roster.exited`."""
         uids = list(uids)
         return [*self._route(self.roster.exited(uids)), *self._farewells(uids)]
 
     def ended(self, ends: Iterable[tuple[int, Verdict]]) -> list[Effect]:
-        """These procs of this host are gone, and why; see `Roster.ended`."""
+        """Report why these procs of this host have exited; see `Roster.ended`."""
         ends = list(ends)
         effects = self._route(self.roster.ended(ends))
         uids = [uid for uid, _ in ends]
@@ -327,11 +337,11 @@ class Federation:
         return [*effects, *self._farewells(uids)]
 
     def route(self, effects: Iterable[rosters.Effect]) -> list[Effect]:
-        """Effects of the roster, with what is for guests sent to where they live."""
+        """Return the roster's effects, with notices for guests sent to the guests' hosts."""
         return self._route(effects)
 
     def host_found(self, host: str) -> list[Effect]:
-        """There is another session with `host`; the procs of the last one are lost all the same."""
+        """Report a new session with `host`; the procs of the last session stay lost."""
         verdict = self._lost.pop(host, None)
         if verdict is None:
             return []
@@ -345,14 +355,14 @@ class Federation:
         return self._spread({"op": "found", "host": host})
 
     def host_left(self, host: str, text: str) -> list[Effect]:
-        """The client has let `host` go: its procs have ended as asked, which is no failure.
+        """Report that the client released `host`: its procs have stopped as asked, not failed.
 
         The host decides that, not the handle by which a proc was spawned, nor its owner.
         """
         return self.host_lost(host, Verdict(STOPPED, text, INFRASTRUCTURE))
 
     def host_lost(self, host: str, verdict: Verdict) -> list[Effect]:
-        """There is no way to `host` any more: its procs are gone, and its guests have left."""
+        """Report that `host` was lost: its procs count as exited, and its guests leave."""
         self._lost[host] = verdict
         effects: list[Effect] = []
         awaited = self.roster.client if self.roster.client_is_away else 0
@@ -381,19 +391,19 @@ class Federation:
         ]
         return [*effects, *self._spread({"op": "lost", "host": host, "end": [*verdict]})]
 
-    # -- another home ----------------------------------------------------------------------------
+    # -- another home ------------------------------------------------------------------------------
 
     def home_lost(self, verdict: Verdict) -> list[Effect]:
-        """There is no way home any more, and another home is waited for.
+        """Report that home was lost, and that another home is expected.
 
-        What home would have to be asked waits as well.
+        Questions to home wait until then.
         """
         effects = self._route(self.roster.client_left())
         self._asked.clear()
         return [*effects, *self.host_lost(HOME, verdict)]
 
     def home_found(self) -> list[Effect]:
-        """There is another home, which knows what the hosts have told it."""
+        """Report that there is another home, which has received the reports of the hosts."""
         effects = self.host_found(HOME)
         effects += self._route(self.roster.client_returned())
         for uid in self._questions:
@@ -402,7 +412,7 @@ class Federation:
         return effects
 
     def resumed(self, host: str, procs: Sequence[Sequence[int]]) -> None:
-        """At another home: these procs live on `host`, each with its parent."""
+        """Record, at another home, that these procs live on `host`, each with its parent."""
         for uid, parent in procs:
             self._learn([uid], [host])
             if parent == self.roster.client:
@@ -411,14 +421,14 @@ class Federation:
 
     @property
     def deadline(self) -> float:
-        """When `tick` is due; infinity if nothing waits."""
+        """The time at which `tick` is due; infinity if nothing waits."""
         deadline = self.roster.deadline
         if self._early:
             deadline = min(deadline, *(at for kept in self._early.values() for _, at in kept))
         return deadline if self._ask_at is None else min(deadline, self._ask_at)
 
     def tick(self, now: float) -> list[Effect]:
-        """What is due by `now`."""
+        """Perform what is due by `now`."""
         effects = self._route(self.roster.tick(now))
         for uid, kept in list(self._early.items()):
             effects += [Refuse(near, uid) for near, until in kept if until <= now]
@@ -439,10 +449,10 @@ class Federation:
                 effects += self._answer(uid, host, now)
         return effects
 
-    # -- what other agents say -------------------------------------------------------------------
+    # -- messages of other agents ------------------------------------------------------------------
 
     def admit(self, uid: int, host: str) -> None:
-        """A proc of `host` has to do with ours from now on."""
+        """Make a proc of `host` a guest: it interacts with procs here from now on."""
         if not self.roster.knows(uid):
             self._guests[uid] = host
             self.roster.admit(uid)
@@ -450,9 +460,10 @@ class Federation:
     def opened(
         self, host: str, near: int, far: int, now: float, *, stream: bool = False
     ) -> list[Effect]:
-        """A tunnel from `near` on `host` for `far` here. No effect: there is nobody to take it.
+        """Accept a tunnel from `near` on `host` to `far` here. No effect if it cannot be delivered.
 
-        (A stream is asked for by who has something of `far`, which therefore has been here.)
+        Only a link may wait for a proc that is not known yet. A stream is requested by a process
+        that holds an object of `far`, so `far` has been here before.
         """
         self.admit(near, host)
         where = self.host_of(far)
@@ -462,7 +473,10 @@ class Federation:
         return self.introduce_here(near, far, stream=stream) if where == self.here else []
 
     def heard(self, host: str, message: Mapping[str, Any], now: float) -> list[Effect]:
-        """A message of the agent of `host`, if it is the federation's; see the module."""
+        """Handle a message of the federation (see the module) from the agent of `host`.
+
+        Raises ValueError for an unknown message.
+        """
         op = message["op"]
         if op == "notice":
             return self._on_notice(message["to"], message["notice"])
@@ -493,13 +507,13 @@ class Federation:
             ]
         raise ValueError(f"unknown message between agents: {op!r}")
 
-    # -- how it works ----------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------
 
     def _publish(self, uids: Sequence[int], host: str) -> list[Effect]:
-        """These procs of a member are about to live on `host`: remember, and tell home."""
+        """Record that a member's procs are about to live on `host`, and report it to home."""
         hosts = [host] * len(uids)
         self._learn(uids, hosts)
-        if self.here == HOME or HOME in self._lost:  # (each host informs another home)
+        if self.here == HOME or HOME in self._lost:  # each host reports its procs to another home
             return []
         return [Send(HOME, {"op": "lives", "uids": uids, "hosts": hosts})]
 
@@ -509,7 +523,7 @@ class Federation:
                 self._lives.setdefault(uid >> _RANKS, {})[uid] = host
 
     def _forget(self, uids: Iterable[int]) -> None:
-        """These have ended. Where they lived is remembered of the last ones only."""
+        """Record that these exited. Only the latest exited procs keep their location."""
         self._ended.extend(uids)
         while len(self._ended) > rosters.REMEMBERED:
             uid = self._ended.popleft()
@@ -519,11 +533,14 @@ class Federation:
                 self._lives.pop(uid >> _RANKS, None)
 
     def _goes(self, uid: int, host: str) -> None:
-        """A member of this host becomes a guest on another."""
+        """Record that a member of this host becomes a guest on another."""
         self._abroad.setdefault(uid, set()).add(host)
 
     def _left(self, guest: int) -> list[Effect]:
-        """A guest is gone. Where it lived is remembered as long as the roster remembers it."""
+        """Handle the exit of a guest.
+
+        Its location is kept as long as the roster remembers the guest.
+        """
         effects = self._route(self.roster.left(guest))
         if len(self._guests) > rosters.REMEMBERED:
             self._guests = {uid: at for uid, at in self._guests.items() if self.roster.knows(uid)}
@@ -551,26 +568,26 @@ class Federation:
         self._bereave(asker, uid)
         return self._route([Tell(asker, rosters.gone([[uid, *verdict]]))])
 
-    # -- hosts that are attached anew ------------------------------------------------------------
+    # -- hosts that are attached anew --------------------------------------------------------------
 
     def _attach(self, host: str) -> list[Effect]:
-        """Somebody wants to spawn on `host`: if it was lost, begin a new session with it."""
+        """Begin a new session with `host`, on which a member wants to spawn, if it was lost."""
         verdict = self._lost.get(host)
         if verdict is None or verdict.kind != FAILED or HOME in self._lost:
             return []
         found = self.host_found(host)
-        if self.here != HOME:  # the worker lets in other hosts of a job once home has been there
+        if self.here != HOME:  # the worker accepts other hosts of a job once home has connected
             found.append(Send(HOME, {"op": "attach", "host": host}))
         return [*found, Attach(host)]
 
     def _bereave(self, member: int, uid: int) -> None:
-        """A member here is about to learn that `uid` was lost with its host."""
+        """Record that a member here is about to be notified that `uid` was lost with its host."""
         self._bereft.setdefault(uid, {})[member] = None
         while len(self._bereft) > rosters.REMEMBERED:
             del self._bereft[next(iter(self._bereft))]
 
     def _with_predecessors(self, proc: Mapping[str, Any]) -> dict[str, Any]:
-        """A proc to spawn, with those before it that were lost with its host, and why."""
+        """Return a proc to spawn, with its predecessors that were lost with its host, and why."""
         lost = [
             [old, *self._lost[former]]
             for old in proc.get("former", ())
@@ -579,7 +596,7 @@ class Federation:
         return {**proc, "lost": lost} if lost else dict(proc)
 
     def _moved(self, old: int, new: int, host: str) -> list[Effect]:
-        """Proc `old`, lost with its host, is replaced by `new` on `host`, whose roster has both."""
+        """Replace `old`, lost with its host, by `new` on `host`, whose roster knows both."""
         if host == self.here or self.host_of(old) == host:
             return []
         self._learn([old], [host])
@@ -596,7 +613,7 @@ class Federation:
         return [Spread(message)] if self.here == HOME else []
 
     def _where(self, host: str, uid: int) -> list[Effect]:
-        """The agent of `host` asks where `uid` lives, or lived."""
+        """Answer the agent of `host`, which asks where `uid` lives or lived."""
         found = self.host_of(uid)
         answer: dict[str, Any] = {"op": "lives", "uids": [uid], "hosts": [found]}
         if found in self._former:
@@ -604,11 +621,14 @@ class Federation:
         return [Send(host, answer)]
 
     def _look_up(self, uid: int, question: _Question, now: float) -> list[Effect] | None:
-        """Ask home where `uid` lives, or itself again; None if there is no home to ask."""
+        """Ask home where `uid` lives; return None if there is no home to ask.
+
+        Home itself looks again later.
+        """
         if HOME in self._lost and not self.roster.client_is_away:
             return None
         self._questions.setdefault(uid, []).append(question)
-        if HOME in self._lost or uid in self._asked:  # (another home is asked when there is one)
+        if HOME in self._lost or uid in self._asked:  # another home is asked when there is one
             return []
         self._asked[uid] = None
         if self.here == HOME:
@@ -616,7 +636,7 @@ class Federation:
         return [Send(HOME, {"op": "where", "uid": uid})]
 
     def _unknown(self, uid: int, now: float) -> list[Effect]:
-        """Home does not know either. As long as it says nothing, nothing follows."""
+        """Handle that home does not know `uid`: ask again later, or give up after `_WAIT_FOR`."""
         if uid not in self._asked:
             return []
         since = self._asked[uid]
@@ -633,7 +653,7 @@ class Federation:
         self._early.setdefault(far, []).append((near, now + _WAIT_FOR))
 
     def _answer(self, uid: int, host: str | None, now: float) -> list[Effect]:
-        """What waits to know where `uid` lives goes there."""
+        """Resolve the questions about `uid`, whose host is now known, or is not found."""
         self._asked.pop(uid, None)
         effects: list[Effect] = []
         came = host == self.here and self.roster.knows(uid)
@@ -659,7 +679,7 @@ class Federation:
 
     def _on_notice(self, to: int, notice: dict[str, Any]) -> list[Effect]:
         if notice["op"] == "gone":
-            if self.here != HOME:  # (each host informs home)
+            if self.here != HOME:  # each host reports to home
                 self._forget([uid for uid, *_ in notice["procs"]])
             for uid, *_ in notice["procs"]:
                 self._children.pop(uid, None)

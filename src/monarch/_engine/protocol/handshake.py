@@ -1,53 +1,53 @@
 """The handshake: both ends of a connection between hosts prove that they know one secret.
 
-Nothing else is read from a connection before this is over, and everything in it has a fixed size,
-so there is nothing to parse for somebody who does not know the secret. Four messages::
+No other data is read from a connection before the handshake is complete. Every message in it has a
+fixed size, so a peer that does not know the secret cannot reach a parser. Four messages::
 
     dialer    HELLO   magic, version, Python, key name, nonce            64 bytes
     listener  REPLY   magic, version, Python, outcome, nonce             64 bytes
-    dialer    PROOF   the host it means; HMAC(key, "dialer" + all that was said so far)   480 bytes
-    listener  ANSWER  its verdict; HMAC(key, "listener" + all that was said so far)       480 bytes
+    dialer    PROOF   the host it means; HMAC(key, "dialer" + all messages so far)     480 bytes
+    listener  ANSWER  its verdict; HMAC(key, "listener" + all messages so far)         480 bytes
 
 It is challenge and response as in SCRAM (RFC 5802) with HMAC-SHA-256 (RFC 2104) and without
 passwords: keys are 32 random bytes, so there is nothing to guess and nothing to salt. The dialer
 proves itself first: a port scanner learns that something listens here, and nothing more. Proofs are
 compared in constant time.
 
-Both sides end up with a *session key*, HMAC(key, "session" + all four messages). Everything that
-follows on the connection is authenticated with keys made of it (`protocol.records`), unless TLS
-does that already.
+Both sides end up with a *session key*, HMAC(key, "session" + all four messages). All later data on
+the connection is authenticated with keys derived from it (`protocol.records`), unless TLS does that
+already.
 
-Why an attacker who does not know the secret, but holds every wire, gets nowhere:
+Why an attacker who does not know the secret, but controls every wire, gets nowhere:
 
-* *Replay.* Each side contributes a fresh nonce, and each proof covers both nonces. A
-  recording proves nothing to a listener, or a dialer, that has drawn another one.
+* *Replay.* Each side contributes a fresh nonce, and each proof covers both nonces. A recording
+  proves nothing to a listener or a dialer that has drawn another nonce.
 * *Reflection.* The two proofs are computed over different words ("dialer", "listener") and texts of
   different lengths, so one is never the other, within a handshake or between two.
-* *Alteration.* Each proof covers every byte that was said before it, versions and outcomes
-  included. A change of one makes the next proof wrong, so nothing can be negotiated down.
+* *Alteration.* Each proof covers every byte sent before it, versions and outcomes included. A
+  change of one byte makes the next proof wrong, so a downgrade is impossible.
 * *Relay.* The attacker holds an address that a dialer dials (the port of a worker that is down, an
-  address that was given to another machine), and passes the handshake on to another listener of the
-  same secret. The dialer's proof says which host it means: the address, and where the connection
-  led (see `runtime.whereabouts`). The listener compares that with what it knows of itself, and
+  address that was reassigned to another machine), and relays the handshake to another listener of
+  the same secret. The dialer's proof names the host that the dialer means: the address, and where
+  the connection led (see `runtime.whereabouts`). The listener compares that with its own names, and
   refuses with a proof of its own. If the two agree, the dialer has reached the host it means, and
-  the attacker is a piece of wire: it does not have the session key, so it can neither make a proof
-  out of what passes nor say a word of its own.
-* *Take-over* afterwards needs the session key, too.
+  the attacker is no more than a piece of wire: without the session key it can neither turn the
+  traffic into a proof nor send data of its own.
+* *Take-over* of the connection afterwards needs the session key, too.
 
-The handshake does not hide what follows. On a network where others must not read it runs
-inside TLS (see docs/security.md). There the certificate says which host the dialer has reached.
+The handshake does not hide later data. On a network where others must not read it, it runs inside
+TLS (see docs/security.md). There the certificate identifies the host that the dialer has reached.
 
-The *key name* is a digest of the key that gives nothing away about it. It tells "you belong to
-another job" from "this is an attack" in the error text, and lets a listener serve several jobs.
+The *key name* is a digest of the key that reveals nothing about the key. It lets error texts
+distinguish a peer of another job from an attack, and lets a listener serve several jobs.
 
-A listener that was told to let in anybody says so to a dialer whose key it does not know, and both
-go on with `NO_SECRET`, which proves nothing. The dialer has to agree: if it did so unasked, anybody
-who answers at the worker's address could take its place.
+A listener that is configured to accept any peer announces this to a dialer whose key it does not
+know, and both continue with `NO_SECRET`, which proves nothing. The dialer must be configured to
+agree: otherwise any process that answers at the worker's address could impersonate the worker.
 
-Versions are compared first and in the open: peers that would misunderstand each other say so
-instead of failing to prove anything. For that HELLO and REPLY are the same in all versions. A minor
-version of Python must match since code travels by value; the listener decides, the dialer learns
-which versions there are.
+Versions are compared first and in the clear, so that incompatible peers report the version instead
+of a failed proof. For that HELLO and REPLY are the same in all versions. The minor version of
+Python must match since code travels by value; the listener decides, and the dialer learns which
+versions there are.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ __all__ = ["MAGIC", "NO_SECRET", "Dialer", "HandshakeError", "Listener", "Peer",
 
 MAGIC = b"monarch\x01"
 """What both sides begin with, in all versions."""
-VERSION = 2  # of everything that is said on the connection afterwards
+VERSION = 2  # of everything sent on the connection afterwards
 KEY_SIZE = 32
 NO_SECRET = bytes(KEY_SIZE)
 """The key of those who agreed to prove nothing."""
@@ -92,11 +92,11 @@ _TLS_HANDSHAKE = b"\x16\x03"
 
 
 class HandshakeError(Exception):
-    """The peer was refused, or refused us; the text says why and what to do."""
+    """One side refused the other; the text gives the reason and the remedy."""
 
 
 class Peer(NamedTuple):
-    """What is known of a peer that has proved itself."""
+    """The properties of a peer that has proved that it knows the secret."""
 
     key: bytes
     version: int
@@ -107,7 +107,7 @@ class Peer(NamedTuple):
 
 
 def key_name(key: bytes) -> bytes:
-    """What a key is called in the open: 12 bytes that say nothing about it."""
+    """Return the public name of a key: 12 bytes that reveal nothing about it."""
     return hmac.digest(key, b"monarch key name", "sha256")[:12]
 
 
@@ -141,7 +141,7 @@ def _proof(key: bytes, role: bytes, *said: bytes) -> bytes:
 
 
 class _Side:
-    """What both sides do: collect bytes until the next message of a fixed size is complete."""
+    """The common part of both sides: collects bytes until a message of fixed size is complete."""
 
     __slots__ = ("_expected", "_got", "bare", "peer", "session")
 
@@ -157,13 +157,17 @@ class _Side:
 
     @property
     def wants(self) -> int:
-        """How many bytes to read next, at most: what comes later belongs to others. 0: done."""
+        """The number of bytes to read next, at most, since later ones are not for the handshake.
+
+        0 when the handshake is complete.
+        """
         return self._expected - len(self._got)
 
     def receive(self, data: bytes) -> bytes:
-        """Take up to `wants` bytes; what is to be sent in return, if anything.
+        """Accept up to `wants` bytes; return the bytes to send in reply, which may be empty.
 
-        Raises HandshakeError when the peer is refused: send `farewell`, then close.
+        Raises HandshakeError when the peer is refused: send `farewell` (a listener has one), then
+        close.
         """
         if len(data) > self.wants:
             raise ValueError(f"{len(data)} bytes for a handshake that wants {self.wants}")
@@ -186,10 +190,10 @@ class Dialer(_Side):
         key: the secret, 32 bytes.
         nonce: 32 fresh random bytes.
         python: major and minor version.
-        meant: the host it dialed: the address, and in a second line where that led (see
+        meant: the host that was dialed: the address, and on a second line where that led (see
             `runtime.whereabouts`); at most `MOST_MEANT` bytes.
-        trusting: whether to go on with a worker that lets in anybody and proves nothing.
-        bare: whether to do without authentication of what follows, if the listener does, too.
+        trusting: whether to accept a worker that lets in any peer and proves nothing.
+        bare: whether to go without authentication of later data, if the listener does, too.
     """
 
     __slots__ = ("_key", "_meant", "_proved", "_python", "_reply", "_trusting", "_wish", "hello")
@@ -278,12 +282,12 @@ class Listener(_Side):
     """The side that was dialed.
 
     Args:
-        find_key: from a key name to the secret that has it, or None.
+        find_key: returns the secret with a given key name, or None.
         nonce: 32 fresh random bytes.
         python: major and minor version.
-        misdirected: from what the dialer means (its `meant`) to what this listener is called, if
-            that is somebody else; empty if not. Called once the dialer has proved itself.
-        open_to_all: whether to let in who does not know the secret.
+        misdirected: given the dialer's `meant`, returns the names of this listener if the dialer
+            means another host, else an empty text. Called once the dialer has proved itself.
+        open_to_all: whether to accept a dialer that does not know the secret.
         bare: see `Dialer`.
 
     >>> key = bytes(range(32))

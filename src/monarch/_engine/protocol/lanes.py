@@ -1,23 +1,23 @@
-"""Which message goes next when many wait for one connection.
+"""Lanes: decide which of many waiting messages goes next over one connection.
 
-Messages wait in **lanes**. Within a lane they leave in order, one after the other; between lanes
-they leave in pieces, interleaved, so that a big transfer on one lane holds up the others by one
-piece at a time. Who shares a lane is the driver's choice: what must stay in order shares one (a
-sender and its receiver), what need not does not.
+Messages wait in **lanes**. Within a lane they leave in order, one after the other. Between lanes
+they leave in pieces, interleaved, so that a big transfer on one lane delays the others by one piece
+at a time. The driver assigns lanes: messages that must stay in order share one (a sender and its
+receiver), other messages need not.
 
-Lane 0 (`CONTROL`) is served before all others; it is for what the runtimes tell each other. The
-rest share by deficit round robin (Shreedhar and Varghese, SIGCOMM 1995): a lane whose turn it is
-may send a *quantum* of bytes, what it overdraws is taken off its next turn, so lanes get equal
-shares of the bytes whatever the sizes of their messages. As in RFC 8290 (section 4.2) a lane that
-was idle takes its first turn before those that have been busy all along: a call is not held up by
-a hundred transfers, just by the piece that is leaving. It cannot abuse that: when it has had its
-turn, or runs empty, it queues up behind the others, and only from there it may become idle again.
+Lane 0 (`CONTROL`) is served before all others; it carries the runtimes' own messages. The rest
+share by deficit round robin (Shreedhar and Varghese, SIGCOMM 1995): a lane whose turn it is may
+send a *quantum* of bytes, and the excess is subtracted from its next turn, so lanes get equal
+shares of the bytes whatever the sizes of their messages. As in RFC 8290 (section 4.2), a lane that
+was idle takes its first turn before the lanes that have been busy: a call does not wait for a
+hundred transfers, only for the piece that is leaving. A lane cannot abuse that: after its turn, or
+when it runs empty, it queues behind the others, and must reach the end of that queue before it
+counts as idle again.
 
-A lane that the receiver has paused keeps its messages. A lane counts the bytes of what it was
-given and the receiver has not acknowledged; above `limit` it is full, until half of that is
-acknowledged.
+A lane that the receiver has paused keeps its messages. A lane counts the bytes that were queued and
+not yet acknowledged by the receiver; above `limit` it is full, until half of that is acknowledged.
 
-Nothing is copied: pieces are views of the buffers that were handed in.
+Pieces are views of the buffers that were passed in, so no data is copied.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OVERHEAD = 128
 
 
 class Message:
-    """Bytes in several buffers, on their way out piece by piece."""
+    """Bytes in several buffers, sent piece by piece."""
 
     __slots__ = ("_buffers", "_index", "_offset", "lane", "left", "token", "total")
 
@@ -49,11 +49,11 @@ class Message:
         self.token = token
         self.total = self.left = sum(map(len, buffers))
         self._buffers = buffers
-        self._index = 0  # the buffer that the next piece begins in,
-        self._offset = 0  # and where in it
+        self._index = 0  # the buffer in which the next piece begins
+        self._offset = 0  # the position in that buffer
 
     def take(self, limit: int) -> Sequence[Buffer]:
-        """The next piece, of `limit` bytes or the rest."""
+        """Return the next piece, of `limit` bytes or the rest."""
         if self.left == self.total <= limit:
             self.left = 0
             return self._buffers
@@ -79,15 +79,15 @@ class _Lane:
     def __init__(self, number: int) -> None:
         self.number = number
         self.queue: deque[Message] = deque()
-        self.deficit = 0  # bytes it may still send in this turn
-        self.listed = False  # among those that have, or had, a turn
+        self.deficit = 0  # bytes that the lane may still send in this turn
+        self.listed = False  # whether the lane is in one of the two rings
         self.paused = False
-        self.held = 0  # bytes that are not acknowledged
+        self.held = 0  # unacknowledged bytes
         self.full = False
 
 
 class Lanes:
-    """Messages in, pieces out, in the order the module describes.
+    """A scheduler: messages in, pieces out, in the order that the module describes.
 
     Args:
         quantum: bytes of a piece, and of a turn.
@@ -106,17 +106,17 @@ class Lanes:
         self._quantum = quantum
         self._limit = limit
         self._control = _Lane(CONTROL)
-        self._lanes: dict[int, _Lane] = {}  # those with messages, a full mark or a pause
-        self._new: deque[_Lane] = deque()  # those that were idle
+        self._lanes: dict[int, _Lane] = {}  # those in use or paused
+        self._new: deque[_Lane] = deque()  # lanes that were idle
         self._old: deque[_Lane] = deque()
 
     def __iter__(self) -> Iterator[Message]:
-        """What waits, also in part."""
+        """Yield the messages that wait, in whole or in part."""
         for lane in (self._control, *self._lanes.values()):
             yield from lane.queue
 
     def put(self, message: Message) -> bool:
-        """Queue `message`; False when its lane is full now."""
+        """Queue `message`; return False when its lane is full now."""
         lane = self._lane(message.lane)
         lane.queue.append(message)
         lane.held += message.total + OVERHEAD
@@ -127,7 +127,10 @@ class Lanes:
         return not lane.full
 
     def take(self, *, control: bool = False) -> tuple[Message, Sequence[Buffer]] | None:
-        """The next piece and its message, or None. With `control` of the control lane only."""
+        """Return the next piece and its message, or None.
+
+        With `control` only of the control lane.
+        """
         queue = self._control.queue
         if queue:
             lane = self._control
@@ -145,7 +148,10 @@ class Lanes:
         return message, piece
 
     def acknowledge(self, message: Message, size: int) -> bool:
-        """`size` bytes of `message` were acknowledged; True when its lane has room again."""
+        """Record that `size` bytes of `message` were acknowledged.
+
+        Return True when a lane that was full has room again.
+        """
         lane = self._lane(message.lane)
         lane.held -= size
         has_room = lane.full and lane.held <= self._limit // 2
@@ -155,11 +161,11 @@ class Lanes:
         return has_room
 
     def pause(self, number: int) -> None:
-        """Take nothing of this lane until `resume`."""
+        """Send nothing of this lane until `resume`."""
         self._lane(number).paused = True
 
     def resume(self, number: int) -> None:
-        """The opposite of `pause`."""
+        """Send messages of this lane again."""
         lane = self._lane(number)
         lane.paused = False
         if lane.queue and not lane.listed:
@@ -185,7 +191,7 @@ class Lanes:
             self._lanes.pop(lane.number, None)
 
     def _turn(self) -> _Lane | None:
-        """The lane whose turn it is."""
+        """Return the lane whose turn it is, or None."""
         new, old = self._new, self._old
         while ring := new or old:
             lane = ring[0]
@@ -196,7 +202,7 @@ class Lanes:
                 return lane
             else:
                 ring.popleft()
-                if ring is new:  # it queues up once, lest it were always new
+                if ring is new:  # it must queue once, or it could stay new forever
                     old.append(lane)
                 else:
                     lane.listed = False

@@ -1,36 +1,36 @@
-"""What happens to the output of a proc between its pipe and the client's terminal.
+"""Log lines: process the output of a proc between its pipe and the client's terminal.
 
 Four small machines, none of which reads a clock, a pipe or a terminal; the host agent and the
 client drive them:
 
 - `LineSplitter` turns the bytes of one stream into lines, in bounded memory.
-- `format_line` says what a forwarded line looks like on the client.
+- `format_line` lays out a forwarded line for the client.
 - `Aggregator` folds similar lines of one window into one line each.
 - `Tail` remembers the last lines of a proc, for the report when it dies.
 
 **Similar** means: the Levenshtein distance to the first line of a group, divided by the length of
-the longer of the two, is below 0.15. Ten thousand ranks that print at once make that comparison
-the cost of the whole feature, so it is the last of four steps, each cheaper than the next:
+the longer of the two, is below 0.15. If ten thousand ranks print at once, this comparison is the
+cost of the whole feature. So it is the last of four steps, each cheaper than the next:
 
-1. the very same line was seen in this window: one lookup;
-2. the same line up to its numbers was seen: one lookup names the group to try first;
-3. groups drop out whose lengths, or whose pairs of neighbouring characters, differ by more than
-   the allowed edits could make: one integer ``and`` per group (`_pairs`). None that is similar
-   can drop out here;
-4. the distance to the four groups that are nearest by step 3, bit-parallel (Myers 1999, in
-   Hyyrö's form for global distance): one step per character, a few operations on integers as
+1. The very same line was seen in this window: one lookup.
+2. The same line up to its numbers was seen: one lookup names the group to try first.
+3. A group drops out if its length, or its pairs of neighbouring characters, differ by more than the
+   allowed edits could make: one integer ``and`` per group (`_pairs`). No similar group can drop out
+   here.
+4. The distance to the four groups that are nearest by step 3 is computed, bit-parallel (Myers 1999,
+   in Hyyrö's form for global distance): one step per character, a few operations on integers as
    wide as the other line. A table of cells would be 50 times slower in Python; a compiled library
    is not worth a dependency.
 
-Stopping at four is the one approximation. It matters only for lines that differ from *each*
-other by about 0.15, where a few more groups appear than need be; trying all of them cost six
-times as much on such a stream.
+Stopping at four is the one approximation. It matters only for lines that differ from *each* other
+by about 0.15, where a few more groups appear than necessary; trying all groups cost six times as
+much on such a stream.
 
-Of lines over 512 characters the heads are compared (and the full lengths), which bounds the cost
-of a hostile stream. A window holds at most 128 groups per stream; one more closes the block early
-rather than dropping a line or growing without end.
+Of lines over 512 characters only the heads are compared (and the full lengths), which bounds the
+cost of a hostile stream. A window holds at most 128 groups per stream; one more closes the block
+early rather than dropping a line or growing without limit.
 
-Unlike the reference, a group that gathered several ranks says so at the end of its line, and
+Unlike in the reference, a group that gathered several ranks lists them at the end of its line, and
 colours are for terminals only.
 """
 
@@ -67,11 +67,11 @@ _CYAN, _YELLOW, _PLAIN = "\x1b[36m", "\x1b[33m", "\x1b[0m"
 
 
 class LineSplitter:
-    r"""The complete lines of a stream of bytes, however the bytes arrive.
+    r"""Splits a stream of bytes into complete lines, however the bytes arrive.
 
-    A line ends at ``\n``; one ``\r`` before it goes too. Bytes that are not UTF-8 become
-    replacement characters. Of a line longer than `LINE_LIMIT` bytes the head is kept, up to a
-    whole character, and marked.
+    A line ends at ``\n``; one ``\r`` before it is removed, too. Bytes that are not UTF-8 become
+    replacement characters. Of a line longer than `LINE_LIMIT` bytes the head is kept, up to a whole
+    character, and marked.
 
     >>> splitter = LineSplitter()
     >>> splitter.feed(b"one\r\ntw"), splitter.feed(b"o\nthr"), splitter.close()
@@ -82,11 +82,11 @@ class LineSplitter:
 
     def __init__(self) -> None:
         self._head = bytearray()  # the first LINE_LIMIT bytes of the unfinished line
-        self._length = 0  # how long it is so far
+        self._length = 0  # its length so far
         self._last = b""  # its last byte, which may be a \r that does not count
 
     def feed(self, data: bytes) -> list[str]:
-        """Take in ``data`` and return the lines that it completes."""
+        """Accept ``data`` and return the lines that it completes."""
         pieces = data.split(b"\n")
         unfinished = pieces.pop()
         lines: list[str] = []
@@ -144,7 +144,7 @@ def _ranked(rank: int | None, line: str) -> str:
 
 
 class Tail:
-    """The last ``n`` lines of a stream; with ``n`` 0 nothing is kept.
+    """Keeps the last ``n`` lines of a stream; with ``n`` 0 it keeps none.
 
     >>> tail = Tail(2)
     >>> tail.extend(["a", "b", "c"])
@@ -161,16 +161,16 @@ class Tail:
         self._lines.extend(lines)
 
     def lines(self) -> list[str]:
-        """Return them, oldest first."""
+        """Return the lines, oldest first."""
         return list(self._lines)
 
 
 class Aggregator:
     """Folds the lines of a window of ``window_seconds`` into one line per group of similar ones.
 
-    A window opens with its first line. Feed lines with `add`; when `deadline` has come, print
-    what `flush` returns. Look at `deadline` after every batch: a stream with too many different
-    lines is due at once. All times are seconds of one monotonic clock.
+    A window opens with its first line. Feed lines with `add`; when `deadline` is reached, print
+    what `flush` returns. Check `deadline` after every batch: a stream with too many different lines
+    is due at once. All times are seconds of one monotonic clock.
     """
 
     __slots__ = ("_closed", "_due", "_open", "_window")
@@ -183,7 +183,7 @@ class Aggregator:
 
     @property
     def deadline(self) -> float | None:
-        """When `flush` is due; None while nothing waits."""
+        """The time at which `flush` is due; None while no line waits."""
         return self._due
 
     def add(self, stream: str, rank: int | None, line: str, now: float) -> None:
@@ -210,7 +210,7 @@ class Aggregator:
         """Return ``(stream, text)`` of each waiting block, oldest first, and start afresh.
 
         ``wall`` is the date and time of ``now``, which the blocks show. Blocks of the streams in
-        ``terminals`` are coloured. Nothing waiting gives an empty list.
+        ``terminals`` are coloured. The list is empty if no line waits.
         """
         blocks = [*self._closed, *((stream, block, now) for stream, block in self._open.items())]
         self._open = {}
@@ -230,7 +230,7 @@ class Aggregator:
 
 
 class _Group:
-    """Lines that look like ``first``."""
+    """A group of lines that are similar to ``first``."""
 
     __slots__ = ("absent", "count", "first", "head", "longest", "lost", "rank", "ranks", "shortest")
 

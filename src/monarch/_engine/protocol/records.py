@@ -1,28 +1,28 @@
-"""Records: what goes over a connection between hosts after the handshake, authenticated.
+"""Records: authenticated framing of a connection between hosts after the handshake, without TLS.
 
-For connections without TLS. A record is a header, a payload of 1 to `MOST` bytes and a tag::
+A record is a header, a payload of 1 to `MOST` bytes and a tag::
 
     size u32 | ~size u32
     payload
     HMAC(key, number u64 | size u32 | payload)[:16]
 
-with HMAC-SHA-256. Each direction has its own key, made of the session key of the handshake, and
-`number` counts the records of a direction from 0; it is not sent. So a record that was altered,
-left out, doubled, moved, or sent back to where it came from fails, and so do all that follow it:
-the connection is given up (`AlteredError`), and what is above it does what it does when a
-connection breaks. A stream that is cut off between two records is a connection that broke.
+with HMAC-SHA-256. Each direction has its own key, derived from the session key of the handshake.
+`number` counts the records of a direction from 0 and is not sent. So the check fails for a record
+that was altered, omitted, duplicated, reordered, or reflected to its sender, and for all records
+after it. The connection is then given up (`AlteredError`), and the layers above do what they do
+when a connection breaks. A stream that is truncated between two records is a broken connection.
 
-The size is believed before the tag is there, since it says how much to wait for. It is sent twice,
+The size is used before the tag arrives, since it determines how much to wait for. It is sent twice,
 so that a flipped bit does not make a reader wait for bytes that never come. A tag of its own would
-not do more: an attacker who can forge the size can as well hold the bytes back. Heartbeats find
-that out, as they find out any silence.
+not achieve more: an attacker who can forge the size can as well hold back the bytes. Heartbeats
+detect that, as they detect any silence.
 
 The tags of small records are most of what a message costs here, so HMAC is computed from copies of
-two states that have taken in the key already (RFC 2104, section 4): 0.65 us where `hmac.digest`
-takes 1.4 us. For bulk data SHA-256 is the fastest of what the standard library has, on processors
-with instructions for it: 1.7 GB/s, where blake2b does 0.95 and blake2s 0.6. (Rejected: AES-GCM and
-ChaCha20-Poly1305, which the standard library has inside TLS only; TLS with a shared key, which it
-has from Python 3.13 on.)
+two states that have absorbed the key already (RFC 2104, section 4): 0.65 us where `hmac.digest`
+takes 1.4 us. For bulk data SHA-256 is the fastest function of the standard library, on processors
+with instructions for it: 1.7 GB/s, where blake2b does 0.95 and blake2s 0.6. Rejected: AES-GCM and
+ChaCha20-Poly1305, which the standard library has inside TLS only, and TLS with a shared key, which
+it has from Python 3.13 on.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 
 
 class AlteredError(ConnectionError):
-    """The bytes that came are not those that were sent."""
+    """The received bytes are not the ones that the peer sent."""
 
     def __init__(self) -> None:
         super().__init__("what came on the connection was altered on the way, or is not the peer's")
 
 
 def purpose_tag(session: bytes, said: bytes) -> bytes:
-    """The 32 bytes behind the first words after a handshake, which prove whose those are."""
+    """Return the 32-byte tag after the first data behind a handshake, which proves its sender."""
     return hmac.digest(session, b"purpose" + said, "sha256")
 
 
@@ -71,7 +71,7 @@ def _direction(session: bytes, *, from_dialer: bool) -> bytes:
 
 
 class _Direction:
-    """Records of one direction: the key, and the number of the next."""
+    """The records of one direction: the key, and the number of the next record."""
 
     __slots__ = ("_inner", "_number", "_outer")
 
@@ -82,7 +82,7 @@ class _Direction:
         self._number = 0
 
     def _tag(self, size: int, parts: Sequence[Buffer]) -> bytes:
-        """Of the next record."""
+        """Return the tag of the next record, and count it."""
         inner = self._inner.copy()
         inner.update(_SALT.pack(self._number, size))
         for part in parts:
@@ -94,10 +94,10 @@ class _Direction:
 
 
 class Sealer(_Direction):
-    """Makes records of what one side says.
+    """Makes the records that one side sends.
 
     Args:
-        session: the key that the handshake made.
+        session: the session key of the handshake.
         dialer: whether this is the side that dialed.
 
     >>> head, *payload, tag = Sealer(bytes(32), dialer=True).seal([b"Hello, ", b"world"])
@@ -112,23 +112,23 @@ class Sealer(_Direction):
         super().__init__(session, from_dialer=dialer)
 
     def record(self, data: Buffer) -> bytes:
-        """One whole record, in one piece: for few bytes, which are cheaper to copy than to list."""
+        """Return one whole record as one piece: a few bytes are cheaper to copy than to list."""
         size = len(data)
         return _HEADER.pack(size, size ^ _MASK) + data + self._tag(size, (data,))
 
     def seal(self, parts: Sequence[Buffer]) -> list[Buffer]:
-        """The buffers to send for these bytes: at least one byte, at most `MOST` in all."""
+        """Return the buffers to send for these bytes: at least one byte, at most `MOST` in all."""
         size = sum(map(len, parts))
         return [_HEADER.pack(size, size ^ _MASK), *parts, self._tag(size, parts)]
 
 
 class Opener(_Direction):
-    """Checks records of what the other side says: `size`, then `open`, again and again.
+    """Checks the records that the other side sends: call `size`, then `open`, for each record.
 
-    Once one of them has raised AlteredError, both do: nothing that follows can be trusted.
+    Once one of the two has raised AlteredError, both do: no later data can be trusted.
 
     Args:
-        session: the key that the handshake made.
+        session: the session key of the handshake.
         dialer: whether this is the side that dialed.
     """
 
@@ -139,7 +139,7 @@ class Opener(_Direction):
         self._altered = False
 
     def size(self, header: Buffer, at: int = 0) -> int:
-        """How many bytes the payload has that follows a header. Raises AlteredError."""
+        """Return the size of the payload that follows a header. Raises AlteredError."""
         size, again = _HEADER.unpack_from(header, at)
         if size ^ again != _MASK or not 0 < size <= MOST or self._altered:
             self._altered = True
@@ -147,7 +147,7 @@ class Opener(_Direction):
         return int(size)
 
     def open(self, payload: Buffer, tag: Buffer) -> None:
-        """Check a payload. Raises AlteredError."""
+        """Check the payload of the next record. Raises AlteredError."""
         right = hmac.compare_digest(tag, self._tag(len(payload), (payload,)))
         if not right or self._altered:
             self._altered = True
