@@ -1,1 +1,1 @@
-"""Decide what happens next, given an input and the time. Pure state machines."""
+"""Pure state machines: they decide what happens next, given an input and the time."""

@@ -1,57 +1,59 @@
-"""When to restart a failed child, whom else to restart with it, and when to give up.
+"""Restart decisions: when to restart a failed child, which others with it, and when to give up.
 
 This is the decision core of a supervisor in the sense of Erlang/OTP. The theory is in Joe
 Armstrong's thesis (*Making reliable distributed systems in the presence of software errors*, 2003,
-chapters 4 to 6) and in OTP's public documentation of supervisors: a failed process is not
-repaired, it is replaced by a fresh one; what depends on its state is replaced along with it; and a
-fault that comes back faster than a stated *intensity* is not this supervisor's to cure, so it ends
-its children and fails itself, and its own supervisor decides with a wider view.
+chapters 4 to 6) and in OTP's public documentation of supervisors. A failed process is not repaired
+but replaced by a fresh one, and what depends on its state is replaced along with it. A fault that
+recurs faster than a stated *intensity* is beyond this supervisor: it terminates its children and
+fails itself, and its own supervisor decides with a wider view.
 
-A **child** is one rank of one mesh that the supervisor owns, ``(mesh, rank)``; its place in the
-order of children is that pair: meshes in the order in which they were spawned, ranks in theirs.
-The strategies, when a child fails:
+A **child** is one rank of one mesh that the supervisor owns, ``(mesh, rank)``. That pair is also
+its place in the order of children: meshes in the order in which they were spawned, ranks in
+numerical order. The strategies, when a child fails:
 
 =============  ==============================================================================
-one_for_one    it alone is replaced
+one_for_one    only that child is replaced
 one_for_all    the others are terminated, then all are started
-rest_for_one   those after it in the order are terminated, then it and they are started
+rest_for_one   those after it in the order are terminated, then they and it are started
 =============  ==============================================================================
 
-A child is at any time in one of three places, and every input is a line of this table:
+A child is always in one of three states, and every input is a line of this table:
 
-=============  ===========================  ==================  =============================
-               alive                        ending (we asked)   down (to be started when due)
-=============  ===========================  ==================  =============================
-failed         the strategy's restart       is down             no news
-stopped        forgotten                    is down             forgotten: nobody wants it now
-started        runs from now on             too late: ignored   no news
-=============  ===========================  ==================  =============================
+=============  ===========================  ======================  ===========================
+               alive                        ending (terminating)    down (start when due)
+=============  ===========================  ======================  ===========================
+failed         the strategy's restart       becomes down            ignored
+stopped        forgotten                    becomes down            forgotten, no longer wanted
+started        runs from now on             too late: ignored       ignored
+=============  ===========================  ======================  ===========================
 
-What always holds:
+Invariants:
 
-- A child is started only when its predecessor is confirmed gone. With the strategies that replace
-  several, none is started before all that were terminated are gone: the new ones must not meet
-  the old ones, which is why they are replaced together.
+- A child is started only after its predecessor is confirmed to have exited. With the strategies
+  that replace several children, none is started before all terminated ones have exited: the new
+  ones must not meet the old ones, which is why they are replaced together.
 - Terminations are listed in reverse start order, starts in start order.
-- Failures of a child that is being terminated are no news: when one rank dies in a collective
-  the others fail because of it, and that is one fault. Ranks that fail in one event (their process
-  died) are one fault as well.
-- There are never more than ``max_restarts`` faults answered with a restart within any ``within``
-  seconds. One more, and all children are terminated, in reverse order; when the last is gone comes
-  `GiveUp`, once, and nothing after it. OTP counts the same way: a fault is in the window as long as
-  it is not older than the window, and a child that fails while it starts counts like any other.
+- A failure of a child that is being terminated is not a new fault: when one rank dies in a
+  collective the others fail because of it, and that is one fault. Ranks that fail in one event
+  (their process died) are one fault as well.
+- At most ``max_restarts`` faults within any ``within`` seconds are answered with a restart. After
+  one more, all children are terminated, in reverse order; when the last has exited, `GiveUp` is
+  emitted, once, and no effect follows it. OTP counts in the same way: a fault is in the window as
+  long as it is not older than the window, and a child that fails while it starts counts like any
+  other.
 - A child restarts at once after its first failure, then after ``backoff`` seconds, then twice that,
-  up to ``max_backoff``. One that ran for ``within`` seconds starts over. OTP has no back-off; it
-  relies on the intensity alone, which is either too tight for a rank that waits for a
-  resource to come back, or spins. Children replaced for the sake of another do not pay.
+  up to ``max_backoff``. The delay is reset for a child that ran for ``within`` seconds. OTP has no
+  back-off; it relies on the intensity alone, which is either too tight for a rank that waits for a
+  resource to become available, or permits a busy loop of restarts. A child that is replaced because
+  of another child is not delayed.
 
-Two deliberate differences from OTP. A child that was stopped deliberately is gone for good; OTP
-would revive it with the next group restart. And children of one list may be terminated or started
-side by side, in the order in which they are asked: ranks of a mesh are peers, and a mesh of
-thousands cannot be walked one by one.
+Two deliberate differences from OTP. A child that was stopped deliberately never restarts; OTP would
+restart it with the next group. And the children of one list may be terminated or started
+concurrently, with requests in the order of the list: the ranks of a mesh are peers, and a mesh of
+thousands cannot be processed one by one.
 
-The driver reports the end of each incarnation once (a child has no incarnations to tell apart
-here), calls `tick` when `deadline` is reached, and carries out the effects in their order.
+The driver reports the exit of each incarnation once (incarnations of a child are not distinguished
+here), calls `tick` when `deadline` is reached, and performs the effects in their order.
 """
 
 from __future__ import annotations
@@ -71,19 +73,22 @@ Child: TypeAlias = tuple[int, int]
 
 
 class Terminate(NamedTuple):
-    """End these, asking in this order, and report each one's end."""
+    """Effect: terminate these children, requested in this order, and report the exit of each."""
 
     children: tuple[Child, ...]
 
 
 class Start(NamedTuple):
-    """Start a new incarnation of these, asking in this order, and report each one's start."""
+    """Effect: start new incarnations of these, requested in this order, and report each start."""
 
     children: tuple[Child, ...]
 
 
 class GiveUp(NamedTuple):
-    """The supervisor fails; no child is left. `cause` is whose failure was one too many."""
+    """Effect: fail the supervisor; no child is left.
+
+    `cause` is the child whose failure exceeded the intensity.
+    """
 
     cause: Child
 
@@ -95,9 +100,9 @@ class Restarts:
     """The restart decisions of one supervisor. See the module.
 
     Args:
-        strategy: whom a failure concerns.
+        strategy: which children a failure affects.
         max_restarts: faults within `within` seconds that are answered with a restart.
-        within: the window, and how long a child must run to be in good standing again; seconds.
+        within: the window, and how long a child must run for its delay to be reset; seconds.
         backoff: delay of a child's second restart, doubled for each further one; seconds.
         max_backoff: the longest delay; seconds.
 
@@ -155,44 +160,44 @@ class Restarts:
         self._within = within
         self._backoff = backoff
         self._max_backoff = max_backoff
-        # The three places a child can be in. Values: since when it runs (None: it is starting),
-        # and when its restart is due.
+        # The three states of a child. `_alive` has the time since when it runs (None: it is
+        # starting), `_down` the time at which its restart is due.
         self._alive: dict[Child, float | None] = {}
         self._ending: set[Child] = set()
         self._down: dict[Child, float] = {}
-        self._delay: dict[Child, float] = {}  # of the next restart, for those that have failed
-        self._faults: deque[float] = deque()  # when, within the window
-        self._cause: Child | None = None  # whose failure was one too many
+        self._delay: dict[Child, float] = {}  # of the next restart of a child that has failed
+        self._faults: deque[float] = deque()  # times of the faults within the window
+        self._cause: Child | None = None  # the child whose failure exceeded the intensity
         self._given_up = False
 
     @property
     def deadline(self) -> float | None:
-        """When `tick` has something to do, or None."""
+        """The time at which `tick` has something to do, or None."""
         if not self._down or self._ending:
             return None
         return (min if self._strategy == "one_for_one" else max)(self._down.values())
 
     @property
     def giving_up(self) -> bool:
-        """Whether the intensity was exceeded: nothing is started any more."""
+        """Whether the intensity was exceeded; no child is started after that."""
         return self._cause is not None
 
     @property
     def settled(self) -> bool:
-        """Whether every child is up: none is ending, down or starting."""
+        """Whether every child runs: none is ending, down or starting."""
         return not self._ending and not self._down and None not in self._alive.values()
 
     def is_alive(self, child: Child) -> bool:
-        """Whether the child is starting or runs, as far as was reported."""
+        """Whether the child is starting or runs, according to the reports."""
         return child in self._alive
 
     def has_children(self, mesh: int) -> bool:
-        """Whether any rank of `mesh` is there, or is to come back."""
+        """Whether any rank of `mesh` is alive, ending or due to restart."""
         places: tuple[Iterable[Child], ...] = (self._alive, self._ending, self._down)
         return any(child[0] == mesh for place in places for child in place)
 
     def add_children(self, mesh: int, ranks: Iterable[int]) -> list[Effect]:
-        """Take charge of children that the owner has started, or is starting."""
+        """Supervise children that the owner has started, or is starting."""
         new = [(mesh, rank) for rank in ranks]
         if self._cause is None:
             self._alive.update(dict.fromkeys(new))
@@ -201,7 +206,7 @@ class Restarts:
         return [Terminate(tuple(sorted(new, reverse=True)))]
 
     def remove(self, mesh: int, now: float) -> list[Effect]:
-        """Forget the children of `mesh`: their owner ends them, and nobody waits for that."""
+        """Forget the children of `mesh`, which their owner stops; do not await their exits."""
         for place in (self._alive, self._down, self._delay):
             for child in [child for child in place if child[0] == mesh]:
                 del place[child]
@@ -209,12 +214,12 @@ class Restarts:
         return self._proceed(now)
 
     def child_started(self, child: Child, now: float) -> None:
-        """The child's new incarnation is up."""
+        """Report that the child's new incarnation runs."""
         if child in self._alive:
             self._alive[child] = now
 
     def child_stopped(self, child: Child, now: float) -> list[Effect]:
-        """The child ended deliberately: because we asked, or because its owner did."""
+        """Report that the child exited deliberately: it was terminated, or stopped by its owner."""
         if child in self._ending:
             self._gone(child, now)
         else:
@@ -224,11 +229,11 @@ class Restarts:
         return self._proceed(now)
 
     def child_failed(self, child: Child, now: float) -> list[Effect]:
-        """The child failed, be it while it started or while it ran."""
+        """Report that the child failed, while it started or while it ran."""
         return self.children_failed((child,), now)
 
     def children_failed(self, children: Collection[Child], now: float) -> list[Effect]:
-        """These failed in one event, which counts as one fault."""
+        """Report that these children failed in one event, which counts as one fault."""
         failed = sorted(child for child in children if child in self._alive)
         for child in self._ending.intersection(children):
             self._gone(child, now)
@@ -249,11 +254,11 @@ class Restarts:
         return [*self._terminate(self._concerned(failed[0]), now), *self._proceed(now)]
 
     def tick(self, now: float) -> list[Effect]:
-        """Start what is due."""
+        """Start the children that are due."""
         return self._proceed(now)
 
     def _concerned(self, failed: Child) -> list[Child]:
-        """Those alive that go with the first child that failed, last one first."""
+        """Return the living children to terminate because of `failed`, the last one first."""
         if self._cause is not None or self._strategy == "one_for_all":
             return sorted(self._alive, reverse=True)
         if self._strategy == "rest_for_one":
@@ -267,13 +272,13 @@ class Restarts:
         return [Terminate(tuple(children))] if children else []
 
     def _leave(self, child: Child, now: float) -> None:
-        """The child is no longer alive; if it ran long enough its failures are forgiven."""
+        """Remove the child from the living; reset its delay if it ran for `within` seconds."""
         since = self._alive.pop(child)
         if since is not None and now - since >= self._within:
             self._delay.pop(child, None)
 
     def _gone(self, child: Child, now: float) -> None:
-        """A child that we terminated is confirmed gone."""
+        """Record that a child that was terminated has exited."""
         self._ending.remove(child)
         if self._cause is None:
             self._down[child] = now

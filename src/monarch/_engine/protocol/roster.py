@@ -1,33 +1,35 @@
-"""The roster: who lives on a host, who spawned whom, who waits for whose end, and who is gone.
+"""The roster: membership of one host, the tree of spawns, and notices about exited processes.
 
-These are the books of a host agent without its sockets, pids and clocks. The agent feeds in what
-it was asked and what it saw, and performs what comes back; so does the simulator. A *member* is a
-process of the host that can be spoken to: the client, or a proc.
+This is the state of a host agent without its sockets, pids and clocks. The agent passes in requests
+and events, and performs the effects that are returned; so does the simulator. A *member* is a
+process of the host that can receive notices: the client, or a proc.
 
-What a roster promises, whatever the order of its inputs:
+Guarantees of a roster, whatever the order of its inputs:
 
-* A parent hears of the end of each proc it spawned, exactly once.
-* Whoever asks why a proc is gone (`autopsy`) gets exactly one answer, within `ANSWER_WITHIN`
-  seconds unless the proc is known to be ending. Asking again while the question is open is the
+* A parent is notified of the exit of each proc that it spawned, exactly once.
+* A member that asks why a proc exited (`autopsy`) gets exactly one answer, within `ANSWER_WITHIN`
+  seconds unless the proc is known to be exiting. Asking again while the question is open is the
   same question.
-* The tree of processes is the tree of spawns: with a proc go the procs it spawned, and with the
-  client all.
-* Nothing is told to the gone, and nothing is handed to them.
+* The tree of processes is the tree of spawns: when a proc exits the procs that it spawned are
+  killed, and when the client exits all are.
+* Exited members receive no notices and no descriptors.
 * A proc whose process stays stopped by a signal for longer than it may (`stopped`) is given up.
-  Time in which nobody ticked does not count: then the host, or all of us, were stopped.
-* A client may be *away* (`client_left`), and come back as another process with the same uid. Until
-  then whoever asks for it is told so, and that it is back when it is; its procs live on. It hears
-  nothing of what ended meanwhile: it asks.
-* A proc that replaces another (a restart) is made known to everybody who had to do with the old
-  one, after the old one's end, and introductions to the old one go to the new one.
+  Time in which `tick` was not called does not count: then the host, or the agent too, was stopped.
+* A client may be *away* (`client_left`), and return as another process with the same uid. Until
+  then a member that asks about the client is notified that it is away, and when it is back; the
+  client's procs live on. The client is not notified of exits in that time: it asks after its
+  return.
+* A proc that replaces another (a restart) is announced to all members that interacted with the old
+  one, after the notice of the old one's exit. Introductions to the old one go to the new one.
 
-A proc leaves in two steps. `exited`: there is no process any more; its children are killed.
-`ended`: why is known, and is announced; what it printed had to be read in between. Where both are
-known at once `ended` will do. When the roster itself finds that a proc must go it says `Condemn`,
-and the driver kills it, finds out what there is to know, and says `ended`.
+A proc is reported to exit in two steps. `exited`: the process no longer exists; its children are
+killed. `ended`: the reason is known, and is announced; the driver has read the proc's remaining
+output in between. If both are known at once `ended` suffices. When the roster itself finds that a
+proc must be killed it emits `Condemn`; the driver kills the proc, collects the evidence, and calls
+`ended`.
 
-Effects come back in the order in which they are to be performed. Time is an argument in seconds;
-`deadline` says when the roster next wants `tick`.
+Effects are returned in the order in which they are to be performed. Time is an argument in seconds;
+`deadline` is when the roster next needs `tick`.
 """
 
 from __future__ import annotations
@@ -52,32 +54,32 @@ _FORGOTTEN = Verdict(FAILED, "the process does not exist, or ended long ago")
 _CLOSED = Verdict(FAILED, "the process this actor was running on closed its connection")
 _LEFT = Verdict(STOPPED, "it has left")
 _AWAY = Verdict(FAILED, "the driver of this job has ended; another may take its place", SYSTEM)
-_LATE = 1.0  # seconds that a tick is late only if the driver did not run either
+_LATE = 1.0  # a tick this many seconds late means that the driver did not run
 _LAUNCHER_LOST = "the process was killed: its launcher ended unexpectedly"
 
 
 class Tell(NamedTuple):
-    """Send `notice` to a member."""
+    """Effect: send `notice` to a member."""
 
     to: int
     notice: dict[str, Any]
 
 
 class Hand(NamedTuple):
-    """Give the link that came with an introduction to `to`, as the link to `sender`."""
+    """Effect: pass the link that came with an introduction to `to`, as the link to `sender`."""
 
     to: int
     sender: int
 
 
 class Kill(NamedTuple):
-    """End these procs now. Their ends are reported as any other."""
+    """Effect: kill these procs now. Their exits are reported like any other."""
 
     uids: list[int]
 
 
 class Condemn(NamedTuple):
-    """End this proc now, and report it as `ended` with FAILED and `error`, without waiting."""
+    """Effect: kill this proc now; report it as `ended` with FAILED and `error`, without waiting."""
 
     uid: int
     error: str
@@ -111,52 +113,55 @@ class _Member:
         self.parent = parent
         self.launcher = launcher
         self.ready = ready
-        self.patience = math.inf  # seconds it may be stopped
+        self.patience = math.inf  # seconds that it may stay stopped
         self.stopped_at = math.inf
-        self.guest = False  # lives elsewhere: not ours to watch, nor to end
+        self.guest = False  # lives on another host, whose agent watches and kills it
         self.exited = False
         self.verdict: Verdict | None = None
         self.successor = 0
         self.children: dict[int, None] = {}
-        self.askers: dict[int, None] = {}  # questions that are open
-        self.known: dict[int, None] = {}  # members it was introduced to, either way, or that asked
-        self.told: dict[int, None] = {}  # who was told of its end
+        self.askers: dict[int, None] = {}  # members with an open question about this one
+        self.known: dict[int, None] = {}  # members connected to it, or that asked about it
+        self.told: dict[int, None] = {}  # members notified of its exit
 
 
 class Roster:
-    """See the module. `client` is the uid of the client, the first member."""
+    """The roster of one host; see the module.
+
+    `client` is the uid of the client, the first member.
+    """
 
     def __init__(self, client: int) -> None:
         self.client = client
         self._members = {client: _Member(client, 0, None, ready=True)}
-        self._away = False  # the client
-        self._returned = False  # and it was before
-        self._awaiting: dict[int, None] = {}  # who was told that it is away
+        self._away = False  # whether the client is away
+        self._returned = False  # whether a client has returned
+        self._awaiting: dict[int, None] = {}  # members notified that the client is away
         self._timers: list[tuple[float, int, Callable[..., list[Effect]], tuple[Any, ...]]] = []
         self._order = itertools.count()
 
-    # -- looking ---------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     @property
     def deadline(self) -> float:
-        """When `tick` is due; infinity if nothing waits."""
+        """The time at which `tick` is due; infinity if nothing waits."""
         return self._timers[0][0] if self._timers else math.inf
 
     def alive(self, uid: int) -> bool:
-        """Whether there is such a member and its process is not known to be gone."""
+        """Whether there is such a member and its process is not known to have exited."""
         member = self._members.get(uid)
         return member is not None and not member.exited
 
     def knows(self, uid: int) -> bool:
-        """Whether there is, or lately was, such a member."""
+        """Whether there is, or recently was, such a member."""
         return uid in self._members
 
     def is_ready(self, uid: int) -> bool:
-        """Whether the proc speaks to us (a forked one always does)."""
+        """Whether the proc has connected to the agent (a forked one always has)."""
         member = self._members.get(uid)
         return member is not None and member.ready
 
-    # -- what members ask ------------------------------------------------------------------------
+    # -- requests of members -----------------------------------------------------------------------
 
     def spawn(
         self,
@@ -167,14 +172,15 @@ class Roster:
         ready_timeout: float = math.inf,
         unresponsive_timeout: float = math.inf,
     ) -> list[Effect]:
-        """Member `parent` starts procs, through `launcher` (any hashable).
+        """Spawn procs of member `parent`, through `launcher` (any hashable).
 
-        Of each of `procs` it matters here: its ``uid``; whether it is a ``command``, which must
-        become `ready` within `ready_timeout` seconds; which uid it ``replaces``, if any: that
-        one's place is taken, and who is in it is ended, if need be; and ``lost``: those before it
-        that ended before these books were begun, each with its verdict. `unresponsive_timeout` is
-        how long they may be `stopped`. Raises ValueError, and changes nothing, if the parent is not
-        alive, a uid is not new, or the parent or the client is to be replaced.
+        These keys of each of `procs` are used here: ``uid``; ``command``, present if it is a
+        command, which must become `ready` within `ready_timeout` seconds; ``replaces``, the uid of
+        the proc to replace, if any, whose current incarnation is killed if necessary; and ``lost``,
+        earlier incarnations that exited before this roster was made, each with its verdict.
+        `unresponsive_timeout` is the number of seconds that the procs may stay `stopped`. Raises
+        ValueError, and changes nothing, if the parent is not alive, a uid is not new, or the parent
+        or the client is to be replaced.
         """
         procs = list(procs)
         replaced = {
@@ -208,17 +214,17 @@ class Roster:
         return [*self.kill(olds), *news.tell()]
 
     def ready(self, uid: int) -> None:
-        """An executed command became a proc."""
+        """Record that an executed command became a proc."""
         member = self._members.get(uid)
         if member is not None:
             member.ready = True
 
     def introduce(self, asker: int, to: int, *, stream: bool = False) -> list[Effect]:
-        """Member `asker` sends the other end of a link, or of a `stream`, for `to`.
+        """Pass the other end of a link, or of a `stream`, from member `asker` to `to`.
 
-        A link for somebody who was replaced goes to the successor, and the asker is told. (A stream
-        does not: it is about what the old one had.) For anybody else who is gone there is no
-        `Hand`; the asker finds the link lost and asks why.
+        A link for a proc that was replaced goes to its successor, and the asker is notified. (A
+        stream does not: it concerns objects of the old incarnation.) For any other exited proc
+        there is no `Hand`; the asker finds the link closed and asks for the reason.
         """
         old, new = self._members.get(to), self._newest(to)
         if old is None or new is None or new.exited or (stream and new is not old):
@@ -230,7 +236,10 @@ class Roster:
         return [hand, Tell(asker, {**moved(to, new.uid), "handed": True})]
 
     def autopsy(self, asker: int, uid: int, now: float) -> list[Effect]:
-        """Member `asker` lost its link to `uid`, and wants to know why."""
+        """Answer member `asker`, which lost its link to `uid`, why that proc exited.
+
+        The answer may come later, from `ended` or `tick`.
+        """
         member = self._members.get(uid)
         if not self.alive(asker):
             return []
@@ -238,7 +247,8 @@ class Roster:
             return [Tell(asker, gone([[uid, *_FORGOTTEN]]))]
         if uid == self.client and self._away:
             return self._tell_away([asker])
-        if uid == self.client and self._returned:  # the link was to an earlier one, or is made anew
+        # The link was to an earlier client, or is being made anew.
+        if uid == self.client and self._returned:
             return [*self._tell_away([asker]), *self._tell_back()]
         if member.verdict is not None:
             news = _News(self)
@@ -252,7 +262,7 @@ class Roster:
         return []
 
     def kill(self, uids: Iterable[int]) -> list[Effect]:
-        """Somebody wants these procs ended."""
+        """Kill these procs, except the client, guests and procs that have exited."""
         members = self._members
         return _kill(
             [
@@ -262,15 +272,15 @@ class Roster:
             ]
         )
 
-    # -- what the driver sees --------------------------------------------------------------------
+    # -- events that the driver observes -----------------------------------------------------------
 
     def exited(self, uids: Iterable[int]) -> list[Effect]:
-        """These processes are gone. What made them end follows, by `ended`."""
+        """Report that these processes have exited. The reason follows with `ended`."""
         known = [self._members[uid] for uid in uids if uid in self._members and uid != self.client]
         return self._exited(known)
 
     def ended(self, ends: Iterable[tuple[int, Verdict]]) -> list[Effect]:
-        """These procs are gone, and why. Ends that come together are told together."""
+        """Report why these procs have exited. Exits in one call are announced in one notice."""
         fresh: list[_Member] = []
         for uid, verdict in ends:
             member = self._members.get(uid)
@@ -294,20 +304,20 @@ class Roster:
         return effects
 
     def stopped(self, uid: int, signal: str, now: float) -> None:
-        """The process was stopped by a signal, of that name."""
+        """Report that the process was stopped by a signal of that name."""
         member = self._members.get(uid)
         if member is not None and not member.exited:
             member.stopped_at = now
             self._call_at(now + member.patience, self._check_stopped, member, signal)
 
     def continued(self, uid: int) -> None:
-        """The process goes on."""
+        """Report that the stopped process continues."""
         member = self._members.get(uid)
         if member is not None:
             member.stopped_at = math.inf
 
     def launcher_lost(self, launcher: Any) -> list[Effect]:
-        """A launcher is gone, and with it whoever would report the ends of what it started."""
+        """Report that a launcher exited, so the exits of its procs are no longer reported."""
         lost = [
             member
             for member in self._members.values()
@@ -316,12 +326,12 @@ class Roster:
         return [effect for member in lost for effect in self._condemn(member, _LAUNCHER_LOST)]
 
     def admit(self, uid: int) -> None:
-        """A proc of another host has to do with ours: it may ask, and be a parent."""
+        """Add a proc of another host as a guest, which may ask questions and be a parent."""
         member = self._members[uid] = _Member(uid, 0, None, ready=True)
         member.guest = True
 
     def left(self, uid: int) -> list[Effect]:
-        """A guest has ended, or cannot be reached any more: what it spawned here goes with it."""
+        """Report that a guest exited or was lost: the procs that it spawned here are killed."""
         member = self._members.get(uid)
         if member is None or not member.guest:
             return []
@@ -333,11 +343,11 @@ class Roster:
 
     @property
     def client_is_away(self) -> bool:
-        """Whether another client is waited for."""
+        """Whether the client has exited and another one is expected."""
         return self._away
 
     def families(self) -> list[tuple[int, int]]:
-        """The procs of this host, each with its parent; also those that are gone, if remembered."""
+        """Return the procs of this host, each with its parent; exited ones too while remembered."""
         return [
             (member.uid, member.parent)
             for member in self._members.values()
@@ -345,7 +355,7 @@ class Roster:
         ]
 
     def client_left(self) -> list[Effect]:
-        """The client's process is gone, and another may come in its place."""
+        """Report that the client's process has exited, and that another may replace it."""
         client = self._members[self.client]
         client.exited = self._away = True
         askers = list(client.askers)
@@ -353,33 +363,33 @@ class Roster:
         return self._tell_away(askers)
 
     def client_returned(self) -> list[Effect]:
-        """There is a client again."""
+        """Report that there is a client again."""
         self._members[self.client].exited = self._away = False
         self._returned = True
         return self._tell_back()
 
     def client_lost(self) -> list[Effect]:
-        """The client is gone: everything it started goes."""
+        """Report that the client has exited for good: all procs that it started are killed."""
         self._members[self.client].exited = True
         return self.kill(list(self._members))
 
     def tick(self, now: float) -> list[Effect]:
-        """What is due by `now`."""
+        """Perform what is due by `now`."""
         effects: list[Effect] = []
         while self._timers and self._timers[0][0] <= now:
             _, _, function, args = heapq.heappop(self._timers)
             effects += function(now, *args)
         return effects
 
-    # -- how it works ----------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------
 
     def _call_at(self, when: float, function: Callable[..., list[Effect]], *args: Any) -> None:
-        """Have `tick` call `function` (with its `now`), which looks whether it still matters."""
+        """Have `tick` call `function` with its `now`; the function checks if it still applies."""
         if when < math.inf:
             heapq.heappush(self._timers, (when, next(self._order), function, args))
 
     def _newest(self, uid: int) -> _Member | None:
-        """The proc that is now in the place of `uid`: itself, or its last successor."""
+        """Return the current incarnation of `uid`: the proc itself, or its last successor."""
         member = self._members.get(uid)
         while member is not None and member.successor in self._members:
             member = self._members[member.successor]
@@ -405,7 +415,7 @@ class Roster:
         return [Tell(uid, notice) for uid in waiting if self.alive(uid)]
 
     def _acquaint(self, asker: int, member: _Member) -> None:
-        if self.alive(asker) and asker != member.uid:  # (a successor may look for the one before)
+        if self.alive(asker) and asker != member.uid:  # a successor may ask about its predecessor
             self._members[asker].known[member.uid] = None
             member.known[asker] = None
 
@@ -413,11 +423,11 @@ class Roster:
         return [Condemn(member.uid, error), *self._exited([member])]
 
     def _still_alive(self, _now: float, member: _Member, asker: int) -> list[Effect]:
-        """A question has been open for long enough."""
+        """Answer a question that has been open for `ANSWER_WITHIN` seconds."""
         if member.exited or asker not in member.askers:
-            return []  # answered, or it will be with the end
+            return []  # already answered, or `ended` will answer it
         if asker == member.parent:
-            # Its owner can no longer reach it, not even to stop it.
+            # The owner can no longer reach the proc, not even to stop it.
             return self._condemn(member, _CLOSED.error)
         # A live proc that closed a link misbehaves only towards that peer, which must not wait.
         del member.askers[asker]
@@ -426,7 +436,7 @@ class Roster:
         return [Tell(asker, gone([[member.uid, *_CLOSED]]))]
 
     def _check_ready(self, _now: float, member: _Member, patience: float) -> list[Effect]:
-        """Give up on an executed command that did not become a proc."""
+        """Give up an executed command that did not become a proc."""
         if member.ready or member.exited:
             return []
         error = (
@@ -436,7 +446,7 @@ class Roster:
         return self._condemn(member, error)
 
     def _check_stopped(self, now: float, member: _Member, signal: str) -> list[Effect]:
-        """Give up on a process that stays stopped."""
+        """Give up a process that stays stopped."""
         due = member.stopped_at + member.patience
         if member.exited or due > now:
             return []
@@ -451,7 +461,7 @@ class Roster:
         return self._condemn(member, error)
 
     def _remember(self, uid: int, verdict: Verdict) -> _Member:
-        """The entry of a proc that ended before these books were begun."""
+        """Return the record of a proc that exited before this roster was made."""
         member = self._members.get(uid)
         if member is None:
             member = self._members[uid] = _Member(uid, 0, None, ready=True)
@@ -460,7 +470,7 @@ class Roster:
         return member
 
     def _forget(self) -> None:
-        """Keep the last ends for autopsies, not all of them."""
+        """Drop the oldest exited members; the latest are kept to answer questions."""
         if len(self._members) > REMEMBERED:
             for uid, member in list(self._members.items())[: REMEMBERED // 2]:
                 if member.verdict is not None:
@@ -468,7 +478,7 @@ class Roster:
 
 
 class _News:
-    """Collects what members are to be told: ends first, one notice for each member, then moves."""
+    """Collects notices: first the exits, in one notice for each member, then replacements."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
@@ -483,7 +493,7 @@ class _News:
                 self._ends.setdefault(hearer, []).append([member.uid, *member.verdict])
 
     def of_move(self, old: _Member, hearers: Iterable[int] | None = None) -> None:
-        """If `old` has a successor, `hearers`, or all who had to do with it, are told."""
+        """Announce the successor of `old`, if any, to `hearers` or to all it interacted with."""
         newest = self._roster._newest(old.uid)
         if newest is None or newest is old:
             return

@@ -1,22 +1,22 @@
-"""One order out of two paths: what a sender sends to one receiver, and what it casts to many.
+"""Splice: in-order delivery when one sender's direct messages and casts take two paths.
 
-Between hosts a message to one proc goes through a tunnel, a cast down a tree, and either may be the
-faster one. What a sender sent must reach each receiver in the order of sending all the same. To
-number every message would cost all of them something, and the common programs, which send a steady
-stream of one kind, need nothing. So only a *change* of the path is marked:
+Between hosts a message to one proc goes through a tunnel and a cast goes down a tree, and either
+path may be faster. Still, messages of one sender must reach each receiver in the order of sending.
+Numbering every message would cost all programs something, and the common ones, which send a steady
+stream of one kind, do not need it. So only a *change* of the path is marked:
 
-* Casts of one sender are numbered, and each says which was the one before it to the same host
-  (`Line`): they may come by different paths, too, as the tree depends on who is in the cast.
+* The casts of one sender are numbered, and each carries the number of the previous cast to the same
+  host (`Line`). Casts may take different paths, too, as the tree depends on the set of hosts.
 * A **mark** with number n in a tunnel stands where cast n was sent: what follows it in the tunnel
   waits for the casts up to n. The sender writes one before the first message after a cast.
-* A cast before which something was sent through the tunnel, since the last mark, is *tied* for that
-  receiver: the sender writes its mark at once, and the cast waits for it.
+* If something was sent through the tunnel between the last mark and a cast, the cast is *tied* for
+  that receiver: the sender writes the cast's mark at once, and the cast waits for it.
 
-Nothing waits for ever: a tied cast waits for its own mark, before which there are only marks of
-earlier casts, and a mark waits for casts up to its own. By induction on the number both come, or
-the tunnel or the host is lost, and with it all that waits.
+Every wait ends. A tied cast waits for its own mark, and before that mark there are only marks of
+earlier casts; a mark waits for casts up to its own number. By induction on the number both arrive,
+or the tunnel or the host is lost, and with it all that waits.
 
-Numbers of a sender only grow; an agent that is made anew begins anew, with links of its own.
+Numbers of a sender only grow. A new incarnation of an agent starts anew, with links of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ C = TypeVar("C")
 
 
 class Line(Generic[C]):
-    """The casts of one sender at one host, in their order.
+    """The casts of one sender at one host, put in order.
 
     >>> line = Line()
     >>> line.cast(7, 4, "second"), line.cast(4, 0, "first")
@@ -45,10 +45,13 @@ class Line(Generic[C]):
     def __init__(self) -> None:
         self.reached = 0
         """The last cast that had its turn."""
-        self._early: dict[int, tuple[int, C]] = {}  # by the number of the one before
+        self._early: dict[int, tuple[int, C]] = {}  # by the number of the previous cast
 
     def cast(self, number: int, previous: int, cast: C) -> list[tuple[int, C]]:
-        """A cast has come; those whose turn it is now. `previous`: 0 for the first."""
+        """Accept a cast; return the casts whose turn it is now.
+
+        `previous` is 0 for the first cast.
+        """
         self._early[previous] = number, cast
         ready: list[tuple[int, C]] = []
         while (found := self._early.pop(self.reached, None)) is not None:
@@ -58,9 +61,10 @@ class Line(Generic[C]):
 
 
 class Splice(Generic[T]):
-    """Where the casts of one sender join its tunnel to one receiver.
+    """The point where the casts of one sender are merged into its tunnel to one receiver.
 
-    Each method gives what goes to the receiver now, in order. `reached` is the sender's `Line`'s.
+    Each method returns what the receiver gets now, in order. The argument `reached` is that of the
+    sender's `Line`.
 
     >>> splice = Splice()
     >>> splice.message("a"), splice.mark(1, 0), splice.message("b")
@@ -74,9 +78,9 @@ class Splice(Generic[T]):
     __slots__ = ("_casts", "_marked", "_tunnel")
 
     def __init__(self) -> None:
-        self._tunnel: deque[tuple[int, T | None]] = deque()  # a mark and None, or 0 and a message
-        self._casts: deque[tuple[int, T]] = deque()  # the number of its mark if it is tied, else 0
-        self._marked = 0  # the last mark that was passed
+        self._tunnel: deque[tuple[int, T | None]] = deque()  # (mark, None) or (0, message)
+        self._casts: deque[tuple[int, T]] = deque()  # (its mark if tied, else 0; the cast)
+        self._marked = 0  # the last mark that was reached
 
     @property
     def blocked(self) -> bool:
@@ -85,30 +89,30 @@ class Splice(Generic[T]):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits."""
+        """Whether neither messages nor casts wait."""
         return not self._tunnel and not self._casts
 
     def message(self, item: T) -> list[T]:
-        """The tunnel brought a message."""
+        """Accept a message from the tunnel."""
         if not self._tunnel:
             return [item]
         self._tunnel.append((0, item))
         return []
 
     def mark(self, number: int, reached: int) -> list[T]:
-        """The tunnel brought a mark."""
+        """Accept a mark from the tunnel."""
         self._tunnel.append((number, None))
         return self.advance(reached)
 
     def cast(self, number: int, *, tied: bool, item: T) -> list[T]:
-        """It is the turn of a cast that this receiver gets."""
+        """Accept a cast for this receiver, whose turn it is among the casts."""
         if not self._casts and not (tied and number > self._marked):
             return [item]
         self._casts.append((number if tied else 0, item))
         return []
 
     def advance(self, reached: int) -> list[T]:
-        """Casts up to `reached` have had their turn."""
+        """Report that casts up to `reached` have had their turn."""
         ready: list[T] = []
         tunnel, casts = self._tunnel, self._casts
         while True:

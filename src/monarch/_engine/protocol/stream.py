@@ -1,10 +1,10 @@
-"""A channel over a byte stream: cuts what arrives into packets, gathers what goes out.
+"""A channel over a byte stream: cuts received bytes into packets, and gathers packets to send.
 
-One of these lives as long as its connection; what it holds of an incomplete packet dies with it,
-and the channel's replay makes up for that. Big payloads are read into their final memory: while
-one is under way `target` says where the next bytes belong, and only what a read of unknown content
-brought in with the header is copied there. After such a payload there is likely another one, and
-the next read had better ask for little (`wanted`).
+A `PacketStream` lives as long as its connection. An incomplete packet is dropped with it, and the
+channel's replay compensates for that. Big payloads are read into their final memory: while one is
+in progress `target` is where the next bytes belong, and only the bytes that a read of unknown
+content received along with the header are copied there. After such a payload another one is likely,
+so the next read should be small (`wanted`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PacketStream"]
 
-_SMALL = 4096  # the rest of a packet that is not worth a read of its own
+_SMALL = 4096  # a rest of a packet up to this size is not read by itself
 _MUCH = 1 << 30
 
 
@@ -27,9 +27,9 @@ class PacketStream:
     """The bytes of one connection, in both directions.
 
     Args:
-        channel: the session that the connection serves; telling it that the connection is open,
-            or lost, is up to the driver.
-        peer: what errors call the other side.
+        channel: the session that the connection serves; the driver itself reports to the channel
+            that the connection is open, or lost.
+        peer: the name of the other side in error texts.
 
     >>> from monarch._engine.protocol.channel import Channel
     >>> a, b = Channel(1, dials=True, now=0.0), Channel(2, dials=False, now=0.0)
@@ -59,18 +59,19 @@ class PacketStream:
         """Whether the last `gather` took all there was."""
         self.wanted = _MUCH
         """How many bytes to read for `feed`."""
-        self._tail = b""  # the beginning of a packet that is read with what comes next
-        # A packet whose payload is being read by itself: header, where the payload goes, how much
-        # of it is there, and what the channel gets for it (None: it is in its place).
+        self._tail = b""  # the start of an incomplete packet
+        # A packet whose payload is read by itself: its header, where the payload goes, how many
+        # bytes of it have arrived, and the argument for the channel (None: the payload is in its
+        # place).
         self._header: Header | None = None
         self._target = memoryview(b"")
         self._filled = 0
         self._payload: tuple[Buffer] | None = None
 
     def gather(self, now: float, limit: int) -> list[Buffer]:
-        """Buffers to write next, of about `limit` bytes: the last packet may exceed it.
+        """Return buffers to write next, of about `limit` bytes: the last packet may exceed it.
 
-        Ask for little at a time: what was gathered can no longer be overtaken.
+        Use a small limit: urgent packets can no longer overtake those that were gathered.
         """
         buffers: list[Buffer] = []
         while limit > 0:
@@ -84,11 +85,11 @@ class PacketStream:
         return buffers
 
     def target(self) -> memoryview | None:
-        """Where the next bytes belong while a big payload is under way, else None (use `feed`)."""
+        """Return where the next bytes of a big payload belong; None if `feed` is to be used."""
         return None if self._header is None else self._target[self._filled :]
 
     def filled(self, count: int, now: float) -> list[Effect]:
-        """Report `count` bytes written into `target`."""
+        """Report that `count` bytes were written into `target`."""
         header = self._header
         assert header is not None, "filled() without a target"
         self._filled += count
@@ -101,7 +102,7 @@ class PacketStream:
         return self._channel.receive(header, payload, now)
 
     def feed(self, data: memoryview, now: float) -> list[Effect]:
-        """Take bytes that were not read into `target`; `data` may be reused after the call."""
+        """Accept bytes that were not read into `target`; `data` may be reused after the call."""
         if self._tail:
             data = memoryview(self._tail + data)
             self._tail = b""
@@ -130,7 +131,7 @@ class PacketStream:
     def _begin(self, header: Header, got: memoryview) -> None:
         target = self._channel.place(header)
         self._payload = None
-        if target is None:  # seen before, or wrong; that is for the channel to say
+        if target is None:  # a duplicate or an error, which the channel detects
             unplaced = bytearray(header[2])
             self._payload = (unplaced,)
             target = memoryview(unplaced)

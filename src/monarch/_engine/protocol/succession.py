@@ -1,22 +1,22 @@
-"""The succession: who drives a job, and what becomes of it between two drivers.
+"""Succession: which process drives a job, and the state of the job between two drivers.
 
-The *driver* of a job is the process of the script. Without a promise its job ends with it. With a
-*grace period* the job goes on, *vacant*, and a successor may take it over; if none does within the
-period, it is over.
+The *driver* of a job is the process of the script. Without a grace period the job ends when its
+driver exits. With a *grace period* the job continues, *vacant*, and a successor may take it over;
+if none does within the period, the job is over.
 
     driven --left--> vacant --claim--> claimed --taken--> driven
                        |  <----left-------'
                        '--deadline--> over
 
-* There is one driver at a time. Who claims a job that has one is refused.
-* A claim counts when it is *taken*: then the successor is ready to be spoken to. One that ends
-  before that has not prolonged the period.
-* Each driver has a number, its *reign*, 0 for the first. What drivers number themselves they number
-  from there, so that nothing that was meant for an earlier one reaches a later one.
+* There is at most one driver at a time. A claim to a job that has a driver is refused.
+* A claim counts when it is *taken*: then the successor is ready to be contacted. A successor that
+  exits before that does not prolong the period.
+* Each driver has an epoch number, its *reign*, 0 for the first. Drivers number their own objects
+  starting from it, so that a message for an earlier driver never reaches a later one.
 
-What a driver wants its successor to find it leaves as *keepsakes*, which nobody here looks into. (A
-list of what went wrong meanwhile is not among them: whoever saw an end remembers it, and the
-successor asks about everything it takes over. So nothing has to be collected, bounded and merged.)
+A driver leaves data for its successor as *keepsakes*, which are opaque here. A list of failures in
+between is not among them: every host that saw an exit remembers it, and the successor asks about
+everything that it takes over. So there is nothing to collect, bound and merge.
 
 Time is an argument, in seconds.
 """
@@ -31,11 +31,11 @@ _DRIVEN, _VACANT, _CLAIMED, _OVER = range(4)
 
 
 class Succession:
-    """See the module.
+    """The state of one job. See the module.
 
     Args:
         grace: seconds that the job outlives a driver.
-        reign: the number of the driver it has.
+        reign: the epoch number of the present driver.
 
     >>> job = Succession(60.0)
     >>> job.keep(1, "how to find a mesh")
@@ -57,31 +57,31 @@ class Succession:
 
     @property
     def driven(self) -> bool:
-        """Whether there is a driver that can be spoken to."""
+        """Whether there is a driver that can be contacted."""
         return self._state == _DRIVEN
 
     @property
     def deadline(self) -> float:
-        """When the job is over, if nobody takes it; infinity while it is driven."""
+        """The time at which the job is over unless it is taken; infinity while it is driven."""
         return self._until if self._state in (_VACANT, _CLAIMED) else math.inf
 
     def keep(self, uid: int, keepsake: str) -> None:
-        """The driver leaves this for its successor, unless it takes it back (`drop`)."""
+        """Store a keepsake of the driver for its successor, until `drop`."""
         self.keepsakes[uid] = keepsake
 
     def drop(self, uid: int) -> None:
-        """There is nothing to be found there any more."""
+        """Remove the keepsake about `uid`, if there is one."""
         self.keepsakes.pop(uid, None)
 
     def left(self, now: float) -> bool:
-        """The driver, or who had claimed to be one, is gone. Whether the job goes on."""
+        """Report that the driver, or a claimant, has exited. Return whether the job continues."""
         if self._state == _DRIVEN:
             self._until = now + self.grace
         self._state = _VACANT if now < self._until else _OVER
         return self._state == _VACANT
 
     def claim(self) -> bool:
-        """Somebody wants to be the driver. Whether it may."""
+        """Claim the job for a new driver. Return whether it may."""
         if self._state != _VACANT:
             return False
         self._state = _CLAIMED
@@ -89,12 +89,12 @@ class Succession:
         return True
 
     def taken(self) -> None:
-        """Who claimed the job drives it now."""
+        """Report that the process that claimed the job drives it now."""
         if self._state == _CLAIMED:
             self._state = _DRIVEN
 
     def tick(self, now: float) -> bool:
-        """Whether the job is over."""
+        """Return whether the job is over at `now`."""
         if now >= self.deadline:
             self._state = _OVER
         return self._state == _OVER

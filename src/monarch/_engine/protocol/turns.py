@@ -1,19 +1,19 @@
-"""Turns: one order out of two streams, each of which keeps its own; and what may be needed again.
+"""Turns: in-order delivery over two streams, and replay of what a broken connection lost.
 
-Two procs of different hosts that talk often have two ways to each other: the tunnel, which the
-agents carry and which everything can take, and a direct connection, which is faster and may break.
-A sender is on one of them at a time. When it changes it says so, by a TURN, as the last frame on
-the way it leaves. The receiver takes frames from one way until it finds a TURN, then from the
-other; what has come too early on that one waits (`Turns`). So both may be as slow as they like, and
-steady traffic pays nothing. It is the sender who decides, for each direction on its own.
+Two procs of different hosts that communicate often have two paths: the tunnel, which the agents
+carry and which can carry everything, and a direct connection, which is faster and may break. A
+sender uses one of them at a time. To change, it sends a TURN as the last frame on the path that it
+leaves. The receiver takes frames from one path until it finds a TURN, then from the other; frames
+that arrive too early on that one wait (`Turns`). So either path may be arbitrarily slow, and steady
+traffic pays nothing. The sender decides, separately for each direction.
 
 A direct connection that breaks ends in the middle of what was sent on it. Therefore a sender keeps
-what was not confirmed (`Unconfirmed`). After a break each side tells the other, through the tunnel,
-up to which byte it has received whole frames, and gets the rest the same way, wrapped: it belongs
-to the stream of the connection still, whose last frame is then a TURN.
+what was not confirmed (`Unconfirmed`). After a break each side reports to the other, through the
+tunnel, up to which byte it has received whole frames. The other side sends the rest the same way,
+wrapped: it still belongs to the stream of the connection, whose last frame is then a TURN.
 
-Nothing waits for ever: a TURN that was sent comes, as both streams are reliable (a connection that
-breaks by its rest), or the tunnel is lost, and with it everything.
+Every wait ends: a TURN that was sent arrives, as both streams are reliable (a broken connection
+with the help of its rest), or the tunnel is lost, and with it everything.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONNECTION = 1
 
 
 class Turns:
-    """The frames of both ways, in the order of their sending.
+    """The frames of both paths, put in the order of sending.
 
     >>> def frame(kind, dest=0):
     ...     return Frame(kind, 0, dest, 0, 0, 0, b"", b"")
@@ -54,10 +54,10 @@ class Turns:
         self._waiting: tuple[deque[Frame], deque[Frame]] = (deque(), deque())
 
     def came(self, way: int, frames: Iterable[Frame]) -> list[Frame]:
-        """These have come by `way`; those whose turn it is, TURNs included.
+        """Accept frames that arrived by `way`; return those whose turn it is, TURNs included.
 
         Frames about the connection itself (DIRECT), and those of the agent at this end of the
-        tunnel (RELEASE), have no turn: they are there at once.
+        tunnel (RELEASE), are exempt from the order: they are returned at once.
         """
         ready: list[Frame] = []
         for frame in frames:
@@ -86,12 +86,12 @@ class Turns:
 
     @property
     def idle(self) -> bool:
-        """Whether the tunnel alone is left, and nothing waits."""
+        """Whether only the tunnel is in use, and no frame waits."""
         return self.way == TUNNEL and not any(self._waiting)
 
 
 class Unconfirmed:
-    """What was sent on a connection, as far as the other side may not have it.
+    """The data sent on a connection that the other side has not confirmed.
 
     >>> sent = Unconfirmed()
     >>> for data in (b"one", b"two", b"three"):
@@ -105,19 +105,19 @@ class Unconfirmed:
 
     def __init__(self) -> None:
         self._sent: deque[bytes] = deque()
-        self._first = 0  # the position of the first byte that is kept
+        self._first = 0  # position of the first byte that is kept
         self.end = 0
         """The position after the last byte."""
 
     def add(self, data: bytes) -> None:
-        """This is sent, or would be if the connection were whole."""
+        """Record data that is sent, or would be sent if the connection were intact."""
         self._sent.append(data)
         self.end += len(data)
 
     def confirmed(self, position: int) -> None:
-        """The other side has all that is before `position`.
+        """Drop everything before `position`, which the other side has.
 
-        Raises ProtocolError if that cannot be.
+        Raises ProtocolError if the position is out of range.
         """
         if not self._first <= position <= self.end:
             raise ProtocolError(
@@ -129,6 +129,9 @@ class Unconfirmed:
             self._first += len(sent.popleft())
 
     def rest(self, position: int) -> bytes:
-        """What follows `position`. Raises ProtocolError if that cannot be."""
+        """Return everything after `position`.
+
+        Raises ProtocolError if the position is out of range.
+        """
         self.confirmed(position)
         return b"".join(self._sent)[position - self._first :]
