@@ -1,10 +1,12 @@
-"""One-sided memory transfers: read and write memory of other processes without asking them.
+"""One-sided memory transfers: read and write the memory of other processes.
+
+The owner of the memory runs no user code for a transfer.
 
 >>> from monarch.rdma import RDMABuffer
 >>> weights = bytearray(b"weights!")
 >>> buffer = RDMABuffer(weights)  # send this to any actor
 >>> into = bytearray(8)
->>> buffer.read_into(into, timeout=5).get()  # there
+>>> buffer.read_into(into, timeout=5).get()  # the bytes have arrived
 >>> into
 bytearray(b'weights!')
 >>> buffer.drop().get()

@@ -1,4 +1,4 @@
-"""`RDMAAction`: many operations as one."""
+"""`RDMAAction`: many operations in one submit."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _WORD = 8
 
 
 class RDMAAction:
-    """A list of operations that are carried out together by each `submit`.
+    """A list of operations that each `submit` carries out together.
 
-    They are in no order and know nothing of each other: two that touch the same bytes race. Memory
-    that is named here is kept until the action goes.
+    The operations run in no particular order: two that touch the same bytes race. The action keeps
+    all memory that its operations name alive as long as the action exists.
 
     >>> memory, into = bytearray(b"abcd"), bytearray(2)
     >>> with RDMABuffer(memory) as buffer:
@@ -44,24 +44,27 @@ class RDMAAction:
         self._waiting: deque[tuple[float, _spi.Promise[None]]] = deque()
 
     def read_remote(self, dst_local: Any, src_buffer: RDMABuffer) -> Self:
-        """Add: copy all of `src_buffer` into the first bytes of `dst_local`.
+        """Add an operation: copy all of `src_buffer` into the first bytes of `dst_local`.
 
         Raises ValueError as `RDMABuffer.read_into` does, and RuntimeError during a submit.
         """
         return self._add(reading(_buffer(src_buffer), dst_local))
 
     def write_remote(self, dst_buffer: RDMABuffer, src_local: Any) -> Self:
-        """Add: copy all of `src_local` to the start of `dst_buffer`.
+        """Add an operation: copy all of `src_local` to the start of `dst_buffer`.
 
         Raises as `RDMABuffer.write_from` does, and RuntimeError during a submit.
         """
         return self._add(writing(_buffer(dst_buffer), src_local))
 
     def fetch_add(self, src: RDMABuffer, dst: Any, add: int) -> Self:
-        """Add: atomically, copy the number at `src` to `dst` and add `add` to it, modulo 2**64.
+        """Add an atomic operation: copy the number at `src` to `dst`, and add `add` to it.
 
-        A number is eight bytes at an address divisible by eight, unsigned, as this machine writes
-        them. Atomic means: with regard to other atomic operations through buffers.
+        The number is eight bytes at an address divisible by eight, unsigned, in the byte order of
+        this machine; the sum is modulo 2**64. Atomic means atomic with respect to other atomic
+        operations through buffers. Raises ValueError for memory that is too small, not aligned, not
+        main memory or, at `dst`, read-only, RdmaPermissionError for a read-only buffer, and
+        RuntimeError during a submit.
 
         >>> import array
         >>> counter, before = array.array("Q", [40]), array.array("Q", [0])
@@ -73,18 +76,19 @@ class RDMAAction:
         return self._atomic(ADD, src, dst, (_word("add", add), 0))
 
     def compare_and_swap(self, src: RDMABuffer, dst: Any, compare: int, swap: int) -> Self:
-        """Add: atomically, copy the number at `src` to `dst`; if it is `compare` make it `swap`.
+        """Add an atomic operation: copy the number at `src` to `dst`; if it is `compare`, set it.
 
-        See `fetch_add`. The swap was done if `dst` holds `compare` afterwards.
+        The new number is `swap`. The swap was done if `dst` holds `compare` afterwards. Numbers and
+        errors are those of `fetch_add`.
         """
         return self._atomic(SWAP, src, dst, (_word("compare", compare), _word("swap", swap)))
 
     def submit(self, *, timeout: float = 60) -> Future[None]:
-        """Carry everything out; begins now, and does not wait.
+        """Carry out all operations. Begins at once and does not block.
 
-        The future resolves when all is done, or raises RdmaError for what failed. An action may be
-        submitted any number of times; submits of one action are carried out one after the other,
-        each with its own `timeout` from its beginning.
+        The future resolves when all operations are complete, or raises RdmaError for those that
+        failed. An action may be submitted any number of times. Submits of one action run one after
+        the other; the `timeout` of each, in seconds, counts from its own beginning.
         """
         seconds = timeout_of(timeout)
         with self._lock:

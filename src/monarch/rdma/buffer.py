@@ -19,31 +19,27 @@ __all__ = ["RDMABuffer", "reading", "writing"]
 
 
 class RDMABuffer:
-    """A small handle on memory of this process, which may be sent to anybody.
+    """A small handle on memory of this process, which can be sent to any other process.
 
-    Whoever has it reads and writes that memory while this process does what it likes; no Python
-    runs here for it. The memory is kept, and what is in it at the moment of a transfer is what is
-    transferred. It is let go by `drop`, at the end of the actor that made the buffer (of a script:
-    at the script's end), or as `release` says. Making one is quick: nothing is copied.
+    A process that holds the handle reads and writes the memory while the owner does other work; the
+    owner's user code takes no part. (Some routes use a thread of the owner: see `explain`.) A
+    transfer sees the content of the memory at the moment of the transfer. The registration keeps
+    the memory alive until `drop`, until the actor that made the buffer exits (for a script: until
+    the script exits), or as `release` specifies. Making a buffer is quick: nothing is copied.
 
     Args:
         data: contiguous memory of any shape: a torch tensor, a numpy array, bytearray, bytes, mmap,
-            a memoryview, ... While it is registered, it cannot be resized.
-        read_only: whether others may only read. What is read-only itself (`bytes`) always is.
-        release: "drop", or "last-handle": also when no process has a handle any more. A handle that
-            was pickled counts as one for `grace` seconds, since it may be under way; whoever takes
-            longer to unpickle it may find the memory dropped. A process that dies has none.
+            a memoryview, ... It cannot be resized while it is registered.
+        read_only: whether other processes may only read. Memory that is itself read-only (`bytes`)
+            is always registered as read-only.
+        release: "drop", or "last-handle" to release also when no process holds a handle. Pickling
+            a handle keeps the memory for another `grace` seconds, since a copy may be in transit. A
+            receiver that takes longer to unpickle may find the memory dropped. A process that exits
+            holds no handle.
+        grace: seconds, for "last-handle" only.
 
-    Raises ValueError for memory that is empty or not contiguous, RuntimeError where the settings
+    Raises ValueError for memory that is empty or not contiguous, RuntimeError if the settings
     leave no way to transfer.
-
-    >>> memory = bytearray(b"hello world")
-    >>> with RDMABuffer(memory) as buffer:
-    ...     buffer[6:].write_from(b"there").get()
-    ...     into = bytearray(5)
-    ...     buffer[:5].read_into(into).get()
-    >>> memory, into
-    (bytearray(b'hello there'), bytearray(b'hello'))
     """
 
     __slots__ = ("__weakref__", "_handle", "_length", "_offset")
@@ -77,7 +73,7 @@ class RDMABuffer:
     # -- what it is ------------------------------------------------------------------------------
 
     def size(self) -> int:
-        """Bytes of the buffer, or of the part that this is."""
+        """Return the size in bytes of the buffer, or of the part that this object stands for."""
         return self._length
 
     def __len__(self) -> int:
@@ -85,22 +81,22 @@ class RDMABuffer:
 
     @property
     def read_only(self) -> bool:
-        """Whether it can only be read."""
+        """Whether transfers can only read it."""
         return not self._handle.writable
 
     @property
     def device(self) -> str:
-        """Where the memory is: "cpu", "cuda:0", ..., in its owner."""
+        """The device of the memory, as its owner names it: "cpu", "cuda:0", ..."""
         return self._handle.device
 
     @property
     def owner(self) -> str:
-        """The address of the process whose memory it is. Opaque."""
+        """The address of the process that owns the memory. Opaque."""
         return f"rdma<{self._handle.number}>@ipc://@monarch-{self._handle.uid:x}"
 
     @property
     def backend(self) -> str:
-        """`get_rdma_backend` of this process. For the way to this very buffer, see `explain`."""
+        """`get_rdma_backend` of this process. `explain` returns the route to this very buffer."""
         return hardware.get_rdma_backend()
 
     def __repr__(self) -> str:
@@ -126,13 +122,10 @@ class RDMABuffer:
     # -- parts -----------------------------------------------------------------------------------
 
     def slice(self, offset: int, length: int) -> RDMABuffer:
-        """`length` bytes from `offset` on, as a buffer of its own.
+        """Return `length` bytes from `offset` on as a buffer of its own.
 
-        It shares the registration: dropping the one drops the other. Raises ValueError if the part
+        The part shares the registration: dropping either drops both. Raises ValueError if the part
         is empty or not within this buffer.
-
-        >>> RDMABuffer(bytearray(100)).slice(10, 20).size()
-        20
         """
         if length <= 0:
             raise ValueError("Cannot create RDMABuffer with size 0.")
@@ -143,7 +136,7 @@ class RDMABuffer:
         return _part(self._handle, self._offset + offset, length)
 
     def __getitem__(self, key: Any) -> RDMABuffer:
-        """`buffer[a:b]`: bytes a to b, by the rules of Python's slices. See `slice`."""
+        """Return bytes a to b for `buffer[a:b]`, by the rules of Python's slices. See `slice`."""
         if not isinstance(key, slice):
             raise TypeError(
                 "a part of an RDMABuffer is buffer[a:b]; to see bytes, read_into memory"
@@ -158,11 +151,12 @@ class RDMABuffer:
     # -- transfers -------------------------------------------------------------------------------
 
     def read_into(self, dst: Any, *, timeout: float = 60) -> Future[None]:
-        """Copy the whole buffer into the first bytes of `dst`, and leave its others alone.
+        """Copy the whole buffer into the first bytes of `dst`; leave the rest of `dst` alone.
 
-        Begins now, and does not wait: the future tells when it is done (a small one is done when
-        this returns). It raises RdmaError, such as RdmaTimeout after `timeout` seconds,
-        RdmaBufferDropped, RdmaOwnerLost. Bytes that somebody writes meanwhile may be seen or not.
+        Begins at once and does not block. The future resolves when the bytes have arrived; a small
+        transfer within the host is usually complete when this call returns. The future raises
+        RdmaError: for example RdmaTimeout after `timeout` seconds, RdmaBufferDropped, or
+        RdmaOwnerLost. Bytes that another process writes during the transfer may be seen or not.
 
         Raises ValueError if `dst` is too small, not contiguous or read-only.
         """
@@ -170,21 +164,22 @@ class RDMABuffer:
         return submit([reading(self, dst)], seconds)
 
     def write_from(self, src: Any, *, timeout: float = 60) -> Future[None]:
-        """Copy the whole of `src` to the start of the buffer, and leave the rest alone.
+        """Copy the whole of `src` to the start of the buffer; leave the rest of the buffer alone.
 
-        As `read_into`. When the future resolves the bytes are in the owner's memory. Raises
-        ValueError if `src` is too large or not contiguous, RdmaPermissionError if the buffer is
-        read-only.
+        Begins at once and does not block, as `read_into`. When the future resolves, the bytes are
+        in the owner's memory. Raises ValueError if `src` is too large or not contiguous,
+        RdmaPermissionError if the buffer is read-only.
         """
         seconds = timeout_of(timeout)
         op = writing(self, src)
         return submit([op] if op.nbytes else [], seconds)
 
     def drop(self) -> Future[None]:
-        """End the registration, in whatever process it is; parts of the buffer end with it.
+        """End the registration; any process that holds a handle may do so.
 
-        No transfer begins after that; when the future resolves none is under way, and the memory is
-        its owner's alone. Of a buffer that was dropped, or whose owner is gone, it is no error.
+        All parts of the buffer end with it. No slice of a transfer begins afterwards. When the
+        future resolves, no transfer is under way, and only the owner uses the memory. Dropping a
+        buffer that was already dropped, or whose owner has exited, is not an error.
         """
         return registry.drop(self._handle)
 
@@ -192,7 +187,7 @@ class RDMABuffer:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """`drop`, and wait for it."""
+        """Call `drop` and block until the future resolves."""
         self.drop().get()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -219,7 +214,7 @@ def _part(handle: Handle, offset: int, length: int) -> RDMABuffer:
 
 
 def reading(buffer: RDMABuffer, dst: Any) -> Op:
-    """The operation that reads all of `buffer` into `dst`. Raises as `read_into` does."""
+    """Return the operation that reads all of `buffer` into `dst`. Raises as `read_into` does."""
     memory = memory_of(dst)
     length = buffer._length
     if memory.nbytes < length:
@@ -233,7 +228,7 @@ def reading(buffer: RDMABuffer, dst: Any) -> Op:
 
 
 def writing(buffer: RDMABuffer, src: Any) -> Op:
-    """The operation that writes all of `src` to `buffer`. Raises as `write_from` does."""
+    """Return the operation that writes all of `src` to `buffer`. Raises as `write_from` does."""
     memory = memory_of(src)
     if memory.nbytes > buffer._length:
         raise ValueError(

@@ -1,10 +1,10 @@
-"""`Device`: how bytes get to memory of a device, and away.
+"""`Device`: how bytes are copied to and from the memory of a device.
 
-A route knows addresses. What is at an address of a device only its driver can reach, and torch has
-that: `Device` is the little that we need of it, one for each type of device that torch names
-("cuda", which is also what torch calls AMD's; "xpu"; ...). Its calls block, and when one returns
-the bytes are where they belong. What kernels do to the memory is waited for if it was queued on the
-device's default stream; a program that uses other streams synchronizes them before it tells others.
+Only the driver of a device can access its memory, and torch has access to the driver. `Device` is
+the small part of that which routes need, one object for each type of device that torch names
+("cuda", which is also torch's name for AMD's; "xpu"; ...). Its calls block until the bytes have
+been copied. A call waits for kernels that were queued on the device's default stream. A program
+that uses other streams must synchronize them before it notifies other processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Device", "NotShared"]
 
 
 class NotShared(Exception):
-    """Memory of a device cannot be used by two processes. The text is the reason."""
+    """Memory of a device cannot be shared between two processes. The text is the reason."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason)
@@ -26,10 +26,10 @@ class NotShared(Exception):
 
 
 class Device(Protocol):
-    """A type of device. All raise RdmaError for what the driver refuses."""
+    """A type of device. All methods raise RdmaError when the driver fails."""
 
     def load(self, memory: Memory, at: int, into: memoryview) -> None:
-        """Copy from the device's memory, from `at` on, as much as goes `into`."""
+        """Copy from the device's memory, from `at` on, until `into` is full."""
         ...
 
     def store(self, memory: Memory, at: int, data: memoryview) -> None:
@@ -37,17 +37,23 @@ class Device(Protocol):
         ...
 
     def copy(self, into: Memory, into_at: int, source: Memory, source_at: int, count: int) -> None:
-        """Copy between memories of devices of this type."""
+        """Copy between two memories of devices of this type."""
         ...
 
     def main(self, count: int) -> memoryview:
-        """So many bytes of main memory, to load into and to store from."""
+        """Return `count` bytes of main memory that is good for `load` and `store`."""
         ...
 
     def share(self, memory: Memory) -> bytes:
-        """What another process of this host needs to `open` the memory. Raises NotShared."""
+        """Return what another process of this host needs to `open` the memory.
+
+        Raises NotShared.
+        """
         ...
 
     def open(self, shared: bytes) -> Memory:
-        """Memory that another process shares, as long as what this returns. Raises NotShared."""
+        """Map memory that another process shares, as long as the result exists.
+
+        Raises NotShared.
+        """
         ...

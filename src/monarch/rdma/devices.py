@@ -1,6 +1,6 @@
-"""Copies within this process, whatever memory it is.
+"""Copies within this process, between memory of any devices.
 
-Main memory is the middle where no way leads straight from one device to another.
+A copy between two types of device goes through main memory.
 """
 
 from __future__ import annotations
@@ -20,24 +20,27 @@ devices: dict[str, Device] = {}
 
 
 def device_of(memory: Memory) -> Device:
-    """What moves the bytes of memory that is not main memory."""
+    """Return the driver for memory that is not main memory."""
     return devices.get(memory.device.partition(":")[0], _torch)
 
 
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
 _view.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 _view.restype = ctypes.py_object
-_WRITE = 0x200  # of the C API: PyBUF_WRITE
+_WRITE = 0x200  # PyBUF_WRITE of the C API
 
 
 def main_view(memory: Memory, at: int, count: int) -> memoryview:
-    """`count` bytes of main memory from `at` on. Keep `memory` as long as they are used."""
+    """Return a view of `count` bytes of main memory from `at` on.
+
+    The caller keeps `memory` alive as long as the view is used.
+    """
     view: memoryview = _view(memory.address + at, count, _WRITE)
     return view
 
 
 def copy(into: Memory, into_at: int, source: Memory, source_at: int, count: int) -> None:
-    """Copy within this process, whatever memory it is. Raises RdmaError."""
+    """Copy within this process, between memory of any devices. Raises RdmaError."""
     if source.device == CPU:
         if into.device == CPU:
             ctypes.memmove(into.address + into_at, source.address + source_at, count)

@@ -1,14 +1,14 @@
-"""What can go wrong with a transfer, one class for each kind of answer a caller may have.
+"""The errors of transfers: one class for each reaction that a caller may have.
 
     RdmaError
-      RdmaTimeout          (also TimeoutError)     the transfer took longer than it was allowed to
-      RdmaBufferDropped                            the registration is over: dropped, or released
-      RdmaOwnerLost                                the process whose memory it is, is gone
-      RdmaPermissionError  (also PermissionError)  read-only memory, or a handle that was forged
-      RdmaUnavailable                              no route leads there; the text has the remedies
+      RdmaTimeout          (also TimeoutError)     the transfer did not finish within its timeout
+      RdmaBufferDropped                            the registration ended: dropped, or released
+      RdmaOwnerLost                                the process that owns the memory has exited
+      RdmaPermissionError  (also PermissionError)  read-only memory, or a forged handle
+      RdmaUnavailable                              no route reaches the memory; text has remedies
 
-Mistakes that are seen at the call (sizes, layouts, types) are ValueError and TypeError, as
-everywhere. A transfer that fails says so through its future.
+Mistakes that are detected at the call (sizes, layouts, types) raise ValueError and TypeError, as
+everywhere. A failed transfer raises from its future.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ __all__ = [
 
 
 class RdmaError(Exception):
-    """A transfer, or the drop of a buffer, failed. The text says why and what to do."""
+    """A transfer, or the drop of a buffer, failed. The text has the reason and what to do."""
 
 
 class RdmaTimeout(RdmaError, TimeoutError):
-    """It took longer than `timeout`. Part of the bytes may have been transferred.
+    """The transfer did not finish within `timeout`. Part of the bytes may have been transferred.
 
-    Nothing is written to local memory any more. (Over a socket, what was on its way to the owner
-    may still arrive there.)
+    Local memory is no longer written. (Over a socket, bytes that were already on their way to the
+    owner may still arrive there.)
     """
 
 
 class RdmaBufferDropped(RdmaError):
-    """The owner's memory is no longer registered: `drop` was called, or its actor has ended."""
+    """The owner's memory is no longer registered: `drop` was called, or its actor has exited."""
 
 
 class RdmaOwnerLost(RdmaError):
-    """The process that owns the memory is gone, or was replaced by a restart."""
+    """The process that owns the memory has exited, or was replaced by a restart."""
 
 
 class RdmaPermissionError(RdmaError, PermissionError):
@@ -51,7 +51,7 @@ class RdmaPermissionError(RdmaError, PermissionError):
 
 
 class RdmaUnavailable(RdmaError):
-    """There is no way from this process to that memory. See `monarch.rdma.explain`."""
+    """No route leads from this process to that memory. See `monarch.rdma.explain`."""
 
 
 for _public in (
@@ -66,7 +66,10 @@ for _public in (
 
 
 def joined(failures: Sequence[tuple[str, RdmaError]]) -> RdmaError:
-    """What the future of a submit raises for failures by route: of their class, if they agree."""
+    """Return one error for the failures of a submit, given as (route, error).
+
+    Its class is that of the failures if they agree, else RdmaError.
+    """
     kinds = {type(error) for _, error in failures}
     kind = kinds.pop() if len(kinds) == 1 else RdmaError
     lines = [f"({route}) {error}" if route else str(error) for route, error in failures]

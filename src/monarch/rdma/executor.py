@@ -1,8 +1,9 @@
-"""The threads on which copies run that are too long for the caller's own.
+"""The threads that carry out copies which are too long for the caller's own thread.
 
-Few, started when there is work and kept: `rdma_runtime_worker_threads`. A job that is spread is put
-into the queue several times; whoever comes takes the next slice of it. In the simulator, where one
-thread runs at a time, everything runs in the caller's.
+The threads start when there is work, and are kept; the setting `rdma_runtime_worker_threads` is
+their maximum. A job that is spread is queued several times, and each thread that takes it carries
+out slices of it until none is left. In the simulator, which runs one thread at a time, jobs run in
+the caller's thread.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ _due = 0
 
 
 def spread(job: Callable[[], None], times: int) -> None:
-    """Call `job` on up to `times` threads at once; it must know when there is nothing to do."""
+    """Run `job` on up to `times` threads at once; the job itself finds out what is left to do.
+
+    Does not block, except in the simulator, where the job runs before this returns.
+    """
     if _spi.is_simulated():
         job()
         return
@@ -47,7 +51,7 @@ def _work() -> None:
     while True:
         job = _jobs.get()
         job()
-        del job  # it has hold of memory
+        del job  # the job refers to users' memory
         with _lock:
             _due -= 1
 

@@ -1,4 +1,4 @@
-"""`explain`: which way a transfer takes, which it does not, and why."""
+"""`explain`: which route a transfer takes to a buffer, and why the others are not taken."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LARGE = 32 << 20
 
 
 class Way(NamedTuple):
-    """One kind of route, and what became of it."""
+    """One kind of route: whether it is taken, and why or why not."""
 
     kind: str
     state: str
@@ -33,13 +33,13 @@ class Way(NamedTuple):
 
 
 class Explanation:
-    """The ways to a buffer. `str` is for people.
+    """The routes to a buffer. `str` returns a text for people.
 
     Attributes:
-        buffer: which one, in words.
-        route: the kind of route that is taken; None if none leads there.
+        buffer: the buffer, in words.
+        route: the kind of route that is taken; None if no route reaches the buffer.
         ways: all kinds, the best first.
-        remarks: what else makes transfers slow or impossible.
+        remarks: other reasons why transfers are slow or impossible.
     """
 
     def __init__(self, buffer: str, ways: list[Way], remarks: list[str]) -> None:
@@ -49,7 +49,7 @@ class Explanation:
 
     @property
     def route(self) -> str | None:
-        """The kind that is taken."""
+        """The kind of route that is taken; None if there is none."""
         return next((way.kind for way in self.ways if way.state == TAKEN), None)
 
     def __str__(self) -> str:
@@ -67,17 +67,10 @@ class Explanation:
 
 
 def explain(buffer: RDMABuffer, *, device: str = CPU) -> Explanation:
-    """Which way this process takes to `buffer` from its own memory on `device`, and why.
+    """Return which route this process takes to `buffer` from its own memory on `device`, and why.
 
-    The way is opened, if it is not yet, as a transfer would; nothing is transferred. A buffer whose
-    owner is gone has none.
-
-    >>> from monarch.rdma import RDMABuffer
-    >>> with RDMABuffer(bytearray(8)) as buffer:
-    ...     print(explain(buffer))  # doctest: +ELLIPSIS
-    <RDMABuffer ..., 8 bytes of process ...>
-    > local       taken: a memory copy within this process
-      process-vm  not needed...
+    The route is opened as a transfer would open it, if it is not open yet; nothing is transferred.
+    No route leads to a buffer whose owner has exited.
     """
     handle = buffer._handle
     taken: Route | None = None
@@ -106,7 +99,7 @@ def explain(buffer: RDMABuffer, *, device: str = CPU) -> Explanation:
 
 
 def _has_small_pages(handle: Handle) -> bool:
-    """Whether the kernel says that less than half of the memory around it is in huge pages."""
+    """Whether the kernel reports that less than half of the memory around it is in huge pages."""
     if handle.host != own_host() or handle.device != CPU:
         return False
     inside, size = False, 0
@@ -122,5 +115,5 @@ def _has_small_pages(handle: Handle) -> bool:
                 elif inside and name == "AnonHugePages:":
                     return size > 0 and 2 * int(rest.split()[0]) < size
     except OSError:
-        return False  # not ours to know
+        return False  # smaps of another user's process cannot be read
     return False

@@ -1,8 +1,8 @@
-"""`Handle`: what one process says of its registration, so that others can reach the memory.
+"""`Handle`: the description of a registration by which other processes reach the memory.
 
-Neutral: it names the owner, the registration and the bytes, and knows nothing of how they are
-moved. A route that needs more from the owner puts it into `offers`, under its own name, when the
-memory is registered. Handles travel in pickles as plain values, a version first.
+A handle is independent of routes: it names the owner, the registration and the bytes, but not how
+bytes are moved. A route that needs more from the owner adds it to `offers`, under its own name, at
+registration. A handle is pickled as plain values, with a format version first.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ _VERSION = 1
 
 
 class Handle:
-    """One registration, as seen from anywhere. Immutable.
+    """One registration, as any process sees it. Immutable.
 
     Attributes:
-        number: of the registration, in its process; never used again.
-        identity: 16 random bytes that the owning process drew; another process has others, and so
-            has the one that replaces it.
-        uid: the owner in the cluster.
-        host, pid, start: the owner in its kernel (see `identity`).
-        table_fd, slot: where the owner's table is, and the place in it (see `table`); -1: nowhere.
+        number: of the registration, in its process; never reused.
+        identity: 16 random bytes that the owning process drew; every process has different ones,
+            and so has the process that replaces it after a restart.
+        uid: the owner's id in the cluster.
+        host, pid, start: the owner's identity in its kernel (see `identity`).
+        table_fd, slot: the descriptor of the owner's table and the slot in it (see `table`); -1 if
+            there is no table.
         token: 16 random bytes that the owner drew for this registration.
         address, size: of the memory, in the owner.
         writable: whether others may write to it.
         device: "cpu", "cuda:0", ...
-        grace: None, or the memory is released when the last handle has been gone for that many
-            seconds (see `holders`).
-        offers: what routes added, by their names.
+        grace: None for a registration that only `drop` releases. Otherwise the memory is released
+            when no process holds a handle, and a process that pickles one keeps its hold for this
+            many seconds (see `holders`).
+        offers: what routes added, by route name.
     """
 
     __slots__ = (
@@ -89,7 +91,7 @@ class Handle:
 
     @property
     def owner(self) -> str:
-        """The owner for people."""
+        """The owner's name in messages to users."""
         return f"process {self.pid} ({self.uid:x})"
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What this machine has for remote memory access, and how the interface calls it."""
+"""The hardware of this host for remote memory access, under the names of the interface."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = [
 
 
 class RDMATcpFallbackWarning(Warning):
-    """Bytes cross a socket, for want of anything better. Issued once per process."""
+    """Bytes are sent over a socket because no better route exists. Issued once per process."""
 
 
 class RDMAReadTransferWarning(Warning):
-    """For programs that filter it; never issued."""
+    """Never issued; it exists for programs that filter it."""
 
 
 class RDMAWriteTransferWarning(Warning):
-    """For programs that filter it; never issued."""
+    """Never issued; it exists for programs that filter it."""
 
 
 for _public in (RDMATcpFallbackWarning, RDMAReadTransferWarning, RDMAWriteTransferWarning):
@@ -38,7 +38,7 @@ _DEVICES = "/sys/class/infiniband"
 
 
 def ibverbs_devices(path: str = _DEVICES) -> list[str]:
-    """The names of the network cards with verbs (InfiniBand, RoCE, EFA) of this host."""
+    """Return the names of this host's network cards with verbs (InfiniBand, RoCE, EFA)."""
     try:
         return sorted(os.listdir(path))
     except OSError:
@@ -46,9 +46,9 @@ def ibverbs_devices(path: str = _DEVICES) -> list[str]:
 
 
 def is_ibverbs_available() -> bool:
-    """Whether this host has a network card with verbs, and its use is not switched off.
+    """Whether this host has a network card with verbs whose use is not disabled.
 
-    The setting ``rdma_disable_ibverbs`` does that. Transfers work either way: see `explain`.
+    The setting ``rdma_disable_ibverbs`` disables it. Transfers work either way: see `explain`.
 
     >>> is_ibverbs_available() in (True, False)
     True
@@ -57,10 +57,10 @@ def is_ibverbs_available() -> bool:
 
 
 def get_rdma_backend() -> str:
-    """What this process has for transfers between hosts: "ibverbs", "tcp" or "none".
+    """Return how this process transfers between hosts: "ibverbs", "tcp" or "none".
 
-    "none" means that there is no card and the setting ``rdma_allow_tcp_fallback`` is off. Within a
-    host the kernel copies, whatever this says.
+    "none" means that there is no card and the setting ``rdma_allow_tcp_fallback`` is off; then no
+    buffer can be made. Within a host the kernel copies, whatever this returns.
 
     >>> get_rdma_backend() in ("ibverbs", "tcp", "none")
     True
@@ -71,7 +71,7 @@ def get_rdma_backend() -> str:
 
 
 def is_rdma_available() -> bool:
-    """Deprecated: the same as `is_ibverbs_available`. Buffers work without such hardware, too."""
+    """Return `is_ibverbs_available()`. Deprecated: buffers also work without such hardware."""
     warnings.warn(
         "is_rdma_available() is deprecated: use is_ibverbs_available() for the hardware, or "
         "get_rdma_backend(); RDMABuffer works without either",
@@ -82,7 +82,7 @@ def is_rdma_available() -> bool:
 
 
 def check_backend() -> None:
-    """Raise RuntimeError if buffers must not be made in this process."""
+    """Raise RuntimeError if the settings do not allow buffers in this process."""
     if get_rdma_backend() == "none":
         raise RuntimeError(
             "Tried to create an RDMABuffer, but RDMA is not available on this platform: there "

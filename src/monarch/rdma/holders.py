@@ -1,16 +1,18 @@
-"""Who still has a handle: memory that is released with the last one.
+"""Count the processes that hold a handle, so that memory is released with the last handle.
 
-Counting is by process. A process that comes to have a handle of a registration tells the owner, and
-tells it again when it has none: two short messages, however many handles and parts it makes in
-between. The owner releases the memory when nobody holds it, itself included; a process that dies
-holds nothing.
+The count is by process, not by handle. A process notifies the owner when it gets its first handle
+of a registration, and again when it has dropped its last one: two short messages, however many
+handles and parts it makes in between. The owner releases the memory when no process holds a handle,
+its own process included. A process that exits holds none.
 
-A handle that is on its way is nobody's. So whoever pickles one goes on holding for the `grace` of
-the registration, in which the receiver, or each of many, has time to say that it has come. What is
-written to a file, or waits in a mailbox for longer than that, may be released before it is read.
+A handle in transit belongs to no process. Therefore a process that pickles a handle keeps its hold
+for the `grace` period of the registration. Within that time every receiver can notify the owner. A
+handle that is written to a file, or waits in a mailbox for longer, may be unpickled after the
+memory was released.
 
-Who unpickles a handle has told the owner when it goes on, so whatever it sends to the owner then
-comes later. Finalisers, which must take no lock, leave word on the reactor thread.
+Unpickling a handle sends the notice to the owner before it returns. Everything that the process
+then sends to the owner arrives after the notice. Finalisers must take no lock, so they hand their
+work to the reactor thread.
 """
 
 from __future__ import annotations
@@ -31,30 +33,30 @@ __all__ = ["hold", "sent"]
 _HOLD = "rdma.hold"
 _LEAVE = "rdma.leave"
 _KEY = struct.Struct("=Q16s")  # number, token
-_OWNER = 0  # stands for the owner itself among the holders
+_OWNER = 0  # the owner itself, in its own set of holders
 
 _Key = tuple[bytes, int]
 
 
 class _Hold:
-    """What this process has of one registration."""
+    """The handles that this process has of one registration."""
 
     __slots__ = ("count", "handle", "until")
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
-        self.count = 0  # buffers
-        self.until = 0.0  # when the last that was pickled has surely arrived
+        self.count = 0  # of RDMABuffer objects
+        self.until = 0.0  # end of the grace period of the last handle that was pickled
 
 
 _holds: dict[_Key, _Hold] = {}
-_holders: dict[int, set[int]] = {}  # at the owner: uids by registration
+_holders: dict[int, set[int]] = {}  # at the owner: uids of holders by registration number
 _watched: set[int] = set()
 _lock = threading.RLock()
 
 
 def hold(buffer: Any, handle: Handle) -> None:
-    """`buffer` is one more handle of a counted registration, until it is collected."""
+    """Count `buffer` as a handle of a registration until it is garbage-collected."""
     call = _spi.reactor_call()
     with _lock:
         _come(handle)
@@ -62,7 +64,7 @@ def hold(buffer: Any, handle: Handle) -> None:
 
 
 def sent(handle: Handle) -> None:
-    """A handle was pickled."""
+    """Note that a handle was pickled: begin its grace period."""
     with _lock:
         known = _holds.get((handle.identity, handle.number))
         if known is not None and handle.grace is not None:
@@ -90,7 +92,7 @@ def _gone(key: _Key) -> None:
 
 
 def _leave(key: _Key) -> None:
-    """Say that this process has no handle any more, if that is so."""
+    """Notify the owner if this process no longer has a handle and the grace period is over."""
     with _lock:
         known = _holds.get(key)
         if known is None or known.count:
@@ -121,7 +123,7 @@ def _note(what: str, number: int, token: bytes, who: int) -> None:
 def _book(what: str, number: int, token: bytes, who: int) -> None:
     try:
         found = registry.own_registry().find(number, token)
-    except RdmaError:  # it was dropped, or the handle is forged: nothing to count
+    except RdmaError:  # the buffer was dropped, or the handle is forged: there is nothing to count
         _holders.pop(number, None)
         return
     holders = _holders.setdefault(number, set())

@@ -1,8 +1,8 @@
-"""Which process on which host: what a handle says of its owner, so that no other is taken for it.
+"""The identity of a process in its kernel, so that a handle never reaches another process.
 
-A pid means something on one booted kernel and in one pid namespace, and there until it is used
-again; so the boot, the namespace and the moment at which the process began belong to it. The host's
-name says nothing: containers share it, and clones of a machine do.
+A pid is valid on one booted kernel, in one pid namespace, and only until it is reused. So the
+identity also has the kernel's boot id, the namespace and the start time of the process. The host
+name is not used: containers share it, and so do clones of a machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Host", "has_memory", "own_host", "start_of"]
 
 
 class Host(NamedTuple):
-    """Where pids are comparable."""
+    """The kernel and pid namespace within which pids are comparable."""
 
     boot: str
     """The kernel since it was booted."""
@@ -27,29 +27,32 @@ class Host(NamedTuple):
 
 @functools.cache
 def own_host() -> Host:
-    """The host of this process."""
+    """Return the host of this process."""
     boot, namespace = "", 0
     with contextlib.suppress(OSError):
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
         namespace = os.stat("/proc/self/ns/pid").st_ino
-    # Without /proc no pid is ever used to reach anybody; the name keeps hosts apart.
+    # Without /proc no process is reached by its pid; the name only distinguishes hosts.
     return Host(boot or socket.gethostname(), namespace)
 
 
 def start_of(pid: int) -> int:
-    """When process `pid` began, in the kernel's ticks. Raises ProcessLookupError if it is gone."""
+    """Return when process `pid` started, in the kernel's ticks.
+
+    Raises ProcessLookupError if there is no such process.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
     except FileNotFoundError:
         raise ProcessLookupError(f"no process {pid}") from None
-    # The command name, in parentheses, may itself hold spaces and parentheses.
+    # The command name, in parentheses, may itself contain spaces and parentheses.
     return int(stat.rpartition(b")")[2].split()[19])
 
 
 def has_memory(pid: int) -> bool:
-    """Whether process `pid` lives: one that is ending gives its memory up first, files later."""
+    """Whether process `pid` is alive: an exiting process releases memory first, files later."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             return not file.read().startswith("0 ")

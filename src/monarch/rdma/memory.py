@@ -1,13 +1,14 @@
-"""`Memory`: where the bytes of a user's object are, and what keeps them there.
+"""`Memory`: the address and size of a user's object, and what keeps its bytes there.
 
-Everything that can be asked for its address is taken: whatever has the buffer protocol (bytearray,
-mmap, arrays, memoryviews of every format, numpy), numpy arrays whose dtype has no such format, and
-torch tensors of any device, if the program has torch. Any shape, but contiguous: a transfer knows
-one address and one length.
+Every object whose address can be found is accepted: objects with the buffer protocol (bytearray,
+mmap, arrays, memoryviews of every format, numpy), numpy arrays whose dtype has no buffer format,
+and torch tensors of any device, if the program has imported torch. The shape may be any, but the
+memory must be contiguous: a transfer has one address and one length.
 
-While a `Memory` exists its object can neither be freed nor resized: the exporter counts the view.
-(Tensors are the exception. Their storage cannot be freed, but a program can resize it; `stale`
-tells.) Read-only memory is known as such and never written. Nothing is copied or locked here.
+While a `Memory` exists its object can neither be freed nor resized, since the exporter counts the
+view. (Tensors are the exception: a program can resize the storage of a tensor that is kept alive.
+`stale` detects that.) Read-only memory is marked as such and never written. This module copies no
+bytes and locks no pages.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _from_buffer = ctypes.c_char.from_buffer
 
 
 class Memory:
-    """`nbytes` at `address` of `device` ("cpu", "cuda:0", ...), kept by `pin`."""
+    """`nbytes` at `address` of `device` ("cpu", "cuda:0", ...), kept alive by `pin`."""
 
     __slots__ = ("address", "device", "nbytes", "pin", "writable")
 
@@ -40,12 +41,12 @@ class Memory:
 
     @property
     def stale(self) -> bool:
-        """Whether the object has moved its memory all the same."""
+        """Whether the object has moved or shrunk its memory nevertheless."""
         return False
 
 
 class _TensorMemory(Memory):
-    """Of a tensor, which is its own `pin`."""
+    """The memory of a tensor, which is its own `pin`."""
 
     __slots__ = ()
 
@@ -58,12 +59,12 @@ class _TensorMemory(Memory):
 
 
 def memory_of(data: Any) -> Memory:
-    """The memory of `data`, which lasts as long as the result.
+    """Return the memory of `data`, which stays valid as long as the result exists.
 
-    Raises ValueError for memory that is not contiguous, and for what has none that can be shared.
-    A size of zero is allowed.
+    Raises ValueError for memory that is not contiguous, and for objects without memory that can be
+    shared. A size of zero is allowed.
     """
-    if type(data) is bytearray:  # the commonest, and the quickest
+    if type(data) is bytearray:  # first, since it is the most common
         nbytes = len(data)
         if not nbytes:
             return Memory(0, 0, True, data)
@@ -97,14 +98,14 @@ def _of_view(view: memoryview, data: Any) -> Memory:
 
 
 def _has_objects(view: memoryview) -> bool:
-    """Whether it holds addresses of Python objects, which mean nothing to anybody else."""
+    """Whether it holds addresses of Python objects, which are invalid in other processes."""
     return view.format != "B" and (
         view.format[-1:] == "O" or getattr(getattr(view.obj, "dtype", None), "hasobject", False)
     )
 
 
 def _bytes_of_array(data: Any) -> memoryview:
-    """The bytes of a numpy array whose dtype has no buffer format: dates, for one."""
+    """Return the bytes of a numpy array whose dtype has no buffer format, such as dates."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None or not isinstance(data, numpy.ndarray) or not data.flags.c_contiguous:
         raise ValueError(_layout(data))
@@ -118,7 +119,7 @@ def _of_tensor(torch: Any, tensor: Any) -> Memory:
         raise ValueError(f"{_layout(tensor)}: its elements are computed when read, see resolve_*()")
     nbytes: int = tensor.numel() * tensor.element_size()
     device = CPU if tensor.device.type == "cpu" else str(tensor.device)
-    # `detach` shares the memory but not the graph, which would be kept as well.
+    # `detach` shares the memory without keeping the autograd graph alive.
     return _TensorMemory(tensor.data_ptr() if nbytes else 0, nbytes, True, tensor.detach(), device)
 
 
@@ -141,7 +142,7 @@ def _layout(data: Any) -> str:
 
 
 class _PyBuffer(ctypes.Structure):
-    """`Py_buffer` of the C API, which alone gives the address of read-only memory."""
+    """`Py_buffer` of the C API, the only way to the address of read-only memory."""
 
     _fields_ = (
         ("buf", ctypes.c_void_p),
@@ -167,13 +168,13 @@ _release.restype = None
 
 
 class _ReadOnly:
-    """A view of read-only memory, held until this object goes."""
+    """A view of read-only memory, held as long as this object exists."""
 
     __slots__ = ("_buffer", "address")
 
     def __init__(self, view: memoryview) -> None:
         self._buffer = _PyBuffer()
-        _get_buffer(view, ctypes.byref(self._buffer), 0)  # 0: a plain view; raises if refused
+        _get_buffer(view, ctypes.byref(self._buffer), 0)  # 0: PyBUF_SIMPLE; raises if refused
         self.address: int = self._buffer.buf or 0
 
     def __del__(self, _release: Any = _release, _byref: Any = ctypes.byref) -> None:

@@ -1,11 +1,11 @@
-"""The registrations of this process: memory that is kept, published, and given up again.
+"""The registrations of this process: memory that is kept alive, published, and released again.
 
-A registration ends once: by `drop` (from here, or asked for by another process), with the actor
-that made it, or, if it is counted, with its last handle (`holders`). The end has two steps. First
-it is revoked: no route reads or writes any more. Then, when no write is under way, the memory is
-let go; the future of the drop waits for that.
+A registration ends once: by `drop` (called here, or requested by another process), when the actor
+that made it exits, or, if its handles are counted, with the last handle (`holders`). It ends in two
+steps. First it is revoked: no route begins another read or write. When no write is under way, the
+memory is released; the future of the drop resolves then.
 
-Registering neither copies nor locks pages: it writes one line into the table.
+Registering memory neither copies it nor locks its pages: it writes one entry to the table.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LET_GO = Memory(0, 0, False, None)
 
 
 class Registration:
-    """Memory of this process that others may use."""
+    """Memory of this process that other processes may read or write."""
 
     __slots__ = ("_withdraw", "ended", "handle", "lock", "memory")
 
@@ -60,7 +60,7 @@ class Registration:
 
     @contextlib.contextmanager
     def writing(self) -> Generator[None, None, None]:
-        """Hold the drop off while a slice is written, in this process, to the memory.
+        """Hold off a drop while a thread of this process writes one slice to the memory.
 
         Raises RdmaPermissionError, or RdmaBufferDropped.
         """
@@ -73,10 +73,11 @@ class Registration:
 
 
 class Registry:
-    """See the module. One per process, made on first use: `own_registry`.
+    """All registrations of this process, see the module. Made on first use, by `own_registry`.
 
-    `published`: others can find the memory with the help of the kernel alone. Not so in the
-    simulator, where all processes are this one, and share a registry of their own.
+    `published` registrations are entered in a table, so that other processes reach the memory with
+    the help of the kernel alone. The simulator's are not: there all processes are this one, and
+    share one registry.
     """
 
     def __init__(self, *, published: bool) -> None:
@@ -91,7 +92,7 @@ class Registry:
     def add(
         self, memory: Memory, *, writable: bool, grace: float | None, offers: dict[str, bytes]
     ) -> Registration:
-        """Register. The memory is kept until the registration ends."""
+        """Register memory, and keep it alive until the registration ends."""
         uid = _spi.own_uid()
         if self._served != uid:
             for name, handler in services.items():
@@ -128,7 +129,10 @@ class Registry:
         return registration
 
     def find(self, number: int, token: bytes) -> Registration:
-        """The live registration. Raises RdmaBufferDropped, or RdmaPermissionError for the token."""
+        """Return the live registration with that number.
+
+        Raises RdmaBufferDropped if there is none, RdmaPermissionError if the token is wrong.
+        """
         registration = self.live.get(number)
         if registration is None:
             raise RdmaBufferDropped(dropped_text(number))
@@ -138,9 +142,9 @@ class Registry:
 
     @contextlib.contextmanager
     def alone(self, registration: Registration) -> Generator[None, None, None]:
-        """Keep out the atomic operations of other processes. Raises Contended if one is under way.
+        """Exclude the atomic operations of other processes; raise Contended if one is under way.
 
-        (Those of this process are kept out by `writing`.)
+        (`writing` excludes those of this process.)
         """
         if self.table is None:
             yield
@@ -154,9 +158,10 @@ class Registry:
             self.table.end_exclusive(slot)
 
     def end(self, registration: Registration) -> Future[None]:
-        """Revoke at once; the future resolves when no write is under way and the memory is let go.
+        """Revoke a registration at once, and release its memory when no write is under way.
 
-        Ending what has ended is no error.
+        The future resolves when the memory is released. Ending a registration that has already
+        ended is not an error.
         """
         withdraw = registration._withdraw
         if withdraw is not None:
@@ -180,7 +185,7 @@ class Registry:
             done.resolve(None)
             return done
 
-        # Somebody is in the middle of a slice: milliseconds, if it is not stopped by a signal.
+        # A slice is under way: it takes milliseconds, unless its process is stopped by a signal.
         def wait() -> None:
             if table is not None and not quiet:
                 table.wait(handle.slot)
@@ -194,7 +199,7 @@ class Registry:
         return done
 
     def close_in_child(self) -> None:
-        """In a forked child: the registrations are the parent's."""
+        """Release what is the parent's, in a forked child."""
         if self.table is not None:
             self.table.close()
 
@@ -210,7 +215,7 @@ def _on_drop(request: _spi.Request) -> None:
     number, identity, token = _KEY.unpack(request.body)
     registry = own_registry()
     if identity != registry.identity:
-        request.answer()  # of a process that this one replaced, and gone with it
+        request.answer()  # that registration ended with the process that this one replaced
         return
     try:
         registration = registry.find(number, token)
@@ -225,12 +230,12 @@ def _on_drop(request: _spi.Request) -> None:
 services: dict[str, Callable[[_spi.Request], None]] = {_DROP: _on_drop}
 """What an owner answers, by name: served from its first registration on."""
 
-_registries: dict[bool, Registry] = {}  # by whether it is the simulator's
+_registries: dict[bool, Registry] = {}  # the key: whether it is the simulator's
 _making = threading.Lock()
 
 
 def own_registry() -> Registry:
-    """The registrations of this process."""
+    """Return the registry of this process."""
     simulated = _spi.is_simulated()
     known = _registries.get(simulated)
     if known is None:
@@ -243,13 +248,17 @@ def own_registry() -> Registry:
 
 
 def owned_here(handle: Handle) -> bool:
-    """Whether it is a registration of this process."""
+    """Whether the registration belongs to this process."""
     known = _registries.get(_spi.is_simulated())
     return known is not None and known.identity == handle.identity
 
 
 def drop(handle: Handle) -> Future[None]:
-    """End a registration of whatever process; None for one that is over, or gone with its owner."""
+    """End a registration of any process; does not block.
+
+    The future resolves to None, also if the registration or its owner has already ended. It raises
+    RdmaPermissionError for a wrong token, RdmaError if the owner does not answer.
+    """
     if owned_here(handle):
         registry = own_registry()
         try:
@@ -271,7 +280,7 @@ def _on_dropped(answer: Future[bytes], done: _spi.Promise[None]) -> None:
     try:
         answer.get(0)
     except _spi.Unreachable:
-        done.resolve(None)  # the memory went with its process
+        done.resolve(None)  # the registration ended with its process
     except _spi.Refused as error:
         done.fail(RdmaPermissionError(f"Failed to drop buffer: {error}"))
     except TimeoutError:
@@ -281,17 +290,17 @@ def _on_dropped(answer: Future[bytes], done: _spi.Promise[None]) -> None:
 
 
 def dropped_text(number: int) -> str:
-    """Of whoever finds no registration."""
+    """Return the error text for a registration that does not exist, or no longer exists."""
     return f"buffer {number} not found: it was dropped, or the actor that registered it has ended"
 
 
 def forged_text(number: int) -> str:
-    """Of whoever finds another token."""
+    """Return the error text for a handle whose token is not the owner's."""
     return f"buffer {number} was not given out with this token: the handle is not the owner's"
 
 
 def moved_text(handle: Handle) -> str:
-    """Of whoever finds that registered memory is not where it was."""
+    """Return the error text for registered memory that is no longer at its address."""
     return (
         f"the memory of buffer {handle.number} was resized or freed by its owner, {handle.owner}, "
         "while it was registered: drop it, and register it anew"
@@ -299,7 +308,7 @@ def moved_text(handle: Handle) -> str:
 
 
 def read_only_text(handle: Handle) -> str:
-    """Of whoever wants to write to what may only be read."""
+    """Return the error text for a write to a read-only registration."""
     return (
         f"buffer {handle.number} of {handle.owner} is read-only: "
         "its memory is, or it was registered so"
@@ -307,7 +316,10 @@ def read_only_text(handle: Handle) -> str:
 
 
 def lost_error(handle: Handle, how: str = "") -> RdmaOwnerLost:
-    """What an initiator is told when the owner is gone."""
+    """Return the error for a transfer whose owner has exited or was replaced.
+
+    `how` is the reason, if one is known.
+    """
     if _spi.successor_of(handle.uid) != handle.uid:
         how = "it was restarted, and this handle is from before: ask the new one for a buffer"
     reason = how or "its process is gone"

@@ -1,7 +1,8 @@
-"""From a list of operations to a future: the operations are split by route, and begun.
+"""Turn a list of operations into one future: group them by route and start a transfer for each.
 
-The transfers of a submit go on side by side; its future waits for all and tells all failures. What
-is small and has one route is done before `submit` returns: a thread would cost more than the copy.
+The transfers of one submit run concurrently. The future of the submit waits for all of them and
+reports all failures. A small submit on a single route is complete before `submit` returns: a thread
+would cost more than the copy.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["Submission", "submit", "timeout_of"]
 
 
 class Submission:
-    """Waits for the transfers of one submit."""
+    """The transfers of one submit, and the future that waits for them."""
 
     __slots__ = (
         "_failures",
@@ -46,14 +47,18 @@ class Submission:
         self._timer: Any = None
 
     def start(self) -> Future[None]:
-        """Begin all; the future of the whole."""
+        """Start all transfers; return the future of the whole submit."""
         self._timer = _spi.call_later(self._seconds, self._expire)
         for transfer, route in list(self._routes.items()):
             route.start(transfer)
         return self.promise
 
     def reroute(self, transfer: Transfer, reason: Unavailable) -> None:
-        """The route of this transfer leads nowhere: take the next one, now and from now on."""
+        """Move a transfer to the next kind of route, and do not use this kind to that owner again.
+
+        A transfer with an atomic operation and others beside it fails instead: part of it may have
+        been carried out, and an atomic operation must not be carried out twice.
+        """
         first = transfer.ops[0]
         if len(transfer.ops) > 1 and not _repeatable(transfer.ops):
             transfer.fail(RdmaError(f"the way to {first.handle.owner} was lost: {reason}"))
@@ -63,13 +68,13 @@ class Submission:
             route = self._routes[transfer] = routes.route_to(first.handle, first.local.device)
         except RdmaError as error:
             transfer.fail(error)
-        except Warning as warning:  # the program made an error of it
+        except Warning as warning:  # the program's filters turn this warning into an error
             transfer.fail(RdmaError(str(warning)))
         else:
             route.start(transfer)
 
     def late(self) -> RdmaTimeout:
-        """What says that the time is over."""
+        """Return the error of a submit that has timed out."""
         return _late(self._seconds)
 
     def _expire(self) -> None:
@@ -77,16 +82,16 @@ class Submission:
             transfer.expire()
 
     def ended(self, transfer: Transfer, error: RdmaError | None) -> None:
-        """A transfer has ended, each once; any thread."""
+        """Note the end of a transfer. Called once for each, on any thread."""
         with self._lock:
             if error is not None:
                 self._failures.append((self._routes[transfer].kind, error))
             self._left -= 1
             if self._left:
                 return
-        if self._timer is not None:  # it may come before it is known here
+        if self._timer is not None:  # a transfer may end before `start` has returned
             self._timer.cancel()
-        self._routes = {}  # nor what they pin
+        self._routes = {}  # releases the memory that the transfers keep alive
         if self._failures:
             self.promise.fail(joined(self._failures))
         else:
@@ -94,10 +99,13 @@ class Submission:
 
 
 def timeout_of(timeout: Any) -> float:
-    """A user's `timeout` in seconds. Raises TypeError and OverflowError as the interface has it."""
+    """Return a user's `timeout` in seconds.
+
+    Raises TypeError and OverflowError, as the reference interface does.
+    """
     if not isinstance(timeout, (int, float)):
         raise TypeError(f"timeout: a number of seconds is wanted, not {type(timeout).__name__}")
-    if not 0 <= timeout < 1 << 64:  # neither is NaN
+    if not 0 <= timeout < 1 << 64:  # NaN fails this test, too
         raise OverflowError(
             f"timeout must fit in an unsigned 64-bit integer, and {timeout} does not"
         )
@@ -114,7 +122,10 @@ def _repeatable(ops: list[Op]) -> bool:
 
 
 def submit(ops: list[Op], seconds: float) -> Future[None]:
-    """Carry out all of `ops`, in any order. Begins now; small ones are done when this returns."""
+    """Carry out all of `ops`, in any order. Returns without waiting for long.
+
+    A small submit on a single route that copies is complete when this returns.
+    """
     if not ops:
         return _spi.resolved(None)
     if not seconds:
@@ -134,7 +145,7 @@ def submit(ops: list[Op], seconds: float) -> Future[None]:
         except RdmaError as error:
             return _spi.failed(joined([(route.kind, error)]))
         except (Unavailable, Contended):
-            pass  # begin again, where it can be rerouted, or wait
+            pass  # start again as a Submission, which can change the route or wait
         else:
             return _spi.resolved(None)
     return Submission(groups, seconds).start()

@@ -1,26 +1,28 @@
 """The table in which an owner publishes its registrations, so that a drop revokes at once.
 
-Whoever copies from or into another process's memory asks nobody there. So the owner keeps a small
-memory file that initiators map: a slot per registration with its number, which the owner clears to
-end it. Numbers are never used again. Two rules make that a promise:
+A process that copies from or into another process's memory sends the owner no request. So the owner
+keeps a small memory file that initiators map. The file has one slot per registration, which holds
+the registration's number; the owner clears the number to end the registration. Numbers are never
+reused. Two rules follow:
 
-* **Reads** look at the number before and after the copy. What a read returns was registered memory
-  all the time; if it was not, the read fails.
-* **Writes** hold a lock on the slot while they look at the number and copy one slice; `revoke`
-  clears the number and then waits for the lock. So nothing is written once a drop is done. The lock
-  is one on a byte of the file, of the *open file description* kind, which the kernel takes back
-  from a process that dies. Each initiator opens the file anew (through ``/proc/<pid>/fd``), hence
-  has a description, and locks, of its own; its threads share it, so they count.
+* **Reads** check the number before and after the copy. If a read succeeds, the memory was
+  registered during the whole copy.
+* **Writes** hold a lock on the slot while they check the number and copy one slice. `revoke` clears
+  the number and then waits for the lock, so no byte is written after a drop has completed. The lock
+  is of the *open file description* kind, on one byte of the file; the kernel releases it when its
+  process exits. Each initiator opens the file itself (through ``/proc/<pid>/fd``), and so has a
+  description, and locks, of its own. Its threads share the description, so they count writers.
 
-Atomic operations exclude each other by a second byte of the slot.
+Atomic operations exclude each other by a lock on another byte of the slot.
 
-The layout, of 64 bytes each: a header (magic, address of the identity in the owner's private
-memory, the identity) and the slots (number, token, address, size, whether it may be written). Only
-who may look into the owner's memory anyway can open the file, so it keeps no secret from those; the
-token is there so that a handle that was made up is refused.
+Layout, 64 bytes per entry: a header (magic, address of the identity in the owner's private memory,
+the identity), then the slots (number, token, address, size, whether it may be written). Only a
+process that may read the owner's memory anyway can open the file, so the table holds no secrets
+from it. The token serves to refuse a forged handle.
 
 Rejected: a lock in the shared memory itself (pure Python has no atomic compare-and-swap, and a
-process killed inside would keep it); a message to the owner per write (that is not one-sided).
+process that is killed would never release it); a message to the owner for each write (that is not
+one-sided).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from monarch import _spi
 
 __all__ = ["SLOTS", "Contended", "PeerTable", "Table"]
 
-SLOTS = 1 << 16  # registrations at a time; the pages of unused ones are never touched
+SLOTS = 1 << 16  # registrations at a time; pages of unused slots are never touched
 _SLOT = 64
 _MAGIC = 0x6D6F6E6172636801
 _HEADER = struct.Struct("=QQ16s")
@@ -54,20 +56,20 @@ def _lock(kind: int, at: int) -> bytes:
 
 
 class Contended(Exception):
-    """Another process is in the middle of an atomic operation on the same registration."""
+    """Another process is carrying out an atomic operation on the same registration."""
 
 
 class _Locks:
-    """Locks of one description of the file."""
+    """Locks on slots, held by one open file description."""
 
     fd: int
 
     def try_exclusive(self, slot: int) -> bool:
-        """Exclude atomic operations of other descriptions; False if one is under way."""
+        """Exclude atomic operations of other descriptions; return False if one is under way."""
         return self._try(_lock(fcntl.F_WRLCK, slot * _SLOT + 8))
 
     def end_exclusive(self, slot: int) -> None:
-        """The operation is done."""
+        """Release the lock of `try_exclusive`."""
         fcntl.fcntl(self.fd, _SET, _lock(fcntl.F_UNLCK, slot * _SLOT + 8))
 
     def _try(self, lock: bytes) -> bool:
@@ -79,12 +81,12 @@ class _Locks:
 
 
 class Table(_Locks):
-    """The owner's side."""
+    """The table as its owner has it: publishes and revokes."""
 
     def __init__(self, identity: bytes) -> None:
         self.fd = _spi.memory_file(SLOTS * _SLOT)
         self._map = mmap.mmap(self.fd, SLOTS * _SLOT)
-        # In private memory: who can read it can read all of ours, and reads it from the right one.
+        # In private memory: an initiator that reads it there has the right process, and may.
         self._cookie = ctypes.create_string_buffer(identity, len(identity))
         _HEADER.pack_into(self._map, 0, _MAGIC, ctypes.addressof(self._cookie), identity)
         self._free: list[int] = []
@@ -92,7 +94,7 @@ class Table(_Locks):
         self._lock = threading.Lock()
 
     def publish(self, number: int, token: bytes, address: int, size: int, writable: bool) -> int:
-        """Announce a registration; its slot. Raises OverflowError if there are too many."""
+        """Publish a registration; return its slot. Raises OverflowError if the table is full."""
         with self._lock:
             if self._free:
                 slot = self._free.pop()
@@ -106,9 +108,9 @@ class Table(_Locks):
         return slot
 
     def revoke(self, slot: int) -> bool:
-        """End a registration: no read succeeds any more, and no write begins.
+        """End a registration: no read succeeds after this, and no write begins.
 
-        False if one is under way; then `wait` for it. The slot is used again after it.
+        Return False if a write is under way; then call `wait`. Afterwards the slot is reused.
         """
         at = slot * _SLOT
         _ENTRY.pack_into(self._map, at, 0, bytes(16), 0, 0, 0)
@@ -118,7 +120,7 @@ class Table(_Locks):
         return True
 
     def wait(self, slot: int) -> None:
-        """Block until no write to a revoked slot is under way."""
+        """Block until no write to a revoked slot is under way; then free the slot."""
         fcntl.fcntl(self.fd, _SET_AND_WAIT, _lock(fcntl.F_WRLCK, slot * _SLOT))
         self._freed(slot)
 
@@ -128,15 +130,16 @@ class Table(_Locks):
             self._free.append(slot)
 
     def close(self) -> None:
-        """In a forked child: leave it to the owner."""
+        """Close the file in a forked child: the table is the parent's."""
         self._map.close()
         os.close(self.fd)
 
 
 class PeerTable(_Locks):
-    """The table of another process, or of this one as others see it.
+    """The table as an initiator maps it.
 
-    Takes over `fd`. Raises ValueError if the file is no such table, or another process's.
+    Takes ownership of `fd`. Raises ValueError if the file is not a table of registrations, or is
+    the table of another process.
     """
 
     def __init__(self, fd: int, identity: bytes) -> None:
@@ -155,19 +158,19 @@ class PeerTable(_Locks):
         self._numbers = memoryview(self._map).cast("Q")
 
     def holds(self, slot: int, number: int) -> bool:
-        """Whether registration `number` is (still) in `slot`, if there is such a slot."""
+        """Whether `slot` exists and still holds registration `number`."""
         return 0 < slot < SLOTS and bool(self._numbers[slot * 8] == number)
 
     def admits(
         self, slot: int, number: int, token: bytes, address: int, size: int, writable: bool
     ) -> bool:
-        """Whether this is what the owner says of the registration in `slot`."""
+        """Whether the owner's entry in `slot` has exactly these values."""
         at = slot * _SLOT
         claimed = _ENTRY.pack(number, token, address, size, writable)
         return 0 < slot < SLOTS and hmac.compare_digest(self._map[at : at + _ENTRY.size], claimed)
 
     def enter(self, slot: int) -> bool:
-        """Begin to write; False if the slot is being revoked. Each `enter` needs a `leave`."""
+        """Begin a write; return False if the slot is being revoked. Each True needs a `leave`."""
         with self._guard:
             count = self._writers.get(slot, 0)
             if not count and not self._try(self._command(slot)[0]):
@@ -176,7 +179,7 @@ class PeerTable(_Locks):
         return True
 
     def leave(self, slot: int) -> None:
-        """The write is done."""
+        """End a write."""
         with self._guard:
             count = self._writers[slot] - 1
             if count:
@@ -199,7 +202,10 @@ class PeerTable(_Locks):
         _close(self.fd)
 
     def close_in_child(self) -> None:
-        """In a forked child: an inherited description would keep the parent's locks."""
+        """Replace the file in a forked child: the inherited description holds the parent's locks.
+
+        An inherited descriptor would keep those locks after the parent has exited.
+        """
         self._guard = threading.Lock()
         with contextlib.suppress(OSError):
             os.close(self.fd)

@@ -1,13 +1,13 @@
-"""Devices as torch knows them: NVIDIA's and AMD's ("cuda" both), and whatever else it has.
+"""Devices as torch knows them: NVIDIA's and AMD's (both "cuda"), and all others that torch has.
 
-Memory is copied as tensors of bytes over the storages of users' tensors, so that torch finds the
-device, the stream and the way between two of them. Processes of a host share memory of "cuda" by
-CUDA IPC (HIP has the same): torch exports the allocation that a tensor is in, and the other process
-maps it. Devices are told apart by what the driver calls them, since two processes may count them
-differently (CUDA_VISIBLE_DEVICES). Some versions of torch cannot export what an allocator with
-``expandable_segments:True`` made; then bytes go by way of main memory.
+Memory is copied as tensors of bytes over the storages of users' tensors, so that torch chooses the
+device, the stream and the path between two devices. Processes of one host share "cuda" memory by
+CUDA IPC (HIP has the same): torch exports the allocation that contains a tensor, and the other
+process maps it. Devices are identified by the driver's identifier, since two processes may number
+them differently (CUDA_VISIBLE_DEVICES). Some versions of torch cannot export memory of an allocator
+with ``expandable_segments:True``; those bytes go through main memory.
 
-Never run on a device here: the tests of it skip without one.
+The tests of this module need a device, and are skipped without one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["TorchDevice"]
 
 
 class TorchDevice:
-    """A `Device`."""
+    """A `Device` that copies with torch."""
 
     def load(self, memory: Memory, at: int, into: memoryview) -> None:
         """See `Device`."""
@@ -39,23 +39,26 @@ class TorchDevice:
         """See `Device`."""
         to, origin = self._bytes(into, into_at, count), self._bytes(source, source_at, count)
         self._copy(to, origin)
-        for device in {to.device, origin.device}:  # between devices a copy is only queued
+        for device in {to.device, origin.device}:  # torch only queues a copy between devices
             if device.type == "cuda":
                 _torch().cuda.current_stream(device).synchronize()
             else:
                 getattr(_torch(), device.type).synchronize()
 
     def main(self, count: int) -> memoryview:
-        """Page-locked if a GPU is in use here: twice and more as fast."""
+        """Return page-locked memory if this process uses a GPU: copies are at least twice as fast.
+
+        See `Device`.
+        """
         torch = _torch()
         if not torch.cuda.is_initialized():
             return memoryview(bytearray(count))
         try:
-            block = torch.empty(count, dtype=torch.uint8, pin_memory=True)  # torch keeps a pool
-        except RuntimeError:  # the host has no more to lock; other memory does it as well
+            block = torch.empty(count, dtype=torch.uint8, pin_memory=True)  # torch pools these
+        except RuntimeError:  # the host cannot lock more pages; pageable memory works, too
             return memoryview(bytearray(count))
         array: Any = (ctypes.c_ubyte * count).from_address(block.data_ptr())
-        array.block = block  # kept with it
+        array.block = block  # keeps the block alive
         return memoryview(array).cast("B")
 
     def share(self, memory: Memory) -> bytes:
@@ -85,7 +88,7 @@ class TorchDevice:
     def open(self, shared: bytes) -> Memory:
         """See `Device`."""
         torch = sys.modules.get("torch")
-        # To start CUDA only for a copy would take half a second, and memory of the GPU.
+        # Starting CUDA only for a copy would take half a second, and memory of the GPU.
         if torch is None or not torch.cuda.is_initialized():
             raise NotShared("this process does not use the GPU itself")
         said = json.loads(shared)
@@ -102,7 +105,7 @@ class TorchDevice:
         try:
             storage = torch.UntypedStorage._new_shared_cuda(*parts)
             tensor = _over(storage, said["offset"], said["size"])
-        except (RuntimeError, TypeError) as error:  # of another version perhaps
+        except (RuntimeError, TypeError) as error:  # perhaps exported by another version of torch
             text = str(error).partition("\n")[0]
             raise NotShared(
                 f"torch {torch.__version__} cannot open what torch {said['torch']} shares: {text}",
@@ -115,7 +118,7 @@ class TorchDevice:
     def _bytes(self, memory: Memory, at: int, count: int) -> Any:
         storage = memory.pin.untyped_storage()
         start = memory.address - storage.data_ptr()
-        if not 0 <= start <= storage.nbytes() - memory.nbytes:  # torch would resize it for us
+        if not 0 <= start <= storage.nbytes() - memory.nbytes:  # else `set_` would resize it
             raise RdmaError(f"memory of {memory.device} was resized or freed by the program")
         return _over(storage, start + at, count)
 
@@ -134,18 +137,18 @@ class TorchDevice:
 
 
 def _torch() -> Any:
-    return sys.modules["torch"]  # who has a tensor has it
+    return sys.modules["torch"]  # imported, since a tensor exists
 
 
 def _over(storage: Any, offset: int, count: int) -> Any:
-    """The bytes of a storage as a tensor."""
+    """Return `count` bytes of a storage, from `offset` on, as a tensor."""
     torch = _torch()
     tensor = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return tensor.set_(storage, offset, (count,), (1,))
 
 
 def _name(number: int) -> str:
-    """What the driver calls a device, in every process."""
+    """Return the driver's identifier of a device, which is the same in every process."""
     properties = _torch().cuda.get_device_properties(number)
-    # Without it (older torch) both must count the devices in the same way.
+    # Older versions of torch have no uuid; then both processes must number devices alike.
     return str(properties.uuid) if hasattr(properties, "uuid") else f"number {number}"

@@ -1,8 +1,8 @@
-"""`Op` and `Transfer`: what is to be moved, and what becomes of it.
+"""`Op` and `Transfer`: the bytes to move, and the one outcome of moving them.
 
-Each transfer ends once, with success or with the first failure; what is left of it is not begun.
-Its time is checked by whoever carries it out, between slices, so that nothing touches memory after
-the end; only what was not begun when the time is over is ended by the timer.
+Each transfer ends once, with success or with its first failure; slices that remain are not begun.
+The code that carries out a transfer checks the time between slices, so that no byte of local memory
+is touched after the end. The timer itself ends only a transfer that has not begun.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SWAP = 4  # local = remote; if that is the first operand, remote = the second
 
 
 class Op:
-    """One operation on `nbytes` of a registration, from `offset` on, and as many of `local`."""
+    """One operation: `nbytes` of a registration from `offset` on, and as many of `local`."""
 
     __slots__ = ("handle", "kind", "local", "nbytes", "offset", "operands")
 
@@ -51,7 +51,7 @@ class Op:
 
 
 class Transfer:
-    """What one submit wants from one peer. Routes carry it out: see `routes`."""
+    """All operations of one submit on one route. Routes carry transfers out: see `routes`."""
 
     __slots__ = ("_abort", "_begun", "_lock", "_submission", "deadline", "ended", "ops")
 
@@ -65,10 +65,10 @@ class Transfer:
         self.ops = ops
 
     def begin(self, abort: Callable[[], None] | None = None) -> bool:
-        """Say that the route begins to move bytes; False if it is too late for that.
+        """Note that the route begins to move bytes; return False if the transfer has ended.
 
-        From now on only the route ends the transfer. When the time is over, `abort()` is called
-        on the reactor thread; without it the route looks itself, with `late`.
+        After True only the route ends the transfer. When the time is over, `abort()` is called on
+        the reactor thread; a route without `abort` checks `late` itself.
         """
         with self._lock:
             if self.ended:
@@ -83,26 +83,29 @@ class Transfer:
         return time.monotonic() >= self.deadline
 
     def done(self) -> None:
-        """All bytes are where they belong."""
+        """End the transfer with success: all bytes have arrived."""
         self._end(None)
 
     def fail(self, error: RdmaError) -> None:
-        """It ended otherwise."""
+        """End the transfer with `error`."""
         self._end(error)
 
     def fail_late(self) -> None:
-        """It ended because the time is over."""
+        """End the transfer because its time is over."""
         self._end(self._submission.late())
 
     def reroute(self, reason: Unavailable) -> None:
-        """The route does not lead there after all: try the next kind. Nothing may be moving."""
+        """Hand the transfer back, so that the next kind of route carries it out.
+
+        The caller has found that its own kind does not reach the memory. No byte may be moving.
+        """
         with self._lock:
             self._begun = False
             self._abort = None
         self._submission.reroute(self, reason)
 
     def expire(self) -> None:
-        """The time is over; on the reactor thread."""
+        """End the transfer if it has not begun, else abort it; on the reactor thread."""
         with self._lock:
             begun, abort = self._begun, self._abort
             if not begun:

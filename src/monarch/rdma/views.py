@@ -1,8 +1,8 @@
-"""Memory as bytes: what a route that sends and receives reads from and writes to.
+"""Users' memory as bytes, for routes that send and receive.
 
-The one place where such a route touches memory: the memory of users, at either end. Main memory is
-used where it is. Memory of a device is copied to main memory by `source`, before it is sent, and
-from there by `landed`, when all of `target` was received.
+Only this module gives such routes access to users' memory, at either end. Main memory is used in
+place. Memory of a device is staged in main memory: `source` copies it there before it is sent, and
+`landed` copies it back after all of `target` was received.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ __all__ = ["landed", "source", "target"]
 
 
 def source(memory: Memory, at: int, count: int) -> memoryview:
-    """`count` bytes from `at` on, to be read. Keep `memory` as long as they are used.
+    """Return a view of `count` bytes from `at` on, to read from.
 
-    Raises RdmaError if a device does not give them.
+    The caller keeps `memory` alive as long as the view is used. Raises RdmaError if the device
+    fails.
     """
     if memory.device == CPU:
         return main_view(memory, at, count)
@@ -27,11 +28,14 @@ def source(memory: Memory, at: int, count: int) -> memoryview:
 
 
 def target(memory: Memory, at: int, count: int) -> memoryview:
-    """Where to put `count` bytes that belong to `at`. Keep `memory` as long as it is used."""
+    """Return a view to receive `count` bytes that belong at `at`; call `landed` afterwards.
+
+    The caller keeps `memory` alive as long as the view is used.
+    """
     return main_view(memory, at, count) if memory.device == CPU else device_of(memory).main(count)
 
 
 def landed(memory: Memory, at: int, view: memoryview) -> None:
-    """All of a `target` has been received. Raises RdmaError if a device does not take it."""
+    """Store a `target` that was received completely. Raises RdmaError if the device fails."""
     if memory.device != CPU:
         device_of(memory).store(memory, at, view)
