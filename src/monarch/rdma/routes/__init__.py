@@ -1,15 +1,16 @@
-"""Routes: the ways from this process to memory elsewhere, one of which is chosen per peer.
+"""Routes: the mechanisms that move bytes between this process and memory of an owner.
 
-A *kind* of route (`Kind`) is tried in the order of `kinds()`. It has two sides. At the owner it may
-add to a handle what others will need (`offer`). At the initiator it opens a `Route` to a peer, or
-says why there is none (`Unavailable`, with the remedy). The choice is made once per owner process
-and pair of devices and remembered, with the reasons against what was not chosen, for `explain`. The
-setting ``rdma_routes`` leaves kinds out, at the owner and at the initiator.
+A *kind* of route (`Kind`) has two sides. At the owner it may add to a handle what initiators will
+need (`offer`). At the initiator it opens a `Route` to an owner, or raises `Unavailable` with the
+reason and a remedy. Kinds are tried in the order of `kinds()`. The choice is made once per owner
+process and pair of devices; it is remembered for `explain`, with the reasons against the kinds that
+were not chosen. The setting ``rdma_routes`` excludes kinds, at the owner and at the initiator.
 
-A route carries out `Transfer`s: everything that one submit wants from one peer. It must end each,
-by `done` or `fail`, within its time; how, and on which thread, is its business. If it turns out
-that it leads nowhere after all, it hands the transfer back (`Transfer.reroute`): the next kind is
-tried, now and from now on. A transfer that failed for another reason is not tried again.
+A route carries out `Transfer`s; a transfer has all operations of one submit for one owner. The
+route must end each transfer, by `done` or `fail`, within its time, on any thread. A route that
+finds out that it does not reach the memory hands the transfer back (`Transfer.reroute`): this
+transfer, and later ones, use the next kind. A transfer that fails for any other reason is not
+retried.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ __all__ = [
 ]
 
 _LEFT_OUT = "the setting rdma_routes leaves it out"
-_PEERS = 1024  # choices remembered; the oldest go first
+_PEERS = 1024  # choices that are remembered; the oldest are forgotten first
 
 
 class Unavailable(Exception):
-    """This kind of route does not lead there. The text is the reason."""
+    """This kind of route does not reach the memory. The text is the reason."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason)
@@ -62,7 +63,7 @@ class Refusal(NamedTuple):
 
 
 class Route(Protocol):
-    """A way to the memory of one process."""
+    """A mechanism that reaches the memory of one process."""
 
     kind: str
 
@@ -71,54 +72,56 @@ class Route(Protocol):
 
     @property
     def about(self) -> str:
-        """What moves the bytes, in a few words for `explain`."""
+        """How bytes are moved, in a few words for `explain`."""
         ...
 
     def run(self, ops: list[Op]) -> None:
-        """Do it now, in the calling thread.
+        """Carry out the operations now, in the calling thread.
 
-        Raises RdmaError; or Unavailable, or `table.Contended`, to have all of it done by `start`.
+        Raises RdmaError. Raises Unavailable, or `table.Contended`, to have `start` carry out all of
+        them instead.
         """
         ...
 
     def start(self, transfer: Transfer) -> None:
-        """Begin; must not block for long. End it by `transfer.done` or `fail`, on any thread.
+        """Begin a transfer; must not block for long. Ends it by `done` or `fail`, on any thread.
 
-        Before local memory is touched the route must `begin` the transfer, with what aborts it
-        when the time is over; nothing may touch local memory after the end.
+        The route must `begin` the transfer before it touches local memory, and pass what aborts it
+        when the time is over. Local memory must not be touched after the end of the transfer.
         """
         ...
 
 
 class Kind(Protocol):
-    """A way in principle."""
+    """A kind of route: opens routes at initiators, and prepares memory at owners."""
 
     name: ClassVar[str]
 
     def offer(self, memory: Memory) -> bytes | None:
-        """At the owner: what the handle is to carry for `open`, if others may come this way.
+        """At the owner: return what the handle carries for `open`; None to exclude this kind.
 
-        None if they may not. Called for each registration; it must be quick.
+        Called for each registration, so it must be quick.
         """
         ...
 
     def withdrawn(self, handle: Handle) -> Callable[[], None] | None:
-        """At the owner: a registration has ended. No transfer may touch its memory any more.
+        """At the owner: revoke a registration that has ended.
 
-        Must not block. What comes back does, until that is so: the drop waits for it.
+        Must not block. Returns None if no transfer can touch the memory from now on. Otherwise
+        returns a function that blocks until this is so; the drop calls it.
         """
         ...
 
     def open(self, handle: Handle, device: str) -> Route:
-        """At the initiator: a way to the owner, from and to local memory on `device`.
+        """At the initiator: return a route to the owner, for local memory on `device`.
 
-        Raises Unavailable, or RdmaOwnerLost. It may ask the kernel, but not wait for the peer.
+        Raises Unavailable, or RdmaOwnerLost. It may call the kernel, but not wait for the owner.
         """
         ...
 
 
 def kinds() -> tuple[Kind, ...]:
-    """All there are, the best first."""
+    """Return all kinds, the best first."""
     global _kinds
     if not _kinds:
         from monarch.rdma.routes.cuda_ipc import CudaIpc
@@ -136,7 +139,7 @@ _kinds: tuple[Kind, ...] = ()
 
 
 class _Choice:
-    """What was decided for one peer and pair of devices."""
+    """The decision for one owner and pair of devices."""
 
     __slots__ = ("refusals", "route")
 
@@ -146,9 +149,9 @@ class _Choice:
 
 
 def _left_in(wanted: str) -> frozenset[str]:
-    """The kinds that the setting `wanted` does not leave out. Raises ValueError for unknown ones.
+    """Return the kinds that the setting `wanted` allows. Raises ValueError for unknown names.
 
-    Within a process memory is copied, whatever it says.
+    Copies within a process (the first kind) are always allowed.
     """
     known = _left_in_by.get(wanted)
     if known is None:
@@ -166,13 +169,13 @@ def _left_in(wanted: str) -> frozenset[str]:
 
 _left_in_by: dict[str, frozenset[str]] = {}
 
-_Key = tuple[bytes, str, str, str]  # owner, its device, ours, the setting
+_Key = tuple[bytes, str, str, str]  # owner, its device, our device, the setting
 _choices: dict[_Key, _Choice] = {}
 _choosing = threading.RLock()
 
 
 def route_to(handle: Handle, device: str) -> Route:
-    """The way to that memory. Raises RdmaUnavailable with all reasons, or RdmaOwnerLost."""
+    """Return the route to that memory. Raises RdmaUnavailable, with all reasons; RdmaOwnerLost."""
     key = (handle.identity, handle.device, device, _spi.settings.rdma_routes)
     choice = _choices.get(key)
     if choice is not None and choice.route is not None:
@@ -215,7 +218,7 @@ def _nowhere(handle: Handle, device: str, choice: _Choice) -> str:
 
 
 def refuse(handle: Handle, device: str, kind: str, reason: Unavailable) -> None:
-    """A route that was chosen leads nowhere: choose another from now on."""
+    """Exclude a kind that was chosen and does not reach the memory; the next kind is chosen."""
     with _choosing:
         key = (handle.identity, handle.device, device, _spi.settings.rdma_routes)
         choice = _choices.setdefault(key, _Choice())
@@ -225,20 +228,20 @@ def refuse(handle: Handle, device: str, kind: str, reason: Unavailable) -> None:
 
 
 def refusals_of(handle: Handle, device: str) -> list[Refusal]:
-    """Why other kinds were not chosen."""
+    """Return why other kinds were not chosen."""
     choice = _choices.get((handle.identity, handle.device, device, _spi.settings.rdma_routes))
     return [] if choice is None else list(choice.refusals.values())
 
 
 def forget(handle: Handle) -> None:
-    """The owner is gone, or its circumstances changed: decide anew when asked again."""
+    """Forget the choices for an owner that has exited or changed; the next call chooses again."""
     with _choosing:
         for key in [key for key in _choices if key[0] == handle.identity]:
             del _choices[key]
 
 
 def offers_for(memory: Memory) -> dict[str, bytes]:
-    """What a new handle carries. Raises ValueError for a setting that names unknown kinds."""
+    """Return the `offers` of a new handle. Raises ValueError if the setting names unknown kinds."""
     left_in = _left_in(_spi.settings.rdma_routes)
     found = {kind.name: kind.offer(memory) for kind in kinds() if kind.name in left_in}
     return {name: offer for name, offer in found.items() if offer}

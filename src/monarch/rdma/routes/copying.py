@@ -1,8 +1,8 @@
-"""`CopyRoute`: a route on which a thread of this process does the copying, slice by slice.
+"""`CopyRoute`: a route on which threads of this process copy, slice by slice.
 
-Between two slices everybody has a say: the time, a drop, the death of the owner. So a slice is a
-millisecond or two. Small operations share one, since what costs there is the system call. Long
-transfers are spread over threads, each of which takes the next slice that nobody has taken.
+A timeout, a drop or the exit of the owner takes effect between two slices. So a slice takes only a
+millisecond or two. Small operations share a slice, since the system call dominates their cost. Long
+transfers are spread over threads; each thread repeatedly takes the next slice that is left.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ Piece = tuple[Op, int, int]
 
 INLINE = 1 << 20
 SLICE = 8 << 20
-_SPREAD = 8 << 20  # from here on more threads than one gain
+_SPREAD = 8 << 20  # bytes for each thread beyond the first: with less, it gains nothing
 _MOST_THREADS = 4
-_TOGETHER = 256  # operations of one slice; the kernel takes up to 1024
-_SPIN = 0.0002  # seconds to wait in the caller's thread for another atomic operation
+_TOGETHER = 256  # operations of one slice; the kernel accepts up to 1024
+_SPIN = 0.0002  # seconds that the caller's thread waits for another atomic operation
 
 _U64 = struct.Struct("=Q")
 
 
 class CopyRoute:
-    """A `Route`. What it means to copy is the subclass's business."""
+    """A `Route` that copies; a subclass implements `copy` and `atomic`."""
 
     kind = ""
     about = ""
     inline = INLINE
 
     def copy(self, kind: int, pieces: list[Piece]) -> None:
-        """Copy these, all READ or all WRITE. Raises RdmaError, or Unavailable."""
+        """Copy the pieces, which are all READ or all WRITE. Raises RdmaError, or Unavailable."""
         raise NotImplementedError
 
     def atomic(self, op: Op) -> None:
@@ -52,8 +52,8 @@ class CopyRoute:
         raise NotImplementedError
 
     def run(self, ops: list[Op]) -> None:
-        """Everything, in the calling thread."""
-        if len(ops) == 1 and ops[0].kind <= WRITE:  # without the machinery
+        """Carry out all operations in the calling thread."""
+        if len(ops) == 1 and ops[0].kind <= WRITE:  # the common case, without slices
             op = ops[0]
             self.copy(op.kind, [(op, 0, op.nbytes)])
             return
@@ -64,13 +64,16 @@ class CopyRoute:
                 self.atomically(pieces[0][0], time.monotonic() + _SPIN, os.sched_yield)
 
     def start(self, transfer: Transfer) -> None:
-        """Everything, on other threads."""
+        """Carry out all operations on other threads."""
         total = sum(op.nbytes for op in transfer.ops)
         threads = min(_MOST_THREADS, CORES, 1 + total // _SPREAD)
         spread(_Job(self, transfer).work, threads)
 
     def atomically(self, op: Op, deadline: float, pause: Callable[[], object]) -> None:
-        """Carry out an ADD or SWAP, again while another one is under way. Raises Contended."""
+        """Carry out an ADD or SWAP; try again while another one is under way.
+
+        `pause` is called between two tries. Raises Contended after `deadline`.
+        """
         while True:
             try:
                 self.atomic(op)
@@ -83,7 +86,7 @@ class CopyRoute:
 
 
 class _Job:
-    """One transfer, on any number of threads."""
+    """One transfer, carried out by any number of threads."""
 
     def __init__(self, route: CopyRoute, transfer: Transfer) -> None:
         self._route = route
@@ -117,7 +120,7 @@ class _Job:
             except (RdmaError, Unavailable) as error:
                 self._error = self._error or error
                 self._over = True
-            except BaseException as error:  # a bug here must not leave somebody waiting
+            except BaseException as error:  # after a bug here the transfer must end all the same
                 self._error = RdmaError(f"internal error: {error!r}")
                 self._over = True
         with self._lock:
@@ -153,7 +156,7 @@ class _Job:
 
 
 def slices(ops: list[Op], limit: int = SLICE) -> Iterator[tuple[int, list[Piece]]]:
-    """The operations, cut and gathered to slices of at most `limit` bytes."""
+    """Yield the operations as slices: cut, and gathered, to at most `limit` bytes each."""
     limit = min(limit, max(1, _spi.settings.rdma_max_chunk_size_mb) << 20)
     kind = READ
     pieces: list[Piece] = []
@@ -180,7 +183,7 @@ def slices(ops: list[Op], limit: int = SLICE) -> Iterator[tuple[int, list[Piece]
 
 
 def atomic_result(op: Op, old: bytes) -> bytes | None:
-    """What is to be written in the place of `old`; None: nothing."""
+    """Return the new content of a word whose content is `old`; None to leave it unchanged."""
     (value,) = _U64.unpack(old)
     first, second = op.operands
     if op.kind == ADD:

@@ -1,9 +1,8 @@
-"""Between processes of one host: memory of a device, which the initiator maps.
+"""Memory of a device, between processes of one host: the initiator maps the owner's memory.
 
-The owner exports its memory when it is first asked to (see `lease`, which is also how it gets it
-back), and this process maps it. From then on bytes are copied by this process alone: from device to
-device, or to and from main memory. What cannot be exported, or mapped, goes by way of main memory
-on another route.
+The owner exports memory when an initiator first asks for it, and revokes it, by a `lease`. Once the
+memory is mapped, the initiator alone copies bytes: from device to device, or to and from main
+memory. Memory that cannot be exported or mapped goes through main memory, on another route.
 """
 
 from __future__ import annotations
@@ -30,20 +29,23 @@ __all__ = ["CudaIpc"]
 
 
 class CudaIpc:
-    """The kind."""
+    """The `Kind` for devices that two processes of a host share."""
 
     name: ClassVar[str] = "cuda-ipc"
 
     def offer(self, memory: Memory) -> bytes | None:
-        """That it is memory of a device; whether it can be exported is seen when somebody asks."""
+        """Return a mark that the memory is of a device.
+
+        Whether it can be exported is found out when an initiator asks for a lease.
+        """
         return None if memory.device == CPU or _spi.is_simulated() else b"\1"
 
     def withdrawn(self, handle: Handle) -> Callable[[], None] | None:
-        """A drop waits for what others have under way."""
+        """Revoke the leases: a drop waits for copies that other processes have under way."""
         return _lender.withdrawn(handle)
 
     def open(self, handle: Handle, device: str) -> _IpcRoute:
-        """A route to memory of a device, if the owner is on this host."""
+        """Return a route to memory of a device, if the owner is on this host."""
         if handle.device == CPU:
             raise Unavailable("it is for memory of devices")
         if registry.owned_here(handle):
@@ -63,7 +65,7 @@ def _lend(memory: Memory) -> bytes:
 
 
 def _accept(_: Peer, handle: Handle, key: bytes) -> Memory:
-    """Map it, as `value` of the lease."""
+    """Map the memory of the owner; it becomes the `value` of the lease."""
     kind = Memory(0, 0, False, None, handle.device)
     try:
         return device_of(kind).open(key)
@@ -87,15 +89,15 @@ class _IpcRoute(CopyRoute):
         self._peer = _lessee.peer(handle)
 
     def run(self, ops: list[Op]) -> None:
-        """At once, if everything is mapped."""
+        """Copy at once, if everything is mapped; else raise Contended."""
         for op in ops:
             lease = self._peer.leases.get(op.handle.number)
             if lease is None or lease.value is None:
-                raise Contended  # `start` waits for it
+                raise Contended  # `start` waits for the lease
         super().run(ops)
 
     def start(self, transfer: Transfer) -> None:
-        """When everything is mapped."""
+        """Copy once everything is mapped."""
         handles = {op.handle.number: op.handle for op in transfer.ops}
         self._proceed(transfer, _lessee.leases(self._peer, list(handles.values())))
 

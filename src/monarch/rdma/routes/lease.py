@@ -1,15 +1,17 @@
-"""Leases: how an owner lets others at its memory by ways that ask nobody, and takes that back.
+"""Leases: the permission to use memory by routes that do not involve the owner, and its revocation.
 
-Once a peer has the key of some memory (of a network card), or has mapped it (of a GPU), it reads
-and writes without the owner; and what the owner does to its own registration does not end that. On
-one host NIXL copies with the kernel, for a card it keeps registrations for the next time, and what
-was mapped stays mapped. So the owner lends. Before its first transfer a peer asks for the *lease*
-of a registration, over the links of messages, which are authenticated; with it comes the key. When
-the registration ends the owner tells all who have one, and the drop waits until each has said that
-it begins no slice any more and that none is under way. A peer that is gone has none. In between
-nothing is asked: transfers are one-sided.
+A peer that has the key of some memory (of a network card), or has mapped it (of a GPU), reads and
+writes without the owner. The owner cannot end that by ending its own registration: on one host NIXL
+copies with the kernel, for a card it caches registrations, and mapped memory stays mapped.
 
-Rejected: to ask before and after every transfer, which costs a round trip and the owner's Python.
+So the owner grants leases. Before its first transfer a peer requests the *lease* of a registration,
+over the message links, which are authenticated; the reply has the key. When the registration ends,
+the owner revokes the leases of all peers. The drop waits until each has replied that it begins no
+slice and that none is under way. A peer that has exited holds no lease. While a lease is valid
+transfers are one-sided: they send no messages.
+
+Rejected: a request before and after every transfer, which costs a round trip and the owner's
+interpreter.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ P = TypeVar("P", bound="Peer")
 
 
 def claim(handle: Handle) -> bytes:
-    """What a request to the owner says of the registration that it is about."""
+    """Return the description of a registration, which begins each request to its owner."""
     return _CLAIM.pack(
         handle.number,
         handle.identity,
@@ -57,9 +59,9 @@ def claim(handle: Handle) -> bytes:
 
 
 def claimed(body: bytes) -> tuple[Registration, bytes]:
-    """At the owner: the registration, if what is said of it is true; and the rest of the request.
+    """At the owner: check a `claim`; return the registration and the rest of the request.
 
-    Raises RdmaError.
+    Raises RdmaError if the description is not true.
     """
     number, identity, token, address, size, writable = _CLAIM.unpack_from(body)
     own = registry.own_registry()
@@ -75,7 +77,7 @@ def claimed(body: bytes) -> tuple[Registration, bytes]:
 
 
 def answered(work: Callable[[], bytes]) -> bytes:
-    """An answer: what `work` gives, or why it fails."""
+    """Return the reply to a request: the result of `work`, or why it failed."""
     try:
         return bytes([_OK]) + work()
     except RdmaBufferDropped as error:
@@ -92,7 +94,7 @@ def answered(work: Callable[[], bytes]) -> bytes:
 
 
 def answer_of(future: Future[bytes], handle: Handle) -> bytes:
-    """What the owner's `work` gave. Raises RdmaError, or Unavailable."""
+    """Return the result of the owner's `work`. Raises RdmaError, or Unavailable."""
     try:
         answer = future.get(0)
     except _spi.Unreachable:
@@ -119,7 +121,7 @@ def answer_of(future: Future[bytes], handle: Handle) -> bytes:
 
 
 class _Lent:
-    """A registration that others have a lease of."""
+    """A registration of which other processes have leases."""
 
     __slots__ = ("key", "lessees", "memory")
 
@@ -130,13 +132,13 @@ class _Lent:
 
 
 class Lender:
-    """Lends registrations of this process, for one kind of route.
+    """Grants leases of this process's registrations, for one kind of route.
 
     Args:
         name: of the kind.
-        run: runs what may take long, one after the other.
-        lend: what others need to reach the memory. Raises Unavailable.
-        take_back: the same memory is not lent any more; on any thread.
+        run: runs tasks that may take long, one after the other.
+        lend: makes the key that others need to reach the memory. Raises Unavailable.
+        take_back: undoes `lend`, when no lease of the memory is left; on any thread.
     """
 
     def __init__(
@@ -173,12 +175,15 @@ class Lender:
                 lent.lessees.add(peer)
                 self._lent[number] = lent
                 return lent.key
-        if not lent.lessees:  # else `withdrawn` has it
+        if not lent.lessees:  # otherwise `withdrawn` takes it back
             self._take_back(lent.memory)
         raise RdmaBufferDropped(registry.dropped_text(number))
 
     def withdrawn(self, handle: Handle) -> Callable[[], None] | None:
-        """A registration has ended: take all leases of it back. What returns waits for that."""
+        """Revoke all leases of a registration that has ended.
+
+        Returns a function that blocks until all of them are revoked; None if there are none.
+        """
         with self._lock:
             lent = self._lent.pop(handle.number, None)
         if lent is None:
@@ -195,7 +200,7 @@ class Lender:
         return wait
 
     def _forget(self) -> None:
-        """In a forked child: what is lent is the parent's."""
+        """Forget the leases in a forked child: they are the parent's."""
         self._lock = threading.Lock()
         self._lent = {}
 
@@ -204,7 +209,10 @@ class Lender:
 
 
 class Lease:
-    """Of one registration. `value` is what was made of its key; `error` why there is none."""
+    """A lease of one registration: requested, then settled, later revoked.
+
+    `value` is what `accept` made of the key. `error` is the reason if there is no lease.
+    """
 
     def __init__(self) -> None:
         self.settled = False
@@ -217,7 +225,7 @@ class Lease:
         self._when_quiet: Callable[[], None] | None = None
 
     def settle(self, value: Any, error: RdmaError | Unavailable | None = None) -> None:
-        """It has come, or will not."""
+        """Note the owner's reply: the value, or why there is no lease."""
         with self._lock:
             self.value, self.error, self.settled = value, error, True
             waiting, self._when_settled = self._when_settled, []
@@ -225,21 +233,24 @@ class Lease:
             each()
 
     def when_settled(self, callback: Callable[[], None]) -> bool:
-        """Call it then; False, and it is not called, if that has been."""
+        """Have `callback` called when the lease is settled.
+
+        Return False, without calling it, if the lease is settled already.
+        """
         with self._lock:
             if not self.settled:
                 self._when_settled.append(callback)
             return not self.settled
 
     def enter(self) -> bool:
-        """A slice is about to begin; False if the lease was revoked. Each needs a `leave`."""
+        """Begin a slice; return False if the lease was revoked. Each True needs a `leave`."""
         with self._lock:
             if not self._revoked:
                 self._under_way += 1
             return not self._revoked
 
     def leave(self) -> None:
-        """It is no longer under way."""
+        """End a slice."""
         with self._lock:
             self._under_way -= 1
             if self._under_way or self._when_quiet is None:
@@ -249,7 +260,7 @@ class Lease:
         quiet()
 
     def revoke(self, quiet: Callable[[], None]) -> None:
-        """No slice begins any more; call `quiet()` when none is under way."""
+        """Let no further slice begin; call `quiet()` when none is under way."""
         with self._lock:
             self._revoked = True
             if self._under_way:
@@ -260,7 +271,7 @@ class Lease:
 
 
 class Peer:
-    """An owner, and the leases that this process has of it."""
+    """An owner, and the leases that this process has of its registrations."""
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
@@ -268,19 +279,19 @@ class Peer:
         self.gone = False
 
     def ended(self) -> None:
-        """Its process is gone; on the reactor thread."""
+        """Drop all leases: the owner's process has exited. Called on the reactor thread."""
         self.gone = True
         self.leases.clear()
 
 
 class Lessee(Generic[P]):
-    """Has leases of registrations of other processes, for one kind of route.
+    """Holds leases of other processes' registrations, for one kind of route.
 
     Args:
         name: of the kind.
         run: runs `accept`.
-        accept: makes of a key what the `value` of a lease is. Raises RdmaError or Unavailable.
-        peer: makes a peer.
+        accept: makes the `value` of a lease from its key. Raises RdmaError or Unavailable.
+        peer: makes a `Peer` for an owner.
     """
 
     def __init__(
@@ -300,7 +311,7 @@ class Lessee(Generic[P]):
         _spi.when_forked(self._forget)
 
     def peer(self, handle: Handle) -> P:
-        """The owner of a registration."""
+        """Return the owner of a registration, made on first use."""
         uid = _spi.own_uid()
         with self._lock:
             known = self._peers.get(handle.identity)
@@ -314,7 +325,7 @@ class Lessee(Generic[P]):
         return made
 
     def leases(self, peer: P, handles: list[Handle]) -> list[Lease]:
-        """Of these registrations, there or asked for."""
+        """Return the leases of these registrations; request those that are missing."""
         found: list[Lease] = []
         for handle in handles:
             with self._lock:
@@ -328,7 +339,7 @@ class Lessee(Generic[P]):
         return found
 
     def ask(self, handle: Handle) -> Future[bytes]:
-        """Ask for a lease that only shows whether there is one; see `answer_of`."""
+        """Request a lease only to find out whether the owner grants it; see `answer_of`."""
         return _spi.ask(handle.uid, f"rdma.{self._name}.lease", claim(handle))
 
     def _ask(self, peer: P, handle: Handle, lease: Lease) -> None:
@@ -338,7 +349,7 @@ class Lessee(Generic[P]):
             try:
                 value = self._accept(peer, handle, answer_of(answer, handle))
             except (RdmaError, Unavailable) as error:
-                with self._lock:  # whoever comes later asks anew
+                with self._lock:  # a later transfer requests the lease again
                     if peer.leases.get(handle.number) is lease:
                         del peer.leases[handle.number]
                 lease.settle(None, error)
@@ -364,7 +375,7 @@ class Lessee(Generic[P]):
                 del self._peers[peer.handle.identity]
 
     def _forget(self) -> None:
-        """In a forked child: leases are the parent's."""
+        """Forget the leases in a forked child: they are the parent's."""
         self._lock = threading.Lock()
         self._peers = {}
         self._served = 0

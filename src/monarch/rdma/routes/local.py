@@ -1,7 +1,7 @@
-"""Within one process: a memory copy.
+"""Copies within one process.
 
-The registration is looked up, so a drop counts at once; readers keep the memory alive meanwhile,
-writers hold the registration's lock for a slice (see `registry`).
+Each copy looks up the registration, so a drop takes effect at once. During a copy a reader keeps
+the memory alive, and a writer holds the registration's lock for one slice (see `registry`).
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from monarch.rdma.transfer import READ, Op
 
 __all__ = ["Local", "LocalRoute"]
 
-_move = ctypes.memmove  # without the interpreter lock
+_move = ctypes.memmove  # releases the interpreter lock
 
 
 class Local:
-    """The kind."""
+    """The `Kind` for memory of this process."""
 
     name: ClassVar[str] = "local"
 
     def offer(self, memory: Memory) -> bytes | None:
-        """Nothing is needed."""
+        """Return an empty offer: a route within the process needs no data in the handle."""
         return b""
 
     def withdrawn(self, handle: Handle) -> None:
-        """The registry knows."""
+        """Do nothing: each copy looks up the registration."""
 
     def open(self, handle: Handle, device: str) -> LocalRoute:
-        """A route, if the memory is ours."""
+        """Return a route, if the memory belongs to this process."""
         if not registry.owned_here(handle):
             raise Unavailable("the memory is another process's")
         return LocalRoute()
 
 
 class LocalRoute(CopyRoute):
-    """The route."""
+    """The route to memory of this process."""
 
     kind = Local.name
     about = "a memory copy within this process"
@@ -53,7 +53,7 @@ class LocalRoute(CopyRoute):
         find = registry.own_registry().find
         for op, at, count in pieces:
             found = find(op.handle.number, op.handle.token)
-            memory = found.memory  # kept, also if it is dropped meanwhile
+            memory = found.memory  # keeps the memory alive, also after a drop
             if memory.stale:
                 raise RdmaError(registry.moved_text(op.handle))
             if kind == READ:

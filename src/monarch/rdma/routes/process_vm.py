@@ -1,14 +1,14 @@
 """Between processes of one host: the kernel copies from one address space to the other.
 
-`process_vm_readv` and `process_vm_writev` reach any memory of a process that this one might debug.
-The owner takes no part, and need not even run Python. What it must be asked otherwise is in its
-table (`table`): is the memory still registered, and is nobody revoking it. And since a pid can be
-used again, a pidfd says whether this is still the same process.
+`process_vm_readv` and `process_vm_writev` reach any memory of a process that this process may
+trace. The owner takes no part, and need not even run Python. The initiator finds in the owner's
+table (`table`) whether the memory is still registered and whether a drop is under way. A pidfd
+shows whether the pid still denotes the same process.
 
-The permission is that of ptrace: the same user, and no module (Yama) or container in between. It
-is tried out once per owner, with a read of its identity. Under Yama's restricted mode a process
-says at its first registration that others may (`_admit_others`); whoever shares the user id could
-read it by other ways then, as on any system without Yama.
+The permission is that of ptrace: the same user, and neither a security module (Yama) nor a
+container boundary in between. It is tested once per owner, by a read of the owner's identity. In
+Yama's restricted mode a process allows other processes at its first registration
+(`_admit_others`). It is then as open to processes of its user as on any system without Yama.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _IOVEC = Struct("=QQ").pack  # address, length
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 _SET_PTRACER = 0x59616D61
 _ANY = ctypes.c_ulong(-1)
-_KNOWN = 10_000  # registrations of a peer that were looked at
+_KNOWN = 10_000  # registrations of an owner that are remembered as checked
 
 
 def yama_scope(path: str = _YAMA) -> int:
-    """How strictly the kernel keeps processes of one user apart; 0: not."""
+    """Return how strictly the kernel separates processes of one user; 0: not at all."""
     try:
         with open(path) as file:
             return int(file.read())
@@ -58,7 +58,7 @@ def yama_scope(path: str = _YAMA) -> int:
 
 
 class ProcessVm:
-    """The kind."""
+    """The `Kind` for main memory of other processes of this host."""
 
     name: ClassVar[str] = "process-vm"
 
@@ -67,7 +67,7 @@ class ProcessVm:
         self.readv, self.writev = _calls()
 
     def offer(self, memory: Memory) -> bytes | None:
-        """What is needed is in every handle."""
+        """Return an empty offer (every handle has what `open` needs), and admit other processes."""
         if memory.device != CPU or sys.platform != "linux":
             return None
         if not self._open_to_others:
@@ -76,7 +76,7 @@ class ProcessVm:
         return b""
 
     def open(self, handle: Handle, device: str) -> CopyRoute:
-        """A route, if the owner runs on this kernel and we may."""
+        """Return a route, if the owner runs on this kernel and may be traced by this process."""
         if handle.device != CPU:
             raise Unavailable("the kernel sees main memory only")
         if self.readv is None or not hasattr(os, "pidfd_open"):
@@ -94,7 +94,7 @@ class ProcessVm:
         return route if device == CPU else Staged(route)
 
     def withdrawn(self, handle: Handle) -> None:
-        """The table has it."""
+        """Do nothing: the table revokes the registration."""
 
 
 _routes: weakref.WeakSet[_VmRoute] = weakref.WeakSet()
@@ -108,7 +108,7 @@ class _VmRoute(CopyRoute):
         self._readv = readv
         self._writev = writev
         self._pid = handle.pid
-        self._known: dict[int, Handle] = {}  # what the table confirmed, by number
+        self._known: dict[int, Handle] = {}  # handles that the table confirmed, by number
         self._alive = -1
         try:
             self._alive = os.pidfd_open(handle.pid)
@@ -132,7 +132,7 @@ class _VmRoute(CopyRoute):
         _routes.add(self)
 
     def _probe(self, handle: Handle) -> None:
-        """Read the owner's identity from its memory: we may, and it is the right one."""
+        """Read the owner's identity from its memory: tests the permission and the process."""
         found = ctypes.create_string_buffer(16)
         local = _IOVEC(ctypes.addressof(found), 16)
         remote = _IOVEC(self._table.cookie, 16)
@@ -196,7 +196,7 @@ class _VmRoute(CopyRoute):
                 table.leave(slot)
 
     def _piecemeal(self, call: Any, pieces: list[Piece], code: int) -> None:
-        """Again, one by one, since the kernel stopped in the middle: find out why, and where."""
+        """Copy the pieces one by one, after a call that was cut short: find out where and why."""
         for op, start, count in pieces:
             at, end = start, start + count
             while at < end:
@@ -211,7 +211,7 @@ class _VmRoute(CopyRoute):
                 at += done
 
     def _explain(self, handle: Handle, code: int) -> None:
-        """Raise what a failed copy means."""
+        """Raise the error that the code of a failed copy stands for."""
         if code == errno.ESRCH:
             raise self._lost(handle)
         if not self._table.holds(handle.slot, handle.number):
@@ -248,10 +248,10 @@ class _VmRoute(CopyRoute):
                 table.end_exclusive(handle.slot)
         ctypes.memmove(op.local.address, old, 8)
 
-    # -- who is there ----------------------------------------------------------------------------
+    # -- checks of the owner ---------------------------------------------------------------------
 
     def _look_at(self, handle: Handle) -> None:
-        """Compare the handle with what the owner says of the registration."""
+        """Compare the handle with the owner's entry in the table, and remember the result."""
         if not self._table.admits(
             handle.slot, handle.number, handle.token, handle.address, handle.size, handle.writable
         ):
@@ -263,20 +263,20 @@ class _VmRoute(CopyRoute):
         self._known[handle.number] = handle
 
     def _refuse(self, handle: Handle) -> None:
-        """It is not registered any more; unless nothing there is."""
+        """Raise RdmaBufferDropped, or RdmaOwnerLost if the owner has exited."""
         self._check_alive(handle)
         raise RdmaBufferDropped(registry.dropped_text(handle.number))
 
     def _check_alive(self, handle: Handle) -> None:
         try:
-            signal.pidfd_send_signal(self._alive, 0)  # a zombie passes, but has its number still
+            signal.pidfd_send_signal(self._alive, 0)  # a zombie passes, but still keeps its pid
         except ProcessLookupError:
             raise self._lost(handle) from None
         except PermissionError:
-            pass  # it is there; it changed its user
+            pass  # the process exists; it changed its user
 
     def _lost(self, handle: Handle) -> RdmaOwnerLost:
-        forget(handle)  # the next transfer finds nobody there; descriptors need not be kept for it
+        forget(handle)  # no later transfer can use this route: its descriptors can be closed
         return registry.lost_error(handle)
 
     def __del__(self, _close: Any = os.close) -> None:
@@ -284,12 +284,12 @@ class _VmRoute(CopyRoute):
             _close(self._alive)
 
     def close_in_child(self) -> None:
-        """In a forked child: what keeps locks is the parent's."""
+        """Replace the table's file in a forked child: its locks are the parent's."""
         self._table.close_in_child()
 
 
 def _calls() -> tuple[Any, Any]:
-    """The two system calls, or None."""
+    """Return the two system calls, or None where there are none."""
     if sys.platform != "linux":
         return None, None
     libc = ctypes.CDLL(None, use_errno=True)  # releases the interpreter lock
@@ -311,7 +311,7 @@ def _calls() -> tuple[Any, Any]:
 
 
 def process_vm_works() -> bool:
-    """Whether the system calls are there at all: they are tried on this process."""
+    """Whether the system calls work at all: this process tries them on itself."""
     read, _ = _calls()
     if read is None:
         return False
@@ -321,7 +321,7 @@ def process_vm_works() -> bool:
 
 
 def _admit_others() -> None:
-    """Let other processes of this user in, where Yama would let only ancestors."""
+    """Allow other processes of this user where Yama would allow only ancestors."""
     if yama_scope() == 1:
         ctypes.CDLL(None).prctl(_SET_PTRACER, _ANY, 0, 0, 0)
 

@@ -1,7 +1,7 @@
-"""By way of main memory: from a device here to a route that reaches main memory elsewhere.
+"""Staging: local memory of a device, on a route that reaches main memory elsewhere.
 
-A slice at a time is copied twice. (The other end is nobody's business but the owner's: memory of a
-device there is served by a route that asks the owner, which then stages on its side.)
+Each slice is copied twice, through a block of main memory. (Memory of a device at the other end is
+never staged here. It is served by a kind of route that asks the owner, and the owner stages it.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Staged"]
 
 
 class Staged(CopyRoute):
-    """`route`, for local memory of a device."""
+    """The route `route`, with local memory of a device."""
 
     def __init__(self, route: CopyRoute) -> None:
         self._route = route

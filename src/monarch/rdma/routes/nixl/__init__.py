@@ -1,16 +1,16 @@
-"""Through NIXL: network cards move the bytes (InfiniBand, RoCE, EFA), also of GPUs.
+"""Transfers with NIXL: network cards move the bytes (InfiniBand, RoCE, EFA), also those of GPUs.
 
-An extra, ``pip install 'pymonarch[rdma]'``, and used where it pays: if both hosts have a card with
-verbs. Without one the library would use TCP, which our own sockets do better, and unlike it with
-authentication. The setting ``rdma_routes`` forces it, even so.
+NIXL is an extra, ``pip install 'pymonarch[rdma]'``. It is used where it pays: if both hosts have a
+card with verbs. Without a card NIXL would use TCP; our own sockets are better at that, and
+authenticated. The setting ``rdma_routes`` forces NIXL nevertheless.
 
-`library` is what we call, `progress` the thread that asks how transfers go, `route` what initiators
-do; how owners lend memory and take it back is in `routes.lease`.
+`library` has the calls to NIXL, `progress` the thread that polls transfers, `route` the initiator's
+side. The owner's side, which lends memory and takes it back, is in `routes.lease`.
 
-Known limits: what goes over the card is not encrypted. A transfer whose time is over ends when the
-slice that is under way (32 MB) has arrived. If a host was given up and is there again, a slice that
-it sent before may still arrive. The library keeps the keys of registrations that ended, some
-hundred bytes each, as long as it knows their owner.
+Known limits: bytes on the card are not encrypted. A transfer whose time is over ends only when the
+slice under way (32 MB) has arrived. If a host was given up and comes back, a slice that it sent
+before may still arrive. The library keeps the keys of registrations that ended, about a hundred
+bytes each, as long as it knows their owner.
 """
 
 from __future__ import annotations
@@ -28,20 +28,23 @@ from monarch.rdma.routes.nixl.route import NixlRoute, lender
 
 __all__ = ["Nixl"]
 
-_VERSION = b"1"  # of the leases
+_VERSION = b"1"  # of the protocol of leases
 
 
 class Nixl:
-    """The kind."""
+    """The `Kind` for hosts with a network card and the NIXL library."""
 
     name: ClassVar[str] = NixlRoute.kind
 
     def offer(self, memory: Memory) -> bytes | None:
-        """Offered is that a peer may ask; nothing is loaded, started or registered before."""
+        """Return a mark that a peer may ask for a lease.
+
+        NIXL is not loaded, started or used for registrations before a peer asks.
+        """
         return _VERSION if not _why_not() else None
 
     def open(self, handle: Handle, device: str) -> NixlRoute:
-        """A route, if both sides want it."""
+        """Return a route, if both sides can use NIXL and choose to."""
         why_not = _why_not()
         if why_not:
             raise Unavailable(*why_not)
@@ -53,12 +56,12 @@ class Nixl:
         return NixlRoute(handle)
 
     def withdrawn(self, handle: Handle) -> Callable[[], None] | None:
-        """A drop waits for what others have under way."""
+        """Revoke the leases: a drop waits for transfers that other processes have under way."""
         return lender.withdrawn(handle)
 
 
 def _why_not() -> tuple[str, str] | None:
-    """The reason not to use it in this process, and the remedy."""
+    """Return the reason not to use NIXL in this process, and the remedy; None to use it."""
     if _spi.is_simulated():
         return "it is not simulated", ""
     if installed() is None:

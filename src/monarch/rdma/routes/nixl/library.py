@@ -1,18 +1,18 @@
 """The NIXL library: found, loaded without side effects, and its one agent in this process.
 
-NIXL (with UCX underneath) drives network cards with verbs, EFA and memory of GPUs. It is an extra
-of this package, and loaded when the first transfer needs it.
+NIXL (on top of UCX) drives network cards with verbs, EFA and memory of GPUs. It is an extra of this
+package, and is loaded when the first transfer needs it.
 
-What we call is the layer under its Python interface. That one fixes the period of the thread that
-makes progress to zero, which keeps a core busy for as long as the agent lives; with a period the
-thread sleeps until something happens.
+We call the layer under its Python interface. The interface itself fixes the poll period of the
+progress thread to zero, which keeps a core busy as long as the agent exists. With a period the
+thread sleeps until an event.
 
-Loaded as it is by default, it would close the log handlers of the program, print, and take signal
-handlers (of SIGHUP, SIGSEGV, ...) away from it. The environment variables that prevent this are in
-effect while it loads; a user's own have precedence.
+Loaded with its defaults, the library would close the log handlers of the program, print, and
+replace signal handlers (of SIGHUP, SIGSEGV, ...). Environment variables that prevent this are set
+while it loads; variables that the user has set take precedence.
 
-An agent is never destroyed. It would end connections that a forked child shares with its parent;
-and at the end of a process the kernel takes everything back.
+An agent is never destroyed. Its destruction would close connections that a forked child shares with
+its parent; and when a process exits, the kernel releases everything.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ from monarch.rdma.transfer import READ
 __all__ = ["REMEDY", "Agent", "Disconnected", "Failed", "installed", "library"]
 
 REMEDY = "pip install 'pymonarch[rdma]'"
-_PACKAGES = ("nixl_cu12", "nixl_cu13")  # both run without CUDA; they need its driver for GPUs only
-_PERIOD = 100_000  # microseconds between two looks of its thread when nothing happens
+_PACKAGES = ("nixl_cu12", "nixl_cu13")  # both run without CUDA; only GPUs need its driver
+_PERIOD = 100_000  # microseconds between two polls of its thread when there are no events
 _QUIET = {
     "NIXL_LOG_LEVEL": "FATAL",
     "UCX_LOG_LEVEL": "fatal",
     "UCX_HANDLE_ERRORS": "none",  # no signal handlers
     "UCX_DEBUG_SIGNO": "0",
 }
-# UCX would listen at TCP ports of all interfaces, for anybody. With a card it need not.
+# UCX would listen at TCP ports of all interfaces, without authentication. With a card it need not.
 _CLOSED = {"UCX_TLS": "^tcp"}
 
 
 class Disconnected(Exception):
-    """The peer cannot be reached any more."""
+    """The peer is no longer reachable."""
 
 
 class Failed(Exception):
-    """The library refuses, or failed; the text is its own."""
+    """The library refused a call, or failed; the text is the library's."""
 
 
 @functools.cache
 def installed() -> str | None:
-    """The name of the package that has the library."""
+    """Return the name of the package that has the library; None if none is installed."""
     return next((name for name in _PACKAGES if importlib.util.find_spec(name)), None)
 
 
 @functools.cache
 def library() -> Any:
-    """The library. Raises Unavailable, with the remedy."""
+    """Load and return the library. Raises Unavailable, with the remedy."""
     name = installed()
     if name is None:
         raise Unavailable("NIXL is not installed", REMEDY)
@@ -89,7 +89,7 @@ def _environment() -> Generator[None, None, None]:
 
 @contextlib.contextmanager
 def _log_handlers_kept() -> Generator[None, None, None]:
-    """Ignore the configuration of logging that comes with the library: it closes all handlers."""
+    """Ignore the library's own configuration of logging, which closes all log handlers."""
     import logging.config
 
     configure, raising = logging.config.dictConfig, logging.raiseExceptions
@@ -107,13 +107,13 @@ def _log_handlers_kept() -> Generator[None, None, None]:
 
 
 class Agent:
-    """This process, for NIXL. Making one takes half a second. Raises Unavailable.
+    """The NIXL agent of this process. Making one takes half a second. Raises Unavailable.
 
-    Whoever calls it must hold `lock`. (The library has one of its own, but would wait for it with
-    the interpreter lock held.)
+    The caller of each method must hold `lock`. (The library has a lock of its own, but waits for it
+    with the interpreter lock held.)
 
     Args:
-        name: of the process; others get to know it with the metadata.
+        name: of this process; the metadata carries it to peers.
     """
 
     def __init__(self, name: str) -> None:
@@ -139,32 +139,33 @@ class Agent:
             raise Unavailable(f"NIXL cannot be started: {error}", "UCX_LOG_LEVEL=info") from None
 
     def register(self, memory: Memory) -> None:
-        """Make memory known to the hardware. It must stay until it is `unregister`ed."""
+        """Register memory with the hardware. It must exist until it is `unregister`ed."""
         self._call(self._agent.registerMem, self._registration(memory))
 
     def unregister(self, memory: Memory) -> None:
-        """Once for each `register`."""
+        """Undo one `register`."""
         self._call(self._agent.deregisterMem, self._registration(memory))
 
     def metadata(self, memory: Memory) -> bytes:
-        """What a peer needs to reach this process and registered memory."""
+        """Return what a peer needs to reach this process and registered memory."""
         return bytes(self._call(self._agent.getLocalPartialMD, self._registration(memory), True))
 
     def meet(self, metadata: bytes) -> str:
-        """Take what a peer sent: its name. Connects on first use."""
+        """Load the metadata of a peer; return the peer's name. Connects on first use."""
         return bytes(self._call(self._agent.loadRemoteMD, metadata)).decode()
 
     def part(self, peer: str) -> None:
-        """End the connection to a peer, and what is under way on it."""
+        """Close the connection to a peer, and abort what is under way on it."""
         with contextlib.suppress(Failed, Disconnected):
             self._call(self._agent.invalidateRemoteMD, peer)
 
     def post(
         self, kind: int, pieces: Iterable[tuple[Memory, int, int, int]], device: str, peer: str
     ) -> int:
-        """Begin to move `pieces` (local memory, offset in it, remote address, bytes); a number.
+        """Begin to move `pieces`: (local memory, offset in it, remote address, bytes).
 
-        The local memories are registered and on one device; `device` is the remote one.
+        Returns the number of the request. The local memories are registered and on one device;
+        `device` is the remote one. Raises Failed, or Disconnected.
         """
         pieces = list(pieces)
         at, there = _place(pieces[0][0].device), _place(device)
@@ -186,12 +187,12 @@ class Agent:
         return number
 
     def arrived(self, number: int) -> bool:
-        """Whether what was posted has been moved. Raises if it failed."""
+        """Whether a posted request has completed. Raises Failed or Disconnected if it failed."""
         status = self._call(self._agent.getXferStatus, number)
         return bool(status != self._nixl.NIXL_IN_PROG)
 
     def release(self, number: int) -> None:
-        """Forget what was posted, once."""
+        """Release a posted request; call once for each."""
         with contextlib.suppress(Failed, Disconnected):
             self._call(self._agent.releaseXferReq, number)
 
@@ -213,5 +214,5 @@ class Agent:
 
 
 def _place(device: str) -> int:
-    """The number of a device among its kind."""
+    """Return the number of a device within its type."""
     return int(device.partition(":")[2] or 0)

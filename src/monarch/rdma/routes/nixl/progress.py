@@ -1,8 +1,8 @@
-"""The thread that asks NIXL how transfers go: the library tells nobody by itself.
+"""The thread that polls the transfers of NIXL, since the library sends no notification.
 
-One per process, started with the first transfer or the first peer that comes. It sleeps when
-nothing is under way; while something is it looks again and again, the less often the longer it
-takes. Whatever takes long (to start the agent, to register memory, to connect) runs here too.
+There is one such thread per process, started with the first transfer or the first request of a
+peer. It sleeps when no transfer is under way. Otherwise it polls, less often the longer a transfer
+takes. Tasks that take long (starting the agent, registering memory, connecting) run on it, too.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from monarch.rdma.routes.nixl.library import Agent
 
 __all__ = ["Job", "Progress", "progress"]
 
-_SHORTEST, _LONGEST = 1e-5, 1e-3  # seconds between two looks
-_EAGER = 100  # looks until the pause grows
+_SHORTEST, _LONGEST = 1e-5, 1e-3  # seconds between two polls
+_EAGER = 100  # polls until the pause grows
 
 
 class Job(Protocol):
-    """Something under way."""
+    """A transfer that the thread polls."""
 
     def look(self) -> bool | None:
-        """Go on if that is possible. True: it is over; None: nothing has happened."""
+        """Advance if possible. True: it has ended; False: it advanced; None: no change."""
         ...
 
 
 class Progress:
-    """See the module."""
+    """The polling thread, its tasks and its agent; see the module."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -43,11 +43,11 @@ class Progress:
 
     @property
     def ready(self) -> Agent | None:
-        """The agent, if it has been made."""
+        """The agent, if it was started successfully."""
         return self._agent if isinstance(self._agent, Agent) else None
 
     def agent(self) -> Agent:
-        """The agent; on this thread only. Raises Unavailable."""
+        """Return the agent, started on first use; on this thread only. Raises Unavailable."""
         if self._agent is None:
             try:
                 self._agent = Agent(f"monarch-{registry.own_registry().identity.hex()}")
@@ -58,16 +58,16 @@ class Progress:
         return self._agent
 
     def warm(self) -> None:
-        """Start the agent, for whoever will need it soon; on this thread only."""
-        with contextlib.suppress(Unavailable):  # whoever needs it will hear of it
+        """Start the agent before it is needed; on this thread only."""
+        with contextlib.suppress(Unavailable):  # `agent` raises it again when it is needed
             self.agent()
 
     def do(self, task: Callable[[], None]) -> None:
-        """Run it on this thread."""
+        """Run a task on this thread."""
         self._tasks.put(task)
 
     def follow(self, job: Job) -> None:
-        """Look at it until it is over; on this thread only."""
+        """Poll a job until it has ended; on this thread only."""
         self._jobs.append(job)
 
     def _run(self) -> None:
@@ -79,12 +79,12 @@ class Progress:
                 pass
             else:
                 task()
-                del task  # it may have hold of memory
+                del task  # it may refer to users' memory
                 idle = 0
             idle = 0 if self._look() else idle + 1
 
     def _look(self) -> bool:
-        """Look at all that is under way; whether anything has happened."""
+        """Poll all jobs; return whether any of them advanced."""
         moved = False
         for job in list(self._jobs):
             seen = job.look()
@@ -104,7 +104,7 @@ _making = threading.Lock()
 
 
 def progress() -> Progress:
-    """The one of this process."""
+    """Return the polling thread of this process, started on first use."""
     global _progress
     if _progress is None:
         with _making:
@@ -114,7 +114,7 @@ def progress() -> Progress:
 
 
 def _forget() -> None:
-    """In a forked child: the thread is not there, and the connections are the parent's."""
+    """Start anew in a forked child: it has no such thread, and connections are the parent's."""
     global _progress, _making
     _progress = None
     _making = threading.Lock()

@@ -1,13 +1,13 @@
-"""Transfers with NIXL: posted by the initiator, carried out by the hardware, watched by `progress`.
+"""Transfers with NIXL: posted by the initiator, moved by the hardware, polled by `progress`.
 
-A small transfer of a registration whose lease is there is posted by the thread that wants it, and
-mostly done when that has looked once or twice; all else happens on the thread of `progress`. What
-is longer than a slice is posted slice by slice, and in between looks at the time. What was posted
-cannot be called back: the library forgets it, and its bytes arrive all the same. So no transfer
-ends before they have, or NIXL says that they will not; only for an owner that is gone this has a
-bound.
+A small transfer whose leases have been granted is posted by the calling thread, and is usually
+complete after one or two polls there. Everything else runs on the thread of `progress`. A long
+transfer is posted slice by slice, and checks the time in between. A posted slice cannot be
+cancelled: the library forgets it, and its bytes arrive all the same. So a transfer ends only after
+its bytes have arrived, or NIXL reports that they will not. This wait has a limit only if the owner
+has exited.
 
-Atomic operations, which the library does not have, are requests to the owner.
+NIXL has no atomic operations, so they are requests to the owner.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from monarch.rdma.transfer import WRITE, Op, Transfer
 
 __all__ = ["NixlRoute", "lender"]
 
-_SLICE = 32 << 20  # under a millisecond for a fast card
-_AT_ONCE = 64 << 10  # bytes that the caller's thread may post
-_LOOKS = 3  # of that thread, before it leaves the rest to `progress`
-_PATIENCE = 1.0  # seconds: for what a lost owner sent, for another atomic operation
+_SLICE = 32 << 20  # takes a fast card less than a millisecond
+_AT_ONCE = 64 << 10  # most bytes that the caller's thread posts
+_LOOKS = 3  # polls of that thread, before `progress` takes over
+_PATIENCE = 1.0  # seconds to wait for a lost owner's bytes, or for another atomic operation
 _ATOMICALLY = "rdma.nixl.atomic"
 _ATOMIC = struct.Struct("=QiQQ")  # offset, kind, operands
 _WORD = 8
 
 
 class _Peer(Peer):
-    """An owner, as far as NIXL knows it."""
+    """An owner, with its name in NIXL and the state of the connection to it."""
 
     def __init__(self, handle: Handle) -> None:
         super().__init__(handle)
         self.name = f"monarch-{handle.identity.hex()}"
-        self.connection = 0  # counts them
-        self.given_up = 0.0  # when what is under way will not arrive any more
+        self.connection = 0  # the number of the present connection
+        self.given_up = 0.0  # after the owner's exit: when a slice under way counts as lost
 
     def ended(self) -> None:
-        """Its process is gone; on the reactor thread."""
+        """Close the connection: the owner's process has exited. Called on the reactor thread."""
         self.given_up = time.monotonic() + _PATIENCE
         super().ended()
         progress().do(self._forget)
@@ -74,13 +74,13 @@ class _Peer(Peer):
                 agent.part(self.name)
 
     def part(self, agent: Agent) -> None:
-        """End the connection and all that is under way on it; the next transfer makes another."""
+        """Close the connection, and abort what is under way; the next transfer connects again."""
         agent.part(self.name)
         self.connection += 1
 
 
 class _Key:
-    """What a lease of NIXL is about: the metadata of the owner's registration."""
+    """The value of a lease of NIXL: the metadata of the owner's registration."""
 
     __slots__ = ("_connection", "_metadata")
 
@@ -89,14 +89,17 @@ class _Key:
         self._connection = -1
 
     def meet(self, agent: Agent, peer: _Peer) -> None:
-        """Have the agent know it, on the present connection. With the agent's lock."""
+        """Load the metadata for the present connection. Called with the agent's lock held."""
         if self._connection != peer.connection:
             agent.meet(self._metadata)
             self._connection = peer.connection
 
 
 def _accept(peer: _Peer, _: Handle, metadata: bytes) -> _Key:
-    """On the thread of `progress`: the first lease of a peer starts the agent, and connects."""
+    """Make the value of a lease, on the thread of `progress`.
+
+    The first lease starts the agent; the first lease of an owner connects to that owner.
+    """
     agent = progress().agent()
     key = _Key(metadata)
     try:
@@ -125,7 +128,7 @@ def _take_back(memory: Memory) -> None:
 
 
 def _on_atomic(request: _spi.Request) -> None:
-    """At the owner: NIXL has no atomic operations."""
+    """Carry out an atomic operation for an initiator, at the owner."""
 
     def work() -> bytes:
         found, rest = claimed(request.body)
@@ -147,7 +150,7 @@ registry.services[_ATOMICALLY] = _on_atomic
 
 
 class NixlRoute:
-    """A `Route`."""
+    """The `Route` that transfers with NIXL."""
 
     kind = "nixl"
     about = "NIXL, on a network card or what it finds"
@@ -156,18 +159,21 @@ class NixlRoute:
     def __init__(self, handle: Handle) -> None:
         self._peer = _lessee.peer(handle)
         watch = progress()
-        watch.do(watch.warm)  # while the owner starts its own
+        watch.do(watch.warm)  # meanwhile the owner starts its own agent
 
     def run(self, ops: list[Op]) -> None:
-        """Never asked for: no transfer has a bound on its time here."""
+        """Raise Unavailable: `run` would have to return in time, which NIXL cannot promise."""
         raise Unavailable("nothing is done in the caller's thread")
 
     def start(self, transfer: Transfer) -> None:
-        """Ask for leases that are missing, then post."""
+        """Request the leases that are missing, then post."""
         self._proceed(_Job(self._peer, transfer), calling=True)
 
     def _proceed(self, job: _Job, *, calling: bool) -> None:
-        """Go on if all leases are there, else when they are; `calling`: in the user's thread."""
+        """Begin the job if all leases are settled; otherwise continue when they are.
+
+        `calling`: whether this is the thread of the user.
+        """
         if not job.leases:
             found = _lessee.leases(self._peer, job.handles)
             job.leases = {
@@ -191,7 +197,7 @@ class NixlRoute:
             watch.do(lambda: self._begin(job))
 
     def _begin(self, job: _Job) -> None:
-        """On the thread of `progress`."""
+        """Begin the job on the thread of `progress`."""
         watch = progress()
         agent = watch.agent()
         agent.lock.acquire()
@@ -200,7 +206,10 @@ class NixlRoute:
 
 
 class _Job:
-    """One transfer. What is private happens with the agent's lock; its end is told without."""
+    """One transfer.
+
+    Private methods are called with the agent's lock held; the outcome is reported without it.
+    """
 
     def __init__(self, peer: _Peer, transfer: Transfer) -> None:
         self.transfer = transfer
@@ -212,15 +221,15 @@ class _Job:
         self._registered: list[Memory] = []
         self._posted: int | None = None
         self._entered: list[Lease] = []
-        self._waits = False  # for an answer of the owner
+        self._waits = False  # whether a reply of the owner is awaited
         self._outcome: Callable[[], None] | None = None
 
     # -- from outside ----------------------------------------------------------------------------
 
     def begin(self, agent: Agent, looks: int) -> bool:
-        """Post the first slice and look so often how it does; whether all is over.
+        """Post the first slice and poll it `looks` times; return whether the transfer has ended.
 
-        Called with the agent's lock, which it releases.
+        Called with the agent's lock held; releases it.
         """
         try:
             if not self.transfer.begin():
@@ -242,7 +251,7 @@ class _Job:
         return self._told() or (False if moved else None)
 
     def _go_on(self, step: Callable[[Agent], None]) -> None:
-        """Do `step` on the thread of `progress`, and no longer wait."""
+        """Run `step` on the thread of `progress`: the awaited reply has arrived."""
 
         def go_on() -> None:
             agent = progress().agent()
@@ -254,7 +263,7 @@ class _Job:
         progress().do(go_on)
 
     def _told(self) -> bool:
-        """Tell the outcome, if there is one; whether there is."""
+        """Report the outcome, if there is one; return whether there is."""
         if self._outcome is None:
             return False
         self._outcome()
@@ -263,7 +272,7 @@ class _Job:
     # -- one step --------------------------------------------------------------------------------
 
     def _look(self, agent: Agent) -> bool:
-        """Go on if that is possible; whether it was."""
+        """Advance if possible; return whether the job advanced."""
         if self._outcome is not None:
             return True
         if self._posted is not None:
@@ -287,7 +296,7 @@ class _Job:
         return True
 
     def _register(self, agent: Agent) -> bool:
-        """Register the local memory; whether that works."""
+        """Register the local memory; return whether that succeeded."""
         for op in self.transfer.ops:
             if op.kind > WRITE:
                 continue
@@ -303,7 +312,7 @@ class _Job:
         return True
 
     def _next(self, agent: Agent) -> None:
-        """Post the next slice."""
+        """Post the next slice, or end the transfer if none is left."""
         found = next(self._slices, None)
         if found is None:
             self._end(agent)
@@ -329,7 +338,7 @@ class _Job:
             self._find_out(agent, error)
 
     def _retire(self, agent: Agent) -> None:
-        """Nothing is under way any more."""
+        """Release the posted request and leave its leases: no slice is under way."""
         posted, self._posted = self._posted, None
         if posted is not None:
             agent.release(posted)
@@ -337,7 +346,7 @@ class _Job:
             self._entered.pop().leave()
 
     def _ask(self, op: Op) -> None:
-        """Have the owner do an atomic operation."""
+        """Request an atomic operation from the owner."""
         self._waits = True
         rest = _ATOMIC.pack(op.offset, op.kind, *op.operands)
         answer = _spi.ask(op.handle.uid, _ATOMICALLY, claim(op.handle) + rest)
@@ -356,7 +365,7 @@ class _Job:
         answer._notify(lambda: self._go_on(took_place))
 
     def _find_out(self, agent: Agent, error: Failed | Disconnected) -> None:
-        """A slice failed: what that means the owner knows, or its end tells."""
+        """Ask the owner why a slice failed: the reply, or its absence, gives the cause."""
         self._peer.part(agent)
         self._retire(agent)
         self._waits = True
@@ -376,7 +385,7 @@ class _Job:
 
         answer._notify(lambda: self._go_on(heard))
 
-    # -- ends ------------------------------------------------------------------------------------
+    # -- the end of a transfer -------------------------------------------------------------------
 
     def _end(self, agent: Agent, error: RdmaError | None = None, *, late: bool = False) -> None:
         self._retire(agent)

@@ -1,14 +1,15 @@
-"""Over a socket: for whatever memory no other kind of route reaches.
+"""Transfers over a socket, for memory that no other kind of route reaches.
 
 The owner's data thread copies between the socket and the registered memory (`server`), the
-initiator's between the socket and its own (`peer`); requests and answers are in `message`. The
-owner's user code takes no part, and may be busy; its interpreter has to run for the moment between
-two system calls.
+initiator's between the socket and its own memory (`peer`); `message` defines requests and replies.
+The owner's user code takes no part, and may be busy; its interpreter must run for the moments
+between two system calls.
 
-Within a host the socket is one end of a pair whose other end the agent hands to the owner. Between
-hosts bytes go through the agents until a direct connection is there, and if there can be none (a
-firewall, a translated address, a missing certificate) for good. Nothing leads here that the control
-links would not admit, and where those are encrypted this is, too: see docs/security.md.
+Within a host the socket is one end of a socket pair, and the agent passes the other end to the
+owner. Between hosts the agents carry the bytes until a direct connection is established; if there
+can be none (a firewall, a translated address, a missing certificate), they keep carrying them. A
+peer that the control links would refuse is refused here, too, and if the control links are
+encrypted, so are these connections: see docs/security.md.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ _REMEMBERED = 1024
 
 
 class Stream:
-    """The kind."""
+    """The `Kind` for any memory that a socket can reach."""
 
     name: ClassVar[str] = "stream"
 
     def __init__(self) -> None:
         self._server = Server()
-        self._serves = 0  # the process that it serves as
+        self._serves = 0  # uid as which this process has registered its server
         self._peers: dict[bytes, Peer] = {}
-        self._over: dict[bytes, str] = {}  # owners that were lost, which is for ever, and how
+        self._over: dict[bytes, str] = {}  # owners that are lost for good, and how
         self._lock = threading.Lock()
         self._warned = False
         _spi.when_forked(self._forget)
 
     def offer(self, memory: Memory) -> bytes | None:
-        """That there is somebody who serves it."""
+        """Start to serve the memory; return a mark that it is served."""
         if _spi.is_simulated():
             return None
         uid = _spi.own_uid()
@@ -59,11 +60,11 @@ class Stream:
         return b"\1"
 
     def withdrawn(self, handle: Handle) -> Callable[[], None] | None:
-        """A drop waits for the slice that is being copied, and for no more."""
+        """Revoke the memory: a drop waits only for the slice that is being copied."""
         return self._server.withdrawn(handle)
 
     def open(self, handle: Handle, device: str) -> _StreamRoute:
-        """A route, if sockets are allowed."""
+        """Return a route, if the settings allow sockets."""
         if _spi.is_simulated():
             raise Unavailable("there are no sockets in a simulation")
         if not _spi.settings.rdma_allow_tcp_fallback:
@@ -85,7 +86,7 @@ class Stream:
         return _StreamRoute(peer, (handle.device, device) != (CPU, CPU))
 
     def _ended(self, peer: Peer, lost: str | None) -> None:
-        """No more is to be had of this one; `lost` says how its owner was, if it was."""
+        """Forget a peer whose connections have closed; `lost` is how its owner was lost, if so."""
         with self._lock:
             del self._peers[peer.identity]
             if lost is not None:
@@ -117,7 +118,7 @@ class Stream:
 
 class _StreamRoute:
     kind = Stream.name
-    inline = -1  # an answer has to be waited for
+    inline = -1  # every transfer waits for a reply
 
     def __init__(self, peer: Peer, staged: bool) -> None:
         self._peer = peer
@@ -125,13 +126,13 @@ class _StreamRoute:
 
     @property
     def about(self) -> str:
-        """The way that bytes take now."""
+        """The path of the bytes at present, in words."""
         return self._peer.how + self._staged
 
     def run(self, ops: list[Op]) -> None:
-        """Not possible without waiting."""
+        """Raise an internal error: a stream cannot transfer without waiting."""
         raise RdmaError(f"internal error: {len(ops)} operations to be done at once")
 
     def start(self, transfer: Transfer) -> None:
-        """Begin."""
+        """Begin the transfer."""
         self._peer.start(transfer)

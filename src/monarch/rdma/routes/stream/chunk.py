@@ -1,7 +1,7 @@
-"""`Job` and `Chunk`: a transfer under way, and the parts of it that are asked for one by one.
+"""`Job` and `Chunk`: a transfer under way, and the parts of it that are requested one by one.
 
-This is where the initiator's memory is touched. A chunk that is abandoned touches it no more,
-whatever still comes for it.
+The initiator's memory is touched only here. After a chunk is abandoned its memory is not touched,
+whatever still arrives for the chunk.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["CHUNK", "Chunk", "Job"]
 CHUNK = 1 << 20
 """Bytes of most requests; the least that `rdma_max_chunk_size_mb` could ask for."""
 
-_SMALL = 4 << 10  # bytes to write that are copied behind their request
+_SMALL = 4 << 10  # most bytes of a write that are copied behind their request
 
 
 class Job:
-    """A transfer under way."""
+    """A transfer under way, cut into chunks."""
 
     __slots__ = ("_pieces", "error", "left", "next", "over", "transfer", "turn")
 
@@ -32,12 +32,12 @@ class Job:
         self._pieces = _pieces(transfer.ops)
         self.next = next(self._pieces, None)
         self.left = 0  # requests that are unanswered
-        self.turn = 0  # bytes that were asked for in this turn
+        self.turn = 0  # bytes that were requested in this turn
         self.error: RdmaError | None = None
         self.over = False
 
     def take(self) -> Chunk | None:
-        """The next part of it to be asked for."""
+        """Return the next chunk to request; None if none is left."""
         piece = self.next
         if piece is None:
             return None
@@ -47,12 +47,12 @@ class Job:
         return Chunk(self, *piece)
 
     def fail(self, error: RdmaError) -> None:
-        """Ask for no more of it."""
+        """Record `error`, and request no further chunk."""
         self.error = self.error or error
         self.next = None
 
     def finish(self) -> None:
-        """All that was asked for is answered."""
+        """End the transfer: all requests are answered."""
         if self.error is not None:
             self.transfer.fail(self.error)
         else:
@@ -66,7 +66,7 @@ def _pieces(ops: list[Op]) -> Iterator[tuple[Op, int, int]]:
 
 
 class Chunk:
-    """A request for a part of an operation; and where the answer to it goes."""
+    """A request for a part of an operation, and the destination of its reply."""
 
     __slots__ = (
         "_at",
@@ -92,7 +92,7 @@ class Chunk:
         self._then: Callable[[], None] | None = None
 
     def asked(self, ident: int) -> list[bytes | memoryview]:
-        """What is sent for it."""
+        """Return the bytes that request the chunk."""
         op, count = self.op, self.count
         offset = op.offset + self._offset
         handle = op.handle
@@ -106,7 +106,7 @@ class Chunk:
         return [request + view] if count <= _SMALL else [request, view]
 
     def expect(self, then: Callable[[], None] | None) -> Chunk:
-        """Its bytes are about to come; `then` is called when they have."""
+        """Return the destination of the bytes about to arrive; `then` is called after them."""
         if self.op.kind == WRITE:
             raise ValueError("bytes in answer to a write")
         self.left = self.count
@@ -115,7 +115,7 @@ class Chunk:
         return self
 
     def abandon(self) -> None:
-        """Nothing goes to its memory any more."""
+        """Let the chunk never touch its memory again."""
         self.view = None
 
     def put(self, data: memoryview) -> None:
@@ -139,7 +139,7 @@ class Chunk:
         if self.view is not None:
             try:
                 landed(self.op.local, self._offset, self.view)
-            except RdmaError as error:  # a device does not take it
+            except RdmaError as error:  # the device does not accept the bytes
                 self.job.fail(error)
         if self._then is not None:
             self._then()

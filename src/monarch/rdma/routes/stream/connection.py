@@ -1,13 +1,13 @@
-"""A connection: what one side has to say goes out, what the other says comes in, nobody blocks.
+"""A connection of the data plane: sends and receives messages without blocking.
 
-Memory is sent from where it is and received to where it belongs; what is small comes with its
-neighbours in one call of the kernel. Any thread may `send` and `flush`: what the socket takes at
-once is written by the thread that has it, the rest by the reactor. All else is on the reactor's
+Bytes of large transfers are sent from, and received into, the memory of users. Small messages are
+gathered into one system call. Any thread may call `send` and `flush`: that thread writes what the
+socket accepts at once, and the reactor writes the rest. All other methods run on the reactor's
 thread.
 
 Registered memory is sent under the lock of its registration, slice by slice (`Lent`), so that a
-drop has to wait for at most one call that does not block. With TLS such a slice is copied first:
-OpenSSL wants to see the same bytes again when it could not send them, and they may be gone by then.
+drop waits for at most one system call, which does not block. With TLS such a slice is first copied:
+OpenSSL demands the same bytes again after a partial write, and by then the memory may be released.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from monarch.rdma.routes.stream.message import Reader
 __all__ = ["Connection", "Item", "Lent"]
 
 _HEADS = 64 << 10  # bytes received at a time where headers are expected
-_ROUNDS = 16  # receives before others have their turn
+_ROUNDS = 16  # receives before other connections have their turn
 _MOST_BUFFERS = 64
-_MOST_QUEUED = 4096  # items that wait for a peer that asks and does not listen
-_BUFFER = 1 << 20  # of a socket within a host: fewer wake-ups than by default, and in the cache
-_SEALED = 256 << 10  # bytes given to TLS at a time
+_MOST_QUEUED = 4096  # items queued for a peer that does not read; then its requests wait
+_BUFFER = 1 << 20  # of a socket within a host: saves wake-ups, and still fits the cache
+_SEALED = 256 << 10  # bytes passed to TLS at a time
 
 
 class Lent(Protocol):
-    """Memory that may be taken away while it is on its way out."""
+    """Registered memory that is being sent, and may be revoked meanwhile."""
 
     lock: threading.Lock
     left: int
 
     def view(self) -> memoryview:
-        """What is left, or something else that takes its place. Called with `lock` held."""
+        """Return the bytes left to send, or zeros in their place. Called with `lock` held."""
         ...
 
     def advance(self, count: int) -> None:
-        """So much of it was sent."""
+        """Note that `count` bytes of it were sent."""
         ...
 
     def verdict(self) -> bytes:
-        """All was sent: what is to be said after it."""
+        """Return the message that follows when all bytes were sent: whether they are valid."""
         ...
 
 
@@ -55,14 +55,14 @@ _PLAIN = (bytes, memoryview)
 
 
 class Connection:
-    """See the module.
+    """A connection to one peer, see the module.
 
     Args:
-        reactor: drives it.
+        reactor: drives the connection.
         wire: the socket; the connection owns it.
-        reader: is given what arrives.
-        lost: called with the reason when the connection is over.
-        refill: what to send when nothing waits any more.
+        reader: processes what arrives.
+        lost: called with the reason when the connection has closed.
+        refill: returns what to send when the queue is empty.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class Connection:
         self._refill = refill
         self._lock = threading.Lock()
         self._queue: deque[Item] = deque()
-        self._sealed: bytes | memoryview = b""  # given to TLS, and not taken yet
-        self._watched = (True, False)  # what the reactor calls back for
-        self._blocked = False  # the socket takes nothing now
+        self._sealed: bytes | memoryview = b""  # passed to TLS, and not accepted yet
+        self._watched = (True, False)  # events registered with the reactor: (reads, writes)
+        self._blocked = False  # whether the socket accepts no more at present
         self.over = False
 
     def start(self) -> None:
-        """Begin to listen. On any thread."""
+        """Begin to receive. Callable on any thread."""
         self._reactor.call_soon(self._start)
 
     def _start(self) -> None:
@@ -104,22 +104,22 @@ class Connection:
             self._reactor.register(self._fd, self._ready)
             self._watched = (True, False)
             self._watch()
-        self._read()  # TLS may have decrypted something already
+        self._read()  # TLS may have decrypted bytes already
 
     # -- out -------------------------------------------------------------------------------------
 
     def queue(self, items: Iterable[Item]) -> None:
-        """Have these sent with the next `flush`; on the reactor's thread, one comes by itself."""
+        """Queue items for the next `flush`, which on the reactor's thread is automatic."""
         self._queue.extend(items)
 
     def send(self, *items: Item) -> None:
-        """Send these, now if possible; any thread."""
+        """Send items, at once as far as the socket accepts them; callable on any thread."""
         with self._lock:
             self._queue.extend(items)
             self._flush()
 
     def flush(self) -> None:
-        """Send what there is, as far as the socket takes it; any thread."""
+        """Send what is queued, as far as the socket accepts it; callable on any thread."""
         with self._lock:
             self._flush()
 
@@ -230,7 +230,7 @@ class Connection:
                     reason = "it was closed"
                     break
                 if count < asked and self._plain is not None:
-                    break  # that was all
+                    break  # the socket is empty
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:
@@ -246,14 +246,14 @@ class Connection:
             self._reactor.call_soon(self._read_on)
 
     def _read_on(self) -> None:
-        """What TLS has decrypted, and nobody has read, makes no event."""
+        """Read what TLS has decrypted already: the socket reports no event for it."""
         if not self.over:
             self._read()
 
-    # -- the end ---------------------------------------------------------------------------------
+    # -- closing ---------------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
-        """End it, and say so; on the reactor's thread."""
+        """Close the connection and report the reason to `lost`; on the reactor's thread."""
         with self._lock:
             if self.over:
                 return
@@ -264,12 +264,12 @@ class Connection:
         self._lost(reason)
 
     def _broke(self, reason: str) -> None:
-        """Nothing can be sent any more; perhaps the peer has said why."""
+        """Close after a failed write, but first read the reason that the peer may have sent."""
         if not self.over:
             self._read()
             self.close(reason)
 
     def close_in_child(self) -> None:
-        """In a forked child: it is the parent's."""
+        """Close the socket in a forked child: the connection is the parent's."""
         self.over = True
         self._wire.close()

@@ -1,12 +1,12 @@
-"""The thread that moves the bytes of this process, for what it owns and for what it asks for.
+"""The thread that moves the bytes of streams: those this process serves, and those it requests.
 
-A reactor of its own, so that neither a stream of megabytes waits for messages nor they for it. (As
-for speed the reactor of the process would do as well: eight bytes took 60 us on either, 64 MB the
-same processor time.) Started with the first connection, and kept.
+It has a reactor of its own, so that a stream of megabytes does not delay messages, nor messages a
+stream. (For speed alone the reactor of the process would do: eight bytes took 60 us on either, and
+64 MB took the same processor time.) The thread starts with the first connection, and is kept.
 
-One thread: it copies about as fast as the kernel does, and on two cores the other one is the
-peer's. More connections than one, which `rdma_tcp_fallback_parallelism` asks for, gain nothing
-within a host; between hosts they help where a single TCP connection does not fill the network.
+There is only one thread: it copies about as fast as the kernel does, and of two cores the other one
+serves the peer. Several connections (`rdma_tcp_fallback_parallelism`) gain nothing within a host.
+Between hosts they help where a single TCP connection does not fill the network.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _lock = threading.Lock()
 
 
 def data_reactor() -> _spi.Reactor:
-    """The one of this process."""
+    """Return the data reactor of this process, started on first use."""
     global _reactor
     with _lock:
         if _reactor is None:

@@ -1,4 +1,4 @@
-"""Where bytes go that are for nobody's memory: to be read as a whole, or nowhere."""
+"""Destinations for received bytes that go to no registered memory: read whole, or discarded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TRASH = memoryview(bytearray(1 << 16))
 
 
 class Trash:
-    """A `Landing` for what is not wanted any more; `then` is called when all of it has come."""
+    """A `Landing` that discards bytes; `then` is called when all of them have arrived."""
 
     __slots__ = ("_then", "left")
 
@@ -35,7 +35,7 @@ class Trash:
 
 
 class Text:
-    """A `Landing` for a few bytes, with which `then` is called."""
+    """A `Landing` for a few bytes; `then` is called with all of them."""
 
     __slots__ = ("_content", "_then", "left")
 

@@ -1,4 +1,4 @@
-"""A lane: a connection to an owner, with the requests that are unanswered on it."""
+"""A lane: a connection to an owner, with the requests on it that are unanswered."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _IDS = (1 << 32) - 1
 
 
 class Lane:
-    """A connection, and what is unanswered on it.
+    """A connection to an owner, with the requests on it that are unanswered.
 
     Args:
-        peer: is told of answers, and asked for more to ask.
+        peer: is notified of replies, and provides further requests.
         wire: the socket.
         number: of the invitation that led to it; 0 for a side stream.
-        ended: called when the connection is over, for the `reason`.
+        ended: called with the lane when the connection has closed, after `reason` is set.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class Lane:
         return ident
 
     def ask(self, operation: int, number: int, answered: Callable[[bytes], None]) -> None:
-        """Ask about connections."""
+        """Send a request that concerns connections; `answered` is called with the reply."""
         ident = self._next_id()
         self._asked[ident] = answered
         self.connection.send(REQUEST.pack(ident, operation, 0, number, bytes(16), 0, 0, 0, 0))
 
     def request(self, chunk: Chunk) -> list[bytes | memoryview]:
-        """What is sent for a chunk; its answer is waited for from now on."""
+        """Return the bytes that request a chunk; from now on its reply is expected."""
         ident = chunk.ident = self._next_id()
         if not self.chunks:
-            self.heard = time.monotonic()  # from now on silence means something
+            self.heard = time.monotonic()  # the peer's silence counts from here
         self.chunks[ident] = chunk
         self.load += chunk.count
         return chunk.asked(ident)
@@ -95,7 +95,7 @@ class Lane:
         return self._peer.more_for(self)
 
     def _begin(self, ident: int, kind: int, status: int, length: int) -> Landing | None:
-        """An answer; see `message`."""
+        """Process the header of a reply; see `message`."""
         self.heard = time.monotonic()
         chunk = self.chunks.get(ident)
         if chunk is not None and kind in (DATA, VALUE):
@@ -126,5 +126,5 @@ class Lane:
         self.answered(chunk, kind(text.decode(errors="replace")))
 
     def answered(self, chunk: Chunk, error: RdmaError | None) -> None:
-        """A chunk is done, or refused."""
+        """Note that a chunk is complete, or refused with `error`."""
         self._peer.answered(self, chunk, error)

@@ -1,38 +1,40 @@
-"""What is said on a connection of the data plane, byte by byte.
+"""The format of messages on a connection of the data plane.
 
-The initiator asks, the owner answers, in whatever order it is ready. A request has 64 bytes, all
-little-endian, and is followed by the bytes to be written if it is a WRITE::
+The initiator sends requests; the owner replies in whatever order it is ready. A request has 64
+bytes, all little-endian. The bytes to be written follow the request if it is a WRITE::
 
-    0   4  id         of the request; answers repeat it
+    0   4  id         of the request; its replies repeat it
     4   2  operation
     6   2  -
     8   8  number     of the registration
-    16  16 token      of the registration
-    32  8  offset     in it
-    40  8  length     bytes to read or to write
-    48  8  first      operand of an atomic operation
-    56  8  second     operand
+   16  16  token      of the registration
+   32   8  offset     within the registered memory
+   40   8  length     bytes to read or to write
+   48   8  first      operand of an atomic operation
+   56   8  second     operand
 
-READ, WRITE, ADD and SWAP are those of `transfer.Op`. The others are about the connection:
+READ, WRITE, ADD and SWAP are those of `transfer.Op`. The other operations manage connections:
 
-* HELLO comes first: `token` is the identity of the owner that the initiator looks for, `number` the
+* HELLO comes first: `token` is the identity of the owner that the initiator expects, `number` the
   invitation that it follows (0: none), `offset` the magic number, `length` the version.
-* INVITE asks for an invitation to a direct connection. The answer is JSON.
-* RECALL asks to close the connection `number`, if it is open: what was asked for on it, and not
-  answered, may be asked again, and nothing that it has yet to bring will be written.
+* INVITE requests an invitation to a direct connection. The reply is JSON.
+* RECALL requests that connection `number` be closed, if it is open. After the reply no byte that
+  was sent on that connection is written, and its unanswered requests may be sent again.
 
-An answer has 16 bytes and `length` more::
+A reply has 16 bytes, and `length` bytes that follow::
 
     0   4  id
     4   2  kind
-    6   2  status     0: it is done; else END says in its text why not
+    6   2  status     0: success; otherwise the text of the END has the reason
     8   8  length
 
-* DATA: bytes that were asked for follow. Whether they can be relied upon says the END that follows.
-* VALUE: bytes follow, and that was all: they can be relied upon.
-* END: it is over. What follows is text. An END with id 0 is about the connection, which ends.
+* DATA: requested bytes follow. They are valid only if the END that comes later reports success.
+* VALUE: bytes follow, they are valid, and the request is complete.
+* END: the request is complete. A text follows. An END with id 0 concerns the connection, which the
+  owner then closes.
 
-A READ is one DATA, of the length asked for, and an END; or a VALUE; or an END that says why not.
+The reply to a READ is one DATA of the requested length and an END; or a VALUE; or only an END, with
+the reason for the failure.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ OK = 0
 NOT_FOUND = 1  # RdmaBufferDropped
 FORBIDDEN = 2  # RdmaPermissionError
 FAILED = 3  # RdmaError
-GONE = 4  # RdmaOwnerLost: the owner is another process than the one that was looked for
+GONE = 4  # RdmaOwnerLost: the process is not the owner that the initiator expects
 
 CHUNK_LIMIT = 64 << 20
 """Bytes that one request may ask for, or bring."""
@@ -98,39 +100,39 @@ TEXT_LIMIT = 4096
 
 
 def hello(identity: bytes, number: int = 0) -> bytes:
-    """The first request."""
+    """Return the HELLO, which is the first request on a connection."""
     return REQUEST.pack(0, HELLO, 0, number, identity, MAGIC, VERSION, 0, 0)
 
 
 class Landing(Protocol):
-    """Where bytes that follow a header are put."""
+    """The destination of the bytes that follow a header."""
 
     left: int
     """Bytes that are still to come."""
 
     def put(self, data: memoryview) -> None:
-        """Take these; at most `left`."""
+        """Take these bytes, which are at most `left`."""
         ...
 
     def fill(self, receive: Callable[[memoryview], int]) -> int:
-        """Have `receive` put bytes where they belong; how many. At most `left`."""
+        """Have `receive` put at most `left` bytes in their place; return how many it received."""
         ...
 
     def done(self) -> None:
-        """All are there."""
+        """Note that all bytes have arrived."""
         ...
 
 
 class Reader:
-    """Takes a stream apart, wherever it is cut.
+    """Splits a stream into messages, whatever the sizes of the pieces in which it arrives.
 
     Args:
-        header: what every message begins with.
-        begin: is called with the fields of each header; where the bytes go that follow it, or None
-            if none do. Raises ValueError for what cannot be.
+        header: the header of every message.
+        begin: called with the fields of each header. It returns the destination of the bytes that
+            follow, or None if none follow. Raises ValueError for an invalid header.
 
-    What is in the scratch buffer of whoever receives is given to `feed`. When `landing` is set,
-    what comes next can be received directly into it: call its `fill`, then `filled`.
+    A receiver passes what is in its scratch buffer to `feed`. When `landing` is set, it may instead
+    receive the next bytes directly into their destination: by `landing.fill`, then `filled`.
     """
 
     __slots__ = ("_begin", "_header", "_partial", "landing")
@@ -142,7 +144,7 @@ class Reader:
         self.landing: Landing | None = None
 
     def feed(self, data: memoryview) -> None:
-        """Take all of `data`."""
+        """Process all of `data`."""
         at, end, size = 0, len(data), self._header.size
         partial = self._partial
         while True:
@@ -172,7 +174,7 @@ class Reader:
             self.landing = self._begin(*fields)
 
     def filled(self) -> None:
-        """`landing.fill` was called."""
+        """Note that `landing.fill` was called."""
         landing = self.landing
         if landing is not None and not landing.left:
             self.landing = None

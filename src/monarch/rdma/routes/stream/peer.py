@@ -1,18 +1,18 @@
-"""The initiator's side: what this process asks of one owner.
+"""The initiator's side: the transfers and connections of this process with one owner.
 
-Transfers are cut into chunks, each a request, and dealt out to connections, some of each transfer
-in turn: as many as keep the connection busy, and no more, so that what comes later does not wait
-for long. A `Lane` is a connection with the requests that are unanswered on it.
+Transfers are cut into chunks, each of which is one request. Chunks of the waiting transfers are
+dealt out to connections in turn: enough to keep each connection busy, and no more, so that a later
+transfer does not wait for long. A `Lane` is a connection with its unanswered requests.
 
-The first lane is a side stream: it exists as soon as it is asked for, and ends with the owner or
-its host, never else. So the end of this one is the owner's (`RdmaOwnerLost`). If the owner is on
-another host the side stream is carried by agents, and the owner is asked for an invitation; what
-comes of it takes over. A direct connection may break. Then the owner is told to close it; when it
-says that it has, what was unanswered is asked for again. (Not atomic operations: nobody knows
-whether they were carried out.)
+The first lane is a side stream. It exists as soon as it is opened, and closes only when the owner
+or its host is lost. So the loss of this lane is the loss of the owner (`RdmaOwnerLost`). If the
+owner is on another host, agents carry the side stream; this process then requests an invitation
+from the owner, and the direct connection takes over. A direct connection may break. Then the owner
+is asked to close it, and after the owner's reply the unanswered requests are sent again. (Except
+atomic operations: it is unknown whether they were carried out.)
 
-When the time of a transfer is over it ends at once. What was asked for may still arrive, and is
-thrown away; what is to be written and has begun to be sent is sent to the end of its chunk.
+When its time is over, a transfer ends at once. Replies that still arrive are discarded. A chunk to
+be written whose sending has begun is sent completely.
 """
 
 from __future__ import annotations
@@ -40,37 +40,37 @@ from monarch.rdma.transfer import ADD, WRITE, Transfer
 
 __all__ = ["Peer"]
 
-_WINDOW = 8 * CHUNK  # bytes asked for, or sent, and unanswered, of a lane
-_UNANSWERED = 1024  # requests
-_BIG = 64 << 10  # after so much it is the next transfer's turn
+_WINDOW = 8 * CHUNK  # bytes of a lane that are requested or sent, and unanswered
+_UNANSWERED = 1024  # requests of a lane
+_BIG = 64 << 10  # bytes after which the next transfer has its turn
 _DIAL = 3.0  # seconds until a direct connection counts as impossible
-_SILENCE = 2.0  # seconds without a byte after which a connection on which time ran out is given up
+_SILENCE = 2.0  # seconds without a byte until a lane is closed on which a transfer timed out
 _AGAIN = 1.0  # seconds until a direct connection that broke is replaced
-_RETRY = 10.0  # and then again, if it cannot be
+_RETRY = 10.0  # seconds until that is tried again, if it fails
 
 
 class Peer:
-    """An owner. `ended` is called once: when it is lost, and how, or has no more to do with us."""
+    """An owner. `ended` is called once, when its last connection closes; see `Stream._ended`."""
 
     def __init__(self, handle: Handle, ended: Callable[[Peer, str | None], None]) -> None:
         self.identity = handle.identity
         self.handle = handle
         self._ended = ended
         self._lock = threading.Lock()
-        self._jobs: deque[Job] = deque()  # of which there is more to be asked
-        self._open: dict[Job, None] = {}  # that have not ended
-        self._again: deque[Chunk] = deque()  # to be asked once more
-        self._loss: Callable[[Handle], RdmaError] | None = None  # what is said once it has ended
+        self._jobs: deque[Job] = deque()  # jobs with chunks that are not requested yet
+        self._open: dict[Job, None] = {}  # jobs that have not ended
+        self._again: deque[Chunk] = deque()  # chunks to be requested once more
+        self._loss: Callable[[Handle], RdmaError] | None = None  # makes the error once it is lost
         self._wanted = max(1, _spi.settings.rdma_tcp_fallback_parallelism)
-        self._lanes: list[Lane] = []  # all that are open
+        self._lanes: list[Lane] = []  # all open lanes
         self._direct: list[Lane] = []
-        self._dials = 0  # under way
-        self._broke = False  # whether one that was direct did
-        self._near = handle.host == own_host()  # until the owner says whether it is
+        self._dials = 0  # attempts under way
+        self._broke = False  # whether a direct connection has broken
+        self._near = handle.host == own_host()  # a guess, until the owner reports it
         self.how = "a socket"
         """The way that bytes take, for people."""
         self._first = self._side_stream()
-        self._dealt: tuple[Lane, ...] = (self._first,)  # to which chunks are dealt out
+        self._dealt: tuple[Lane, ...] = (self._first,)  # the lanes that chunks are dealt out to
         self._invite()
         self._first.connection.start()
         if handle.uid != _spi.own_uid():
@@ -85,7 +85,7 @@ class Peer:
     # -- transfers -------------------------------------------------------------------------------
 
     def start(self, transfer: Transfer) -> None:
-        """Carry it out; any thread."""
+        """Begin a transfer; callable on any thread."""
         job = Job(transfer)
         if not transfer.begin(lambda: data_reactor().call_soon(self._abort, job)):
             return
@@ -101,10 +101,10 @@ class Peer:
             lane.connection.flush()
 
     def more_for(self, lane: Lane) -> list[Item]:
-        """What this lane is to be asked next, if it is its turn."""
+        """Return the next requests for this lane, if there is room for any."""
         items: list[Item] = []
         if not (self._jobs or self._again):
-            return items  # (who adds to them flushes afterwards)
+            return items  # read without the lock: each thread that adds a job flushes afterwards
         outgoing = 0
         with self._lock:
             if lane not in self._dealt:
@@ -115,14 +115,17 @@ class Peer:
                     break
                 try:
                     items += lane.request(chunk)
-                except RdmaError as error:  # a device does not give its memory
+                except RdmaError as error:  # the device does not read its memory
                     data_reactor().call_soon(self._not_asked, lane, chunk, error)
                 if chunk.op.kind == WRITE:
                     outgoing += chunk.count
         return items
 
     def _not_asked(self, lane: Lane, chunk: Chunk, error: RdmaError) -> None:
-        """Later: whoever waits for it may go on to use the very lane that was about to ask."""
+        """Fail a chunk that could not be requested.
+
+        Runs later, since a user's callback may use the very lane that was about to send.
+        """
         self.answered(lane, chunk, error)
         lane.connection.flush()
 
@@ -144,11 +147,11 @@ class Peer:
         return None
 
     def answered(self, lane: Lane, chunk: Chunk, error: RdmaError | None) -> None:
-        """A chunk is done, or refused; on the data thread."""
+        """Note that a chunk is complete, or refused with `error`; on the data thread."""
         job = chunk.job
         with self._lock:
             if lane.chunks.pop(chunk.ident, None) is None:
-                return  # it is asked for again, on another lane
+                return  # the chunk was requested again, on another lane
             lane.load -= chunk.count
             chunk.abandon()
             job.left -= 1
@@ -159,7 +162,7 @@ class Peer:
             job.finish()
 
     def _finished(self, job: Job) -> bool:
-        """Whether it ends now."""
+        """Whether the job ends now; if so, it is marked as over."""
         if job.over or job.left or job.next is not None:
             return False
         job.over = True
@@ -167,7 +170,7 @@ class Peer:
         return True
 
     def _abort(self, job: Job) -> None:
-        """Its time is over; on the data thread, so that nothing is arriving right now."""
+        """End a job whose time is over; on the data thread, so that no byte arrives meanwhile."""
         with self._lock:
             if job.over:
                 return
@@ -188,7 +191,7 @@ class Peer:
     # -- connections -----------------------------------------------------------------------------
 
     def _invite(self) -> None:
-        """Ask for direct connections."""
+        """Request invitations to direct connections."""
         if self._loss is None:
             for _ in range(self._wanted - len(self._direct) - self._dials):
                 self._dials += 1
@@ -236,7 +239,7 @@ class Peer:
     def _not_joined(self, reason: str) -> None:
         self._dials -= 1
         self._carried(reason)
-        if self._broke:  # what was possible may be so again
+        if self._broke:  # a direct connection existed before, so one may be possible again
             data_reactor().call_later(_RETRY, self._invite)
 
     def _joined(self, wire: _spi.Wire, number: int, address: str, secured: bool) -> None:
@@ -257,7 +260,7 @@ class Peer:
         lane.connection.flush()
 
     def _direct_ended(self, lane: Lane) -> None:
-        """A direct connection broke."""
+        """Replace a direct connection that broke."""
         self._broke = True
         with self._lock:
             self._lanes.remove(lane)
@@ -270,7 +273,7 @@ class Peer:
             data_reactor().call_later(_AGAIN, self._invite)
 
     def _recalled(self, lane: Lane) -> None:
-        """The owner has closed it, too: what was unanswered can be asked for again."""
+        """Request again what was unanswered on a lane that the owner has closed, too."""
         ended: list[Job] = []
         with self._lock:
             for chunk in lane.chunks.values():
@@ -289,11 +292,11 @@ class Peer:
             other.connection.flush()
 
     def _gone(self) -> None:
-        """Those who watch processes say that the owner has ended."""
+        """Close the side stream: supervision reports that the owner has exited."""
         self._first.connection.close("the process has ended")
 
     def _side_stream_ended(self, lane: Lane) -> None:
-        """The owner is lost, or does not want to talk to us."""
+        """Fail all transfers: the owner is lost, or refuses to talk to this process."""
         status, text = lane.farewell or (GONE, "")
         lost = text if status == GONE else None
         if lost == "" and not self._near:
@@ -322,13 +325,13 @@ class Peer:
             job.transfer.fail(loss(job.transfer.ops[0].handle))
 
     def close_in_child(self) -> None:
-        """In a forked child: the connections are the parent's."""
+        """Close the connections in a forked child: they are the parent's."""
         for lane in self._lanes:
             lane.connection.close_in_child()
 
 
 def _notice_silence(sock: _spi.Wire) -> None:
-    """Have the kernel find out when nobody is there any more, within ten seconds."""
+    """Have the kernel detect a half-open connection within ten seconds."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", 4),

@@ -1,14 +1,14 @@
-"""The owner's side: answers requests of initiators from and into the registered memory.
+"""The owner's side: carries out the requests of initiators on the registered memory.
 
-All of it on the data thread. No user code takes part; who is there needs the interpreter lock for
-the moment between two system calls. Every request is checked for itself: the token, the bounds,
-whether the registration is live and may be written. A request that is refused costs its initiator
-an error; one that cannot be (no such operation, a stream that does not begin with HELLO) costs it
-the connection.
+Everything runs on the data thread, and no user code takes part. The thread needs the interpreter
+lock for the moments between two system calls. Each request is checked on its own: the token, the
+bounds, and whether the registration is live and may be written. A refused request fails at its
+initiator. An invalid request (an unknown operation, a stream that does not begin with HELLO) makes
+the owner close the connection.
 
-A drop takes effect between two slices. While a slice is sent or received the data thread holds the
-registration's lock, for which the drop waits; it never waits for a peer. What a peer has asked for
-and not yet got is then zeros, followed by the refusal; what it has yet to bring is thrown away.
+A drop takes effect between two slices. While the data thread sends or receives a slice, it holds
+the registration's lock, for which the drop waits; a drop never waits for a peer. After a drop, the
+rest of a reply is zeros, followed by the refusal; the rest of a write is discarded.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ __all__ = ["PURPOSE", "Server"]
 PURPOSE = "rdma"
 """Of the side streams that lead here."""
 
-_SMALL = 16 << 10  # bytes that are copied, rather than sent and received where they are
+_SMALL = 16 << 10  # most bytes that are copied, instead of sent and received in place
 _ZEROS = memoryview(bytes(1 << 20))
 _WORD = 8
-_RETRY = 0.0002  # seconds until an atomic operation is tried again that another one kept out
+_RETRY = 0.0002  # seconds until an atomic operation that another one excludes is tried again
 _RETRY_MOST = 0.05
 _RETRIES = 1000
 
@@ -77,22 +77,26 @@ class Server:
     """Serves this process's registrations. One per process."""
 
     def __init__(self) -> None:
-        self.sessions: dict[int, Session] = {}  # by a number of ours
+        self.sessions: dict[int, Session] = {}  # by the number of the session
         self.doors: dict[tuple[str, bool], _spi.Door] = {}
-        self.in_use: dict[int, dict[_Slice, None]] = {}  # by registration: on their way, in or out
+        self.in_use: dict[int, dict[_Slice, None]] = {}  # slices in progress, by registration
         self.number = itertools.count(1).__next__
 
     def accept(self, sock: Any, caller: _spi.Caller) -> None:
-        """Somebody opened a side stream; on the reactor's thread."""
+        """Serve a side stream that a peer has opened; on the reactor's thread."""
         data_reactor().call_soon(self.serve, sock, caller, self.number())
 
     def serve(self, wire: _spi.Wire, caller: _spi.Caller, number: int) -> None:
-        """Answer who is at the other end; on the data thread."""
+        """Serve the peer at the other end of `wire`; on the data thread."""
         session = self.sessions[number] = Session(self, wire, caller, number)
         session.connection.start()
 
     def withdrawn(self, handle: Handle) -> Callable[[], None] | None:
-        """A registration has ended: let go of its memory; what comes back waits to do that."""
+        """Release the memory of a registration that has ended.
+
+        Returns None if that is done. If a slice is being copied at the moment, returns a function
+        that blocks until the slice is complete, and then releases the memory.
+        """
         slices = list(self.in_use.get(handle.number, ()))
         if not slices:
             return None
@@ -103,13 +107,13 @@ class Server:
                 for slice_ in slices:
                     slice_.let_go()
 
-        if lock.locked():  # one of them is being copied right now
+        if lock.locked():  # a slice is being copied right now
             return let_go
         let_go()
         return None
 
     def close_in_child(self) -> None:
-        """In a forked child: they are the parent's."""
+        """Close all sockets in a forked child: they are the parent's."""
         for session in self.sessions.values():
             session.connection.close_in_child()
         for door in self.doors.values():
@@ -117,14 +121,14 @@ class Server:
 
 
 class Session:
-    """One connection. `number` tells it from all others, ever."""
+    """One connection of a peer. `number` is unique among all sessions of the process."""
 
     def __init__(self, server: Server, wire: _spi.Wire, caller: _spi.Caller, number: int) -> None:
         self.server = server
         self._caller = caller
         self._number = number
         self._greeted = False
-        self._invited: dict[int, tuple[_spi.Door, bytes]] = {}  # and not come; by number
+        self._invited: dict[int, tuple[_spi.Door, bytes]] = {}  # unused invitations, by number
         self.connection = Connection(
             data_reactor(), wire, Reader(REQUEST, self._begin), self._ended
         )
@@ -147,7 +151,7 @@ class Session:
         first: int,
         second: int,
     ) -> Landing | None:
-        """A request; see `message`."""
+        """Process the header of a request; see `message`."""
         if not self._greeted:
             self._on_hello(operation, token, offset, length)
         elif operation == READ:
@@ -176,7 +180,7 @@ class Session:
             self._greeted = True
 
     def _farewell(self, status: int, text: str) -> None:
-        """Say why this ends, and end it."""
+        """Send the reason, and close the connection."""
         said = text.encode()
         self.connection.send(REPLY.pack(0, END, status, len(said)) + said)
         raise ValueError(text)
@@ -184,7 +188,7 @@ class Session:
     # -- reading and writing ---------------------------------------------------------------------
 
     def _find(self, number: int, token: bytes, offset: int, length: int) -> Registration:
-        """The registration, if there is so much of it. Raises RdmaError."""
+        """Return the registration, if the range is within it. Raises RdmaError."""
         found = registry.own_registry().find(number, token)
         size = found.handle.size
         if length > size or offset > size - length:
@@ -200,7 +204,7 @@ class Session:
             raise ValueError(f"{length} bytes in one request")
         try:
             found = self._find(number, token, offset, length)
-            memory = found.memory  # kept, also if it is dropped meanwhile
+            memory = found.memory  # keeps the memory alive, also after a drop
             if length <= _SMALL:
                 data = bytes(source(memory, offset, length))
                 if found.ended:
@@ -227,7 +231,7 @@ class Session:
             return Trash(length, lambda: self.connection.queue((refusal,)))
 
     def _store(self, ident: int, found: Registration, offset: int, data: bytes) -> None:
-        """A few bytes have come."""
+        """Store the few bytes of a small write."""
         try:
             with found.writing():
                 view = target(found.memory, offset, len(data))
@@ -289,7 +293,7 @@ class Session:
         self.connection.queue((REPLY.pack(ident, VALUE, OK, len(said)) + said,))
 
     def _invitation(self) -> dict[str, Any]:
-        """How the peer can have a direct connection, or why it cannot."""
+        """Return an invitation to a direct connection, or why there can be none."""
         server, caller, via = self.server, self._caller, self._caller.via
         if via is None:
             return {"near": True}
@@ -336,7 +340,7 @@ def _end(ident: int, error: RdmaError | None = None) -> bytes:
 
 
 class _Slice:
-    """Registered memory on its way out or in, until all of it has passed or it is let go."""
+    """Registered memory that is being sent or received, until complete or released."""
 
     opened: Callable[[Memory, int, int], memoryview]
 
@@ -365,12 +369,12 @@ class _Slice:
             self.let_go()
 
     def let_go(self) -> None:
-        """Touch the memory no more. Called with `lock` held, or before anybody knows of this."""
+        """Release the memory. Called with `lock` held, or before other threads know this slice."""
         self._view = None
         self._memory = None
 
     def forget(self) -> None:
-        """It will not pass any more."""
+        """Release the memory of a slice that will not be completed, or is complete."""
         number = self._registration.handle.number
         others = self._in_use.get(number)
         if others is not None:
@@ -380,7 +384,7 @@ class _Slice:
         self.let_go()
 
     def _passed(self, error: RdmaError | None = None) -> bytes:
-        """It is through: the last word about it."""
+        """Finish the slice; return the END that reports its outcome."""
         if self._view is None or self._registration.ended:
             error = RdmaBufferDropped(registry.dropped_text(self._registration.handle.number))
         self.forget()
@@ -388,7 +392,7 @@ class _Slice:
 
 
 class _Lent(_Slice):
-    """What a peer reads; see `connection.Lent`."""
+    """Memory that a peer reads; see `connection.Lent`."""
 
     opened = staticmethod(source)
 
@@ -406,7 +410,7 @@ class _Lent(_Slice):
 
 
 class _Stored(_Slice):
-    """What a peer writes; a `Landing`."""
+    """Memory that a peer writes; a `Landing`."""
 
     opened = staticmethod(target)
 
