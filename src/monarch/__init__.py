@@ -1,8 +1,8 @@
 """Actors on meshes of processes, in pure Python.
 
-Programs import from the parts: `monarch.actor` (actors, meshes, endpoints) and `monarch.config`
-(settings). A few names are reachable here as well, each loaded when first asked for: importing
-`monarch` itself loads nothing but the table of old import paths (`monarch._compat`).
+Programs import from the subpackages: `monarch.actor` (actors, meshes, endpoints) and
+`monarch.config` (settings). A few names are reachable here as well, and each is loaded on first
+use. Importing `monarch` itself loads only the table of old import paths (`monarch._compat`).
 
 >>> import monarch
 >>> monarch.Extent(["hosts", "gpus"], [2, 4])

@@ -1,21 +1,24 @@
-"""Old import paths: one table from where programs look for a name to where it lives.
+"""Old import paths: one table that maps the names of old modules to where they are now.
 
-Programs in the field import some names from paths that were never public (`monarch._src...`,
+Existing programs import some names from paths that were never public (`monarch._src...`,
 `monarch._rust_bindings...`), pickles name classes by those paths, and users' bootstrap commands
 run `python -m monarch._src.actor.bootstrap_main`. None of these modules exists as a file here. A
-finder at the very end of `sys.meta_path` makes each on demand, as a module whose names are looked
-up in their home when asked for:
+finder at the very end of `sys.meta_path` creates each of them on demand. Names of such a module are
+looked up on access, in the module that defines them, their *home*:
 
-- A real module always wins, and an ordinary import pays nothing: the finder is asked last.
-- Nothing is copied or kept: a name read through an old path is the object in its home, now.
-- Nothing is faked. A name that is an internal of the reference implementation and has no
-  counterpart raises `ImportError` with what to use instead. It is `ImportError` for attribute
-  access too, since ``from module import name`` hides the text of an `AttributeError`.
-- Importing an old path loads no home. So a home may itself hold classes that claim an old path
-  (``__module__``), without a cycle.
+- A real module always takes precedence, and ordinary imports are not slowed down: the finder is
+  the last one.
+- Names are neither copied nor cached: a name that is read through an old path is the object that
+  its home has at that moment.
+- There are no stubs. A name that is an internal of the reference implementation and has no
+  counterpart raises `ImportError` with a replacement. Attribute access raises `ImportError` too,
+  since ``from module import name`` hides the text of an `AttributeError`.
+- Importing an old path does not load a home. So a home may itself define classes that claim an old
+  path (``__module__``), without a cycle.
 
-Homes are given as strings, so nothing here is a dependency in the sense of the layer contracts.
-The alternative was a tree of re-exporting files: sixty files that say what this table says.
+Homes are strings, so this table is no dependency in the sense of the layer contracts.
+
+Rejected: a tree of re-exporting files, which would be sixty files with the content of this table.
 """
 
 from __future__ import annotations
@@ -172,7 +175,7 @@ PATHS: dict[str, dict[str, str]] = {
     "monarch._rust_bindings.monarch_hyperactor.value_mesh": {"monarch.actor": "ValueMesh"},
 }
 
-#: Former public aliases: each serves what its target serves, and says where to import from.
+#: Former public aliases: each has the names of its target, and warns with the path to import from.
 DEPRECATED = {
     "monarch.actor_mesh": ("monarch._src.actor.actor_mesh", "monarch.actor"),
     "monarch.bootstrap_main": (
@@ -186,7 +189,7 @@ PATHS.update({alias: PATHS[target] for alias, (target, _) in DEPRECATED.items()}
 #: Modules that *are* another module, because programs assign to their attributes.
 SAME = {"monarch._src.actor.config": "monarch._engine.mesh.log_prefix"}
 
-#: What ``python -m`` runs.
+#: The programs that ``python -m`` runs.
 PROGRAMS: dict[str, str] = dict.fromkeys(
     ("monarch._src.actor.bootstrap_main", "monarch.bootstrap_main"),
     "monarch._engine.runtime.bootstrap",
@@ -202,7 +205,7 @@ _MESHES = "there is no native mesh underneath; use the mesh object itself"
 _TENSORS = "the tensor engine is not part of this release"
 _NATIVE = "it tests native code, and there is none here"
 
-#: Internals of the reference without a counterpart, and what to do instead.
+#: Internals of the reference without a counterpart, each with a replacement.
 INTERNAL: dict[str, dict[str, str]] = {
     "monarch._src.actor.actor_mesh": {
         "_client_context": "outside actors, monarch.actor.context() is the client's",
@@ -235,7 +238,7 @@ INTERNAL: dict[str, dict[str, str]] = {
 for _alias, (_target, _) in DEPRECATED.items():
     INTERNAL[_alias] = INTERNAL.get(_target, {})
 
-#: The same, for whole modules and everything below them.
+#: Whole modules of the reference without a counterpart, with all modules below them.
 INTERNAL_MODULES = {
     "monarch._src.actor.code_sync": "use HostMesh.sync_workspace()",
     "monarch._src.actor.mpsc": _TASKS,
@@ -257,7 +260,7 @@ INTERNAL_MODULES = {
     "monarch.remote": _TENSORS,
 }
 
-#: The folders the table implies.
+#: The packages that contain the modules of the tables.
 PACKAGES = {
     ".".join(parts[:length])
     for parts in (path.split(".") for path in (*PATHS, *SAME))
@@ -289,7 +292,7 @@ def homes(module: str) -> dict[str, str]:
 
 
 def advice(module: str) -> dict[str, str]:
-    """Return ``{name: what to do instead}`` for the names of a module that have no counterpart."""
+    """Return ``{name: replacement}`` for the names of a module that have no counterpart."""
     return {
         name: instead
         for names, instead in INTERNAL.get(module, {}).items()
@@ -298,21 +301,21 @@ def advice(module: str) -> dict[str, str]:
 
 
 def resolve(home: str) -> Any:
-    """Return what ``"module:attribute"`` names, importing the module if need be."""
+    """Return the object that ``"module:attribute"`` names; import the module if necessary."""
     module, _, attribute = home.partition(":")
     return attrgetter(attribute)(importlib.import_module(module))
 
 
 def install() -> None:
-    """Make old paths importable in this process. Installing twice is the same as once."""
+    """Make old paths importable in this process. A second call has no effect."""
     if not any(isinstance(finder, _OldPaths) for finder in sys.meta_path):
         sys.meta_path.append(_OldPaths())
 
 
 class _OldPaths:
-    """Finds the modules of the tables, and loads what it finds.
+    """The finder and loader of the modules of the tables.
 
-    The base classes in `importlib.abc` would take longer to import than the rest of `monarch`.
+    It has no base class of `importlib.abc`, whose import would take longer than that of `monarch`.
     """
 
     def find_spec(
@@ -327,7 +330,7 @@ class _OldPaths:
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-        """Let the import system make an ordinary module."""
+        """Return None: the import system then creates an ordinary module."""
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
@@ -338,7 +341,7 @@ class _OldPaths:
                 stacklevel=2,  # the import system's own frames do not count
             )
         if name in SAME:
-            # The import system hands out what sys.modules holds once the module has run.
+            # The import system returns the entry of sys.modules after the module has run.
             sys.modules[name] = importlib.import_module(SAME[name])
             return
         served, internal = homes(name), advice(name)

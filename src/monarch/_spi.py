@@ -1,7 +1,7 @@
-"""What features may use of the engine beyond the public interface.
+"""The part of the engine that features may use beyond the public interface.
 
-`monarch._debug`, `monarch._telemetry`, `monarch.rdma`, jobs and others of their kind import the
-engine only through here. Small on purpose: a name that is added becomes a promise.
+`monarch._debug`, `monarch._telemetry`, `monarch.rdma`, jobs and other features import the engine
+only through this module. It is small on purpose: each name has to stay compatible.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ R = TypeVar("R")
 def at_call_end(callback: Callable[[BaseException | None], None]) -> bool:
     """Call `callback(error)` when the endpoint call that is running here has ended.
 
-    `error` is what the endpoint raised, or None. False, and nothing is registered, when the
-    current code does not run in an endpoint call: a constructor, for one, is none.
+    `error` is the exception of the endpoint, or None. Return False, without registering, if the
+    current code does not run in an endpoint call; a constructor, for example, does not.
     """
     here = context()
     cell = here.actor_instance._cell
@@ -109,10 +109,11 @@ def at_call_end(callback: Callable[[BaseException | None], None]) -> bool:
 
 
 def at_actor_end(callback: Callable[[], object]) -> Callable[[], None] | None:
-    """Call `callback()` when the actor whose code is running has done its last act.
+    """Call `callback()` when the actor whose code is running has ended.
 
-    Before whoever stops it is told that it has. On any thread; it must not block or raise. What
-    comes back withdraws the request; None, and nothing is registered, outside actors.
+    The callback runs before the end is reported to the process that stops the actor. It runs on any
+    thread, and must not block or raise. Return a function that withdraws the callback; return None,
+    without registering, outside actors.
     """
     cell = context().actor_instance._cell
     if cell is None:
@@ -131,16 +132,16 @@ class Promise(Future[R]):
 
     @classmethod
     def pending(cls) -> Promise[R]:
-        """A new one."""
+        """Return a new, unsettled promise."""
         made: Promise[R] = cls._new()
         return made
 
     def resolve(self, value: R) -> bool:
-        """Settle with a value; False if it was settled before."""
+        """Settle with a value. Return False if the promise was settled before."""
         return self._resolve(VALUE, value)
 
     def fail(self, error: BaseException) -> bool:
-        """Settle with what `get` and `await` will raise; False if it was settled before."""
+        """Settle with an error for `get` and `await`. Return False if settled before."""
         return self._resolve(RAISED, error)
 
 
@@ -152,17 +153,17 @@ failed = Future._failed
 
 
 def own_uid() -> int:
-    """This process in the cluster; a script becomes a client by it."""
+    """Return the id of this process in the cluster. The first call makes a script a client."""
     return client_proc().uid
 
 
 def successor_of(uid: int) -> int:
-    """The process that is in the place of `uid` today: itself, unless it was restarted."""
+    """Return the id of the process that replaces `uid` now; `uid` itself unless restarted."""
     return client_proc().newest(uid)
 
 
 def when_gone(uid: int, callback: Callable[[str], None]) -> None:
-    """Call `callback(how it ended)` on the reactor thread once process `uid` is gone."""
+    """Call `callback(reason)` on the reactor thread once process `uid` has exited or is lost."""
     client_proc().when_gone(uid, lambda verdict: callback(verdict.error))
 
 
@@ -170,20 +171,20 @@ def when_gone(uid: int, callback: Callable[[str], None]) -> None:
 
 
 def serve_streams(purpose: str, handler: Callable[[socket.socket, Caller], None]) -> None:
-    """Call `handler(stream, caller)` on the reactor thread when another process opens one."""
+    """Call `handler(stream, caller)` on the reactor thread when a process opens a side stream."""
     client_proc().streams[purpose] = handler
 
 
 def open_stream(uid: int, purpose: str) -> socket.socket:
-    """A stream of bytes to process `uid`; it does not block, and can be written to at once.
+    """Return a stream of bytes to process `uid`. It is non-blocking and can be written at once.
 
-    It is at its end as soon as nobody there takes it, or the process or its host is lost.
+    The stream reaches EOF if the other process refuses it, or if that process or its host is lost.
     """
     return client_proc().open_stream(uid, purpose)
 
 
 def open_door(reactor: Reactor, address: str, tls: bool) -> Door:
-    """What lets in peers by invitation, see runtime.invitation; it reports to the audit log."""
+    """Open a listener for invited peers, see runtime.invitation; it writes to the audit log."""
     proc = client_proc()
 
     def report(peer: str, certificate: str, refused: str) -> None:
@@ -197,7 +198,10 @@ def open_door(reactor: Reactor, address: str, tls: bool) -> Door:
 
 
 def reactor_call() -> Callable[..., None]:
-    """`call_soon(callback, *args)` of this process's reactor: in order, safe in finalisers."""
+    """Return `call_soon(callback, *args)` of this process's reactor.
+
+    Callbacks run in order on the reactor thread. The function may be called in finalisers.
+    """
     return client_proc().reactor.call_soon
 
 
@@ -207,7 +211,7 @@ def call_later(delay: float, callback: Callable[[], None]) -> Timer:
 
 
 def start_thread(name: str, run: Callable[[], None]) -> None:
-    """Run something on a daemon thread; `name` begins with ``monarch-``."""
+    """Run a function on a new daemon thread; `name` begins with ``monarch-``."""
     drivers.current.start_thread(name, run)
 
 

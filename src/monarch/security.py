@@ -1,4 +1,4 @@
-"""Certificates for the hosts of a job; docs/security.md says who is protected from what.
+"""Certificates for the hosts of a job; docs/security.md describes the protection they give.
 
 >>> import tempfile
 >>> from monarch.security import make_certificates

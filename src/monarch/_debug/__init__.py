@@ -1,8 +1,8 @@
 """``breakpoint()`` in actors, and the debugger that a person attaches to them.
 
-In a worker, ``breakpoint()`` stops the endpoint it is in, not the process: other actors go on,
-messages to the stopped one wait. A person connects to the client with any client for lines of
-text, sees who has stopped where, and talks to the pdb of one rank or of many:
+In a worker, ``breakpoint()`` stops the endpoint that runs it, not the process: other actors
+continue, and messages to the stopped actor wait. A person connects to the client process with any
+program for lines of text, lists the stopped ranks, and uses the pdb of one rank or of many:
 
     $ nc localhost 27000
     monarch_dbg> list
@@ -12,19 +12,20 @@ text, sees who has stopped where, and talks to the pdb of one rank or of many:
 
 In the client process ``breakpoint()`` is Python's own.
 
-The way of a line: `console` reads it from the connection (`io`) and gives it to a session
-(`sessions`); the rank's pdb (`remote_pdb`) has been waiting for it in a call to the actor in the
-client that keeps the sessions (`controller`). `commands` is the language of the prompt; `hook` is
-what the engine calls in a worker.
+The path of a line: `console` reads the line from the connection (`io`) and gives it to a session
+(`sessions`). The rank's pdb (`remote_pdb`) waits for lines in a call to the actor that keeps the
+sessions in the client process (`controller`). `commands` is the language of the prompt. `hook` is
+the function that the engine calls in a worker.
 
 **Security.** A debugger runs any code that is typed into it, and a line-based connection has no
 password. The server listens on ``localhost`` only, from the first breakpoint (or the first
-`debug_controller`) to the end of the program, and serves the user of the program, and root (`peer`
-has how it knows). ``MONARCH_DEBUG_SERVER_HOST`` and ``MONARCH_DEBUG_SERVER_PORT`` (default 27000)
-change where; an address that other machines can reach brings a warning: there anybody is served.
-From another machine, use an ssh tunnel. Where the system does not say which user has connected
-(all but Linux), the server stays closed, unless ``MONARCH_DEBUG_SERVER_ANY_USER=1`` has it serve
-all users of the machine.
+`debug_controller`) to the end of the program. It serves only the user of the program, and root;
+`peer` explains how it identifies them. ``MONARCH_DEBUG_SERVER_HOST`` and
+``MONARCH_DEBUG_SERVER_PORT`` (default 27000) change the address. An address that other machines can
+reach brings a warning, since every peer is served there. From another machine, use an ssh tunnel.
+
+On systems that do not report which user has connected (all but Linux), the server does not start,
+unless ``MONARCH_DEBUG_SERVER_ANY_USER=1`` makes it serve all users of the machine.
 """
 
 from monarch._debug.commands import (

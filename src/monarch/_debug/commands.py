@@ -6,9 +6,10 @@
 
     which:   1   1,4,6   start:stop:step   dim=1,other=1:5:2,third=(3,6)
 
-Parts of a slice may be left out, as in Python. Actor names may hold spaces: in ``attach`` the
-rank is the last word, in ``cast`` the name ends before ``ranks(``. The grammar is regular, hence
-regular expressions and no parser library. Nothing here knows of sessions or sockets.
+Parts of a slice may be left out, as in Python. Actor names may contain spaces: in ``attach`` the
+rank is the last word, in ``cast`` the name ends before ``ranks(``. The grammar is regular, so
+regular expressions parse it and no parser library is needed. This file depends on neither sessions
+nor sockets.
 """
 
 from __future__ import annotations
@@ -56,18 +57,18 @@ monarch_dbg commands:
 
 
 class CommandError(ValueError):
-    """The line is no command; the text says why."""
+    """Raised for a line that is no command; the text names the reason."""
 
 
 class DebugCommand:
-    """What a line asks for."""
+    """A parsed line: the base class of all commands."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class Help(DebugCommand):
-    """Show what there is."""
+    """Show the list of commands."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class ListCommand(DebugCommand):
 
 @dataclass(frozen=True)
 class Continue(DebugCommand):
-    """Clear all breakpoints and let all ranks go on."""
+    """Clear all breakpoints and let all ranks continue."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Quit(DebugCommand):
 
 @dataclass(frozen=True)
 class Attach(DebugCommand):
-    """Talk to one rank."""
+    """Connect the console to the pdb of one rank."""
 
     actor_name: str
     rank: int
@@ -95,7 +96,7 @@ class Attach(DebugCommand):
 
 @dataclass(frozen=True)
 class Cast(DebugCommand):
-    """Give a line to the pdb of each of ``ranks``."""
+    """Send a line to the pdb of each of ``ranks``."""
 
     actor_name: str
     ranks: Ranks
@@ -116,7 +117,7 @@ _DIMENSION = re.compile(r"\s*(?P<dim>[^\W\d]\w*)\s*=\s*(?P<which>\([^()]*\)|[^,(
 
 
 def parse(line: str) -> DebugCommand:
-    """Return what a line that is not blank asks for. Raises `CommandError`.
+    """Return the command of a line that is not blank. Raises `CommandError` for any other line.
 
     >>> parse("attach trainer 3")
     Attach(actor_name='trainer', rank=3)
@@ -178,7 +179,10 @@ def _some(text: str, *, several: bool) -> Some:
 
 
 def selects(ranks: Ranks, rank: int, coords: Mapping[str, int]) -> bool:
-    """Say whether ``ranks`` means the rank at ``coords``; a dimension it lacks never fits."""
+    """Whether ``ranks`` selects the rank at ``coords``.
+
+    A dimension that the rank does not have selects nothing.
+    """
     if isinstance(ranks, dict):
         return all(dim in coords and _fits(some, coords[dim]) for dim, some in ranks.items())
     return _fits(ranks, rank)

@@ -1,9 +1,9 @@
-"""The conversation of one debugger: prompt, command, answer.
+"""The console of one debugger: prompt, command, answer.
 
-At the prompt the console runs commands. Attached, it passes lines to the pdb of one rank and
-shows what comes back, until ``detach``, the end of the session or of the connection. Input is read
-at most one line ahead: a line typed while the rank is busy waits there, and if the session ends
-meanwhile, that line is the next command. So a script may send all its lines at once.
+At the prompt the console runs commands. While attached, the console sends lines to the pdb of one
+rank and shows the output, until ``detach``, the end of the session, or the end of the connection.
+Input is read at most one line ahead. A line that is typed while the rank is busy waits, and if the
+session ends meanwhile, that line is the next command. So a script may send all its lines at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SETTLE = 0.5
 
 
 class Console:
-    """A debugger at ``io``, looking at ``sessions``."""
+    """The dialogue with one debugger at ``io`` about ``sessions``."""
 
     def __init__(self, sessions: DebugSessions, io: DebugIO) -> None:
         self._sessions = sessions
@@ -52,19 +52,19 @@ class Console:
         self._ahead: asyncio.Task[str] | None = None
 
     async def run(self) -> None:
-        """Talk until the other end quits or is gone. Sessions stay as they are."""
+        """Serve the debugger until it quits or its connection is lost. Sessions are kept."""
         try:
             await self._io.output(BANNER)
             while await self._command():
                 pass
         except DebugIOError:
-            return  # it left without a word; nobody is there to be told
+            return  # the connection was lost, so no output can be sent
         finally:
             if self._ahead is not None and not self._ahead.cancel():
-                self._ahead.exception()  # looked at, so that asyncio does not report it
+                self._ahead.exception()  # retrieved, so that asyncio does not report it
 
     def _typed(self) -> asyncio.Task[str]:
-        """Return the next line of input, which may be there or not; `_taken` moves on."""
+        """Return a task for the next line of input, the same task until `_taken` is called."""
         if self._ahead is None:
             self._ahead = asyncio.ensure_future(self._io.input())
         return self._ahead
@@ -73,7 +73,7 @@ class Console:
         self._ahead = None
 
     async def _command(self) -> bool:
-        """Prompt for one command and run it; False if it was the last."""
+        """Prompt for one command and run it. Return False if it was the last."""
         await self._io.output(PROMPT)
         line = await self._typed()
         self._taken()
@@ -133,7 +133,7 @@ class Console:
         )
 
     async def _attached(self, session: DebugSession) -> None:
-        """Pass lines and output until ``detach`` or the end of the session."""
+        """Forward lines and output until ``detach`` or the end of the session."""
         while True:
             news: asyncio.Future[Any] = session.news()
             try:
@@ -161,7 +161,7 @@ class Console:
 
 
 async def _settled(sessions: list[DebugSession]) -> None:
-    """Give ranks the time to stop again, so that a `list` that follows is up to date."""
+    """Wait a limited time for ranks to stop again, so that a following `list` is up to date."""
     waits = asyncio.gather(*(session.settled() for session in sessions))
     with suppress(asyncio.TimeoutError):
         await asyncio.wait_for(waits, _SETTLE)

@@ -1,12 +1,12 @@
 """The actor in the client process to which ranks at a breakpoint report, and its server.
 
-Ranks talk to it by ordinary calls. `session_read` is answered when a debugger has typed a line, so
-a rank at a breakpoint is simply a rank that waits for a call: if the controller is gone, the call
-fails and so does the endpoint, and nothing hangs.
+Ranks use ordinary calls. A call of `session_read` is answered when a debugger has typed a line, so
+a rank at a breakpoint is simply a rank that waits for a call. If the controller exits, the call
+fails, the endpoint fails too, and the rank does not hang.
 
-The server starts with the first use and stays. One debugger is served at a time; a new one takes
-over, so that a connection forgotten in another window blocks no other. Other users of the machine
-are refused before that (`peer`).
+The server starts with the first use and runs until the program ends. It serves one debugger at a
+time. A new debugger replaces the present one, so that a forgotten connection in another window
+blocks no other. Connections of other users of the machine are refused before that (`peer`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _log = logging.getLogger("monarch.debug")
 
 
 class DebugController(Actor):
-    """Keeps the sessions of all ranks at breakpoints and serves the debugger."""
+    """The actor that keeps the sessions of all ranks at breakpoints and serves the debugger."""
 
     def __init__(self) -> None:
         self._sessions = DebugSessions()
@@ -49,27 +49,27 @@ class DebugController(Actor):
         self._starting = asyncio.Lock()
         self._debugger: asyncio.Task[Any] | None = None
         self._watches: set[asyncio.Task[None]] = set()
-        self._refusals: set[str] = set()  # what was logged
+        self._refusals: set[str] = set()  # reasons that were logged, to log each only once
 
     # For programs.
 
     @concurrent_endpoint
     async def wait_pending_session(self) -> None:
-        """Wait until a rank is at a breakpoint; at once if one is."""
+        """Wait until a rank is at a breakpoint; return at once if one is."""
         await self._sessions.some()
 
     @endpoint
     async def list(self, print_output: bool = True) -> builtins.list[DebugSessionInfo]:
-        """Say where ranks have stopped, by actor and rank; print it in the client as well."""
+        """Return where ranks have stopped, by actor and rank; print it in the client as well."""
         if print_output:
             print(self._sessions.table(), flush=True)  # noqa: T201 - asked for
         return self._sessions.infos()
 
     @concurrent_endpoint
     async def address(self) -> tuple[str, int]:
-        """Start the server if it is not there, and return its host and port.
+        """Start the server unless it runs, and return its host and port.
 
-        Raises `RuntimeError` if it can't listen; a later call tries again.
+        Raises `RuntimeError` if the server can't listen; a later call tries again.
         """
         async with self._starting:
             if self._server is None:
@@ -81,7 +81,10 @@ class DebugController(Actor):
 
     @concurrent_endpoint
     async def session_start(self, info: DebugSessionInfo, presence: Any) -> int:
-        """Open a session, until ``presence`` ends; the number names it in the other calls."""
+        """Open a session and return its number, which the other calls take.
+
+        The session is closed when the actor ``presence`` ends.
+        """
         number = self._sessions.start(info)
         watch = asyncio.ensure_future(self._watch(number, presence))
         self._watches.add(watch)
@@ -92,7 +95,7 @@ class DebugController(Actor):
     async def session_read(
         self, number: int, output: str, function: str | None, lineno: int | None
     ) -> str | None:
-        """Return the next line for a pdb; None: clear your breakpoints and continue."""
+        """Return the next line for a pdb; None asks it to clear its breakpoints and continue."""
         if self._debugger is None and self._server is not None and not self._sessions.infos():
             host, port = self._server.sockets[0].getsockname()[:2]
             _log.warning("breakpoint at %s:%s; to debug: nc %s %d", function, lineno, host, port)
@@ -100,7 +103,7 @@ class DebugController(Actor):
 
     @concurrent_endpoint
     async def session_write(self, number: int, output: str) -> None:
-        """Take in what a pdb printed."""
+        """Add output of a pdb to its session."""
         self._sessions.write(number, output)
 
     @concurrent_endpoint
@@ -109,7 +112,7 @@ class DebugController(Actor):
         self._sessions.end(number, output)
 
     async def _watch(self, number: int, presence: Any) -> None:
-        with suppress(SupervisionError):  # that is how it ends
+        with suppress(SupervisionError):  # the call never returns: it fails when the rank ends
             await presence.end.call_one()
         self._sessions.end(number, "")
 
@@ -146,7 +149,7 @@ class DebugController(Actor):
 
 
 async def _listen(serve: Any) -> asyncio.Server:
-    """Start the server where the environment says. Raises `RuntimeError`."""
+    """Start the server at the address of the environment. Raises `RuntimeError` on failure."""
     protocol = os.environ.get("MONARCH_DEBUG_SERVER_PROTOCOL", "tcp")
     if protocol != "tcp":
         raise RuntimeError(f"MONARCH_DEBUG_SERVER_PROTOCOL must be 'tcp', not {protocol!r}")
@@ -163,7 +166,7 @@ async def _listen(serve: Any) -> asyncio.Server:
         )
     try:
         addresses = _addresses(host)
-        if port == 0:  # whatever is free; each address would get a port of its own
+        if port == 0:  # any free port: each address would get a different one, so use only one
             del addresses[1:]
         server = await asyncio.start_server(serve, addresses, port)
     except OSError as error:
@@ -188,10 +191,12 @@ def _serves_any_user() -> bool:
 
 
 def _addresses(host: str) -> list[str]:
-    """Return the addresses of ``host`` that this machine has; ``localhost`` may name one too many.
+    """Return the addresses of ``host`` that this machine has.
 
-    Blocks the controller while a name is looked up, which asyncio would do on a thread that
-    stays. Nobody is served yet.
+    ``localhost`` may resolve to an address that the machine lacks, such as ``::1`` without IPv6.
+
+    The look-up of the name blocks the controller. That is acceptable since no debugger is served
+    yet, and asyncio would look the name up on a thread that then stays.
     """
     usable: dict[str, None] = {}
     for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
@@ -213,7 +218,7 @@ def debug_controller() -> Any:
     """Return the debug controller, the same one in the whole program, with its server listening.
 
     It is an actor in the client process; ``list`` and ``wait_pending_session`` are its endpoints
-    for programs. Blocks until it is there. Raises `ActorError` if the server can't listen.
+    for programs. Blocks until the server listens. Raises `ActorError` if the server can't listen.
 
     >>> from monarch.actor import debug_controller
     >>> debug_controller().list.call_one(print_output=False).get()

@@ -11,7 +11,7 @@ __all__ = ["grid"]
 
 
 def grid(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Lay out rows under their heads; columns of numbers are flush right, heads too.
+    """Return a table of rows under their heads. Columns of numbers are right-aligned.
 
     >>> print(grid(["Name", "Rank"], [["b", 0], ["b", 11]]))
     +--------+--------+

@@ -1,9 +1,10 @@
-"""What ``breakpoint()`` does in a worker.
+"""The function behind ``breakpoint()`` in a worker.
 
-The first one of an endpoint call opens a session with the controller and a `RemotePdb`; later ones
-of the same call, on the same thread, stop in the same pdb, so that its breakpoints and displayed
-expressions stay. The session belongs to the call: the engine says when that is over. A thread of
-the user's own is in no call; there the session ends when the code goes on with no breakpoint left.
+The first breakpoint of an endpoint call opens a session with the controller and a `RemotePdb`.
+Later ones of the same call, on the same thread, stop in the same pdb, so that its breakpoints and
+displayed expressions are kept. The session belongs to the call, and the engine reports the end of
+the call. A thread that the user started runs in no call; there the session ends when the code
+continues with no breakpoint left.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ _current: ContextVar[RemotePdb | None] = ContextVar("monarch_debugger", default=
 
 
 def stop_at(frame: FrameType) -> None:
-    """Stop the calling thread, in ``frame``, until a debugger lets it go on.
+    """Stop the calling thread, in ``frame``, until a debugger lets it continue.
 
-    ``PYTHONBREAKPOINT=0`` switches it off, as for the built-in. Raises `RuntimeError` if the
-    client has no debug server: better a failed endpoint than one that waits for nobody.
+    ``PYTHONBREAKPOINT=0`` turns breakpoints off, as for the built-in. Raises `RuntimeError` if the
+    client has no debug server: the endpoint would otherwise wait for a debugger that cannot come.
     """
     if os.environ.get("PYTHONBREAKPOINT") == "0":
         return
     debugger = _current.get()
     if debugger is None or debugger.finished or debugger.thread != threading.get_ident():
         debugger = _start()
-    # Nothing may be called after this: it would be the first thing that the debugger steps into.
+    # No call may follow this one: the debugger would stop in that call first.
     debugger.set_trace(frame)
 
 
@@ -57,7 +58,7 @@ def _start() -> RemotePdb:
         try:
             ended[0].call_ended(error)
         except Exception:
-            # The call has its outcome, and keeps it; only looking at it failed.
+            # The call keeps its outcome: only the inspection of the exception failed.
             _log.warning("the debugger was lost at the end of a call", exc_info=True)
 
     debugger = RemotePdb(link, scoped=_spi.at_call_end(at_end))

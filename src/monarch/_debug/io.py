@@ -1,8 +1,8 @@
-"""Where a debugger's console reads and prints: a connection, or this process's own terminal.
+"""The input and output of a debugger's console: a connection, or this process's own terminal.
 
-A debugger runs any code as the user. So the server is on the loopback interface by default, for
-the same user (`peer`), and one thing is refused to that user, too: requests of web browsers, which
-any web page can make to loopback addresses and which are lines of text.
+A debugger runs any code as the user. So by default the server listens on the loopback interface and
+serves only the same user (`peer`). Requests of web browsers are refused to that user, too: any web
+page can send requests to loopback addresses, and a request consists of lines of text.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _HTTP = re.compile(r" HTTP/\d")
 
 
 class DebugIOError(RuntimeError):
-    """The other end of the console is gone."""
+    """Raised when the other end of the console has closed, or the connection was lost."""
 
 
 class DebugIO(ABC):
-    """Lines in, text out."""
+    """The interface of a console: lines of input, and text as output."""
 
     @abstractmethod
     async def input(self, prompt: str = "") -> str:
@@ -31,18 +31,18 @@ class DebugIO(ABC):
 
     @abstractmethod
     async def output(self, msg: str) -> None:
-        """Print ``msg`` as it is. Raises `DebugIOError` if nobody reads it."""
+        """Print ``msg`` unchanged. Raises `DebugIOError` if the other end has closed."""
 
     @abstractmethod
     async def quit(self) -> None:
-        """Close; what was printed is delivered first."""
+        """Flush the output and close."""
 
 
 class DebugStdIO(DebugIO):
     """The console on standard input and output of this process."""
 
     async def input(self, prompt: str = "") -> str:
-        """Read a line on a thread, so the loop goes on."""
+        """Read a line on a thread, so that the event loop is not blocked."""
         await self.output(prompt)
         line: str = await asyncio.to_thread(sys.stdin.readline)
         if not line:
@@ -59,7 +59,7 @@ class DebugStdIO(DebugIO):
 
 
 class DebugCliIO(DebugIO):
-    """The console over a connection of lines, as of ``nc localhost 27000``."""
+    """The console over a connection that carries lines, such as that of ``nc localhost 27000``."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -67,7 +67,7 @@ class DebugCliIO(DebugIO):
         self._first = True
 
     async def input(self, prompt: str = "") -> str:
-        """Return the next line; a web browser counts as gone."""
+        """Return the next line. Raises `DebugIOError` for a request of a web browser, too."""
         await self.output(prompt)
         try:
             raw = await self._reader.readline()
@@ -82,7 +82,7 @@ class DebugCliIO(DebugIO):
         return line.rstrip("\r\n")
 
     async def output(self, msg: str) -> None:
-        """Send ``msg``, waiting while the other end is slow."""
+        """Send ``msg``. Wait while the other end reads too slowly (back-pressure)."""
         try:
             self._writer.write(msg.encode("utf-8", "backslashreplace"))
             await self._writer.drain()
@@ -92,7 +92,7 @@ class DebugCliIO(DebugIO):
     async def quit(self) -> None:
         """Close the connection."""
         self._writer.close()
-        # A peer that is gone, or does not read, gets no more than this.
+        # A peer that has closed, or does not read, delays the program no longer than this.
         with suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self._writer.wait_closed(), 1.0)
         self._writer.transport.abort()

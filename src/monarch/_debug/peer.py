@@ -1,17 +1,17 @@
-"""Whose program is at the other end of a loopback connection: the kernel's table of sockets says.
+"""The user at the other end of a loopback connection, from the kernel's table of sockets.
 
 A debugger runs any code as this user, so over loopback only the same user and root are served. A
-connection by TCP carries no credentials, but Linux lists all sockets of this network namespace in
-``/proc/net/tcp`` and ``tcp6``, with the user of each, and the connection's two addresses name one
-line of one of them: the other end.
+TCP connection carries no credentials. But Linux lists all sockets of this network namespace in
+``/proc/net/tcp`` and ``tcp6``, with the user of each. The connection's two addresses identify one
+line of one of these files: the other end.
 
-A line can deceive in three ways, and `owner` gives no answer then:
+A line can be misleading in three ways, and `owner` returns None in each:
 
-* A socket that its program has closed is shown as root's. Then it has no inode.
-* It may be closed while the line is made, between its user and its inode. So two looks in a row
-  must show the same: a socket that was closed stays so.
-* Its place may have been taken by another program's. Then the connection has been reset, and this
-  side of it is asked last: while it lives, no other connection has those addresses.
+* A socket that its program has closed is shown as root's. Such a socket has no inode.
+* The socket may be closed while the kernel writes the line, between the user and the inode. So two
+  readings in a row must be equal: a closed socket stays closed.
+* Another program's socket may have taken the addresses. Then the connection was reset. So the state
+  of this side is checked last: while it is connected, no other connection has those addresses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["is_known", "may_debug"]
 
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
-_LOOKS = 3  # a table that changes while it is read may lack a line
+_LOOKS = 3  # readings: a table that changes while it is read may lack a line
 _ALIVE = (1, 8)  # TCP_ESTABLISHED, TCP_CLOSE_WAIT
 
 Address: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
@@ -37,15 +37,15 @@ End: TypeAlias = "tuple[Address, int]"
 
 
 def is_known() -> bool:
-    """Whether this system says whose sockets are whose."""
+    """Whether this system reports the users of sockets."""
     return sys.platform == "linux" and os.access(_TABLES[0], os.R_OK)
 
 
 def may_debug(sock: socket.socket) -> str:
-    """Return why the other end of this connection may not debug; empty if it may.
+    """Return why the other end of this connection may not debug; an empty string if it may.
 
-    Over loopback the same user may, and root. From elsewhere anybody may: the server listens there
-    only on request.
+    Over loopback, the same user and root may debug. From other machines every peer may: the server
+    listens for them only if the user has configured it.
     """
     try:
         peer = _end(sock.getpeername())
@@ -97,7 +97,7 @@ def _lines(path: str) -> Iterator[str]:
 
 
 def _parse(text: str) -> End:
-    """An end as the kernel writes it: words of 32 bits as they are in memory, and the port."""
+    """Return an end from the kernel's notation: the port, and 32-bit words in memory order."""
     host, _, port = text.partition(":")
     words = [int(host[at : at + 8], 16) for at in range(0, len(host), 8)]
     return _plain(ipaddress.ip_address(struct.pack(f"={len(words)}I", *words))), int(port, 16)
@@ -108,7 +108,7 @@ def _end(name: tuple[str, int]) -> End:
 
 
 def _plain(address: Address) -> Address:
-    """An IPv4 address that a socket for IPv6 uses is that IPv4 address."""
+    """Return the IPv4 address of an IPv4-mapped IPv6 address, and other addresses unchanged."""
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
 

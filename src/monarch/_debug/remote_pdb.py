@@ -1,19 +1,21 @@
 """A pdb whose terminal is a `Link` to the client.
 
-It differs from the ordinary one only where a terminal, or the whole process, is taken for granted:
+It differs from the ordinary pdb only where that one assumes a terminal, or a process of its own:
 
-- It reads lines from the link and writes to it. Output is sent along with the request for the
-  next line, so a command costs one message each way.
-- Its breakpoints are its own. The standard library keeps those of all debuggers of a process in
-  one table; here an actor next door neither stops at them nor loses its own when they go.
-- ``quit``, ``clear`` and ``interact`` ask nothing on a standard input that is not there.
-- Stepping out of the endpoint does not land in the engine.
+- It reads lines from the link and writes to the link. Output is sent along with the request for
+  the next line, so a command costs one message each way.
+- Its breakpoints are its own. The standard library keeps the breakpoints of all debuggers of a
+  process in one table. Here another actor of the process neither stops at these breakpoints nor
+  loses its own when they are cleared.
+- ``quit``, ``clear`` and ``interact`` do not ask for confirmation on standard input, which a worker
+  does not have.
+- Stepping out of the endpoint does not stop in the engine.
 
-``quit`` fails the endpoint with `bdb.BdbQuit`, as pdb always did; leaving the debugger without
-touching the endpoint is ``detach``, which pdb never sees.
+``quit`` fails the endpoint with `bdb.BdbQuit`, as in pdb. To leave the debugger without an effect
+on the endpoint, the console has ``detach``, which never reaches pdb.
 
 Known limit: two sessions of one process with a breakpoint on the same line share its hit count
-and its condition, since that look-up is in the standard library's table.
+and its condition, since both are kept in the standard library's table.
 """
 
 from __future__ import annotations
@@ -82,8 +84,8 @@ class _Terminal(io.TextIOBase):
 class RemotePdb(pdb.Pdb):
     """The debugger of one endpoint call, or of code that runs outside of one.
 
-    Without a call that says when it is over (``scoped`` false), the session is over when the code
-    is told to continue and no breakpoint is left.
+    The session of a call ends with the call. Outside of calls (``scoped`` false) the session ends
+    when the code continues and no breakpoint is left.
     """
 
     def __init__(self, link: Link, *, scoped: bool = True) -> None:
@@ -92,7 +94,7 @@ class RemotePdb(pdb.Pdb):
         self._link = link
         self._scoped = scoped
         self._releasing = False
-        self._lost = False  # nobody answers any more
+        self._lost = False  # the client no longer answers
         self._place: tuple[str | None, int | None] | None = None
         self._mine: list[bdb.Breakpoint] = []
         self._terminal = _Terminal(self, link)
@@ -102,12 +104,12 @@ class RemotePdb(pdb.Pdb):
             skip=["monarch._*"],
             nosigint=True,
         )
-        self.breaks: dict[str, list[int]] = {}  # not those of other debuggers, found in the table
+        self.breaks: dict[str, list[int]] = {}  # drop those of other debuggers, from the table
 
     # The life of a session.
 
     def call_ended(self, error: BaseException | None) -> None:
-        """Close the session at the end of its call; after an exception, let people look first."""
+        """Close the session at the end of its call; after an exception, stop once more before."""
         if self.finished:
             return
         self._stop_tracing()
@@ -130,12 +132,12 @@ class RemotePdb(pdb.Pdb):
             sys.settrace(None)
 
     def set_trace(self, *args: Any, **kwargs: Any) -> None:
-        """Stop in the given frame; nothing may run between this and that frame."""
-        sys.settrace(None)  # or the rest of this, which says where to stop, would be traced itself
+        """Stop in the given frame. The caller returns to that frame without any other call."""
+        sys.settrace(None)  # otherwise the call below would be traced as well
         super().set_trace(*args, **kwargs)
 
     def set_continue(self) -> None:
-        """Go on; without breakpoints tracing ends."""
+        """Continue the code; end tracing if no breakpoint is left."""
         self._releasing = False
         super().set_continue()
         self._left()
@@ -152,12 +154,12 @@ class RemotePdb(pdb.Pdb):
     # Talking to people.
 
     def interaction(self, frame: FrameType | None, traceback: Any, *args: Any) -> None:
-        """Stop here."""
+        """Stop in ``frame`` and run commands."""
         self._place = None
         super().interaction(frame, traceback, *args)
 
     def next_line(self, output: str) -> str:
-        """Ask the client for a line, saying where this is."""
+        """Send the output and the present position to the client; return the next line."""
         if not self._releasing:
             if self._place is None:
                 self._place = self._here()
@@ -168,7 +170,7 @@ class RemotePdb(pdb.Pdb):
                 raise
             if line is not None:
                 return line
-            # Whatever prompt this is, "continue" ends it or is it, until `set_continue` is reached.
+            # At any kind of prompt "continue" is valid input, until `set_continue` is reached.
             self.clear_all_breaks()
             self._releasing = True
         return "continue"
@@ -212,7 +214,7 @@ class RemotePdb(pdb.Pdb):
 
     @property
     def releasing(self) -> bool:
-        """Whether the client has told this session to clear its breakpoints and go on."""
+        """Whether the client has asked this session to clear its breakpoints and continue."""
         return self._releasing
 
     # Breakpoints: ours among those of the process.

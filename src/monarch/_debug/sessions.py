@@ -1,16 +1,17 @@
-"""The sessions of the debugger: ranks that met a breakpoint, as the client sees them.
+"""The sessions of the debugger: ranks that reached a breakpoint, as the client sees them.
 
-A session lives from the first breakpoint of an endpoint call to the end of that call. Two parties
-meet in it. The *rank* is blocked inside its pdb and asks for one line at a time (`read`), bringing
-what pdb has printed since. The *debugger* queues lines (`send`), looks at output, and waits for
-news. They never wait for each other's connection: a debugger may come late, leave, or be replaced
-while the rank stays where it is, and lines queued for a busy rank are taken up in order.
+A session lasts from the first breakpoint of an endpoint call to the end of that call. It connects
+two sides. The *rank* is blocked inside its pdb and requests one line at a time (`read`), each time
+with the new output of pdb. The *debugger* queues lines (`send`), reads output, and waits for
+changes (`news`). Neither side waits for the other's connection: a debugger may connect late,
+disconnect, or be replaced while the rank stays stopped. Lines that are queued for a busy rank are
+delivered in order.
 
-Several sessions can have one name and rank (slices of a mesh count their ranks anew, concurrent
-endpoints overlap), so a session has a number of its own; by name and rank the oldest that has
-stopped is meant.
+Several sessions can have one name and rank, because slices of a mesh number their ranks anew, and
+because concurrent endpoints overlap. So each session has a number of its own. A command that gives
+name and rank means the oldest session that has stopped.
 
-All of this runs on the one event loop of the controller.
+All code of this file runs on the event loop of the controller.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ class DebugSessionInfo:
 
 
 class DebugSession:
-    """One endpoint call that met a breakpoint."""
+    """One endpoint call that reached a breakpoint."""
 
     def __init__(self, info: DebugSessionInfo) -> None:
         self.info = info
-        self.placed = False  # has stopped, so `info` says where
+        self.placed = False  # whether the call has stopped, so that `info` has its position
         self.ended = False
-        self.released = False  # told to go on, not heard of since
-        self.attached = False  # a debugger shows output as it comes
-        self.seen = ""  # output since the last line that pdb took, shown already
-        self._output = ""  # the same, not shown yet
+        self.released = False  # the rank was asked to continue; pdb has not taken that up yet
+        self.attached = False  # a debugger shows output as it arrives
+        self.seen = ""  # output since the last line that pdb took, already shown
+        self._output = ""  # output since the last line that pdb took, not yet shown
         self._lines: deque[str] = deque()
         self._reading = False
         self._line_came = asyncio.Event()
@@ -70,16 +71,16 @@ class DebugSession:
     # The rank's side.
 
     def write(self, output: str) -> None:
-        """Take in what pdb printed."""
+        """Add output of pdb."""
         self._output += output
         if len(self._output) > _KEPT:
             self._output = "<earlier output is dropped>\n" + self._output[-_KEPT // 2 :]
         self._news.set()
 
     async def read(self, output: str, function: str | None, lineno: int | None) -> str | None:
-        """Wait for the next line for pdb, or for None: clear your breakpoints and continue.
+        """Wait for the next line for pdb. None asks pdb to clear its breakpoints and continue.
 
-        Raises `LookupError` if the session ends meanwhile: nobody is there to answer.
+        Raises `LookupError` if the session ends meanwhile: no line can follow.
         """
         self.info = replace(self.info, function=function, lineno=lineno)
         self.placed = self._reading = True
@@ -96,12 +97,12 @@ class DebugSession:
             self.released = False
             return None
         if not self.attached:
-            self._output = ""  # a debugger that comes finds what the last line has brought
+            self._output = ""  # a debugger that attaches later sees output of the last line only
         self.seen = ""
         return self._lines.popleft()
 
     def end(self, output: str) -> None:
-        """Note that the call is over, or its process."""
+        """Mark the session as ended: its call has returned, or its process has exited."""
         self.ended = True
         self.write(output)
         self._line_came.set()
@@ -110,7 +111,7 @@ class DebugSession:
 
     @property
     def stopped(self) -> bool:
-        """Whether pdb waits for a line, and none is on its way."""
+        """Whether pdb waits for a line, and none is queued."""
         return self._reading and not self._lines and not self.released
 
     def send(self, line: str) -> None:
@@ -119,24 +120,24 @@ class DebugSession:
         self._line_came.set()
 
     def release(self) -> None:
-        """Clear its breakpoints and let it go on, now or when it stops next."""
+        """Let the rank clear its breakpoints and continue, now or when it stops next."""
         self._lines.clear()
         self.released = True
         self._line_came.set()
 
     def take_output(self) -> str:
-        """Return what pdb printed since the last time."""
+        """Return the output of pdb since the last call."""
         output, self._output = self._output, ""
         self.seen += output
         return output
 
     async def settled(self) -> None:
-        """Wait until pdb has taken all lines and stopped again, or the call is over."""
+        """Wait until pdb has taken all lines and stopped again, or the session has ended."""
         while not self.stopped and not self.ended:
             await self.news()
 
     def news(self) -> asyncio.Future[Literal[True]]:
-        """Return a future that is done once there is output, a stop or the end, from now on."""
+        """Return a future that is done at the next change: output, a stop, or the end."""
         self._news.clear()
         return asyncio.ensure_future(self._news.wait())
 
@@ -161,12 +162,12 @@ class DebugSessions:
     async def read(
         self, number: int, output: str, function: str | None, lineno: int | None
     ) -> str | None:
-        """`DebugSession.read` of an open session. Raises `LookupError`."""
+        """Call `DebugSession.read` of an open session. Raises `LookupError` if there is none."""
         self._changed.set()
         return await self._sessions[number].read(output, function, lineno)
 
     def write(self, number: int, output: str) -> None:
-        """`DebugSession.write` to an open session. Raises `LookupError`."""
+        """Call `DebugSession.write` of an open session. Raises `LookupError` if there is none."""
         self._sessions[number].write(output)
 
     def end(self, number: int, output: str) -> None:
@@ -176,15 +177,15 @@ class DebugSessions:
             session.end(output)
 
     async def some(self) -> None:
-        """Wait until `infos` has one."""
+        """Wait until `infos` is not empty."""
         while not self.infos():
             self._changed.clear()
             await self._changed.wait()
 
     def find(self, actor_name: str, rank: int) -> DebugSession:
-        """Return the oldest session of a rank, better one that has stopped.
+        """Return the oldest stopped session of a rank, or else the oldest that runs.
 
-        Raises `LookupError` with a text for people.
+        Raises `LookupError` with a message for the console if there is none.
         """
         of_actor = [s for s in self if s.info.actor_name == actor_name]
         if not of_actor:
@@ -195,7 +196,7 @@ class DebugSessions:
         return next((s for s in of_rank if s.stopped), of_rank[0])
 
     def select(self, actor_name: str, ranks: Ranks) -> list[DebugSession]:
-        """Return the sessions of an actor that ``ranks`` means."""
+        """Return the sessions of an actor that ``ranks`` selects."""
         return [
             s
             for s in self
@@ -203,12 +204,12 @@ class DebugSessions:
         ]
 
     def infos(self) -> list[DebugSessionInfo]:
-        """Say where each rank has stopped that was not told to go on, by actor and rank."""
+        """Return where ranks have stopped, by actor and rank, without those asked to continue."""
         infos = [s.info for s in self if s.placed and not s.released]
         return sorted(infos, key=lambda info: (info.actor_name, info.rank))
 
     def table(self) -> str:
-        """`infos` for people."""
+        """Return `infos` as a table in plain text."""
         return grid(
             ["Actor Name", "Rank", "Coords", "Hostname", "Function", "Line No."],
             [

@@ -1,8 +1,8 @@
-"""Waiting for a future inside of an actor that is stopped.
+"""Waiting for a future inside an actor that is stopped.
 
-A rank at a breakpoint blocks, on purpose, and if its endpoint is a coroutine it blocks the event
-loop of its actor. `Future.get` rightly warns about that everywhere else. For the wait, the loop is
-taken out of sight, by the functions that asyncio offers to event loops for this.
+A rank at a breakpoint blocks on purpose, and if its endpoint is a coroutine, it blocks the event
+loop of its actor. `Future.get` rightly warns about that everywhere else. So the running loop is
+hidden during the wait, with the functions that asyncio offers to implementers of event loops.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def wait_for(future: Future[T]) -> T:
-    """Block until the future is done, in whatever thread or loop, and return its value."""
+    """Block until the future is done, on any thread and in any loop, and return its value."""
     loop = asyncio._get_running_loop()
     asyncio._set_running_loop(None)
     try:

@@ -20,7 +20,7 @@ class TracingForwarder(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Report one record; a failure goes to `logging.Handler.handleError`, as usual."""
+        """Report one record; errors are handled by `logging.Handler.handleError`, as usual."""
         try:
             message = record.getMessage()
             attributes = {

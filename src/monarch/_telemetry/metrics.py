@@ -1,12 +1,13 @@
 """Counters and histograms in the shape of an OpenTelemetry meter.
 
-The classes are ordinary ones, so that they are there without the package; where it is installed
-they are registered with its abstract classes, and ``isinstance(get_meter(),
-opentelemetry.metrics.Meter)`` holds. Inheriting from them instead would need two definitions of
-each class.
+The classes have no base classes of OpenTelemetry, so that they work without the package. Where it
+is installed, they are registered with its abstract classes, and ``isinstance(get_meter(),
+opentelemetry.metrics.Meter)`` holds. Rejected: inheriting from the abstract classes, which would
+need two definitions of each class.
 
 Counters hold whole numbers, as in the reference: values are truncated. Observable instruments and
-gauges are refused, not ignored: a number that a program reports and nobody can see would be worse.
+gauges are refused and not ignored: values that a program reports and that never appear anywhere
+would be worse than an error.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _otel = otel.part("metrics")
 
 
 class _Instrument:
-    """One named instrument, and its twin in OpenTelemetry if that is there."""
+    """One named instrument, and its *twin* in OpenTelemetry if that is installed."""
 
     __slots__ = ("_name", "_twin")
 
@@ -104,7 +105,7 @@ class Histogram(_Instrument):
 
 
 class Meter:
-    """Makes instruments. There is one per process: `get_meter`."""
+    """The factory of instruments. Each process has one, see `get_meter`."""
 
     __slots__ = ("_twin", "name", "schema_url", "version")
 
@@ -112,7 +113,7 @@ class Meter:
         self.name = name
         self.version: str | None = None
         self.schema_url: str | None = None
-        # Follows the provider that the program sets, also when it does so later.
+        # This meter follows the provider that the program sets, even if it is set later.
         self._twin = None if _otel is None else _otel.get_meter(name)
 
     def create_counter(self, name: str, unit: str = "", description: str = "") -> Counter:
@@ -129,7 +130,7 @@ class Meter:
     def create_histogram(
         self, name: str, unit: str = "", description: str = "", **advisory: Any
     ) -> Histogram:
-        """Return a distribution; ``advisory`` goes to OpenTelemetry as it is."""
+        """Return a distribution; ``advisory`` is passed to OpenTelemetry unchanged."""
         twin = self._twin and self._twin.create_histogram(name, unit, description, **advisory)
         return Histogram(name, twin)
 
@@ -159,7 +160,7 @@ METER = Meter("monarch")
 
 
 def get_meter() -> Meter:
-    """Return the process's meter, in the shape of an OpenTelemetry one.
+    """Return the process's meter, which has the interface of an OpenTelemetry meter.
 
     >>> images = get_meter().create_counter("images", unit="1")
     >>> images.add(64, {"split": "train"})

@@ -13,7 +13,7 @@ def part(name: str) -> Any:
     try:
         return importlib.import_module(f"opentelemetry.{name}")
     except ModuleNotFoundError as error:
-        # Not there, or there without its interface; a module missing *inside* it is a defect.
+        # The package or its API is missing. Any other missing module is a defect of the package.
         if error.name in {"opentelemetry", f"opentelemetry.{name}"}:
             return None
         raise

@@ -1,7 +1,7 @@
 """Spans: named stretches of user code.
 
-`span` decides when it is called who will hear of the span, so that entering and leaving it do no
-more than that. With nobody to hear it returns one shared object.
+`span` chooses the sinks when it is called, so that entering and leaving the span only report to
+them. Without any sink it returns one shared object.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class Span:
-    """A stretch of code that nobody listens to."""
+    """A span without a sink."""
 
     __slots__ = ()
 
@@ -45,7 +45,7 @@ class Span:
 
 
 class _HeardSpan(Span):
-    """A stretch of code for the sink, for OpenTelemetry, or for both."""
+    """A span that is reported to the instrument slot's sink, to OpenTelemetry, or to both."""
 
     __slots__ = ("_name", "_sink", "_token", "_twin")
 
@@ -82,7 +82,7 @@ _UNHEARD = Span()
 def span(name: str) -> Span:
     """Return a context manager that reports the code inside it as ``name``.
 
-    Entered once. An exception passes through and marks the span.
+    The manager can be entered once. An exception propagates, and marks the span as failed.
 
     >>> with span("load batch"):
     ...     batch = list(range(3))
@@ -98,10 +98,11 @@ def traced(fn: F, *, name: str | None = None) -> F: ...
 @overload
 def traced(fn: None = None, *, name: str | None = None) -> Callable[[F], F]: ...
 def traced(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Callable[..., Any]:
-    """Report every call of a function as a span; the name is the function's unless given.
+    """Report every call of a function as a span. By default the span has the function's name.
 
-    Use it bare or with a name, on plain and on ``async`` functions; the span of the latter lasts
-    until the awaited result is there. Name, docstring and signature stay.
+    The decorator is used bare or with a name, on plain and on ``async`` functions. The span of an
+    ``async`` function lasts until its result is available. The decorated function keeps its name,
+    docstring and signature.
 
     >>> @traced(name="square")
     ... def f(x):

@@ -123,7 +123,7 @@ __all__ = [
     "unhandled_fault_hook",
 ]
 
-# Loaded on first use: features above the engine, reached through its front door.
+# Features above the engine whose names this module offers; each is loaded on first use.
 _FEATURES = {
     "debug_controller": "monarch._debug",
     "get_meter": "monarch._telemetry",
@@ -133,9 +133,10 @@ _FEATURES = {
 
 
 def unhandled_fault_hook(failure: MeshFailure) -> None:  # noqa: ARG001 - for who replaces it
-    """Called when a failure reaches the root unhandled; assign another function to replace it.
+    """End the program with exit code 1: the default hook for failures that nothing handles.
 
-    Returning drops the failure. This default ends the program with exit code 1.
+    The hook is called when a failure reaches the root unhandled. Assign another function to this
+    name to replace the hook. If the hook returns, the failure is dropped.
     """
     sys.exit(1)
 

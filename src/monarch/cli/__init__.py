@@ -1,12 +1,12 @@
 """The ``monarch`` command.
 
-Jobs of a directory (``apply``, ``exec``, ``shell``, ``kill``, ``context``), hosts (``worker``,
-``certificates``), and what a machine or a worker is like (``doctor``). ``monarch COMMAND --help``
-shows the options of each, with examples.
+Its commands handle the jobs of a directory (``apply``, ``exec``, ``shell``, ``kill``, ``context``),
+run hosts (``worker``, ``certificates``), and diagnose a machine or a worker (``doctor``).
+``monarch COMMAND --help`` shows the options of each, with examples.
 
-Results go to stdout, everything else to stderr. Exit status: 0; 1 when something failed, said in
-one line; 2 for a wrong command line; 130 after Ctrl-C; ``exec`` has that of its command. What a
-command needs is loaded when it runs.
+Results go to stdout, everything else to stderr. The exit status is 0; 1 after a failure, with one
+line about it; 2 for a wrong command line; 130 after Ctrl-C. ``exec`` and ``shell`` exit with the
+status of their command. The modules of a command are loaded when it runs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; its exit status."""
+    """Run the command line; return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(
         prog="monarch",
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    # Only the one that is asked for is loaded: the first word that is no option.
+    # Only the module of the requested command is loaded: the first word that is no option.
     asked = next((word for word in words if not word.startswith("-")), None)
     for name, (home, text) in _COMMANDS.items():
         command = commands.add_parser(
@@ -75,14 +75,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 1
     try:
-        if _COMMANDS[options.command][0] == "jobs":  # they are defined by modules of this directory
+        if _COMMANDS[options.command][0] == "jobs":  # modules of this directory define the jobs
             from monarch._spi import with_folder, working_directory
 
             sys.path[:] = with_folder(sys.path, working_directory())
         status: int = options.run(options)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `monarch ... | head`: nobody reads on
+    except BrokenPipeError:  # the reader has closed the pipe, as in `monarch ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:

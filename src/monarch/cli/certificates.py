@@ -1,4 +1,4 @@
-"""``monarch certificates``: what the hosts of a job need for ``tls://`` addresses."""
+"""``monarch certificates``: make the certificates of a job's hosts for ``tls://`` addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ One for the client is made as well. Nobody keeps the CA's key: for more hosts ma
 
 
 def add_certificates(parser: argparse.ArgumentParser) -> None:
-    """The options of ``monarch certificates``."""
+    """Add the options of ``monarch certificates``."""
     parser.epilog = _EXAMPLES
     parser.add_argument("folder", help="where to write them; made if need be")
     parser.add_argument("hosts", nargs="+", metavar="HOST", help="NAME[,NAME...]: as it is dialed")

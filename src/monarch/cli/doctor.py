@@ -1,4 +1,4 @@
-"""``monarch doctor``: what this machine offers, and whether a worker can be reached."""
+"""``monarch doctor``: show what this machine offers, or whether a worker can be used from here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ why. Times are in seconds and sizes in bytes in the JSON.
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
-    """The options of ``monarch doctor``."""
+    """Add the options of ``monarch doctor``."""
     parser.epilog = _EXAMPLES
     parser.add_argument("address", nargs="?", help="of a worker: tcp://HOST:PORT or ipc://PATH")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

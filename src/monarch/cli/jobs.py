@@ -15,7 +15,7 @@ __all__ = ["add_apply", "add_context", "add_exec", "add_kill", "add_shell"]
 
 
 def add_apply(parser: argparse.ArgumentParser) -> None:
-    """The options of ``monarch apply``."""
+    """Add the options of ``monarch apply``."""
     parser.epilog = """\
 examples:
   monarch apply train.job     `job` of train.py; remembered for the other commands
@@ -30,7 +30,7 @@ description is used as it is; another is replaced, unless a script uses it.
 
 
 def add_exec(parser: argparse.ArgumentParser) -> None:
-    """The options of ``monarch exec``."""
+    """Add the options of ``monarch exec``."""
     parser.epilog = """\
 examples:
   monarch exec hostname                      on the first host
@@ -75,7 +75,7 @@ the largest of the command's.
 
 
 def add_shell(parser: argparse.ArgumentParser) -> None:
-    """The options of ``monarch shell``."""
+    """Add the options of ``monarch shell``."""
     parser.epilog = """\
 examples:
   monarch shell                              on the first host
@@ -98,14 +98,14 @@ The job is the one that `monarch apply` named in this directory (its spec, MODUL
 
 
 def add_kill(parser: argparse.ArgumentParser) -> None:
-    """The options of ``monarch kill``."""
+    """Add the options of ``monarch kill``."""
     parser.epilog = "examples:\n  monarch kill\n  monarch kill experiment\n"
     parser.add_argument("context", nargs="?", help="default: the active context")
     parser.set_defaults(run=_kill)
 
 
 def add_context(parser: argparse.ArgumentParser) -> None:
-    """The options of ``monarch context``."""
+    """Add the options of ``monarch context``."""
     parser.epilog = """\
 examples:
   monarch context create experiment    make it and use it
@@ -148,7 +148,7 @@ def _apply(options: argparse.Namespace) -> int:
     from monarch.job.current import job_of
 
     if options.job is not None:
-        job_of(options.job)  # what cannot be loaded does not replace what can
+        job_of(options.job)  # raises first: a job that cannot be loaded does not replace another
         set_current_job(options.job)
     started = time.monotonic()
     _ready(load_current_job())
@@ -172,7 +172,8 @@ def _exec(options: argparse.Namespace) -> int:
         name, mesh = next(iter(meshes.items()))
         meshes = {name: mesh}
         place = {"point": options.point} if options.point else {"rank": 0}
-    # (On the hosts, whose temporary directories are not known here; nobody can guess the name.)
+    # The directory is on the hosts, and this machine does not know their directory for temporary
+    # files. The random name keeps other users from creating the directory first.
     folder = f"/tmp/monarch_exec_{secrets.token_hex(8)}" if many else None  # noqa: S108
     try:
         running = [
@@ -254,7 +255,7 @@ def _context(options: argparse.Namespace) -> int:
 
 
 def _current_job() -> Any:
-    """The job that was named, or else the one that a script has started in this directory."""
+    """Return the job of the active context, or the running one of a script of this directory."""
     from monarch.job import job_load, load_current_job
 
     try:
@@ -270,7 +271,7 @@ def _current_job() -> Any:
 
 
 def _ready(job: Any) -> Any:
-    """The state of the job, with all its hosts reached."""
+    """Return the state of the job, connected to all its hosts."""
     from monarch.job import DEFAULT_JOB_PATH
 
     with progress("waiting for the hosts"):
@@ -281,13 +282,13 @@ def _ready(job: Any) -> Any:
 
 
 def _kill_context(name: str) -> bool:
-    """Kill the job of a context and forget its state; False if there is none."""
+    """Kill the job of a context and remove its saved state. Return False if there is none."""
     from monarch.job import DEFAULT_JOB_PATH, job_load
     from monarch.job.current import active_context, forget_job, state_file
 
     path = state_file(name)
     if not os.path.exists(path) and name == active_context():
-        path = DEFAULT_JOB_PATH  # what a script wrote before there were contexts
+        path = DEFAULT_JOB_PATH  # the file of a script, written before there were contexts
     try:
         job = job_load(path)
     except FileNotFoundError:

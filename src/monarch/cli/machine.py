@@ -1,7 +1,7 @@
-"""What this machine offers a job: the facts, and what is unusual about them.
+"""The facts about this machine that matter to a job, with remarks about unusual ones.
 
-Everything is read from ``/proc``, ``/sys`` and the system calls themselves; a fact that a system
-does not tell is None. A *remark* is something that will hurt, in words.
+Each fact is read from ``/proc`` or ``/sys``, or is the result of a system call. A fact that the
+system does not report is None. A *remark* is a sentence about a likely problem.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Fact", "machine"]
 
 
 class Fact(NamedTuple):
-    """One thing about the machine: for programs, and for people."""
+    """One fact about the machine: `value` is for programs, `text` and `remark` are for people."""
 
     name: str
     value: Any
@@ -29,7 +29,7 @@ class Fact(NamedTuple):
 
 
 def machine(root: str = "/") -> list[Fact]:
-    """The facts, from the files below `root` and from this process."""
+    """Return the facts, from the files below `root` and from this process."""
     kinds: list[Callable[[str], Fact]] = [
         _software,
         _cores,
@@ -193,7 +193,7 @@ def _gpus(root: str) -> Fact:
     for path in sorted(glob.glob(os.path.join(root, "proc/driver/nvidia/gpus/*/information"))):
         lines = _read(path).splitlines()
         models += [line[6:].strip() for line in lines if line.startswith("Model:")]
-    if not models:  # in containers, perhaps only the devices are there
+    if not models:  # a container may have the devices only
         models = ["NVIDIA"] * len(glob.glob(os.path.join(root, "dev/nvidia[0-9]*")))
     for path in sorted(glob.glob(os.path.join(root, "sys/class/kfd/kfd/topology/nodes/*/name"))):
         name = _read(path)
@@ -229,7 +229,7 @@ def _name(_root: str) -> Fact:
 
 
 def _group_file(root: str, name: str) -> str | None:
-    """A file of the innermost control group (version 2) that sets a limit."""
+    """Return this file of the innermost control group (version 2) that sets a limit in it."""
     for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
         if not line.startswith("0::"):
             continue

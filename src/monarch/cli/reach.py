@@ -1,7 +1,8 @@
-"""Whether a worker can be used from here: step by step, and why not.
+"""Checks whether a worker can be used from here, step by step, and finds the cause if not.
 
-The steps build on each other: an address, somebody who listens there, proof of one secret, versions
-that fit; then a process is started there, and calls to it are measured as a program has them.
+Each step needs the one before: a valid address, a listening worker, proof of the shared secret,
+and matching versions. Then a process is started on the worker's host, and calls to it are timed the
+way a program would make them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _TRANSFERS = 3
 
 
 class Step(NamedTuple):
-    """What was found out; `error` says why it is as far as one gets."""
+    """The result of one step. A step with an `error` is the last one."""
 
     name: str
     value: Any
@@ -36,7 +37,7 @@ class Step(NamedTuple):
 
 
 class Probe(Actor):
-    """Answers, at the other end."""
+    """The actor on the worker's host that answers the timed calls."""
 
     @endpoint
     def length(self, data: bytes) -> int:
@@ -44,7 +45,7 @@ class Probe(Actor):
 
 
 def reach(address: str, timeout: float) -> list[Step]:
-    """The steps up to the first that fails, all of them if none does. Blocks."""
+    """Return the steps up to the first that fails, or all of them. Blocks."""
     steps: list[Step] = []
     started = time.perf_counter()
     try:

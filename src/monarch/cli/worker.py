@@ -23,7 +23,7 @@ and has to know the same secret: that of --secret-file (a file of at least 16 ch
 
 
 def add_worker(parser: argparse.ArgumentParser) -> None:
-    """The options of ``monarch worker``."""
+    """Add the options of ``monarch worker``."""
     parser.epilog = _EXAMPLES
     parser.add_argument(
         "address",

@@ -5,13 +5,14 @@
 ...     get_global_config()["cleanup_timeout"]
 '1m 30s'
 
-An environment variable beats ``configure``; procs get the client's configuration when they are
-spawned. The keys, their meanings, defaults and variables are listed in docs/settings.md, which is
-made from one table, the class ``Settings`` in ``monarch/_engine/base/settings.py``.
+An environment variable takes precedence over ``configure``. Procs get the client's configuration
+when they are spawned. The keys, their meanings, defaults and variables are listed in
+docs/settings.md, which is generated from one table, the class ``Settings`` in
+``monarch/_engine/base/settings.py``.
 
-Not in ``__all__``, because the reference has them elsewhere or not at all:
-``reload_config_from_env``, ``reset_config_to_defaults``, ``config_origin(key)``, which says
-which layer a value comes from, and ``UnusedSettingWarning``.
+Some names are not in ``__all__``, because the reference has them elsewhere or not at all:
+``reload_config_from_env``, ``reset_config_to_defaults``, ``UnusedSettingWarning``, and
+``config_origin(key)``, which returns the layer that a value comes from.
 """
 
 from monarch._engine.base.settings import Encoding, settings

@@ -1,10 +1,11 @@
 """Run a pytest test once per configuration.
 
-The decorated test gets a keyword-only parameter ``_config_overrides`` that pytest fills in, one
-dict of keys per run, and its body runs inside ``configured(**overrides)``. Keyword-only, so that
-it works for functions and for methods alike.
+The decorated test gets a parameter ``_config_overrides`` that pytest fills in, one dict of keys per
+run, and its body runs inside ``configured(**overrides)``. The parameter is keyword-only, so that
+the decorators work for functions and for methods alike.
 
-pytest is imported when a decorator is applied, never before: this is part of a library.
+pytest is imported when a decorator is applied and not before, since programs that use this library
+may not have pytest.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _parametrize(
 
             wrapper = run
 
-        # pytest reads from the signature what a test wants.
+        # pytest reads from the signature which parameters a test has.
         signature = inspect.signature(test)
         extra = inspect.Parameter("_config_overrides", inspect.Parameter.KEYWORD_ONLY)
         parameters = list(signature.parameters.values())

@@ -1,14 +1,13 @@
-"""Jobs: from a description of hosts to meshes of them, and back to them from another script.
+"""Jobs: start hosts from a description, and find running hosts again from another script.
 
 >>> from monarch.job import LocalJob
 >>> job = LocalJob(("trainers",))
 >>> job.state(cached_path=None).trainers
 <HostMesh {}>
 
-`ProcessJob` gives every host a process of this machine, `SSHJob` starts them on machines that one
-can log in to. A job that runs is found again by the next
-script through the file that `JobTrait.state` writes; see docs/jobs.md. Each name is loaded when it
-is first asked for.
+`ProcessJob` runs each host as a process of this machine. `SSHJob` starts hosts on machines that
+accept a login by ``ssh``. The next script finds a running job through the file that
+`JobTrait.state` writes; see docs/jobs.md. Each name is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _HOMES = {
 
 _SERVICES = "workers are known by their addresses; a service identity in front of one is accepted"
 
-#: Names of the interface that are not part of this release, and what to do instead.
+#: Names of the interface that are not part of this release, each with a replacement.
 _MISSING = {
     "MeshAdminConfig": "there is no admin server yet",
     "PortForwarder": "there is no port forwarding yet; use ssh -L",

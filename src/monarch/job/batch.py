@@ -1,8 +1,8 @@
-"""`BatchJob`: the job as the script sees it that was started along with it.
+"""`BatchJob`: a job as it appears to the script that batch mode started beside the job.
 
-Batch mode starts a job and, beside it, a script as its client. The script is the same as ever: it
-describes a job and asks for its state. What it finds in the file is this wrapper around the job
-that was started for it, which serves any description, in that script and nowhere else.
+Batch mode starts a job and, beside it, a script as the job's client. The script needs no change: it
+describes a job and asks for its state. The saved job that the script finds in the file is this
+wrapper around the started job. It serves any description, but in that script only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BATCH_VARIABLE = "MONARCH_BATCH_JOB"
 
 
 class BatchJob(JobTrait):
-    """Serves the script of a batch job with `job`, and ends that at the script's exit."""
+    """A wrapper that serves the script of a batch job, and ends `job` when the script exits."""
 
     def __init__(self, job: JobTrait) -> None:
         super().__init__()
@@ -28,11 +28,11 @@ class BatchJob(JobTrait):
 
     @property
     def apply_id(self) -> str | None:
-        """That of the job itself."""
+        """The `apply_id` of the wrapped job."""
         return self._job.apply_id
 
     def can_run(self, spec: JobTrait) -> bool:
-        """In the script of the batch job; from then on the job ends with the script."""
+        """Whether this is the script of the batch job; if so, the job will end with the script."""
         if os.environ.get(BATCH_VARIABLE) != "1":
             return False
         atexit.register(self._kill)

@@ -1,8 +1,8 @@
 """Running commands on hosts.
 
-A command is a child of a process that is spawned for it, so it ends with the script that asked,
-whatever happens to either. What it prints is sent as it comes; a Python program is no exception,
-and its ``sys.exit`` is its exit status and nothing else.
+A command is the child of a process that is spawned for it, so the command ends with the script that
+runs it, however either ends. Output is forwarded as it is printed. A Python program runs as a
+command of its own as well, so its ``sys.exit`` only sets the exit status.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from monarch.actor import (
 
 __all__ = ["exec_command"]
 
-_Chunk: TypeAlias = tuple[str, bytes]  # "out" or "err", and what was printed there
+_Chunk: TypeAlias = tuple[str, bytes]  # "out" or "err", and some output of that stream
 _SIZE = 1 << 16
-_NOT_FOUND = 127  # as shells say it
+_NOT_FOUND = 127  # the exit status of shells for a missing program
 
 
 def exec_command(
@@ -53,25 +53,26 @@ def exec_command(
     *,
     stdin: bytes = b"",
 ) -> Future[int]:
-    """Run a command on hosts, at once; the Future is the largest exit status.
+    """Run a command on all hosts at once; return a Future of the largest exit status.
 
-    Args:
-        host_mesh: where.
+    Does not block. Args:
+        host_mesh: the hosts to run on.
         cmd: a program and its arguments. A file that ends in ``.py``, and ``-m module``, are run by
             the Python of the host.
-        env: more variables for it.
-        workdir: where it runs; default: this directory, if there is one of that name, or else
-            that of the host.
-        output_dir: where it writes ``stdout.txt`` and ``stderr.txt`` on its host, below a directory
-            for each rank if there are several (or where ``$SUBDIR`` says so). Default: what it
-            prints is printed here, as it comes.
-        rank, point: only on the process with this rank, or with these coordinates.
-        per_host: names and sizes of the dimensions per host, if several shall run on each.
-        stdin: what each of them reads.
+        env: additional environment variables of the command.
+        workdir: the command's working directory. Default: the path of the current directory if the
+            host has such a directory, otherwise the working directory of the host.
+        output_dir: the directory on the host for ``stdout.txt`` and ``stderr.txt``. With several
+            processes each writes to a subdirectory of its own, placed at ``$SUBDIR`` or else at the
+            end. Default: the output is printed by this script, as it arrives.
+        rank, point: run only on the process with this rank, or with these coordinates.
+        per_host: names and sizes of the dimensions per host, to run several processes on each.
+        stdin: the input of each process.
 
-    Each has ``MONARCH_RANK_<dim>`` and ``MONARCH_SIZE_<dim>`` in its environment. 127: there is no
-    such program; 128 + n: ended by signal n. The Future raises what befell the process around the
-    command. ValueError for an empty command, and for a rank or point that is not there.
+    Each process has ``MONARCH_RANK_<dim>`` and ``MONARCH_SIZE_<dim>`` in its environment. Status
+    127 means that there is no such program, 128 + n that signal n ended the command. The Future
+    raises the failure of a process that runs a command. The call raises ValueError for an empty
+    command, and for a rank or point outside the mesh.
 
     >>> import sys
     >>> exec_command(this_host(), [sys.executable, "-c", "print('hi')"]).get()
@@ -97,7 +98,7 @@ def exec_command(
             raise ValueError(f"{name}={at} is outside of {known}")
     there = {name: at for name, at in coordinates.items() if name in host_mesh.extent}
     inside = {name: at for name, at in coordinates.items() if name in extra}
-    context()  # the client is made by the caller, not by the thread below
+    context()  # create the client on the calling thread, not on the thread below
     where = host_mesh.slice(**there) if there else host_mesh
     fixed = {name: (at, known[name]) for name, at in coordinates.items()}
     command = _Command(tuple(cmd), dict(env or {}), fixed, workdir, os.getcwd(), output_dir, stdin)
@@ -119,7 +120,7 @@ def exec_command(
 
 
 class _Command:
-    """What to run, and how; travels to the hosts."""
+    """A command line with its environment and directories, as it is sent to the hosts."""
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class _Command:
     ) -> None:
         self.words = words
         self.env = env
-        self.fixed = fixed  # position and size in dimensions that were sliced away
+        self.fixed = fixed  # position and size for each dimension that was sliced away
         self.workdir = workdir
         self.here = here
         self.output_dir = output_dir
@@ -164,7 +165,7 @@ def _run_on(procs: ProcMesh, command: _Command) -> int:
     try:
         return max(runners.run.call(command, port).get().values())
     finally:
-        port.send(None)  # comes after all that the commands printed
+        port.send(None)  # in-order delivery: it arrives after all output
         shower.join()
 
 

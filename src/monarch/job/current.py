@@ -1,11 +1,11 @@
-"""Contexts: which job a directory is about, for the command line.
+"""Contexts: the jobs of a directory, and which of them the command line uses.
 
     .monarch/
-        job_state.pkl -> default/state.pkl      the active context is where this link leads
+        job_state.pkl -> default/state.pkl      the link leads to the active context
         default/spec                            the job's import path, "module.attr"
         default/state.pkl                       the saved job, once it was started
 
-Scripts know nothing of it: they read and write `DEFAULT_JOB_PATH`, which is the link.
+Scripts need not know about contexts: they read and write `DEFAULT_JOB_PATH`, which is the link.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def active_context() -> str:
-    """The name of the active context. Raises PermissionError as `open_folder`, as all of these."""
+    """Return the name of the active context.
+
+    Raises PermissionError like `open_folder`, as do all functions of this file.
+    """
     with contextlib.suppress(FileNotFoundError), _folder(FOLDER) as folder:
         try:
             name = os.path.dirname(os.readlink(_STATE, dir_fd=folder))
         except OSError as error:
-            if error.errno != errno.EINVAL:  # the plain file of a script
+            if error.errno != errno.EINVAL:  # EINVAL: no link but the plain file of a script
                 raise
             return _DEFAULT
         if _NAME.fullmatch(name):
@@ -55,7 +58,7 @@ def active_context() -> str:
 
 
 def contexts() -> list[str]:
-    """The names of all contexts of this directory, sorted."""
+    """Return the names of all contexts of this directory, sorted."""
     try:
         with _folder(FOLDER) as folder, os.scandir(folder) as entries:
             names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -65,14 +68,14 @@ def contexts() -> list[str]:
 
 
 def state_file(name: str) -> str:
-    """Where the job of a context is saved."""
+    """Return the path where the job of a context is saved."""
     return os.path.join(FOLDER, name, "state.pkl")
 
 
 def use_context(name: str) -> None:
-    """Make `name` the active context, and make it if need be. Raises ValueError for a bad name.
+    """Make `name` the active context; create it if necessary. Raises ValueError for a bad name.
 
-    A job that a script saved in this directory before there were contexts goes to this one.
+    A job that a script saved in this directory before it had contexts moves to the default context.
     """
     if not _NAME.fullmatch(name) or name == "logs":
         raise ValueError(f"{name!r} is no name for a context: letters, digits, '_', '-' and '.'")
@@ -88,7 +91,7 @@ def use_context(name: str) -> None:
 
 
 def remove_context(name: str) -> None:
-    """Forget a context; its job was killed before."""
+    """Remove a context. The caller has killed its job before."""
     with _folder(os.path.join(FOLDER, name)):
         pass
     shutil.rmtree(os.path.join(FOLDER, name))
@@ -97,7 +100,7 @@ def remove_context(name: str) -> None:
 
 
 def forget_job(path: str) -> None:
-    """Remove the file where `path` leads; without it the default context needs no link."""
+    """Remove the file where `path` leads, and the link if it led from the default context."""
     remove(path)
     if active_context() == _DEFAULT and not os.path.exists(DEFAULT_JOB_PATH):
         with contextlib.suppress(FileNotFoundError), _folder(FOLDER) as folder:
@@ -105,15 +108,15 @@ def forget_job(path: str) -> None:
 
 
 def set_current_job(module_path: str) -> None:
-    """Make ``"package.module.attr"`` the job of the active context; nothing is started."""
+    """Make ``"package.module.attr"`` the job of the active context. The job is not started."""
     use_context(active_context())
     write(os.path.join(FOLDER, active_context(), "spec"), module_path.encode() + b"\n")
 
 
 def load_current_job() -> JobTrait:
-    """The job that the active context names, freshly imported.
+    """Import and return the job that the active context names.
 
-    Raises FileNotFoundError if it names none, and what `job_of` raises.
+    Raises FileNotFoundError if it names none, and the errors of `job_of`.
     """
     spec = os.path.join(FOLDER, active_context(), "spec")
     try:
@@ -135,9 +138,10 @@ def _folder(path: str, *, make: bool = False) -> Generator[int]:
 
 
 def job_of(module_path: str) -> JobTrait:
-    """The job that ``"module.attr"`` names.
+    """Import and return the job that ``"module.attr"`` names.
 
-    Raises ValueError, ImportError, AttributeError or TypeError that say what is wrong with it.
+    Raises ValueError for a path without a dot, ImportError, AttributeError if the module has no
+    such name, and TypeError if the value is no job.
     """
     module, _, attribute = module_path.rpartition(".")
     if not module or not attribute:

@@ -1,11 +1,12 @@
-"""The directory of a job on this machine: its secret, and what its hosts printed.
+"""The directory of a job on this machine: the job's secret, and the output of its hosts.
 
-Nobody else may enter it (mode 0700). The job's own secret is made for it and passed on by its path
-only; whoever has to know it elsewhere gets it over a channel that shows it to nobody.
+Only this user may enter the directory (mode 0700). The secret is created for the job and passed on
+by its path only. A remote process receives the secret over a channel that no other user can read.
 
-The script that starts the job holds a lock on the directory until it ends or kills the job, and so
-do the processes that keep the hosts, where the kind of job passes it on (`lock_of`). If all of them
-are killed, the next job of that kind removes the directory (`remove_stale`).
+The script that starts the job holds a lock on the directory until the script exits or kills the
+job. Kinds of jobs that pass the lock on (`lock_of`) have it held by the processes that keep the
+hosts, too. If all these processes are killed, the next job of that kind removes the directory
+(`remove_stale`).
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ __all__ = [
     "secret_file",
 ]
 
-_LONGEST_PATH = 100  # of a Unix socket: systems differ between 104 and 108
-_LAST = 2000  # characters
+_LONGEST_PATH = 100  # bytes of a Unix socket's path: systems allow 104 to 108
+_LAST = 2000  # bytes at the end of a log that an error shows
 
 _locks: dict[str, int] = {}
 
 
 def make_folder(prefix: str) -> str:
-    """A new one, with a fresh secret in it; short enough for the names of sockets."""
+    """Create a directory with a new secret in it; its path is short enough for Unix sockets."""
     parent = _parent(prefix)
     try:
         folder, lock = own_folder.make(prefix, parent)
         _locks[folder] = lock
-    except OSError:  # there are no locks
+    except OSError:  # the file system has no locks
         folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
     fd = os.open(secret_file(folder), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(fd, "w") as file:
@@ -48,37 +49,37 @@ def make_folder(prefix: str) -> str:
 
 
 def lock_of(folder: str) -> list[int]:
-    """The descriptor that locks it, to pass on to what keeps a host; none without locks."""
+    """Return the descriptor that holds the lock, to pass on to a host; no item without locks."""
     return [_locks[folder]] if folder in _locks else []
 
 
 def remove_folder(folder: str) -> None:
-    """Remove it, when all that was there has ended."""
+    """Remove a job's directory, once all processes that use it have exited."""
     shutil.rmtree(folder, ignore_errors=True)
     if folder in _locks:
         os.close(_locks.pop(folder))
 
 
 def remove_stale(prefix: str) -> None:
-    """Remove those of jobs of this user whose script and hosts were killed.
+    """Remove the directories of jobs of this user whose script and hosts were killed.
 
-    For kinds of jobs whose hosts hold the lock.
+    Only for kinds of jobs whose hosts hold the lock.
     """
     own_folder.remove_stale(prefix, _parent(prefix))
 
 
 def secret_file(folder: str) -> str:
-    """Where the secret is."""
+    """Return the path of the job's secret."""
     return os.path.join(folder, "secret")
 
 
 def log_file(folder: str, number: int) -> str:
-    """Where the output of a host goes."""
+    """Return the path of a host's output."""
     return os.path.join(folder, f"{number}.log")
 
 
 def last_words(folder: str, number: int) -> str:
-    """What a host printed last; empty if nothing."""
+    """Return the end of a host's output; an empty string if there is none."""
     try:
         with open(log_file(folder, number), "rb") as file:
             file.seek(0, os.SEEK_END)
@@ -95,7 +96,7 @@ def _parent(prefix: str) -> str:
 
 
 def _forked() -> None:
-    """In a child that user code forks: the job is its parent's."""
+    """Close the locks in a child that user code forks: the jobs belong to the parent."""
     while _locks:
         os.close(_locks.popitem()[1])
 

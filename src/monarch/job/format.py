@@ -1,10 +1,11 @@
-"""The content of the file of a saved job: a line that says so, and a pickle.
+"""The content of the file of a saved job: a header line, and a pickle.
 
     pymonarch job 2 <length of the pickle>
 
-The line is read first, so that a file of another format is refused for that reason and not for
-whatever its pickle runs into, and half a file (a full disk, a file system where renaming is not
-atomic) for being half. Format 1, of releases before, is the pickle alone; it is read as well.
+The header is read first, so that the error for a file of another format names the format, and not
+some failure inside its pickle. Likewise a truncated file (a full disk, a file system where renaming
+is not atomic) is reported as truncated. Format 1, of earlier releases, is the pickle alone; it is
+read as well.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ __all__ = ["decode", "encode"]
 
 _MAGIC = b"pymonarch job "
 _VERSION = 2
-_PICKLE = b"\x80"  # what each begins with since protocol 2
+_PICKLE = b"\x80"  # the first byte of each pickle since protocol 2
 _LONGEST_LINE = 64
 
 
 def encode(job: Any) -> bytes:
-    """The bytes of a job."""
+    """Return the content of a file for a job."""
     import cloudpickle
 
     data: bytes = cloudpickle.dumps(job)
@@ -29,7 +30,10 @@ def encode(job: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """The object that `encode` was given; runs code. ValueError says what is wrong with `data`."""
+    """Return the object that `encode` was given. Runs code from `data`.
+
+    Raises ValueError with a description of the problem for data that cannot be read.
+    """
     if data.startswith(_MAGIC):
         line, _, data = data.partition(b"\n")
         try:

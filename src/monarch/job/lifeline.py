@@ -1,11 +1,12 @@
-"""Lifelines: hosts of a job end with the script, as long as no other could find them.
+"""Lifelines: hosts of a job end with the script, as long as no other script can find them.
 
-A script can be interrupted or killed before its job is in a file, or have asked for no file. So
-what keeps a host has a socket to the script, and the system closes the script's end, whatever
-becomes of that. Once the job can be found a byte in that socket says so, and it is closed.
+A script can be interrupted or killed before its job is saved in a file, or ask for no file. So each
+process that keeps a host has a socket to the script, its *lifeline*. The system closes the script's
+end when the script exits, however it exits. Once the job can be found, the script sends a byte that
+releases the host (`STAY`), and closes the socket.
 
-The sockets are here by the directory of the job, and not in the job itself: a program may drop
-that, and go on to use the hosts.
+The sockets are kept here, by the directory of the job, and not in the job object: a program may
+drop that object and still use the hosts.
 """
 
 from __future__ import annotations
@@ -22,31 +23,34 @@ _lines: dict[str, list[socket.socket]] = {}
 
 
 def add(folder: str) -> tuple[socket.socket, socket.socket]:
-    """A new one for the job of this directory: the script's end, and that for what keeps a host."""
+    """Create a lifeline for the job of this directory.
+
+    Return the script's end, and the end for the process that keeps a host.
+    """
     ours, theirs = socket.socketpair()
     _lines.setdefault(folder, []).append(ours)
     return ours, theirs
 
 
 def release(folder: str) -> None:
-    """The hosts of this job outlive the script from now on."""
+    """Let the hosts of this job outlive the script from now on."""
     for line in _lines.get(folder, ()):
-        with contextlib.suppress(BrokenPipeError):  # it has ended
+        with contextlib.suppress(BrokenPipeError):  # the host has exited
             line.send(STAY)
     cut(folder)
 
 
 def cut(folder: str) -> None:
-    """Close the lifelines of this job: what is at their ends ends, unless they were released."""
+    """Close the lifelines of this job: the hosts end, unless they were released before."""
     for line in _lines.pop(folder, ()):
         line.close()
 
 
 def outlived(line: socket.socket) -> bool:
-    """Wait, at the other end, until the script has ended (True), or has said that we may stay."""
+    """Wait, at the host's end. Return True if the script exited, False if it released the host."""
     try:
         return line.recv(1) != STAY
-    except ConnectionResetError:  # it ended with something unread
+    except ConnectionResetError:  # the script exited without reading all bytes
         return True
 
 

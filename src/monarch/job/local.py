@@ -18,7 +18,7 @@ __all__ = ["LocalJob"]
 
 
 class LocalJob(JobTrait):
-    """A job whose meshes all are `this_host()`: nothing is started, nothing is to be killed.
+    """A job whose meshes all are `this_host()`. No host is started, and no host is killed.
 
     Args:
         hosts: names of the meshes.
@@ -26,8 +26,9 @@ class LocalJob(JobTrait):
     >>> LocalJob(("a", "b")).state(cached_path=None)
     JobState(hosts={'a': <HostMesh {}>, 'b': <HostMesh {}>})
 
-    The processes on it belong to the script, so the next one never finds them. ``apply("x.py")``
-    starts the script aside (`process`), with its output in ``.monarch/logs``.
+    Processes on this host end with the script, so the next script never finds them.
+    ``apply("x.py")`` starts a script in the background (`process`), with its output in
+    ``.monarch/logs``.
     """
 
     def __init__(self, hosts: Sequence[str] = ("hosts",)) -> None:
@@ -43,11 +44,11 @@ class LocalJob(JobTrait):
         return self._process
 
     def can_run(self, spec: JobTrait) -> bool:
-        """Never: processes of this host end with the script that started them."""
+        """Return False: processes of this host end with the script that started them."""
         return False
 
     def _differs(self, spec: JobTrait) -> str:
-        return ""  # there is nothing that could be killed
+        return ""  # no text: no host could be killed, so the replacement is not worth a message
 
     def _create(self, client_script: str | None) -> None:
         if client_script is None:
@@ -73,7 +74,7 @@ class LocalJob(JobTrait):
         return JobState({name: this_host() for name in self._names})
 
     def _kill(self) -> None:
-        """Nothing: a batch script is ended through `process`."""
+        """Do nothing: a batch script is ended through `process`."""
 
     def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_process": None}

@@ -1,7 +1,8 @@
-"""`LoginJob`: hosts that one logs in to, by name; each kept by a process of this machine.
+"""`LoginJob`: named hosts that accept a login; a process of this machine keeps each of them.
 
-A kind of it says how a host is started (`_start_host`): by a local process, which lives exactly as
-long as the host does, and at an address. `SSHJob` is the one that is here.
+A subclass implements how a host is started (`_start_host`). The result is a local process that
+lives exactly as long as the host, and the address of the host. `SSHJob` is the subclass in this
+package.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from monarch.job.trait import JobTrait, changes
 
 __all__ = ["LoginJob", "ProcessState"]
 
-_GRACE = 5.0  # seconds until a process that was killed is gone
+_GRACE = 5.0  # seconds for a killed process to exit
 
 
 class ProcessState(NamedTuple):
-    """A host that was started: the local process that stands for it, and its worker's address."""
+    """A host that was started: the local process that keeps it, and the address of its worker."""
 
     pid: int
     channel: str
@@ -35,9 +36,9 @@ class _Host(NamedTuple):
 
 
 class LoginJob(JobTrait):
-    """Named hosts. A kind of it implements `_start_host`, or `_start_hosts` for all at once."""
+    """A job of named hosts. A subclass implements `_start_host`, or `_start_hosts` for all."""
 
-    _prefix = "monarch-login-job-"  # of the directory
+    _prefix = "monarch-login-job-"  # the name of the job's directory begins so
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,9 +47,10 @@ class LoginJob(JobTrait):
         self._hosts: dict[str, list[_Host]] = {}
 
     def add_mesh(self, name: str, hosts: Sequence[str]) -> None:
-        """Ask for a mesh of these hosts.
+        """Add a mesh of these hosts to the description.
 
-        Raises ValueError without hosts, for a name that there is, and for what is no host name.
+        Raises ValueError without hosts, for a name of another mesh, and for an invalid host name;
+        TypeError for a string instead of a list.
         """
         if isinstance(hosts, str):
             raise TypeError(f"hosts must be a list of names, not {hosts!r}")
@@ -62,7 +64,7 @@ class LoginJob(JobTrait):
         self._meshes[name] = list(hosts)
 
     def can_run(self, spec: JobTrait) -> bool:
-        """Whether all hosts live, and `spec` describes the same job."""
+        """Whether all hosts run, and `spec` describes the same job."""
         return (
             isinstance(spec, LoginJob)
             and self._description() == spec._description()
@@ -79,7 +81,7 @@ class LoginJob(JobTrait):
         return "; ".join(told) or "other options"
 
     def _description(self) -> tuple[Any, ...]:
-        """What has to be equal of two jobs that may serve as each other."""
+        """Return the values that are equal in two jobs if each can serve as the other."""
         return type(self), self._meshes
 
     # -- what a kind says ------------------------------------------------------------------------
@@ -89,11 +91,11 @@ class LoginJob(JobTrait):
         raise NotImplementedError(f"{type(self).__name__} does not say how a host is started")
 
     def _start_hosts(self, hosts: Sequence[str]) -> list[ProcessState]:
-        """Start a worker on each. Raises when one cannot be started; what was started is ended."""
+        """Start a worker on each host. If one cannot be started, end the others, and raise."""
         return [self._start_host(host) for host in hosts]
 
     def _end_hosts(self, processes: list[OsProcess]) -> None:
-        """End the local processes; blocks."""
+        """End the local processes. May block."""
         for process in processes:
             process.send(signal.SIGKILL)
 

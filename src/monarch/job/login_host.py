@@ -1,7 +1,8 @@
-"""The other side of a `LoginJob`: a worker that somebody logs in to start.
+"""The remote side of a `LoginJob`: a worker that is started through a login.
 
-The first line of its input, JSON, says what it has to know; one line of its output, after `MARK`,
-how it went. From then on its output is its log, and it ends when its input does: see `ssh`.
+The first line of its input is its configuration, as JSON. One line of its output, after `MARK`, is
+the answer: whether the worker listens. The rest of the output is its log. The worker ends at EOF on
+its input: see `ssh`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ MARK = "monarch-host: "
 
 
 def main() -> None:
-    """Be a host until stdin ends."""
+    """Run a host until EOF on stdin."""
     line = sys.stdin.buffer.readline()
-    if not line:  # it has ended already
+    if not line:  # EOF already
         return
     told = json.loads(line)
     answers = os.dup(1)
@@ -43,7 +44,7 @@ def main() -> None:
     own_folder.remove_stale(_PREFIX, parent)
     try:
         folder, _ = own_folder.make(_PREFIX, parent)  # locked as long as this process lives
-    except OSError:  # there are no locks
+    except OSError:  # the file system has no locks
         folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
     try:
         path = os.path.join(folder, "secret")
@@ -55,7 +56,7 @@ def main() -> None:
     except OSError as error:
         answer(error="address", text=error.strerror or str(error))
         sys.exit(1)
-    except SecretError as error:  # certificates that cannot be used
+    except SecretError as error:  # for example unusable certificates
         answer(error="other", text=str(error))
         sys.exit(1)
     finally:

@@ -1,7 +1,7 @@
-"""`OsProcess`: a process of this machine that another script started, without mistaking it.
+"""`OsProcess`: an unambiguous reference to a process of this machine that another script started.
 
-A process number is used again after a while. With the moment of its start it is a name for one
-process; Linux tells it, in clock ticks since boot. Elsewhere the number has to do.
+Systems reuse process numbers. A process number together with the start time names one process.
+Linux reports the start time, in clock ticks since boot. On other systems the number alone is used.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ __all__ = ["OsProcess", "descendants", "wait_for", "watch"]
 
 _log = logging.getLogger("monarch.job")
 
-_GONE = "ZX"  # states of those that are dead, and only not waited for
+_GONE = "ZX"  # states of a process that has exited but was not yet waited for
 
 
 class OsProcess(NamedTuple):
-    """A process, and when it started (0: this system does not tell)."""
+    """A process number, and the start time of the process (0: the system does not report it)."""
 
     pid: int
     started: int = 0
 
     @staticmethod
     def of(pid: int) -> OsProcess:
-        """The process that has this number now."""
+        """Return the process that has this number now."""
         found = _look(pid)
         return OsProcess(pid, found[2] if found else 0)
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
         if os.path.isdir("/proc/self"):
             found = _look(self.pid)
             return found is not None and found[0] not in _GONE and found[2] == self.started
@@ -43,21 +43,21 @@ class OsProcess(NamedTuple):
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
-        except PermissionError:  # somebody else's: the number was used again
+        except PermissionError:  # a process of another user: the number was reused
             return False
         return True
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, if it still runs."""
+        """Send a signal to the process, if it still runs."""
         if self.alive:
             try:
                 os.kill(self.pid, number)
-            except ProcessLookupError:  # just now
+            except ProcessLookupError:  # the process just exited
                 return
 
 
 def descendants(roots: Iterable[OsProcess]) -> list[OsProcess]:
-    """All processes below these, as of now; none where the system does not tell."""
+    """Return all current descendants of these processes; none on systems without ``/proc``."""
     children: dict[int, list[OsProcess]] = {}
     names = os.listdir("/proc") if os.path.isdir("/proc/self") else []
     for name in names:
@@ -74,7 +74,10 @@ def descendants(roots: Iterable[OsProcess]) -> list[OsProcess]:
 
 
 def wait_for(processes: Iterable[OsProcess], timeout: float) -> list[OsProcess]:
-    """Wait until they have ended, at most about `timeout` seconds; those that have not."""
+    """Wait until the processes have exited, for at most about `timeout` seconds.
+
+    Return the processes that still run.
+    """
     left = [process for process in processes if process.alive]
     pause, waited = 0.005, 0.0
     while left and waited < timeout:
@@ -86,7 +89,10 @@ def wait_for(processes: Iterable[OsProcess], timeout: float) -> list[OsProcess]:
 
 
 def watch(process: subprocess.Popen[bytes]) -> None:
-    """Aside, wait for the end of a child, so that it is no zombie, and log an unexpected one."""
+    """Wait for a child on a background thread, and log an unexpected exit status.
+
+    Without the wait the child would stay a zombie.
+    """
 
     def run() -> None:
         status = process.wait()
@@ -97,12 +103,12 @@ def watch(process: subprocess.Popen[bytes]) -> None:
 
 
 def _look(pid: int) -> tuple[str, int, int] | None:
-    """State, parent and start of a process; None if there is none."""
+    """Return state, parent and start time of a process; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    if len(fields) < 20:  # it went while it was read
+    if len(fields) < 20:  # the process exited while its file was read
         return None
     return fields[0].decode(), int(fields[1]), int(fields[19])

@@ -1,14 +1,18 @@
 """`ProcessJob`: each host is a process of this machine that runs a worker loop.
 
-What several hosts are in every respect but the network: each has an agent of its own, and actors on
-two of them talk through the links between hosts. So a program for many machines is tried on one.
+Such hosts behave like separate machines in every respect but the network: each has an agent of its
+own, and actors on two of them communicate through links between hosts. So a program for many
+machines can be tried on one.
 
-The hosts listen on Unix sockets in a directory of the job, which nobody else may enter. There, too,
-are the job's own secret, made for it and passed on by its path, and what each host printed. All of
-it goes when the job is killed. The hosts outlive the script on purpose, so that the next one finds
-them ready; a job that is not killed is ended by ``monarch kill``, or by the machine.
+The hosts listen on Unix sockets in a directory of the job that only this user may enter. The
+directory also holds the job's own secret, which is passed on by its path only, and the output of
+each host. The directory is removed when the job is killed.
 
-As long as no other script can find them they end with this one, however it ends (`lifeline`).
+The hosts outlive the script on purpose, so that the next script finds them ready. A job that its
+script does not kill runs until ``monarch kill`` or a shutdown of the machine.
+
+As long as no other script can find the hosts, they end with this script, however it ends
+(`lifeline`).
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ from monarch.job.trait import JobTrait, changes, job_load
 
 __all__ = ["ProcessJob", "hosts_from_config"]
 
-_START_LIMIT = 60.0  # seconds until a host has to listen
+_START_LIMIT = 60.0  # seconds within which a host has to listen
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 _PREFIX = "monarch-process-job-"
 _HOST = "from monarch.job.process import serve; serve(sys.argv[1], *map(int, sys.argv[2:]))"
@@ -63,9 +67,10 @@ class ProcessJob(JobTrait):
 
     Args:
         meshes: how many hosts each mesh has.
-        env: variables that the hosts, and all processes on them, have beyond this script's.
-        grace: how long what a script has spawned outlives it ("10m"), so that the next one can
-            `reattach`; None: not at all.
+        env: environment variables of the hosts, and of all processes on them, in addition to this
+            script's.
+        grace: how long ("10m") the processes that a script spawned outlive it, so that the next
+            script can `reattach`; None: they end with the script.
 
     >>> job = ProcessJob({"trainers": 2})
     >>> state = job.state(cached_path=None)
@@ -73,8 +78,8 @@ class ProcessJob(JobTrait):
     <HostMesh {hosts: 2}>
     >>> job.kill()
 
-    Starting blocks until every host listens, and raises RuntimeError with what a host said that
-    could not start. The hosts go on when the script ends: see `JobTrait.state` and `kill`.
+    Starting blocks until every host listens. If a host cannot start, RuntimeError shows the end of
+    its output. The hosts keep running when the script ends: see `JobTrait.state` and `kill`.
     """
 
     _grace = 0.0  # seconds
@@ -100,7 +105,7 @@ class ProcessJob(JobTrait):
         self._hosts: dict[str, list[tuple[str, OsProcess]]] = {}  # address and process of each
 
     def can_run(self, spec: JobTrait) -> bool:
-        """Whether all hosts live, and `spec` asks for the same meshes, variables and Python."""
+        """Whether all hosts run, and `spec` asks for the same meshes, variables and Python."""
         return (
             isinstance(spec, ProcessJob)
             and (self._meshes, self._env, self._python) == (spec._meshes, spec._env, spec._python)
@@ -114,7 +119,7 @@ class ProcessJob(JobTrait):
         told = changes("meshes", self._meshes, spec._meshes)
         names = self._env.keys() | spec._env.keys()
         if other := sorted(name for name in names if self._env.get(name) != spec._env.get(name)):
-            told.append(f"variables: other {', '.join(other)}")  # values may be secrets
+            told.append(f"variables: other {', '.join(other)}")  # names only: a value may be secret
         if self._python != spec._python:
             told.append("Python: {}.{} -> {}.{}".format(*self._python, *spec._python))
         if dead := self._dead():
@@ -122,18 +127,18 @@ class ProcessJob(JobTrait):
         return "; ".join(told)
 
     def _is_kept(self) -> bool:
-        if not self._grace or self.apply_id in (None, job_id()):  # (it may be this script's)
+        if not self._grace or self.apply_id in (None, job_id()):  # (the job may be this script's)
             return False
         return is_kept(str(self.apply_id))
 
     def reattach(self, cached_path: str = DEFAULT_JOB_PATH) -> Reattached:
-        """Take over what the last script of this job has left, within its period of grace.
+        """Take over the processes that the last script of this job left, within the grace period.
 
         Args:
             cached_path: where that script's `state` wrote the job.
 
-        To be called before `state`, which connects to the same hosts again. Raises LookupError if
-        nothing was left, and as `monarch.actor.reattach` and `job_load`.
+        Call this before `state`, which connects to the same hosts again. Raises LookupError if
+        nothing was left, and the errors of `monarch.actor.reattach` and `job_load`.
         """
         saved = self._running_as() if self.active else job_load(cached_path)
         if not isinstance(saved, ProcessJob) or saved.apply_id is None:
@@ -174,7 +179,10 @@ class ProcessJob(JobTrait):
                 watch(process)
 
     def _start(self, name: str, number: int) -> tuple[str, subprocess.Popen[bytes], socket.socket]:
-        """Start a host: its address, its process, and what can be read from once it listens."""
+        """Start a host. Return its address, its process, and this script's end of its lifeline.
+
+        The host sends a byte on the lifeline once it listens.
+        """
         address = f"ipc://{self._folder}/{number}"
         line, theirs = lifeline.add(self._folder)
         fds = [theirs.fileno(), *lock_of(self._folder)]
@@ -200,7 +208,7 @@ class ProcessJob(JobTrait):
         return address, process, line
 
     def _await(self, number: int, line: socket.socket) -> None:
-        """Wait until a host listens."""
+        """Wait until a host listens. Raises RuntimeError if the host exits or takes too long."""
         if not select.select([line], [], [], _START_LIMIT)[0]:
             why = f"did not listen within {_START_LIMIT:g} s"
         elif _said(line):
@@ -228,7 +236,7 @@ class ProcessJob(JobTrait):
         if self._apply_id == job_id():
             renounce()
         elif self._apply_id is not None:
-            with contextlib.suppress(LookupError, RuntimeError, TimeoutError):  # nobody was kept
+            with contextlib.suppress(LookupError, RuntimeError, TimeoutError):  # nothing was kept
                 end_job(str(self._apply_id), secret_file(self._folder))
         processes = [process for hosts in self._hosts.values() for _, process in hosts]
         below = descendants(processes)
@@ -264,14 +272,15 @@ ProcessJob.__module__ = "monarch.job"
 def _said(line: socket.socket) -> bytes:
     try:
         return line.recv(1)
-    except ConnectionResetError:  # it ended
+    except ConnectionResetError:  # the host exited
         return b""
 
 
 def hosts_from_config(name: str) -> HostMesh:
-    """Two hosts of this machine, as a mesh: for examples. They end with the script.
+    """Return a mesh of two hosts of this machine, for examples. The hosts end with the script.
 
-    No configuration is read; `name` is for people. Use a job for anything else.
+    No configuration is read; `name` is only a label. Use a job for anything else. Blocks until the
+    hosts listen.
     """
     job = ProcessJob({name: 2})
     job.apply()
@@ -281,9 +290,10 @@ def hosts_from_config(name: str) -> HostMesh:
 
 
 def serve(address: str, fd: int, *lock: int) -> None:
-    """Be a host: the main function of its process.
+    """Run a host until it is ended: the main function of a host's process.
 
-    `fd` is its end of the lifeline; `lock` that of the job's directory, which it holds.
+    `fd` is the host's end of the lifeline. `lock` is the descriptor that holds the lock of the
+    job's directory.
     """
     from monarch._spi import serve_host
 
@@ -299,10 +309,10 @@ def serve(address: str, fd: int, *lock: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def listening(_url: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the script has ended
+        with contextlib.suppress(BrokenPipeError):  # the script has exited
             line.send(b"1")
         start_thread("monarch-lifeline", hold_on)
 
     serve_host(address, listening)
-    if alone:  # the script would have removed it
+    if alone:  # the script exited without removing the directory
         shutil.rmtree(os.path.dirname(address.removeprefix("ipc://")), ignore_errors=True)

@@ -1,13 +1,13 @@
-"""Files of saved jobs: how they are written, and who may have written one that is read.
+"""Files of saved jobs: how they are written, and whose files are trusted.
 
-A saved job is a pickle, since programs define jobs of their own, and a spec names a module: to read
-either runs code. So a file is read only if it belongs to this user (or root) and no other can
-write it. Of the directory ``.monarch`` and those below, where the files are found without having
-been named, the same is asked, and that they are no links: a script or command that is started in a
-directory of another user does not run what is there.
+A saved job is a pickle, since programs define kinds of jobs of their own, and a spec names a
+module. Reading either runs code. So a file is read only if it belongs to this user (or root) and no
+other user can write it. The directory ``.monarch`` and the directories below it are found without
+the user naming them, so they must fulfil the same condition and must not be links. Therefore a
+script or command that is started in another user's directory runs no code from there.
 
-Everything is opened from the directory that was checked. Writing is atomic, and goes through a
-symbolic link to what it names, if the link is this user's (or root's).
+Every file is opened relative to the directory that was checked. Writing is atomic. A symbolic link
+is followed if it belongs to this user (or root).
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ _CHECKED = os.path.dirname(DEFAULT_JOB_PATH)
 _MOST_LINKS = 8
 # The errors of `flock` on a file system without locks.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL})
-_LOCK_LIMIT = 600.0  # seconds: starting a job may take minutes
-_PAUSE = 0.05  # seconds between two looks at a lock
+_LOCK_LIMIT = 600.0  # seconds to wait for a lock: starting a job may take minutes
+_PAUSE = 0.05  # seconds between two attempts to take a lock
 
 
 def read(filename: str) -> bytes:
-    """What was written there. Raises FileNotFoundError; PermissionError if others may have."""
+    """Return the content of the file.
+
+    Raises FileNotFoundError, and PermissionError if another user may have written the file.
+    """
     with entered(filename) as (folder, name, path):
         fd = _opened(folder, name, path, os.O_RDONLY)
         with open(fd, "rb") as file:
@@ -57,7 +60,7 @@ def read(filename: str) -> bytes:
 
 
 def write(filename: str, data: bytes) -> None:
-    """Put `data` where `filename` leads, at once; its directory is made."""
+    """Replace the file where `filename` leads by `data`, atomically. Create its directory."""
     with entered(filename, make=True) as (folder, name, _):
         draft = f".job_state.{secrets.token_hex(8)}"
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
@@ -78,12 +81,12 @@ def remove(filename: str) -> None:
 
 @contextlib.contextmanager
 def locked(filename: str) -> Generator[None]:
-    """Alone with this file among those who ask: two scripts at once do not start two jobs.
+    """Hold the lock of this file, so that two scripts at once do not start two jobs.
 
-    Blocks, and says so on stderr after 2 seconds. Raises TimeoutError after ten minutes, and
-    PermissionError if another user has made the lock's file or holds it.
+    Blocks until the lock is free, with a message on stderr after 2 seconds. Raises TimeoutError
+    after ten minutes, and PermissionError if another user has created the lock file or holds it.
 
-    On a file system without locks it is alone among the scripts of this machine.
+    On a file system without locks, only scripts of this machine exclude each other.
     """
     with entered(filename, make=True) as (folder, name, target):
         path = f"{target}.lock"
@@ -92,7 +95,7 @@ def locked(filename: str) -> Generator[None]:
         status = os.fstat(fd)
         _check_owner(status, path)
         if status.st_uid == os.getuid():
-            os.fchmod(fd, 0o600)  # who can open it can hold it
+            os.fchmod(fd, 0o600)  # a user who can open the file can hold its lock
         if not _lock(fd, path):
             stack.enter_context(_locked_here(path))
         yield
@@ -100,9 +103,10 @@ def locked(filename: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def _locked_here(path: str) -> Generator[None]:
-    """Alone with `path`, which cannot be locked, on this machine: by a file of its temporary ones.
+    """Hold a lock on behalf of `path`, on this machine, by a file in the temporary directory.
 
-    Raises OSError if these cannot be locked either.
+    For a `path` on a file system without locks. Raises OSError if temporary files cannot be locked
+    either.
     """
     digest = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:16]
     name = os.path.join(tempfile.gettempdir(), f"monarch_lock_{os.getuid()}_{digest}")
@@ -122,15 +126,15 @@ def _locked_here(path: str) -> Generator[None]:
                 finally:
                     os.unlink(name)
                 return
-            # (Another script had it, and has removed it: this file is no longer the one.)
+            # Another script held the lock and then removed this file: open the new one.
 
 
 @contextlib.contextmanager
 def entered(filename: str, *, make: bool = False) -> Generator[tuple[int, str, str]]:
-    """The directory where `filename` leads, the name of the file there, and its path for people.
+    """Yield the directory where `filename` leads, the file's name there, and its path for messages.
 
-    The directory is a descriptor. With `make` it is made if there is none. Raises FileNotFoundError
-    without it, and PermissionError as `open_folder` and for a link of another user.
+    The directory is a descriptor. With `make` a missing directory is created; without, it raises
+    FileNotFoundError. Raises PermissionError like `open_folder`, and for a link of another user.
     """
     path = filename
     for _ in range(_MOST_LINKS):
@@ -149,10 +153,11 @@ def entered(filename: str, *, make: bool = False) -> Generator[tuple[int, str, s
 
 
 def open_folder(path: str, *, make: bool = False) -> int:
-    """A descriptor of a directory. With `make` it is made if there is none.
+    """Return a descriptor of a directory. With `make` a missing directory is created.
 
-    From ``.monarch`` on each part has to be a directory, and no link, that belongs to this user or
-    root and that no other user can write. Raises PermissionError if not, FileNotFoundError.
+    From ``.monarch`` on, each part of the path has to be a directory and no link, belong to this
+    user or root, and be writable by no other user. Raises PermissionError otherwise, and
+    FileNotFoundError.
     """
     parts = path.split(os.sep)
     first = parts.index(_CHECKED) if _CHECKED in parts else len(parts)
@@ -186,9 +191,9 @@ def _is_at(fd: int, path: str) -> bool:
 
 
 def _opened(folder: int, name: str, path: str, flags: int) -> int:
-    """A descriptor of an entry that is no link; PermissionError names whose it is."""
+    """Return a descriptor of an entry that is no link. A PermissionError names the owner."""
     try:
-        # (Not to wait: it may be a pipe.)
+        # Non-blocking, since the entry may be a pipe, whose opening would wait.
         return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=folder)
     except OSError as error:
         status = _look(folder, name)
@@ -233,7 +238,7 @@ def _user(uid: int) -> str:
 
 
 def _lock(fd: int, path: str) -> bool:
-    """Wait for the lock of an open file; False if its file system has none."""
+    """Wait for the lock of an open file. Return False if its file system has no locks."""
 
     def text() -> str:
         return f"waiting for the lock of {path}, which {_holder(fd)[0]} holds"
@@ -264,14 +269,14 @@ def _lock(fd: int, path: str) -> bool:
 
 
 def _holder(fd: int) -> tuple[str, int | None]:
-    """The process that has the lock of an open file, for people, and its user if that is known."""
+    """Return a description of the process that locks an open file, and its user id if known."""
     number = os.fstat(fd).st_ino
     with contextlib.suppress(OSError), open("/proc/locks") as locks:
         for line in locks:
             words = line.split()
             if words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(number):
                 pid = words[4]
-                with contextlib.suppress(OSError):  # it just ended
+                with contextlib.suppress(OSError):  # the process just exited
                     uid = os.stat(f"/proc/{pid}").st_uid
                     return f"process {pid} of {_user(uid)}", uid
     return "another process", None

@@ -1,8 +1,8 @@
-"""An interactive shell on a host, with a terminal of its own there that follows the one here.
+"""An interactive shell on a host, on a remote terminal that mirrors the local one.
 
-The local terminal is raw while it lasts: every key, Ctrl-C included, is the business of the one
-over there, as is every character that comes back. The shell is the child of a process that is
-spawned for it, so nothing of it outlives this script.
+The local terminal is in raw mode while the shell runs: every key, Ctrl-C included, is handled by
+the remote terminal, and its output is written unchanged. The shell is the child of a process that
+is spawned for it, so the shell does not outlive this script.
 """
 
 from __future__ import annotations
@@ -40,34 +40,36 @@ from monarch.job.command import exec_command
 __all__ = ["shell"]
 
 _SIZE = 1 << 16
-_GRACE = 2.0  # seconds between the ways to end a shell
+_GRACE = 2.0  # seconds after each signal that asks a shell to end, before the next
 _RUN_INPUT = ("/bin/sh", "-c", 'exec "${SHELL:-bash}" -s')
-# A process that opens a terminal first of all in its session owns it: then Ctrl-C works there.
+# The session leader that opens a terminal without a session gets it as its controlling terminal.
+# Ctrl-C works in the shell only with one.
 _OPEN = 'exec "$@" <>"$0" >&0 2>&0'
 
 
 def shell(
     host_mesh: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None
 ) -> int:
-    """Run a shell on a host, with stdin and stdout as its keyboard and screen; its exit status.
+    """Run a shell on a host, with stdin and stdout as keyboard and screen; return its exit status.
 
     Args:
         host_mesh: a mesh of one host.
-        env: more variables for it.
-        workdir: where it starts; default: this directory, if there is one of that name, or else
-            that of the host.
+        env: additional environment variables of the shell.
+        workdir: the shell's working directory. Default: the path of the current directory if the
+            host has such a directory, otherwise the working directory of the host.
 
-    It is the host's ``$SHELL``, or bash, interactive. If stdin is no terminal the shell runs what
-    is in it, as ``bash -s`` does, once that has come to its end. 128 + n: it was ended by signal n.
-    A terminal that is closed hangs it up. Blocks until it has ended. Raises ValueError for a mesh
-    that is not of size 1, and what befalls the host.
+    The shell is the host's ``$SHELL``, or bash, and interactive. If stdin is no terminal, it is
+    read to EOF and the shell then runs it as a script, like ``bash -s``. An exit status of 128 + n
+    means that signal n ended the shell. Closing the local terminal hangs up the shell. Blocks until
+    the shell has exited. Raises ValueError for a mesh that is not of size 1, and the failure of the
+    host if it fails.
     """
     if len(host_mesh) != 1:
         raise ValueError(f"a shell runs on one host, and this is a mesh of {host_mesh.extent}")
     if not os.isatty(0):
         given = sys.stdin.buffer.read()
         return exec_command(host_mesh, _RUN_INPUT, env, workdir, stdin=given).get()
-    context()  # the client is made by the caller
+    context()  # create the client on the calling thread
     procs = host_mesh.spawn_procs(name="shell")
     try:
         environ = {"TERM": os.environ.get("TERM", "dumb"), **(env or {})}
@@ -78,11 +80,11 @@ def shell(
 
 
 class _Screen:
-    """This side: keyboard, screen, and the size of the window."""
+    """The local side: keyboard, screen, and the size of the window."""
 
     def __init__(self, remote: _Shell) -> None:
         self._remote = remote
-        self._woken, self._wake = os.pipe()  # tells the loop below that there is news
+        self._woken, self._wake = os.pipe()  # wakes `_serve`: "w" for a new size, "e" for the exit
 
     def run(self) -> int:
         port, receiver = Channel[bytes | None].open()
@@ -90,7 +92,7 @@ class _Screen:
 
         def show() -> None:
             while (data := receiver.recv().get()) is not None:
-                with contextlib.suppress(OSError):  # nobody looks at the screen any more
+                with contextlib.suppress(OSError):  # the local terminal was closed
                     _write(1, data)
 
         shower = threading.Thread(target=show, name="monarch-shell-output", daemon=True)
@@ -111,7 +113,7 @@ class _Screen:
                 self._serve(ended)
             return ended.result()
         finally:
-            port.send(None)  # comes after all that was printed
+            port.send(None)  # in-order delivery: it arrives after all output
             shower.join()
             if ended.done():
                 waiter.join()
@@ -119,7 +121,7 @@ class _Screen:
                 os.close(self._woken)
 
     def _serve(self, ended: concurrent.futures.Future[int]) -> None:
-        """Pass on what is typed, until the shell has ended."""
+        """Forward input and window sizes until the shell has exited."""
         sources = [self._woken, 0]
         while not ended.done():
             ready, _, _ = select.select(sources, [], [])
@@ -135,14 +137,15 @@ class _Screen:
 
 
 class _Shell(Actor):
-    """The other side: a shell on a terminal."""
+    """The remote side: a shell on a pseudo-terminal."""
 
     def __init__(
         self, env: dict[str, str], workdir: str | None, here: str, rows: int, columns: int
     ) -> None:
         if workdir is None and os.path.isdir(here):
             workdir = here
-        # The shell opens its side by name. This one keeps it open, or reading might fail before.
+        # The shell opens its side of the terminal by name. This process keeps that side open as
+        # well: otherwise reading would fail with EIO until the shell has opened it.
         self._terminal, self._other_side = pty.openpty()
         os.set_blocking(self._terminal, False)
         _set_window(self._terminal, rows, columns)
@@ -158,13 +161,13 @@ class _Shell(Actor):
 
     @concurrent_endpoint
     async def run(self, port: Port[bytes | None]) -> int:
-        """Send what it prints; its exit status."""
+        """Send the output of the shell to `port` until the shell exits; return its exit status."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._terminal, self._forward, port)
         status = await loop.run_in_executor(None, self._child.wait)
         self._ended.set()
         loop.remove_reader(self._terminal)
-        while self._forward(port):  # its last words
+        while self._forward(port):  # the remaining output
             pass
         os.close(self._other_side)
         return status if status >= 0 else 128 - status
@@ -180,11 +183,11 @@ class _Shell(Actor):
         while data and not self._ended.is_set():
             try:
                 data = data[os.write(self._terminal, data) :]
-            except BlockingIOError:  # it does not read just now
+            except BlockingIOError:  # the terminal's buffer is full
                 await self._room()
 
     async def _room(self) -> None:
-        """Wait until the terminal takes more, or the shell has ended."""
+        """Wait until the terminal is writable, or the shell has exited."""
         loop = asyncio.get_running_loop()
         room = asyncio.Event()
         loop.add_writer(self._terminal, room.set)
@@ -214,7 +217,10 @@ class _Shell(Actor):
 
 
 def _read(fd: int) -> bytes:
-    """What is there; nothing at the end, which a terminal tells by an error."""
+    """Return the available bytes; no bytes if there are none, or at EOF.
+
+    At EOF a pseudo-terminal raises EIO.
+    """
     try:
         return os.read(fd, _SIZE)
     except BlockingIOError:
@@ -231,7 +237,7 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def _window() -> tuple[int, int]:
-    """Rows and columns of this terminal, if it is one."""
+    """Return rows and columns of the local terminal; 24 and 80 if there is none."""
     for fd in (0, 1, 2):
         with contextlib.suppress(OSError):
             columns, rows = os.get_terminal_size(fd)
@@ -245,22 +251,22 @@ def _set_window(fd: int, rows: int, columns: int) -> None:
 
 @contextlib.contextmanager
 def _raw(fd: int) -> Generator[None]:
-    """Have the terminal pass on every key, if it is one."""
+    """Switch the terminal to raw mode; do nothing if `fd` is no terminal."""
     if not os.isatty(fd):
         yield
         return
     before = termios.tcgetattr(fd)
-    tty.setraw(fd, termios.TCSADRAIN)  # what was typed ahead counts
+    tty.setraw(fd, termios.TCSADRAIN)  # TCSADRAIN keeps input that was typed ahead
     try:
         yield
     finally:
-        with contextlib.suppress(termios.error):  # it was closed
+        with contextlib.suppress(termios.error):  # the terminal was closed
             termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
 @contextlib.contextmanager
 def _resizes(tell: Callable[[], object]) -> Generator[None]:
-    """Call `tell` whenever the window has another size; on the main thread only."""
+    """Call `tell` whenever the size of the window changes; on the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

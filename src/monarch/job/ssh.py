@@ -1,24 +1,26 @@
-"""`SSHJob`: hosts that one reaches by ``ssh``, with a worker on each.
+"""`SSHJob`: hosts that are reached by ``ssh``, with a worker on each.
 
-``ssh`` runs a worker (`login_host`) that lives until its input ends. What it has to know, the job's
-secret above all, is the first line of that input, so it is in no argument list and no file but one
-on the other side that only the user may read. Then the input stays open, and says nothing:
+``ssh`` runs a worker (`login_host`) that lives until EOF on its standard input. The first line of
+that input is the worker's configuration, above all the job's secret. So the secret is in no
+argument list and in no file except one on the remote host that only the user may read. After that
+line the input stays open, without data:
 
-* while the job starts this script holds it. If the script dies the system closes it, and every host
-  that has come up goes again;
-* once all hosts are up a process takes over that does nothing else: the *holder*. It goes with the
-  script as long as no other can find the job (`lifeline`). Then the hosts outlive the script, and
-  the next one finds them. To kill the job is to kill the holder: workers
-  end what they run, each ``ssh`` ends with its worker, and that is what `kill` waits for;
-* if the connection breaks, or ``ssh`` is killed, the server over there closes it.
+* While the job starts, this script holds the input open. If the script dies, the system closes the
+  input, and every host that has started ends.
+* Once all hosts listen, a process that does nothing else takes over: the *holder*. It ends with the
+  script as long as no other script can find the job (`lifeline`). After that the hosts outlive the
+  script, and the next one finds them.
+* To kill the job is to kill the holder. The workers then end the processes on their hosts, and each
+  ``ssh`` exits with its worker. `kill` waits for all ``ssh`` processes to exit.
+* If the connection breaks, or ``ssh`` is killed, the SSH server closes the worker's input.
 
-Nobody has to log in again to end anything, and there is no case in which a worker stays behind.
+So ending a job needs no second login, and there is no case in which a worker stays behind.
 
-(Rejected: a worker that goes into the background over there, and is ended by another ``ssh`` that
-looks for its number. It stays whenever that one does not get through.)
+Workers listen at all addresses of their host, on the job's port, because a host often resolves its
+own name to loopback. A peer that does not know the secret is refused.
 
-Workers listen at all addresses of their host, on the job's port: a host often takes its own name
-for loopback. Who does not know the secret is not let in.
+Rejected: a worker that runs in the background of its host and is ended by another ``ssh``, by its
+process number. Such a worker stays behind whenever the second ``ssh`` cannot connect.
 """
 
 from __future__ import annotations
@@ -45,14 +47,14 @@ from monarch.job.os_process import OsProcess, wait_for, watch
 
 __all__ = ["SSHJob"]
 
-_START_LIMIT = 60.0  # seconds until a host has to listen
-_CONNECT_LIMIT = 15  # seconds of these for the connection
-_GRACE = 10.0  # seconds for workers to end what they run
+_START_LIMIT = 60.0  # seconds within which a host has to listen
+_CONNECT_LIMIT = 15  # seconds for the connection alone
+_GRACE = 10.0  # seconds for workers to end the processes on their hosts
 _TRANSPORTS = {"tcp": "tcp", "tls": "tls", "metatls": "tls", "metatls-hostname": "tls"}
-# These come after the user's own: of an option that is there twice, ssh takes the first.
+# These come after the user's options: ssh uses the first value of an option that is given twice.
 _OPTIONS = (
     "-T",
-    "-oBatchMode=yes",  # nobody is there to type a password
+    "-oBatchMode=yes",  # ssh must not ask for a password: its input is a pipe
     f"-oConnectTimeout={_CONNECT_LIMIT}",
     "-oServerAliveInterval=15",
     "-oServerAliveCountMax=4",
@@ -75,7 +77,7 @@ except ImportError as error:
     sys.exit(1)
 main()
 """
-_NO_PYTHON = (126, 127)  # what shells say
+_NO_PYTHON = (126, 127)  # exit statuses of shells for a program that cannot be run
 _SSH_FAILED = 255
 _REMEDIES = (
     ("Permission denied", "it refuses the key: add yours with ssh-copy-id, or name one (-i)"),
@@ -89,25 +91,26 @@ _REMEDIES = (
 
 
 class SSHJob(LoginJob):
-    """Hosts that one reaches by ``ssh``, without a password.
+    """Hosts that are reached by ``ssh``, without a password.
 
     Args:
-        python_exe: the Python of the hosts, as a shell there reads it: ``"env X=1 python3"`` will
-            do. It has to have pymonarch, and the minor version of this one.
-        ssh_args: for ``ssh``, such as ``("-i", "key", "-p", "2222")``.
-        monarch_port: where the workers listen; 0: any port that is free.
+        python_exe: the Python command of the hosts, in shell syntax: ``"env X=1 python3"`` is
+            possible. That Python needs pymonarch, and the same minor version as this one.
+        ssh_args: more arguments of ``ssh``, such as ``("-i", "key", "-p", "2222")``.
+        monarch_port: the port where the workers listen; 0: any free port.
         transport: ``"tcp"``, or ``"tls"`` (also ``"metatls"``, ``"metatls-hostname"``) if the
             ``HYPERACTOR_TLS_*`` variables of each host name its certificates.
 
-    Starting blocks until every host listens; what takes long is said on stderr. RuntimeError names
-    each host that could not be started, why, and what to do; then none is left running. The hosts
-    outlive the script, end with `kill`, and when this machine does or loses the connection.
+    Starting blocks until every host listens, with messages on stderr about slow hosts. If a host
+    cannot be started, RuntimeError names each such host, the cause and a remedy, and no host is
+    left running. The hosts outlive the script. They end with `kill`, when this machine shuts down,
+    and when it loses the connection to them.
 
         job = SSHJob()
         job.add_mesh("trainers", ["node1", "node2"])
         procs = job.state().trainers.spawn_procs({"gpus": 8})
 
-    Raises ValueError for a transport or a port that there is not.
+    Raises ValueError for an unknown transport or an impossible port.
     """
 
     _prefix = "monarch-ssh-job-"
@@ -156,7 +159,8 @@ class SSHJob(LoginJob):
                 )
             self._hold(starting)
         except BaseException:
-            # Without input a worker ends, and its ssh; who cannot be reached is not waited for.
+            # At EOF on its input a worker exits, and its ssh with it. An ssh whose worker has not
+            # answered may have no connection, so it is terminated at once.
             processes = [OsProcess.of(one.process.pid) for one in starting]
             for one in starting:
                 one.close()
@@ -173,7 +177,7 @@ class SSHJob(LoginJob):
         return [ProcessState(one.process.pid, one.address) for one in starting]
 
     def _await(self, starting: Sequence[_Starting]) -> None:
-        """Wait until each host listens, or cannot."""
+        """Wait until each host listens or has failed. A failure goes to the host's `error`."""
         waiting = list(starting)
 
         def text() -> str:
@@ -196,7 +200,7 @@ class SSHJob(LoginJob):
                     return
 
     def _hold(self, starting: Sequence[_Starting]) -> None:
-        """Have the inputs of all hosts held open, from now on without this script."""
+        """Start the holder: a process that holds the inputs of all hosts open instead of us."""
         fds = [fd for one in starting for fd in (one.input, one.output)]
         fds += lock_of(self._folder)
         _, line = lifeline.add(self._folder)
@@ -220,7 +224,7 @@ class SSHJob(LoginJob):
             self._holder.send(signal.SIGTERM)
             self._holder = None
         lifeline.cut(self._folder)
-        for process in wait_for(processes, _GRACE):  # ssh ends when the worker over there has
+        for process in wait_for(processes, _GRACE):  # ssh exits once its remote worker has
             process.send(signal.SIGKILL)
 
 
@@ -228,9 +232,9 @@ SSHJob.__module__ = "monarch.job"
 
 
 class _Starting:
-    """A host on its way: its ``ssh``, and what that has to say.
+    """A host that is being started: its ``ssh`` process, and the host's answer.
 
-    `error` is what went wrong, in words; `said` what the host answered.
+    `error` is a description of the failure, or empty; `said` is the answer of the host.
     """
 
     def __init__(self, job: SSHJob, number: int, host: str, ssh: str) -> None:
@@ -262,15 +266,16 @@ class _Starting:
         with open(secret_file(job._folder)) as file:
             secret = file.read().strip()
         told = {"secret": secret, "address": f"{job._scheme}://*:{job._port}"}
-        # (A line fits into any pipe. It may be gone already; then its output ends.)
+        # A line fits into any pipe, so this does not block. If ssh has exited already, `read` sees
+        # the end of its output.
         with contextlib.suppress(BrokenPipeError):
             os.write(self.input, json.dumps(told).encode() + b"\n")
 
     def read(self) -> bool:
-        """Take what it prints; True when it is known how it went."""
+        """Read output of the host. Return True once the host has answered or failed."""
         data = os.read(self.output, 1 << 16)
         self._heard += data
-        start = self._heard.find(MARK.encode())  # shells print what they like before
+        start = self._heard.find(MARK.encode())  # a login shell may print text before the mark
         if start >= 0 and (not data or b"\n" in self._heard[start:]):
             line = self._heard[start + len(MARK) :].partition(b"\n")[0]
             self.said = json.loads(line)
@@ -282,18 +287,18 @@ class _Starting:
         return True
 
     def close(self) -> None:
-        """Give up this script's ends of its input and output."""
+        """Close this script's ends of the input and the output of ``ssh``."""
         for fd in (self.input, self.output):
             os.close(fd)
 
     @property
     def address(self) -> str:
-        """What is dialed."""
+        """The address where the worker is dialed."""
         host = self._job_host()
         return f"{self._job._scheme}://{f'[{host}]' if ':' in host else host}:{self.said['port']}"
 
     def _job_host(self) -> str:
-        """What ssh takes the host's name for, see ``~/.ssh/config``."""
+        """Return the name that ssh resolves the host's name to, see ``~/.ssh/config``."""
         done = subprocess.run(
             [self._ssh, "-G", *self._job._ssh_args, self.host],
             stdin=subprocess.DEVNULL,
@@ -308,7 +313,7 @@ class _Starting:
         return self.host.rpartition("@")[2]
 
     def _objection(self) -> str:
-        """Why a host that answered cannot be used; empty if it can."""
+        """Return why a host that answered cannot be used; an empty string if it can."""
         theirs, mine = tuple(self.said["python"]), sys.version_info[:2]
         python = f"{self.said['path']} there is Python {theirs[0]}.{theirs[1]}"
         if theirs != mine:
@@ -329,7 +334,7 @@ class _Starting:
         return ""
 
     def _failure(self) -> str:
-        """Why there was no answer."""
+        """Wait for ``ssh`` to exit, and return why there was no answer."""
         status = self.process.wait()
         text = last_words(self._job._folder, self._number)
         if status in _NO_PYTHON:

@@ -13,19 +13,19 @@ from monarch.actor import HostMesh
 __all__ = ["JobState", "leave"]
 
 _log = logging.getLogger("monarch.job")
-_LET_GO = 10.0  # seconds for actors that this script has there
+_LET_GO = 10.0  # seconds for this script's actors on the hosts to stop
 
 
 class JobState:
-    """What `JobTrait.state` returns: each host mesh is an attribute.
+    """The result of `JobTrait.state`: each host mesh is an attribute.
 
     >>> from monarch.actor import this_host
     >>> state = JobState({"trainers": this_host()})
     >>> state.trainers
     <HostMesh {}>
 
-    An unknown name raises AttributeError with those there are. A mesh that is called like one of
-    the attributes below is reached by `_hosts` only.
+    An unknown name raises AttributeError with the known names. A mesh that has the name of one of
+    the attributes below is reachable through `_hosts` only.
     """
 
     def __init__(self, hosts: Mapping[str, HostMesh]) -> None:
@@ -61,9 +61,10 @@ JobState.__module__ = "monarch.job"
 
 
 def leave(workers: Sequence[str]) -> None:
-    """Stop what this script has on these hosts, so that their end is no failure to it.
+    """Stop all actors and processes of this script on these hosts before the hosts are killed.
 
-    By whatever job or mesh it came there. Blocks, for a limited time.
+    So this script does not see their exit as a failure. It does not matter through which job or
+    mesh they were spawned. Blocks, for at most 10 seconds.
     """
     leaving = let_go(workers)
 
@@ -73,7 +74,7 @@ def leave(workers: Sequence[str]) -> None:
         except TimeoutError:
             _log.warning("actors did not stop within %g s; they are killed", _LET_GO)
 
-    if not leaving.done():  # aside: the caller may be on an event loop, and waits either way
+    if not leaving.done():  # on another thread: on that of an event loop `get` would warn
         thread = threading.Thread(target=run, name="monarch-job-kill")
         thread.start()
         thread.join()

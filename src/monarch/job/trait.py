@@ -1,15 +1,17 @@
-"""`JobTrait`: what all kinds of jobs have in common.
+"""`JobTrait`: the base class of all kinds of jobs.
 
 A job is a *description* of hosts and, once applied, the facts about its *allocation*: process
-numbers, addresses. Both are pickled, connections are not; so another script that loads the job can
-connect to the same hosts.
+numbers and addresses. Both are pickled and connections are not, so another script that loads the
+job can connect to the same hosts.
 
-A script does not load it. It describes the job that it wants and asks for its `state`: if the job
-in the file (`cached_path`) runs and fits the description, that is the one; otherwise a new one
-is started and written there. So the second run of a script finds its hosts ready.
+A script does not load the job itself. The script describes the job that it wants and asks for its
+`state`. If the job saved in the file (`cached_path`) runs and fits the description, that job is
+used; otherwise a new job is started and saved there. So the second run of a script finds its hosts
+ready.
 
-A kind of job says how hosts come and go (`_create`, `_kill`), how to connect to them (`_state`),
-and whether a saved job may serve a description (`can_run`). It never touches `_status`.
+A kind of job implements how hosts are started and ended (`_create`, `_kill`), how to connect to
+them (`_state`), and whether a saved job may serve a description (`can_run`). It never touches
+`_status`.
 """
 
 from __future__ import annotations
@@ -32,14 +34,16 @@ from monarch.job.users import User, has_joined, join, part, users
 __all__ = ["JobTrait", "changes", "job_load", "job_loads"]
 
 _log = logging.getLogger("monarch.job")
-_FORMAT = 1  # of what is pickled
+_FORMAT = 1  # version of the pickled attributes
 
 _NOT_RUNNING = "not_running"
 _RUNNING = "running"
 
 
 class JobTrait(ABC):
-    """A description of hosts, and their allocation. See the kinds: `LocalJob`, `ProcessJob`.
+    """A description of hosts, and their allocation.
+
+    The kinds of jobs are its subclasses: `LocalJob`, `ProcessJob` and `SSHJob`.
 
     >>> job = LocalJob(("trainers", "generators"))
     >>> state = job.state(cached_path=None)
@@ -49,32 +53,35 @@ class JobTrait(ABC):
     >>> job.active
     False
 
-    A kind of one's own implements `_create(client_script)`, `_state()`, `can_run(spec)` and
-    `_kill()`; everything is done under the calls below.
+    A subclass implements `_create(client_script)`, `_state()`, `can_run(spec)` and `_kill()`; the
+    methods below call them.
     """
 
     _status: str | JobTrait = _NOT_RUNNING  # or the saved job that serves this description
     _apply_id: str | None = None
-    _folder = ""  # of the allocation, on this machine, if it has one: who uses it is noted there
+    _folder = ""  # the allocation's directory on this machine, if any; users are listed there
 
     # -- for programs ----------------------------------------------------------------------------
 
     @property
     def active(self) -> bool:
-        """Whether it was applied, or runs as a saved job; nobody is asked whether it lives."""
+        """Whether the job was applied, or runs as a saved job.
+
+        The hosts are not checked: they may have exited since.
+        """
         return self._status != _NOT_RUNNING
 
     @property
     def apply_id(self) -> str | None:
-        """A name for the current allocation; None before `apply`. Kept when saved and loaded."""
+        """A name for the current allocation; None before `apply`. It is saved with the job."""
         return self._running_as()._apply_id
 
     def apply(self, client_script: str | None = None) -> None:
-        """Start the job, unless it runs. Blocks until the hosts were asked for.
+        """Start the job, unless it runs already. Blocks until the hosts were requested.
 
         Args:
-            client_script: a program that is started as well, as the client of the job (batch
-                mode); kinds that cannot do that raise RuntimeError.
+            client_script: a program to start beside the job, as its client (batch mode). Kinds of
+                jobs without a batch mode raise RuntimeError.
         """
         if self.active:
             return
@@ -87,18 +94,18 @@ class JobTrait(ABC):
         self._status = _RUNNING
 
     def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
-        """The host meshes of the job, connected; starts it if need be.
+        """Return the host meshes of the job, connected; start the job if necessary.
 
         Args:
-            cached_path: the file where the job is kept for the next script. A job there that runs
-                and `can_run` this description is used. Another is killed and replaced if no other
-                script uses it, which is said on stderr. None: no file is read or written, and the
-                job ends with this script.
+            cached_path: the file where the job is saved for the next script. A saved job that runs
+                and `can_run` this description is used. A saved job that cannot is killed and
+                replaced, with a message on stderr, unless another script uses it. None: no file is
+                read or written, and the job ends with this script.
 
         Each call returns new meshes. Blocks while the job starts, and while another script is
         between reading and writing the same file. Raises RuntimeError when the job cannot be
-        started or was lost, and when the file has another job that another script uses;
-        PermissionError and ValueError as `job_load`.
+        started or was lost, and when the file holds a different job that another script uses;
+        PermissionError and ValueError like `job_load`.
         """
         if self.active:
             _log.info("Job is running, returning current state")
@@ -117,17 +124,17 @@ class JobTrait(ABC):
                 self.apply()
                 try:
                     self.dump(cached_path)
-                except BaseException:  # nobody could find it again
+                except BaseException:  # no other script could find the job
                     self.kill()
                     raise
-            self._join()  # before the next script looks who uses it
+            self._join()  # under the lock: the next script then sees this one as a user
         return self._connect()
 
     def kill(self) -> None:
-        """End the job and everything that runs on its hosts; blocks until that is so.
+        """End the job and everything that runs on its hosts. Blocks until all of it has exited.
 
-        Nothing happens if it does not run. The file that `state` wrote stays: who finds a dead job
-        there starts anew.
+        Does nothing if the job does not run. The file that `state` wrote stays: a script that finds
+        a dead job there starts a new one.
         """
         if not self.active:
             return
@@ -137,43 +144,46 @@ class JobTrait(ABC):
         self._status = _NOT_RUNNING
 
     def dump(self, filename: str) -> None:
-        """Write the job to a file, for `job_load`; makes its directory, and follows a link.
+        """Write the job to a file, for `job_load`. Create its directory, and follow a link.
 
-        From then on a job that runs does not end with this script.
+        A running job that was written no longer ends with this script.
         """
         write(filename, self._pickled())
         lifeline.release(self._running_as()._folder)
 
     def dumps(self) -> bytes:
-        """The job as bytes, for `job_loads`; with the facts of its allocation. As `dump`."""
+        """Return the job and the facts of its allocation as bytes, for `job_loads`.
+
+        As after `dump`, a running job no longer ends with this script.
+        """
         data = self._pickled()
         lifeline.release(self._running_as()._folder)
         return data
 
     @abstractmethod
     def can_run(self, spec: JobTrait) -> bool:
-        """Whether this (saved) job lives and may serve the description `spec`."""
+        """Whether this (saved) job runs and may serve the description `spec`."""
 
     # -- what a kind of job says -----------------------------------------------------------------
 
     @abstractmethod
     def _create(self, client_script: str | None) -> None:
-        """Allocate the hosts; what has to be known about them goes into attributes."""
+        """Allocate the hosts, and keep the facts about them in attributes."""
 
     @abstractmethod
     def _state(self) -> JobState:
-        """Connect to the hosts. Raises RuntimeError when they are lost."""
+        """Connect to the hosts. Raises RuntimeError when a host was lost."""
 
     @abstractmethod
     def _kill(self) -> None:
-        """Release the hosts, whatever has become of them; after a failed `_create`, too."""
+        """Release the hosts, in whatever state they are; also called after a failed `_create`."""
 
     def _differs(self, spec: JobTrait) -> str:
-        """Why `can_run` is False for `spec`, in a few words."""
+        """Return in a few words why `can_run` is False for `spec`."""
         return "it cannot run what this script describes"
 
     def _is_running(self) -> bool:
-        """Whether the allocation lives."""
+        """Whether the hosts still run."""
         return self.can_run(self)
 
     # -- how it works ----------------------------------------------------------------------------
@@ -185,18 +195,18 @@ class JobTrait(ABC):
         return encode(self._running_as())
 
     def _join(self) -> None:
-        """Be known as a user of the job, for scripts that would replace it."""
+        """Register this script as a user of the job, so that no other script replaces the job."""
         folder = self._running_as()._folder
-        if os.path.isdir(folder):  # else it was lost, which `_state` says
+        if os.path.isdir(folder):  # without it the job was lost, and `_state` raises
             join(folder)
 
     def _connect(self) -> JobState:
         return self._running_as()._state()
 
     def _saved(self, path: str) -> JobTrait | None:
-        """The job in this file, if it can run this description; if not, it is ended.
+        """Return the job of this file if it can run this description; otherwise end that job.
 
-        Raises RuntimeError if it is not for us to end.
+        Raises RuntimeError if another script uses that job, or its state is kept for `reattach`.
         """
         try:
             saved = job_load(path)
@@ -228,7 +238,7 @@ class JobTrait(ABC):
         return None
 
     def _is_kept(self) -> bool:
-        """Whether its last script has left something that waits for the next, see `reattach`."""
+        """Whether the last script left processes that wait for the next one, see `reattach`."""
         return False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -278,14 +288,14 @@ JobTrait.__module__ = "monarch.job"
 
 
 def changes(what: str, before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """How two descriptions differ, in words: one line, or none."""
+    """Return how two descriptions differ, in words: a list of one line, or of none."""
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     told = [f"{name} {before.get(name, 'none')} -> {after.get(name, 'none')}" for name in names]
     return [f"{what}: {', '.join(told)}"] if told else []
 
 
 def _in_use(path: str, using: list[User], why: str) -> str:
-    """The error of a script that asks for another job than the one that is used."""
+    """Return the error text for a script that describes a different job than the one in use."""
     if not using or (len(using) == 1 and using[0].pid == os.getpid()):
         whom = "is kept for the script that takes over what its last one left (`job.reattach()`)"
     else:
@@ -298,10 +308,11 @@ def _in_use(path: str, using: list[User], why: str) -> str:
 
 
 def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
-    """The job that `JobTrait.dump`, or `JobTrait.state`, wrote to this file.
+    """Return the job that `JobTrait.dump`, or `JobTrait.state`, wrote to this file.
 
-    Raises FileNotFoundError; PermissionError for a file that others may have written; ValueError
-    for one that holds no job, or one of an incompatible version.
+    Runs code from the file, as unpickling does. Raises FileNotFoundError; PermissionError for a
+    file that another user may have written; ValueError for a file that holds no job, or a job of an
+    incompatible version.
 
     >>> import tempfile, os
     >>> path = os.path.join(tempfile.mkdtemp(), "job.pkl")
@@ -319,10 +330,10 @@ def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
 
 
 def job_loads(data: bytes) -> JobTrait:
-    """The job of these bytes, which `JobTrait.dumps` made. Runs code: only for trusted bytes.
+    """Return the job that `JobTrait.dumps` made these bytes of. Runs code: only for trusted bytes.
 
-    Raises ValueError for bytes that hold no job, or are of a release whose jobs this one cannot
-    read; TypeError for another object.
+    Raises ValueError for bytes that hold no job, or a job of a release that this one cannot read;
+    TypeError for an object that is no job.
     """
     job = decode(data)
     if not isinstance(job, JobTrait):

@@ -1,13 +1,16 @@
 """The users of a job: the scripts that are connected to its hosts.
 
-Each has a file of its own in the job's directory, with a lock (``flock``) on it that it never gives
-back: the system does, whatever becomes of the script. So a file whose lock can be had is one that
-was left behind. Its content is for people: script, process, since when.
+Each script has a file of its own in the job's directory and holds a lock (``flock``) on it. The
+script never releases the lock; the system does when the script exits, however it exits. So a file
+whose lock is free was left behind. The content is for messages: script, process number, start of
+the use.
 
-Where that number means something, on the same machine and in the same container, the process itself
-is looked for. That is as sure, and does not depend on locks, which some file systems do not have
-and some never grant. (A child that the script forks has the lock in common with it, and would keep
-the job busy after the script's end; it closes the file first of all.)
+Where the process number is meaningful, on the same machine and in the same container, the process
+itself is checked instead. That check is as reliable as the lock, and some file systems have no
+locks, or never grant them.
+
+A child that the script forks shares the lock, and would keep the job in use after the script's
+exit. So the child closes the file right after the fork.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ __all__ = ["User", "has_joined", "join", "part", "users"]
 
 _PREFIX = "user."
 _lock = threading.Lock()
-_joined: dict[str, int] = {}  # directories of jobs, and our file in each
+_joined: dict[str, int] = {}  # descriptor of this script's file, by the job's directory
 
 
 class User(NamedTuple):
@@ -45,7 +48,7 @@ class User(NamedTuple):
 
 
 def join(folder: str) -> None:
-    """This process uses the job of this directory from now on, until it ends or `part`."""
+    """Register this process as a user of the job of this directory, until it exits or `part`."""
     with _lock:
         if folder in _joined:
             return
@@ -55,11 +58,12 @@ def join(folder: str) -> None:
         who = {"script": _script(), "pid": here.pid, "started": here.started, "place": _place()}
         fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            with contextlib.suppress(OSError):  # no locks here: then the process is looked for
+            with contextlib.suppress(OSError):  # no locks here: others check the process instead
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             since = time.time()  # noqa: TID251 - shown to people
             os.write(fd, json.dumps({**who, "since": since}).encode())
-            os.rename(draft, os.path.join(folder, _PREFIX + name))  # others see it locked
+            # The file gets its final name only now, so other scripts never see it unlocked.
+            os.rename(draft, os.path.join(folder, _PREFIX + name))
         except BaseException:
             os.close(fd)
             os.unlink(draft)
@@ -68,7 +72,10 @@ def join(folder: str) -> None:
 
 
 def part(folder: str) -> None:
-    """This process has done with the job of this directory, which may have been killed by now."""
+    """Unregister this process as a user of the job of this directory.
+
+    The job may have been killed already, so that the directory no longer exists.
+    """
     with _lock:
         fd = _joined.pop(folder, None)
         if fd is not None:
@@ -81,15 +88,15 @@ def has_joined(folder: str) -> bool:
 
 
 def users(folder: str) -> list[User]:
-    """The scripts that use the job of this directory now; this process may be one."""
+    """Return the scripts that use the job of this directory now; this process may be one."""
     try:
         names = sorted(os.listdir(folder))
-    except OSError:  # it was killed
+    except OSError:  # the job was killed
         return []
     found: list[User] = []
     for name in names:
         if name.startswith(_PREFIX):
-            with contextlib.suppress(FileNotFoundError):  # it was killed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # the job was killed meanwhile
                 user = _look(os.path.join(folder, name))
                 if user is not None:
                     found.append(user)
@@ -97,21 +104,22 @@ def users(folder: str) -> list[User]:
 
 
 def _look(path: str) -> User | None:
-    """The script of this file, if it still runs."""
+    """Return the script of this file, or None if the script has exited."""
     with open(path, "rb") as file:
         who = json.loads(file.read())
         if who["started"] and who["place"] and who["place"] == _place():
             if not OsProcess(who["pid"], who["started"]).alive:
                 return None
         else:
-            with contextlib.suppress(OSError):  # it is held, or there are no locks: to be sure
+            # An error means that the lock is held, or that there are no locks: assume a user then.
+            with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return None
     return User(who["script"], who["pid"], who["since"])
 
 
 def _script() -> str:
-    """A name of this process for people."""
+    """Return a name of this process for messages."""
     name = sys.argv[0] if sys.argv else ""
     if name.endswith(os.path.join("monarch", "cli", "__main__.py")):
         return "monarch"
@@ -119,7 +127,10 @@ def _script() -> str:
 
 
 def _place() -> str:
-    """Where process numbers mean the same as here; empty: this system does not tell."""
+    """Return an identifier of this machine and process namespace; empty if unknown.
+
+    Process numbers mean the same in two processes with equal identifiers.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
@@ -129,9 +140,9 @@ def _place() -> str:
 
 
 def _forked() -> None:
-    """In a child that user code forks: the job is its parent's."""
+    """Close the files in a child that user code forks: the jobs are used by the parent."""
     global _lock
-    _lock = threading.Lock()  # somebody may have held it
+    _lock = threading.Lock()  # another thread of the parent may have held the old one
     for fd in _joined.values():
         os.close(fd)
     _joined.clear()

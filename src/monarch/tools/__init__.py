@@ -1,1 +1,1 @@
-"""Tools around jobs: what programs describe to have it brought to hosts."""
+"""Tools around jobs: descriptions of what is to be copied to hosts."""

@@ -1,4 +1,4 @@
-"""`Workspace`: directories of this machine, and where hosts are to have them."""
+"""`Workspace`: directories of this machine, and their places on hosts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _Path = str | os.PathLike[str]
 
 
 class Workspace:
-    """What `HostMesh.sync_workspace` copies.
+    """The directories that `HostMesh.sync_workspace` copies to hosts.
 
     Args:
-        dirs: directories, each of which is called on the hosts as it is here; or from each to where
-            it goes, below the workspace of the host.
-        env: the conda environment that belongs to it: the active one, or None.
+        dirs: a list of directories, which keep their names on the hosts; or a dict from directories
+            to their paths below the workspace of the host.
+        env: the conda environment of the workspace: the active one, or None.
 
     >>> Workspace(dirs={"~/project/src": "code"}).dirs[Path.home() / "project/src"]
     PosixPath('code')
@@ -47,13 +47,13 @@ class Workspace:
 
     @staticmethod
     def null() -> Workspace:
-        """One of nothing."""
+        """Return a workspace without directories and environment."""
         return Workspace(env=None)
 
     def merge(self, outdir: _Path) -> None:
-        """Copy all of it to a directory of this machine, as hosts have it.
+        """Copy all directories below a directory of this machine, laid out as on hosts.
 
-        What is there is overwritten, nothing is removed. Raises OSError.
+        Existing files are overwritten, and no file is removed. Blocks. Raises OSError.
         """
         for source, below in self.dirs.items():
             shutil.copytree(source, Path(outdir) / below, symlinks=True, dirs_exist_ok=True)
