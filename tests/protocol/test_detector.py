@@ -59,6 +59,7 @@ def test_heartbeats_are_regular() -> None:
     for step in range(100):
         watcher.heard("b", step / 10)
         times += [now for now, effect in until(watcher, step / 10 + 0.1)]
+    times += [now for now, effect in until(watcher, 11.0) if isinstance(effect, SendHeartbeat)]
     gaps = {round(after - before, 6) for before, after in pairwise(times)}
     assert {INTERVAL} == gaps
 
@@ -71,6 +72,10 @@ def test_many_peers_are_no_burst() -> None:
     assert len(sent) >= 1000
     slots = [sum(slot <= now / INTERVAL * 10 < slot + 1 for now in sent) for slot in range(10)]
     assert max(slots) < 2 * len(sent) / 10
+    watcher = detector()
+    watcher.add("b", 0.0)
+    watcher.add("c", 0.0)
+    assert len(watcher.tick(0.0)) == 1, "nor are two due at once"
 
 
 gaps = st.lists(st.floats(0.0, MINIMUM - 0.01), min_size=1, max_size=40)
@@ -136,6 +141,54 @@ def test_a_peer_is_suspected_as_soon_as_its_silence_is_not_ordinary() -> None:
     watcher.heard("b", 0.1)
     [suspected] = [now for now, effect in until(watcher, MINIMUM) if isinstance(effect, Suspect)]
     assert suspected == pytest.approx(0.1 + 3 * INTERVAL)
+
+
+@pytest.mark.parametrize(("gap", "ordinary"), [(0.25, 0.625), (0.45, 0.85), (1.25, 1.75)])
+def test_the_ordinary_gap_is_estimated_as_in_rfc_6298(gap: float, ordinary: float) -> None:
+    """A peer is suspected when it is silent for longer, and given up after three of them."""
+    for age, expected in [
+        (ordinary - 1e-4, []),
+        (ordinary + 1e-4, [Suspect]),
+        (min(3 * ordinary, MAXIMUM) - 1e-4, [Suspect]),
+        (min(3 * ordinary, MAXIMUM) + 1e-4, [Unreachable]),
+    ]:
+        watcher = detector()
+        watcher.add("b", 0.0)
+        until(watcher, gap)
+        said = watcher.on_heartbeat("b", struct.pack("<QQ", 1, int(age * 1e6)), gap)
+        assert [type(effect) for effect in said] == expected
+    watcher = detector()
+    watcher.add("b", 0.0)
+    until(watcher, gap)
+    assert watcher.on_heartbeat("b", struct.pack("<QQ", 1, 0), gap) == []
+    said = [entry for entry in until(watcher, 100.0) if not isinstance(entry[1], SendHeartbeat)]
+    assert [type(effect) for _, effect in said] == [Suspect, Unreachable]
+    times = [gap + ordinary, gap + min(3 * ordinary, MAXIMUM)]
+    assert [now for now, _ in said] == pytest.approx(times)
+
+
+def test_a_peer_of_which_anything_arrives_in_time_is_not_given_up() -> None:
+    """Its heartbeats wait behind other things; the last of them had nothing to complain of."""
+    watcher = detector()
+    watcher.add("b", 0.0)
+    for number in range(1, 100):
+        until(watcher, number * INTERVAL)
+        watcher.on_heartbeat("b", struct.pack("<QQ", number, 0), number * INTERVAL)
+    now = 99 * INTERVAL
+    for _ in range(10):
+        now += MINIMUM - 0.1
+        assert verdicts(until(watcher, now)) == []
+        watcher.heard("b", now)
+
+
+def test_a_verdict_is_the_last_that_is_said_of_a_peer() -> None:
+    """Also if a look at it is late, and a heartbeat to it is due, too."""
+    watcher = detector()
+    watcher.add("b", 0.0)
+    while not verdicts(said := [(0.0, effect) for effect in watcher.tick(watcher.deadline + 0.2)]):
+        pass
+    assert len(said) == 1
+    assert watcher.deadline is None
 
 
 def test_each_incarnation_is_given_up_once() -> None:

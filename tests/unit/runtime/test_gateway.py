@@ -137,7 +137,8 @@ def open_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(TlsSocket, "_converse", slow_converse)
     monkeypatch.setattr(module, "direct_way", lambda *_: (near, "127.0.0.1:1"))
     reactor = Reactor()
-    reactor.start("monarch-reactor")
+    thread = threading.Thread(target=reactor.run)
+    thread.start()
 
     def open_(say: Callable[[Arrival], bytes]) -> tuple[socket.socket, str, socket.socket]:
         def accepted(arrival: Arrival) -> None:
@@ -156,6 +157,8 @@ def open_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     yield open_
     reactor.stop()
+    thread.join(60)
+    reactor.close()
     near.close()
     far.close()
 

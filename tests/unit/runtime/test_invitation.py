@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import queue
 import socket
+import struct
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,15 @@ from typing import Any
 import pytest
 
 from monarch._engine.base.address import ChannelAddr
-from monarch._engine.protocol.handshake import HandshakeError
+from monarch._engine.protocol.handshake import Dialer, HandshakeError
+from monarch._engine.protocol.records import purpose_tag
+from monarch._engine.runtime import invitation as module
 from monarch._engine.runtime.gateway import Gateway
-from monarch._engine.runtime.greeting import Wire, dial
+from monarch._engine.runtime.greeting import PATIENCE, Wire, dial, python_version
 from monarch._engine.runtime.invitation import Door, Invitation, come
 from monarch._engine.runtime.reactor import Reactor
 from monarch._engine.runtime.secret import SecretError
+from monarch._engine.runtime.whereabouts import INVITATION
 from monarch.security import Certificate, make_certificates
 
 WAIT = 60.0
@@ -25,16 +30,24 @@ WAIT = 60.0
 class Inviter:
     """A door on a reactor of its own, and who came to it."""
 
-    def __init__(self, tls: bool = False) -> None:
+    def __init__(self, tls: bool = False, address: str = "127.0.0.1") -> None:
         self.reactor = Reactor()
-        self.reactor.start("monarch-reactor")
+        self.thread = threading.Thread(target=self.reactor.run)
+        self.thread.start()
         self.arrivals: queue.Queue[Wire] = queue.Queue()
         self.reports: queue.Queue[tuple[str, str]] = queue.Queue()
+        self.peers: list[str] = []
+        reports, peers = self.reports, self.peers
+
+        def report(peer: str, certificate: str, refused: str) -> None:
+            peers.append(peer)
+            reports.put((certificate, refused))
+
         self.door = Door(
             self.reactor,
-            "127.0.0.1",
+            address,
             tls,
-            lambda peer, certificate, refused: self.reports.put((certificate, refused)),
+            report,
         )
 
     def do(self, action: Callable[[], Any]) -> Any:
@@ -60,6 +73,8 @@ class Inviter:
     def end(self) -> None:
         self.do(lambda: [self.door._forget(name) for name in list(self.door._expected)])
         self.reactor.stop()
+        self.thread.join(WAIT)
+        self.reactor.close()
 
 
 @pytest.fixture
@@ -129,10 +144,12 @@ def test_strangers_at_the_door_of_a_proc_are_limited(inviter: Inviter) -> None:
     with socket.create_connection(invitation[:2], WAIT) as one_more:
         assert one_more.recv(1) == b""
     assert "too many are in the middle" in inviter.reports.get(timeout=WAIT)[1]
+    assert inviter.door._strangers == 64
     for sock in waiting:
         sock.close()
     for _ in waiting:
         assert "closed the connection" in inviter.reports.get(timeout=WAIT)[1]
+    assert inviter.do(lambda: inviter.door._strangers) == 0
     come(invitation, WAIT).close()  # there is room again
     inviter.arrivals.get(timeout=WAIT).close()
 
@@ -160,6 +177,70 @@ def test_who_is_not_expected_any_more_is_not_let_in(inviter: Inviter) -> None:
     inviter.do(lambda: inviter.door.withdraw(invitation.key))
     inviter.do(lambda: inviter.door.withdraw(invitation.key))
     assert not is_open(invitation)
+
+
+def test_the_door_opens_again_for_the_next(inviter: Inviter) -> None:
+    for _ in range(2):
+        invitation = inviter.invite()
+        come(invitation, WAIT).close()
+        inviter.arrivals.get(timeout=WAIT).close()
+        assert not is_open(invitation)
+
+
+def test_an_invitation_that_is_over_when_its_guest_has_proved_itself(inviter: Inviter) -> None:
+    """It was withdrawn, or another one came with it, in the middle of the handshake."""
+    invitation, other = inviter.invite(), inviter.invite()
+    side = Dialer(invitation.key, bytes(32), python_version(), INVITATION)
+    with socket.create_connection(invitation[:2], WAIT) as guest:
+        guest.settimeout(WAIT)
+        guest.sendall(side.hello)
+        proof = b""
+        while side.wants and not proof:
+            proof = side.receive(guest.recv(side.wants))
+        inviter.do(lambda: inviter.door.withdraw(invitation.key))
+        guest.sendall(proof)
+        while side.wants:
+            guest.sendall(side.receive(guest.recv(side.wants)))
+        said = struct.pack("<H", 2) + b"{}"
+        guest.sendall(said + purpose_tag(side.session, said))
+        assert inviter.reports.get(timeout=WAIT) == ("", "its invitation is over")
+        assert guest.recv(1) == b""
+    assert inviter.arrivals.empty()
+    assert inviter.door._strangers == 0
+    come(other, WAIT).close()
+    inviter.arrivals.get(timeout=WAIT).close()
+    assert inviter.reports.get(timeout=WAIT) == ("", "")
+
+
+def test_who_comes_is_reported_with_its_address(inviter: Inviter) -> None:
+    with socket.create_connection(inviter.invite()[:2], WAIT) as stranger:
+        port = stranger.getsockname()[1]
+    inviter.reports.get(timeout=WAIT)
+    assert inviter.peers == [f"127.0.0.1:{port}"]
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_a_host_may_be_reached_by_ipv6() -> None:
+    inviter = Inviter(address="::1")
+    guest = come(inviter.invite(), WAIT)
+    inviter.arrivals.get(timeout=WAIT).close()
+    assert inviter.peers == [f"[::1]:{guest.getsockname()[1]}"]
+    guest.close()
+    inviter.end()
+
+
+def test_an_inviter_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time for a connection may be long, that for a handshake is not."""
+    limits: list[float | None] = []
+
+    def introduce(sock: socket.socket, *_: Any) -> None:
+        limits.append(sock.gettimeout())
+        raise TimeoutError
+
+    monkeypatch.setattr(module, "introduce", introduce)
+    with socket.create_server(("127.0.0.1", 0)) as sock, pytest.raises(TimeoutError):
+        come(Invitation("127.0.0.1", sock.getsockname()[1], bytes(32), b""), WAIT)
+    assert limits == [PATIENCE]
 
 
 def test_a_forked_child_closes_the_door_of_its_parent(inviter: Inviter) -> None:
