@@ -1,1 +1,1 @@
-"""What users program with: actors, endpoints, futures; meshes of hosts, procs, actors, values."""
+"""The programming model: actors, endpoints, futures; meshes of hosts, procs, actors, values."""

@@ -1,7 +1,8 @@
 """`ActorMesh`: the same actor on every proc of a mesh, called through its endpoints.
 
-A mesh is a shape over ranks of the proc mesh it was spawned on, and a uid that names the actor in
-each of those processes. Slices share both; they are cheap and send to their own ranks only.
+A mesh consists of a shape over ranks of the proc mesh that it was spawned on, and a uid that names
+the actor in each of those processes. A slice has the same uid and proc mesh with a smaller shape;
+slices are cheap and send to their own ranks only.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ __all__ = ["ActorMesh", "Blueprint", "spawn_actors"]
 
 
 class ActorMesh(MeshTrait):
-    """A mesh of actors; `ProcMesh.spawn` returns it. One attribute per endpoint of the class.
+    """A mesh of actors, as `ProcMesh.spawn` returns it; has one attribute per endpoint.
 
-    Two that denote the same actors in the same shape are equal and hash alike.
+    Two meshes of the same actors in the same shape are equal and have the same hash.
     """
 
     def __class_getitem__(cls, item: Any) -> types.GenericAlias:
-        """For annotations: ``ActorMesh[Trainer]``."""
+        """Return a generic alias for annotations such as ``ActorMesh[Trainer]``."""
         return types.GenericAlias(cls, item)
 
     __name__: str
@@ -73,7 +74,7 @@ class ActorMesh(MeshTrait):
         proc: Proc,
         owner: Instance | None,
     ) -> None:
-        own = vars(self)  # sparing each the way by __setattr__
+        own = vars(self)  # faster than `__setattr__` for each
         own["_class"] = cls
         own["__name__"] = cls.__name__
         own["_mesh_name"] = name
@@ -93,7 +94,7 @@ class ActorMesh(MeshTrait):
         prop = endpoints_of(self._class).get(name)
         if prop is not None:
             endpoint: ActorEndpoint[Any, Any] = ActorEndpoint(self, name, prop, self._proc)
-            vars(self)[name] = endpoint  # resolved once; later look-ups do not come here
+            vars(self)[name] = endpoint  # later look-ups find it and do not call `__getattr__`
             return endpoint
         if not name.startswith("_") and hasattr(self._class, name):
             return NotAnEndpoint(self, name)
@@ -135,7 +136,7 @@ class ActorMesh(MeshTrait):
 
     @property
     def _name(self) -> Future[str]:
-        """The mesh's label and uid, as failures call it."""
+        """The mesh's label and uid, as reports of failures name it."""
         return Future._of(_label(self._mesh_name, self._uid))
 
     @property
@@ -146,23 +147,30 @@ class ActorMesh(MeshTrait):
 
     @property
     def initialized(self) -> Future[None]:
-        """Resolves when every actor of the mesh has been created (not: constructed)."""
+        """A future that resolves when every actor of the mesh has been created.
+
+        Constructors may still be running then. The future raises `SupervisionError` if an actor has
+        failed.
+        """
         return self._ask(QUERY, b"")
 
     def stop(
         self, reason: str = "stopped by client", *, timeout: float | None = None
     ) -> Future[Any]:
-        """Stop every actor: what was sent before is handled, `__cleanup__` runs. Starts at once.
+        """Stop every actor, after it has handled earlier messages and run `__cleanup__`.
+
+        Return a future at once; it resolves when every actor has stopped or is lost.
 
         Args:
-            reason: for those who call them later.
-            timeout: seconds until an actor that has not come to its stop is given up (default, and
-                at most: the setting `stop_actor_timeout`): its callers get the reason, and its
-                thread runs on until the process ends.
+            reason: the text of the error that later callers get.
+            timeout: seconds until an actor that has not reached its stop is abandoned (default, and
+                at most: the setting `stop_actor_timeout`). Its callers get the reason; its thread
+                runs on until the process exits.
 
-        An actor that takes longer than 2 seconds to come to it is named on stderr, with its line.
-        Stopping twice is fine. Raises NotImplementedError on a slice or a received mesh: only the
-        owner's handle may stop. Raises ValueError for an impossible timeout.
+        An actor that does not reach its stop within 2 seconds is named on stderr, with the line
+        that it executes. A second call returns the same future. Raises NotImplementedError on a
+        slice or a received mesh, since only the owner's handle may stop the actors, and ValueError
+        for an impossible timeout.
         """
         if timeout is not None:
             _check_timeout(timeout)
@@ -184,7 +192,7 @@ class ActorMesh(MeshTrait):
         return self._stopping
 
     def _ask(self, kind: int, body: bytes) -> Future[Any]:
-        """Send a frame to every rank; resolves when all acknowledged."""
+        """Send a frame to every rank; return a future that resolves when all have acknowledged."""
         links = self._resolve_links()
         if not links:
             return Future._of(None)
@@ -209,21 +217,21 @@ class ActorMesh(MeshTrait):
         return self._proc_mesh._links_of(self._shape)
 
     def _plan(self, links: list[Any]) -> Plan | None:
-        """How to cast to all ranks, behind `links`; None if they are sent to one by one."""
+        """Return the plan of a cast to all ranks, behind `links`; None to send to each rank."""
         return self._proc_mesh._plan_of(self._shape, links)
 
     def failure_of_rank(self, rank: int, verdict: Verdict) -> Failure:
-        """The end of the actor at `rank` of this mesh, whose process is gone."""
+        """Return the failure of the actor at `rank` of this mesh, whose process has exited."""
         base = self._shape.ndslice[rank]
         label = _label(self._mesh_name, self._uid)
         return Failure(self.display_of_rank(rank), verdict, label, (base,))
 
     def display_of_rank(self, rank: int) -> str:
-        """The display chain of the actor at `rank` of this mesh."""
+        """Return the display chain of the actor at `rank` of this mesh."""
         return f"{self._display}{self.rank_text(rank)}>"
 
     def rank_text(self, rank: int) -> str:
-        """Where the actor at `rank` of this mesh is in the mesh that was spawned."""
+        """Return the coordinates, in the mesh as spawned, of the actor at `rank` of this mesh."""
         return self._proc_mesh._rank_text(self._shape.ndslice[rank])
 
     def __eq__(self, other: object) -> bool:
@@ -235,12 +243,12 @@ class ActorMesh(MeshTrait):
         return hash(self._key())
 
     def _key(self) -> tuple[Any, ...]:
-        """Which actors these are, in which shape: not how one came by them."""
+        """Return what identifies the actors and their shape, for comparisons."""
         procs = self._proc_mesh._uids()
         return self._uid, self.extent, tuple([procs[rank] for rank in self._shape.ranks()])
 
     def __repr__(self) -> str:
-        name = _label(self._mesh_name, self._uid)  # as reports of failures call it
+        name = _label(self._mesh_name, self._uid)  # as reports of failures name it
         return f"ActorMesh(class={self._class}, shape={self._shape}) {name}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -265,7 +273,10 @@ def _rebuild(
 
 
 class _Acks(RollCall[Any]):
-    """Resolves when every rank acknowledged, or its process is gone."""
+    """Resolves when every rank has acknowledged a request.
+
+    The loss of a process counts as an acknowledgement of a stop; for other requests it is raised.
+    """
 
     __slots__ = ("_mesh", "_tolerant")
 
@@ -279,19 +290,19 @@ class _Acks(RollCall[Any]):
             self._resolve(VALUE, None)
 
     def waiting_for(self) -> str:
-        """The actors that keep a stop waiting, for people; empty if they are in no endpoint."""
+        """Return, for people, the actors that delay a stop; empty if none is in an endpoint."""
         uids = list(dict.fromkeys(link.uid for link in self._owing()))
         busy = who_is_busy(uids, self._mesh._uid)
         return f"waiting for {busy}" if busy else ""
 
     def hurry(self) -> None:
-        """Have the actors that keep a stop waiting given up."""
+        """Have the processes abandon the actors that delay a stop."""
         for rank in self._owed():
             mesh, link = self._mesh, self._links[rank]
             self._proc.say(link, STOP, mesh._uid, self._port, rank, b"", HURRY)
 
     def _lost(self, rank: int, verdict: Verdict) -> None:
-        if self._tolerant:  # a stop, which is over when the owner knows of that end
+        if self._tolerant:  # a stop: resolve after the loss has been reported to the owner
             self._proc.reactor.call_soon(self.deliver, rank, 0, None, None)
         else:
             self._end(RAISED, self._error(rank, verdict))
@@ -311,7 +322,7 @@ def _label(name: str, uid: int) -> str:
 
 
 class Blueprint:
-    """What makes one rank of an actor mesh, as often as it is needed."""
+    """The recipe of the ranks of one actor mesh: creates a rank as often as needed."""
 
     __slots__ = ("_extent", "_flags", "_heads", "_payload", "_proc", "_uid")
 
@@ -332,23 +343,23 @@ class Blueprint:
         self._extent = extent
 
     def rank_text(self, rank: int) -> str:
-        """The rank as the display chain shows it."""
+        """Return the rank as the display chain shows it."""
         return str(point_of(rank, self._extent)) if len(self._extent) else ""
 
     def make(self, link: Any, rank: int, first: tuple[Any, ...] = ()) -> bool:
-        """Have the actor of `rank` made by the process behind `link`; False if that is lost.
+        """Have the process behind `link` create the actor of `rank`; False if the link is lost.
 
-        `first` is its first message, see `spawn_cell`.
+        `first` describes the actor's first message, see `spawn_cell`.
         """
         proc = self._proc
         meta = self._meta(f"{self.rank_text(rank)}>", first)
         return proc.send(link, SPAWN, self._uid, proc.uid, rank, meta, self._payload, self._flags)
 
     def cast(self, plan: Plan) -> list[int]:
-        """Have the actors of these ranks made; the ranks that could not be reached."""
+        """Cast a request to create actors; return the ranks that could not be reached."""
         proc = self._proc
         extent = self._extent
-        # (Who makes it knows its rank: `spawn_cell` puts in the rest.)
+        # `spawn_cell` in the receiving process appends the rank to the display chain.
         meta = self._meta("", ([list(extent.labels), list(extent.sizes)],))
         return proc.casting.send(
             plan, SPAWN, self._uid, proc.uid, meta, self._payload, self._flags, None, gathers=False
@@ -370,9 +381,9 @@ def spawn_actors(
     owner: Instance | None = None,
     supervisor: Supervisor | None = None,
 ) -> ActorMesh:
-    """Create `cls` on every proc of the mesh; returns before it is constructed.
+    """Create an actor of `cls` on every proc of the mesh; return before any is constructed.
 
-    A supervisor takes charge before anything is sent.
+    If a supervisor is given, it sends the requests and restarts the ranks.
     """
     cls = mock_of(cls)
     is_async = check_actor_class(cls)
@@ -389,7 +400,7 @@ def spawn_actors(
     display = f"{owner}.<{class_name} {name}"
     shape = proc_mesh._dense_shape()
     spec = ActorSpec(cls, args, kwargs, name, proc_mesh, owner._as_creator())
-    # What is kept for later must not depend on a shared segment.
+    # A supervisor keeps the payload for restarts, so it must not be in a shared segment.
     try:
         payload = proc.encode(spec) if supervisor is None else proc.encode(spec, inline=True)
     except PayloadTooLarge:
@@ -421,7 +432,7 @@ def spawn_actors(
     return mesh
 
 
-# Names that a mesh has itself: its class's, and the attributes of instances.
+# Names that no endpoint may have: attributes of the mesh class and of its instances.
 _TAKEN = frozenset(name for base in ActorMesh.__mro__ for name in vars(base)) | {
     "_class",
     "_display",

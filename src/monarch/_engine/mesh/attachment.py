@@ -1,7 +1,9 @@
-"""Attaching to hosts that run worker loops: what the `HostMesh` of `attach_to_workers` shares.
+"""Attachments to hosts that run worker loops: the state that a `HostMesh` and its slices share.
 
-The client's host agent dials the workers; here is who waits for it, which processes were spawned
-through the mesh and its slices, and how the hosts are let go.
+The client's host agent dials the workers and holds the connections. An attachment, which
+`attach_to_workers` makes, records whether the workers are reached and which processes were spawned
+through the mesh, and releases the hosts in the end: the agent closes the connection to a host once
+no attachment of this process uses the host.
 """
 
 from __future__ import annotations
@@ -31,15 +33,17 @@ _STOPPED = "`HostMesh` has already been stopped"
 
 
 class Attachment:
-    """Hosts of a client, by name; made by who attached to them.
+    """The client's use of some hosts; see the module.
 
     Args:
-        hosts: from the names to the addresses of their workers.
-        secret_file: of the job they belong to; None: they know the secret of this process.
-        gateway: the address of the worker through which they are reached, if not directly.
-        reign: of this client, if the hosts may hold what an earlier one had (see `reattach`).
-        called: from the names to what the program called them.
-        timeout: seconds for a first connection to each; None: as configured.
+        hosts: names of hosts -> addresses of their workers.
+        secret_file: the file with the secret of the job that the hosts belong to; None for the
+            secret of this process.
+        gateway: the address of the worker through which the hosts are reached; None: directly.
+        reign: the number of this driver, if the hosts may hold meshes of an earlier one (see
+            `reattach`).
+        called: names of hosts -> addresses as the program wrote them.
+        timeout: seconds for a first connection to each host; None: as configured.
     """
 
     def __init__(
@@ -54,15 +58,15 @@ class Attachment:
         from monarch._engine.runtime.secret import settings_of  # few programs attach
 
         self._hosts = dict(hosts)
-        self._uses: set[str] = set(hosts)  # those that it still counts as a user of
+        self._uses: set[str] = set(hosts)  # hosts for which this is counted in `_users`
         self._called = dict(called or {})
         self._errors: dict[str, str] = {}
-        self._problems: dict[str, str] = {}  # of those that are missing
+        self._problems: dict[str, str] = {}  # missing host -> error of the latest try
         self._missing = set(hosts)
         self._waiting: list[Future[Any]] = []
-        self._known: Future[None] = Future._new()  # whether they are reached
+        self._known: Future[None] = Future._new()  # resolved when no host is missing
         self._leaving: Future[None] | None = None
-        self._how = ""  # they were let go
+        self._how = ""  # the text of errors after `leave`
         self.procs: list[ProcMesh] = []
         proc = client_proc()
         proc.notices.setdefault("attached", _on_attached)
@@ -96,7 +100,7 @@ class Attachment:
         tell_while(self._known, self._missed)
 
     def _missed(self) -> str:
-        """Name a host that has not been reached, and say why, for people."""
+        """Return, for people, a host that has not been reached, and the reason."""
         missing = sorted(self._missing)
         if not missing:
             return ""
@@ -105,7 +109,7 @@ class Attachment:
         return f"waiting for {first}{others}: {self._problems.get(missing[0], 'no answer yet')}"
 
     def ready(self) -> Future[Any]:
-        """Resolves to True when there is a connection to each worker, or raises RuntimeError."""
+        """Return a future that is True once all workers are connected, or raises RuntimeError."""
         if self._leaving is not None:
             return Future._failed(_over(self._hosts, self._how))
         future: Future[Any] = Future._new()
@@ -114,12 +118,15 @@ class Attachment:
         return future
 
     def check(self) -> None:
-        """Raise RuntimeError if the hosts were let go through this mesh."""
+        """Raise RuntimeError if this attachment has released its hosts."""
         if self._leaving is not None:
             raise _over(self._hosts, self._how)
 
     def leave(self, *, shutdown: bool, timeout: float | None = None) -> Future[None]:
-        """Stop what was spawned; then let the hosts go, or end their worker loops."""
+        """Stop the meshes spawned here, then release the hosts or shut down their worker loops.
+
+        Does not block; the future resolves as that of `HostMesh.stop` or `HostMesh.shutdown`.
+        """
         if timeout is not None:
             _check_timeout(timeout)
         if self._leaving is None:
@@ -136,14 +143,14 @@ class Attachment:
         self._known._resolve(VALUE, None)
 
     def answered(self, host: str, error: str | None) -> None:
-        """There is a connection to `host`, or there will be none."""
+        """Record that `host` is connected; or, with an `error`, that connecting was given up."""
         self._missing.discard(host)
         if error is not None:
             self._errors[host] = error
         self._tell()
 
     def met(self, host: str, problem: str) -> None:
-        """A try to connect to `host` led to nothing; others follow."""
+        """Record that a try to connect to `host` has failed; further tries follow."""
         self._problems[host] = problem
 
     def _tell(self) -> None:
@@ -164,16 +171,16 @@ class Attachment:
 
 
 _attachments: weakref.WeakSet[Attachment] = weakref.WeakSet()
-_names: dict[str, str] = {}  # of hosts, by what the program called them
+_names: dict[str, str] = {}  # address as the program wrote it -> name of the host
 _attaching: dict[str, list[Attachment]] = {}
-_users: Counter[str] = Counter()  # attachments that use a host
-_left: dict[str, str] = {}  # hosts that were let go, and how
+_users: Counter[str] = Counter()  # host -> number of attachments that use it
+_left: dict[str, str] = {}  # released host -> text of errors
 _number = itertools.count(1)
-_leaving: dict[int, Future[None]] = {}  # by number: those whose hosts have yet to know
+_leaving: dict[int, Future[None]] = {}  # number of a request to the agent -> its future
 
 
 def check(hosts: Iterable[str]) -> None:
-    """Raise RuntimeError if this process has let one of these hosts go, through any mesh."""
+    """Raise RuntimeError if this process has released one of these hosts, through any mesh."""
     for host in hosts:
         if host in _left:
             raise _over([host], _left[host])
@@ -184,9 +191,10 @@ def _over(hosts: Iterable[str], how: str) -> RuntimeError:
 
 
 def let_go(workers: Iterable[str]) -> Future[None]:
-    """Stop all that this program has on these hosts, and let them go; for who is to end them.
+    """Stop everything that this program has on these hosts, and release them.
 
-    However many meshes are attached to them.
+    For a job that is about to end the hosts; it does not matter how many meshes are attached.
+    `workers` are addresses as the program wrote them. Does not block.
     """
     hosts = {_names[worker] for worker in workers if worker in _names}
     hosts &= _users.keys()
@@ -207,7 +215,10 @@ def let_go(workers: Iterable[str]) -> Future[None]:
 
 
 def occupy(hosts: Iterable[str]) -> None:
-    """Something is there that was not spawned through an attachment: who stops one lets it be."""
+    """Keep these hosts when an attachment is stopped.
+
+    They run processes that no attachment has spawned.
+    """
     _users.update(list(hosts))
 
 
@@ -233,7 +244,10 @@ def _on_detached(message: dict[str, Any]) -> None:
 
 
 class _Leaving(Future[None]):
-    """Resolves when all that was spawned has ended, and the hosts have the order to let go."""
+    """Resolves when all meshes have stopped and each host has received the order to release them.
+
+    A host that is known to be lost counts as well.
+    """
 
     __slots__ = ()
 
@@ -251,8 +265,8 @@ class _Leaving(Future[None]):
         root = proc.context.actor_instance
         hosts = [host for host in names if shutdown or not _users[host]]
         _left.update(dict.fromkeys(hosts, how))
-        # Hosts that are let go take along all meshes that live there, by whatever handle they were
-        # spawned: these are stopped in good order, too.
+        # All processes of this client on a released host end, including those that were spawned
+        # through other handles. Stop their meshes in good order as well.
         meshes = list(dict.fromkeys([*procs, *meshes_on(hosts, root)]))
         missing = len(meshes) + 1
 
@@ -260,7 +274,8 @@ class _Leaving(Future[None]):
             nonlocal missing
             missing -= 1
             if not missing:
-                going = [host for host in hosts if shutdown or not _users[host]]  # as before
+                # A host may have been attached again while the meshes stopped.
+                going = [host for host in hosts if shutdown or not _users[host]]
                 if not going or proc.agent is None:
                     self._resolve(VALUE, None)
                     return

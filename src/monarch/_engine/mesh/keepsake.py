@@ -1,12 +1,12 @@
-"""Keepsakes: how a script's meshes are found again by the next one.
+"""Keepsakes: pickled handles of a script's meshes, left with the host agent for the next script.
 
 With a grace period (`driver_grace`, or a job that asks for one) the host agent keeps the job when
-the script ends, and lets in a successor (runtime.job_door). What the script's root spawned is told
-to the agent as it is spawned: the handle, pickled, which the agent does not look into. It is
-forgotten when it is stopped. So a script that is killed has left everything already. See
+the script ends, and admits a successor (runtime.job_door). When the script's root spawns a mesh,
+the pickled handle is sent to the agent, which stores but never unpickles it. When the mesh is
+stopped, the agent drops the handle. So even a script that is killed has saved all its handles. See
 `reattachment` for the other half.
 
-Not left are meshes that live in the script's own process, which end with it.
+Meshes in the script's own process are not saved; they end with it.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ __all__ = [
     "renounce",
 ]
 
-_job = ""  # that this process drives, if it is kept
+_job = ""  # the job that this process drives; empty if it is not kept
 
 
 def job_id() -> str:
-    """The name by which `reattach` finds the meshes of this script.
+    """Return the name by which `reattach` finds the meshes of this script.
 
-    Empty as long as they end with it: see the configuration key ``driver_grace``.
+    Empty if the meshes end with the script; see the configuration key ``driver_grace``.
     """
     return _job
 
 
 def keep_job(job: str, grace: float, secret_file: str | None = None) -> None:
-    """Have the job outlive this script by `grace` seconds, under this name.
+    """Keep the job for `grace` seconds after this script ends, under the name `job`.
 
-    If it is kept already only the period is changed. Raises RuntimeError if there is such a job,
-    ValueError for an impossible name, SecretError without a usable secret.
+    If the job is kept already, only the period is changed. Raises RuntimeError if there is another
+    job of that name, ValueError for an impossible name, SecretError without a usable secret.
     """
     global _job
     proc = client_proc()
@@ -62,7 +62,7 @@ def keep_job(job: str, grace: float, secret_file: str | None = None) -> None:
     from monarch._engine.runtime.job_door import open_door  # few scripts are kept
     from monarch._engine.runtime.secret import find_secret, settings_of
 
-    find_secret(secret_file)  # raises what is wrong with it here, and not in the agent
+    find_secret(secret_file)  # raise errors of the secret here, and not in the agent
     start_agent()
     sock, path = open_door(job)
     message |= {
@@ -83,17 +83,17 @@ def keep_job(job: str, grace: float, secret_file: str | None = None) -> None:
 
 
 def is_kept(job: str) -> bool:
-    """Whether there is a job of this name: its driver lives, or what that left is kept."""
+    """Whether there is a job of this name: its driver runs, or its meshes are kept."""
     from monarch._engine.runtime.job_door import answers  # few programs ask
 
     return answers(job)
 
 
 def end_job(job: str, secret_file: str | None = None, timeout: float = 10.0) -> None:
-    """End a kept job that has no driver; blocks until it has ended.
+    """End a kept job that has no driver; blocks until the job has ended.
 
-    Raises LookupError if there is none, RuntimeError if it has a driver or another secret,
-    TimeoutError.
+    Raises LookupError if there is no such job, RuntimeError if it has a driver or another secret,
+    TimeoutError if it has not ended after `timeout` seconds.
     """
     from monarch._engine.runtime.job_door import dismiss  # few programs do
     from monarch._engine.runtime.secret import find_secret
@@ -102,7 +102,7 @@ def end_job(job: str, secret_file: str | None = None, timeout: float = 10.0) -> 
 
 
 def keep_if_asked() -> None:
-    """`keep_job`, if the configuration says so and this is a script."""
+    """Call `keep_job` if the configuration asks for it and this process is a script."""
     proc = client_proc()
     if _job or not settings.driver_grace or not proc.client or not drivers.current.jobs_outlive:
         return
@@ -110,19 +110,19 @@ def keep_if_asked() -> None:
 
 
 def taken_over(job: str) -> None:
-    """This process drives a job that was kept."""
+    """Record that this process drives a job that was kept."""
     global _job
     _job = job
 
 
 def keeps() -> bool:
-    """Whether there is anything that is to outlive this script."""
+    """Whether any mesh is to outlive this script."""
     proc = current_proc()
     return bool(_job) and proc is not None and bool(proc.kept)
 
 
 def renounce() -> None:
-    """Keep nothing: what there is ends with this script."""
+    """Keep no meshes: all of them end with this script."""
     global _job
     if _job:
         _job = ""
@@ -130,7 +130,7 @@ def renounce() -> None:
 
 
 def remember(owner: Instance, uid: int, mesh: Any) -> None:
-    """Leave this mesh to a successor, if it is the script's own and outlives it."""
+    """Leave a mesh to a successor, if the script's root owns it and its processes outlive it."""
     proc = client_proc()
     procs = mesh._proc_mesh
     if not _job or owner._cell is not None or procs._base == proc.uid:
@@ -143,7 +143,7 @@ def remember(owner: Instance, uid: int, mesh: Any) -> None:
 
 
 def forget(uid: int) -> None:
-    """A mesh is stopped, or gone as a whole."""
+    """Drop the keepsake of a mesh that was stopped or has ended as a whole."""
     proc = client_proc()
     if uid in proc.kept:
         proc.kept.discard(uid)
@@ -151,7 +151,7 @@ def forget(uid: int) -> None:
 
 
 def recall(keepsake: str) -> Any:
-    """What was remembered."""
+    """Return the mesh that a keepsake stands for."""
     return decode(base64.b64decode(keepsake))
 
 

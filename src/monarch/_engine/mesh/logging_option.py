@@ -1,12 +1,15 @@
-"""Streaming the output of procs to the client: `ProcMesh.logging_option` and what belongs to it.
+"""Streaming of the output of procs to the client: `ProcMesh.logging_option`, flushes, notebooks.
 
-The way of a line: a proc's pipe, the relay in the host agent (`runtime.log_relay`), the agent's
-link to the client (or to the client's agent), the printer (`runtime.log_printer`). Pipes exist when
-`capture_options` said so at spawn. `logging_option` asks the agent whether to stream; that asks the
-agents of the other hosts. Each agent informs its relay and then each proc of its level; each proc
-answers the caller. So when it returns, what procs print from then on goes by the new settings.
+A line passes a proc's pipe, the relay in the host agent (`runtime.log_relay`), the agent's link to
+the client (or to the client's agent), and the printer (`runtime.log_printer`). The pipes exist if
+`capture_options` asked for them when the procs were spawned.
 
-Lines go to the process of the script, whoever called `logging_option`: that is where people look.
+`logging_option` sends its request to the agent, which passes it to the agents of the other hosts.
+Each agent first updates its relay, then sends each proc its level; each proc answers the caller. So
+when `logging_option` returns, the new settings apply to all that procs print from then on.
+
+Lines are printed by the process of the script, even if an actor called `logging_option`: that is
+where people read them.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ _FLUSH_WAIT = 3.0
 
 
 def capture_options() -> dict[str, Any] | None:
-    """How the host agent captures the output of procs spawned now; None: it does not."""
+    """Return how the agent captures the output of procs spawned now; None if it does not."""
     notebook = _shell()
     forwarding = settings.enable_log_forwarding or (
         notebook is not None and settings.origin("enable_log_forwarding") == "default"
@@ -69,7 +72,7 @@ def capture_options() -> dict[str, Any] | None:
 async def set_logging(
     mesh: ProcMesh, stream_to_client: bool, aggregate_window_sec: int | None, level: int
 ) -> None:
-    """See `ProcMesh.logging_option`; it also waits until the procs are there."""
+    """Do what `ProcMesh.logging_option` describes; first wait until the procs run."""
     _check(stream_to_client, aggregate_window_sec, level)
     await mesh.initialized
     captured = await _Settled.of(mesh, stream_to_client, aggregate_window_sec, level)
@@ -97,7 +100,10 @@ def _check(stream_to_client: object, window: Any, level: int) -> None:
 
 
 class _Settled(RollCall[bool]):
-    """Resolves when every proc has its level, or is gone: whether the output of all is captured."""
+    """Resolves when every proc has set its level or has exited.
+
+    The result is whether the output of all these procs is captured.
+    """
 
     __slots__ = ("_captured",)
 
@@ -123,7 +129,7 @@ class _Settled(RollCall[bool]):
         }
         if proc.agent is not None:
             proc.tell_agent(request)
-        else:  # nothing was spawned: the mesh is this process
+        else:  # without an agent no procs were spawned, and the mesh is this process
             own = {"level": level, "from": proc.uid, "port": port, "rank": 0}
             set_level(proc, {**own, "captured": False})
         return self
@@ -149,14 +155,14 @@ class _Settled(RollCall[bool]):
 
 
 class _Flush:
-    """A flush that is under way."""
+    """A flush in progress."""
 
     __slots__ = ("answers", "awaited", "done")
 
     def __init__(self, done: Callable[[], object]) -> None:
         self.done = done
         self.answers = 0
-        self.awaited: int | None = None  # from other hosts, as our own agent says
+        self.awaited: int | None = None  # answers of other hosts; None: not known yet
 
 
 _printer: LogPrinter | None = None  # made by the first lines that arrive
@@ -182,7 +188,10 @@ def _print(proc: Proc, message: dict[str, Any]) -> None:
 
 
 def _flushed(message: dict[str, Any]) -> None:
-    """Our agent has passed on what was printed, or that of another host has."""
+    """Count the answer of an agent: all that its procs printed so far has been sent here.
+
+    The client's own agent also reports how many agents of other hosts answer.
+    """
     flush = _flushes.get(message["id"])
     if flush is None:
         return
@@ -199,13 +208,13 @@ def _flushed(message: dict[str, Any]) -> None:
 
 
 def _forget_printer() -> None:
-    """In a forked child: the printer's thread is not there."""
+    """In a forked child: drop the printer, whose thread does not exist here."""
     global _printer
     _printer = None
 
 
 def when_printed(callback: Callable[[], object]) -> None:
-    """Call `callback()` once the lines that have arrived so far are printed."""
+    """Call `callback()` once all lines that have arrived so far are printed."""
     if _printer is None:
         callback()
     else:
@@ -213,7 +222,7 @@ def when_printed(callback: Callable[[], object]) -> None:
 
 
 def close_printer(timeout: float) -> None:
-    """Print everything that arrived, aggregates included; waits at most `timeout` seconds."""
+    """Print all lines that have arrived, aggregates included; blocks at most `timeout` seconds."""
     global _printer
     printer, _printer = _printer, None
     if printer is not None:
@@ -221,7 +230,7 @@ def close_printer(timeout: float) -> None:
 
 
 class _Flushed(Future[None]):
-    """Resolves when what procs printed so far, aggregates included, is printed here."""
+    """Resolves when all that procs have printed so far, aggregates included, is printed here."""
 
     __slots__ = ()
 
@@ -239,9 +248,9 @@ class _Flushed(Future[None]):
 
 
 def flush_all_proc_mesh_logs() -> None:
-    """Print what the procs of all meshes printed so far, aggregates included.
+    """Print all that procs of any mesh have printed so far, aggregates included.
 
-    Blocks until it is done, at most three seconds.
+    Blocks until that is done, at most three seconds.
     """
     done = threading.Event()
     _Flushed.of()._notify(done.set)
@@ -255,7 +264,7 @@ class LoggingManager:
         self._mesh = mesh
 
     async def init(self, proc_mesh: ProcMesh, stream_to_client: bool) -> None:
-        """Manage `proc_mesh`, and stream its output from the start if so told."""
+        """Manage `proc_mesh`; with `stream_to_client`, start to stream its output."""
         self._mesh = proc_mesh
         if stream_to_client:
             await self.logging_option()
@@ -266,23 +275,23 @@ class LoggingManager:
         aggregate_window_sec: int | None = 3,
         level: int = 20,
     ) -> None:
-        """The same as `ProcMesh.logging_option`, with other defaults."""
+        """As `ProcMesh.logging_option`, with other defaults."""
         if self._mesh is None:
             raise RuntimeError("the logging manager has no mesh yet; await init(mesh, ...) first")
         await set_logging(self._mesh, stream_to_client, aggregate_window_sec, level)
 
     def flush(self) -> None:
-        """The same as `flush_all_proc_mesh_logs`."""
+        """As `flush_all_proc_mesh_logs`."""
         flush_all_proc_mesh_logs()
 
     async def flush_async(self) -> None:
-        """The same without blocking the loop."""
+        """As `flush`, without blocking the event loop."""
         import asyncio
 
         await asyncio.wait([_Flushed.of().as_asyncio()], timeout=_FLUSH_WAIT)
 
     def register_flusher_if_in_ipython(self) -> None:
-        """In IPython, flush after every cell from now on; elsewhere nothing."""
+        """In IPython, flush after every cell from now on; does nothing elsewhere."""
         shell = _shell()
         if shell is not None:
             _flush_after_cells(shell)
@@ -293,11 +302,11 @@ LoggingManager.__module__ = "monarch._src.actor.logging"
 
 # -- notebooks -----------------------------------------------------------------------------------
 
-_shells: list[Any] = []  # those that flush after every cell
+_shells: list[Any] = []  # IPython shells that flush after every cell
 
 
 def _shell() -> Any:
-    """The IPython shell or Jupyter kernel this process is, or None."""
+    """Return the IPython shell or Jupyter kernel that runs in this process, or None."""
     module = sys.modules.get("IPython")
     return None if module is None else module.get_ipython()
 

@@ -1,11 +1,12 @@
-"""Ports and channels: one-way messages to whoever holds the receiver.
+"""Ports and channels: one-way messages to the holder of a receiver.
 
-A `Port` names a port number in one process. It can be sent anywhere; `send` goes over the link to
-that process. The port that an endpoint answers by itself is a `ResponsePort`.
+A `Port` names a port number in one process. It can be pickled and sent to any process; `send` uses
+the link to the port's process. The port through which an endpoint answers is a `ResponsePort`.
 
-A channel has no fixed senders, and one that is gone takes nothing away. But whoever calls
-``send(endpoint, args, kwargs, port)`` is owed an answer of every rank: who owes is noted at the
-port, and the loss of a process is delivered in place of the answers it owed.
+A channel has no fixed senders, so the exit of a sender does not affect it. The exception is
+``send(endpoint, args, kwargs, port)``, after which every rank owes an answer. These debts are
+recorded at the port, and when a process is lost, its failure is delivered in place of the answers
+that it owed.
 """
 
 from __future__ import annotations
@@ -37,17 +38,20 @@ __all__ = ["Channel", "OncePort", "Port", "PortReceiver", "RankedPortReceiver", 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 NO_RANK = 0xFFFFFFFF
-NOTHING = 8  # flag of a POST: there will be no answer, on purpose; receivers do not see it
+NOTHING = 8  # flag of a POST: deliberately no answer; settles a debt, and is not delivered
 
 
 class PortRef(NamedTuple):
-    """A port's place: the process and its number there."""
+    """The address of a port: the uid of its process, and its number there."""
 
     uid: int
     port: int
 
     def inbox(self) -> Inbox | None:
-        """What takes messages for it in this process; None if its receiver is gone."""
+        """Return the local inbox for messages to this port; None if its receiver was dropped.
+
+        For a port of another process it is a port here that forwards.
+        """
         proc = client_proc()
         if self.uid == proc.uid:
             known: Any = proc.ports.get(self.port)
@@ -59,7 +63,7 @@ class PortRef(NamedTuple):
 
 
 class Port(Generic[T]):
-    """Where messages for one `PortReceiver`, or one waiting caller, are sent. Picklable."""
+    """The sending end of a channel, or of one waiting call; can be pickled."""
 
     _once = False
 
@@ -72,10 +76,10 @@ class Port(Generic[T]):
 
     @property
     def return_undeliverable(self) -> bool:
-        """Whether an actor that sends here is told if the receiver's process is gone.
+        """Whether an actor that sends here is notified if the receiver's process has exited.
 
-        See `Actor._handle_undeliverable_message`. What is sent to a receiver that was dropped, in
-        a process that lives, is dropped as well.
+        See `Actor._handle_undeliverable_message`. If the process runs but the receiver was dropped,
+        messages are dropped without a notice.
         """
         return self._return_undeliverable
 
@@ -84,14 +88,16 @@ class Port(Generic[T]):
         self._return_undeliverable = value
 
     def send(self, obj: T) -> None:
-        """Send without waiting, from any thread; in order per sender.
+        """Send a message without waiting for it to be received; any thread may call this.
 
-        A port that takes one answer raises RuntimeError for the second.
+        Messages of one sender arrive in order. While the receiver's queue is above its limit,
+        `send` blocks (back-pressure); it raises `BackpressureError` after `backpressure_timeout`.
+        Raises RuntimeError for a second message to a port that takes one.
         """
         self._post(obj, 0)
 
     def exception(self, exc: BaseException) -> None:
-        """Make the receiver raise `exc`."""
+        """Send an exception, which the receiver raises; otherwise as `send`."""
         self._post(exc, RAISE)
 
     def _post(self, obj: Any, flags: int) -> None:
@@ -113,10 +119,10 @@ class Port(Generic[T]):
         return Failure(f"<port {number} of proc {uid:x}>", verdict)
 
     def _spend(self) -> None:
-        """A message is about to be sent; raises RuntimeError if it is one too many."""
+        """Count a message that is about to be sent; RuntimeError if there is one too many."""
 
     def _passed_on(self) -> PortRef:
-        """Where others are to send what is for this port."""
+        """Return the address to which pickled copies of this port send."""
         return self._port_ref
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -128,7 +134,7 @@ def _rebuild_port(kind: type[Port[Any]], port_ref: PortRef, rank: int) -> Port[A
 
 
 class OncePort(Port[T]):
-    """A port that takes one message."""
+    """A port that takes one message; the second `send` raises RuntimeError."""
 
     _once = True
     _used = False
@@ -140,7 +146,7 @@ class OncePort(Port[T]):
 
 
 class Inbox:
-    """Where messages of a channel arrive, and who owes it an answer."""
+    """The sink of a port of a channel, with the record of ranks that owe it an answer."""
 
     def __init__(self, proc: Proc) -> None:
         self.lock = threading.RLock()  # a finaliser may send to a port here at any time
@@ -150,13 +156,16 @@ class Inbox:
     def expect(
         self, endpoint: ActorEndpoint[Any, Any], links: list[Any], ranks: Iterable[int]
     ) -> None:
-        """`ranks` of a mesh, behind their `links`, are about to be sent what is answered here."""
+        """Record that each of `ranks` of a mesh, behind their `links`, owes an answer here.
+
+        To be called before the messages are sent.
+        """
         with self.lock:
             for rank in ranks:
                 self._debts.setdefault((links[rank], rank), []).append(endpoint)
 
     def expect_nothing(self, link: Any, rank: int) -> None:
-        """One answer less is owed by `rank` behind `link`."""
+        """Cancel one answer that `rank` behind `link` owes, if it owes any."""
         with self.lock:
             owed = self._debts.get((link, rank))
             if owed is not None:
@@ -171,10 +180,10 @@ class Inbox:
             self._take(rank, flags, body, link)
 
     def peer_moved(self, rank: int, old: Any, new: Any) -> None:
-        """Another process is in the place of the one that owed the last answer of `rank`."""
+        """Move the last debt of `rank` to a new process, which replaced the one that owed it."""
         with self.lock:
             owed = self._debts.get((old, rank))
-            if owed is None:  # its loss has been delivered meanwhile
+            if owed is None:  # the loss of the old process has been delivered meanwhile
                 return
             self._debts.setdefault((new, rank), []).append(owed.pop())
             if not owed:
@@ -193,7 +202,7 @@ class Inbox:
 
 
 class _Forward(Inbox):
-    """A port here that passes what arrives on to a port elsewhere, undecoded."""
+    """The sink of a local port that forwards to a port of another process, without decoding."""
 
     def __init__(self, proc: Proc, target: PortRef) -> None:
         self._proc = proc
@@ -212,15 +221,15 @@ class _Forward(Inbox):
 
 
 def forward(proc: Proc, body: Any, link: Any, port: int, rank: int, flags: int) -> None:
-    """Send a body that arrived here on to `port` behind `link`, undecoded."""
+    """Forward a received body to `port` behind `link`, without decoding."""
     if isinstance(body, (bytes, bytearray)):
         proc.say(link, POST, port, 0, rank, bytes(body), flags)
-    else:  # a segment belongs to the link it came on: copied once more, off the hot path
+    else:  # a segment belongs to the link that it arrived on, so it is copied once more
         proc.send_one(link, POST, port, 0, rank, b"", body.copy(proc.threshold), flags)
 
 
 class _Queue(Inbox):
-    """What a receiver shares with its ranked view: messages, and receives in line."""
+    """The messages and the waiting receives of a channel; shared by a receiver and ranked views."""
 
     def __init__(self, proc: Proc, once: bool) -> None:
         super().__init__(proc)
@@ -239,7 +248,7 @@ class _Queue(Inbox):
         self.gauge.put(link, _size(body), len(self.messages))
 
     def put_back(self, message: Any) -> None:
-        """A message was taken and not looked at: it is the next again; call it under the lock."""
+        """Put a message that was taken but not read back to the front; needs the lock."""
         if not self._hand_out(message):
             self.messages.appendleft(message)
             self.gauge.put_back(_size(message[2]))
@@ -251,7 +260,7 @@ class _Queue(Inbox):
         return False
 
     def take(self) -> Any:
-        """The next message; call it under the lock, and only if there is one."""
+        """Take the next message; needs the lock, and a message must be there."""
         message = self.messages.popleft()
         self.gauge.take(_size(message[2]))
         return message
@@ -262,10 +271,11 @@ def _size(body: Any) -> int:
 
 
 class _Receive(Future[Any]):
-    """A receive: takes its place in line when first observed, gives it up with the observation.
+    """The future of one message: it waits in line only while it is observed.
 
-    A message that came to an observation that was given up goes back: it is not lost with a future
-    that nobody looks at again.
+    A receive enters the line when it is first awaited or read, and leaves the line when the last
+    wait is abandoned. If a message has been assigned to it by then, the message is put back:
+    otherwise the message would be lost with a future that is never read again.
     """
 
     __slots__ = ("_observers", "_queue", "_ranked")
@@ -321,16 +331,21 @@ class _Receive(Future[Any]):
 
 
 class PortReceiver(Generic[T_co]):
-    """The receiving end of a channel. Belongs to the process that opened it; not picklable."""
+    """The receiving end of a channel; stays in the process that opened it, cannot be pickled."""
 
     _is_ranked = False
 
     def __init__(self, queue: _Queue, keep: Any) -> None:
         self._queue = queue
-        self._keep = keep  # the port is open as long as a receiver exists
+        self._keep = keep  # keeps the port open as long as a receiver exists
 
     def recv(self) -> Future[T_co]:
-        """The next message; futures are served in the order they are first observed."""
+        """Return a future of the next message; does not block.
+
+        Futures get messages in the order in which they are first awaited or read. A future raises
+        the exception that was sent, and `SupervisionError` if an answer cannot come since its actor
+        has failed. Raises ValueError for the second receive from a channel of one message.
+        """
         queue = self._queue
         if queue.once:
             if queue.used:
@@ -343,7 +358,7 @@ class PortReceiver(Generic[T_co]):
         return receive
 
     def ranked(self) -> RankedPortReceiver[T_co]:
-        """The same messages, each with the rank of the actor that answered."""
+        """Return a receiver of the same messages, each with the rank of the answering actor."""
         return RankedPortReceiver(self._queue, self._keep)
 
     def __reduce__(self) -> NoReturn:
@@ -351,13 +366,13 @@ class PortReceiver(Generic[T_co]):
 
 
 class RankedPortReceiver(PortReceiver[tuple[int, T_co]], Generic[T_co]):
-    """Receives ``(rank, value)``: the row-major rank in the mesh that was addressed."""
+    """Receives pairs ``(rank, value)`` with the row-major rank in the mesh that was called."""
 
     _is_ranked = True
 
 
 class _OpenPort:
-    """Closes the port when the last receiver is gone: later messages are dropped."""
+    """Closes the port when the last receiver is dropped; later messages are discarded."""
 
     def __init__(self, proc: Proc, port: int) -> None:
         self._proc = proc
@@ -368,7 +383,7 @@ class _OpenPort:
 
 
 class Channel(Generic[T]):
-    """Makes pairs of a sendable port and its receiver.
+    """Makes pairs of a port, which can be sent to other processes, and its receiver.
 
     >>> port, receiver = Channel[int].open()
     >>> port.send(7)
@@ -378,7 +393,10 @@ class Channel(Generic[T]):
 
     @staticmethod
     def open(once: bool = False) -> tuple[Port[T], PortReceiver[T]]:
-        """A port and its receiver, owned by the current actor or the client."""
+        """Return a port and its receiver, owned by the current actor or by the client.
+
+        With `once` the channel takes one message.
+        """
         instance = context().actor_instance
         proc = client_proc()
         queue = _Queue(proc, once)
@@ -389,7 +407,7 @@ class Channel(Generic[T]):
 
     @staticmethod
     def open_ranked(once: bool = False) -> tuple[Port[T], RankedPortReceiver[T]]:
-        """The same, with a receiver that yields ``(rank, value)``; `once` makes no difference."""
+        """As `open`, with a receiver of ``(rank, value)``; `once` has no effect."""
         port, receiver = Channel[T].open()
         return port, receiver.ranked()
 

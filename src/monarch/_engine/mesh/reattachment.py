@@ -1,14 +1,14 @@
-"""Taking over what another script left: `reattach`.
+"""`reattach`: take over the meshes of a script that has ended.
 
-The new script takes the *place* of the old one: its process has the same uid in the runtime, so all
-books (who owns what, who is whose child) stay as they are. What kept the old one and the new one
-apart is the number of its reign (protocol.succession).
+The new script replaces the old one in the runtime: its process has the same uid, so all records of
+owners, parents and children stay valid. Ports and sockets of the two scripts are told apart by the
+number of the driver, its *reign* (protocol.succession).
 
-What went wrong meanwhile nobody has collected: whoever saw an end remembers it. So the new owner
-asks every rank of every mesh that it takes over, as it would ask whether it was created, and gets
-what ended it, from the actor's process or, if that is gone, from the agent. Until all have answered
-an interim owner stands in the books, who notes what he is told; so no failure is missed or told
-twice, whether it comes as an answer or as news.
+Failures that happen between two scripts are not collected in one place: the process that saw an
+exit remembers it. So the new owner queries every rank of every mesh that it takes over, as for
+`initialized`. The reason of an exit comes from the actor's process or, if that has exited too, from
+the agent. Until all ranks have answered, the meshes belong to an interim owner that collects
+failures. So each failure is reported once, whether it arrives as an answer or as a notice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Reattached", "reattach"]
 
 
 class Reattached:
-    """What another script left, and this one has now; `reattach` returns it."""
+    """The meshes that this script took over from another; `reattach` returns it."""
 
     def __init__(self, job_id: str, meshes: list[ProcMesh | ActorMesh]) -> None:
         self.job_id = job_id
@@ -57,10 +57,11 @@ class Reattached:
 
     @property
     def failures(self) -> Future[list[MeshFailure]]:
-        """What has ended of these meshes, and why; one for each actor, oldest first.
+        """A future of the failures of these meshes: one for each failed actor, oldest first.
 
-        (By the clocks of their hosts.) Resolves when every rank has been asked. These failures are
-        told here, and not to `unhandled_fault_hook`; those that come after are told to it.
+        The order is that of the clocks of their hosts. The future resolves when every rank has
+        answered. Failures up to then are reported here only; later ones go to
+        `unhandled_fault_hook`.
         """
         return self._failures
 
@@ -79,25 +80,29 @@ def reattach(
     secret_file: str | None = None,
     timeout: float = 10.0,
 ) -> Reattached:
-    """Take over the meshes of a script that ended, while its ``driver_grace`` lasts.
+    """Take over the meshes of a script that has ended, within its ``driver_grace``.
 
     Args:
-        job_id: what the script was told by the configuration key ``job_id``, or by `job_id()`.
-        workers: addresses of hosts that the script had attached to. Where it is not to be found
-            on this machine, what it had on its hosts is: it was lost with its own machine, say.
-        secret_file: of the job, if it is not the one that this process would use anyway.
-        timeout: seconds for finding it.
+        job_id: the name of the script's job: the configuration key ``job_id``, or the result of
+            `job_id()` in the script.
+        workers: addresses of hosts that the script had attached to. If the job is not found on
+            this machine (the script's own machine was lost, say), the script's meshes on these
+            hosts are taken over.
+        secret_file: the file with the job's secret, if it is not the one that this process uses
+            anyway.
+        timeout: seconds to find the job.
 
-    The processes have gone on; what was under way from or to the old script is lost. The meshes
-    are this script's now, as if it had spawned them, and are kept for another one when it ends. To
-    end everything, call `shutdown_context()`. Restart policies of the old script are not taken
-    over: give a `Supervisor` to an actor if it is to outlive the script.
+    The processes have kept running; messages in flight from or to the old script are lost. From now
+    on this script owns the meshes as if it had spawned them, and they are kept for yet another
+    script when it ends. To end everything, call `shutdown_context()`. Restart policies of the old
+    script are not taken over: a `Supervisor` that is to outlive its script must belong to an actor.
 
-    To be called on the machine of the old script, as the same user (with `workers`: anywhere), and
-    before anything else that makes this process a client. Raises LookupError when there is no such
-    job, RuntimeError when it has a driver that lives, when the secret is another, a worker is not
-    reached and when this process is a client already, TimeoutError, and SecretError without a
-    usable secret. Blocks meanwhile.
+    Call it on the machine of the old script as the same user, or with `workers` anywhere; and
+    before anything else that makes this process a client. Blocks until done.
+
+    Raises LookupError if there is no such job; TimeoutError; SecretError without a usable secret;
+    RuntimeError if the job has a running driver or another secret, if a worker is not reached, or
+    if this process is a client already.
 
     >>> reattach("yesterday")
     Traceback (most recent call last):
@@ -131,7 +136,7 @@ def reattach(
 def _come_home(
     job_id: str, workers: Sequence[str], secret_file: str | None, timeout: float
 ) -> Reattached:
-    """Take over what is on the hosts of a script whose own is gone."""
+    """Take over the meshes on the attached hosts of a script whose own host is lost."""
     from monarch._engine.runtime.gateway import Gateway
     from monarch._engine.runtime.greeting import Route, direct_way
     from monarch._engine.runtime.job_claim import claim
@@ -168,13 +173,13 @@ def _take_all(job_id: str, kept: list[str]) -> Reattached:
     root = process_context().actor_instance
     meshes = [_take(root, keepsakes.recall(keepsake)) for keepsake in kept]
     _share_procs(meshes)
-    for prepare in before_spawn:  # also what the procs rely on
+    for prepare in before_spawn:  # procs rely on it, those taken over as well
         prepare()
     return Reattached(job_id, meshes)
 
 
 def _take(root: Instance, mesh: ProcMesh | ActorMesh) -> ProcMesh | ActorMesh:
-    """Make the script the owner of a mesh."""
+    """Make this script's root the owner of a mesh."""
     mesh._owner = root
     uid = mesh._base if isinstance(mesh, ProcMesh) else mesh._uid
     root._own(uid, mesh)
@@ -184,13 +189,13 @@ def _take(root: Instance, mesh: ProcMesh | ActorMesh) -> ProcMesh | ActorMesh:
     if isinstance(mesh, ProcMesh):
         if mesh._hosts is not None:
             occupy(set(mesh._hosts._hosts) - {HOME})
-        mesh._links_of(mesh._dense_shape())  # so that it can be asked to stop
+        mesh._links_of(mesh._dense_shape())  # `stop` kills procs to which there is no link
         announce(mesh)
     return mesh
 
 
 def _share_procs(meshes: list[ProcMesh | ActorMesh]) -> None:
-    """Actors were remembered with their procs, each with its own: make them the same again."""
+    """Make actor meshes refer to one handle of their procs: each was saved with its own copy."""
     known = {mesh._base: mesh for mesh in meshes if isinstance(mesh, ProcMesh)}
     for mesh in meshes:
         if isinstance(mesh, ActorMesh):
@@ -211,7 +216,7 @@ def _by_name(named: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Interim(Future[list[MeshFailure]]):
-    """The owner of meshes whose ranks are being asked; resolves to what is wrong with them."""
+    """The owner of meshes while their ranks are queried; resolves to the failures found."""
 
     __slots__ = ("_found", "_meshes", "_missing", "_proc", "_root")
 
@@ -231,7 +236,7 @@ class _Interim(Future[list[MeshFailure]]):
         self._meshes = meshes
         self._found = []
         self._missing = len(meshes) + 1
-        proc.reactor.call_soon(self._ask)  # where all news arrives, too
+        proc.reactor.call_soon(self._ask)  # on the thread where failures arrive as well
         return self
 
     def _ask(self) -> None:
@@ -264,7 +269,7 @@ class _Interim(Future[list[MeshFailure]]):
 
 
 class _Present(RollCall[None]):
-    """Asks each rank of a mesh whether it is there; what ended it is booked."""
+    """Queries each rank of a mesh, and records the failures of those that have exited."""
 
     __slots__ = ("_done", "_uid")
 
@@ -293,9 +298,9 @@ class _Present(RollCall[None]):
         self._answered(rank)
 
     def _lost(self, rank: int, verdict: Verdict) -> None:
-        self._answered(rank)  # the loss of the link is booked by who found it
+        self._answered(rank)  # the code that detected the lost link records the failure
 
     def _answered(self, rank: int) -> None:
         if self._book(rank, True) and not self._missing:
             self._resolve(VALUE, None)
-            self._proc.reactor.call_soon(self._done)  # when the loss has been booked as well
+            self._proc.reactor.call_soon(self._done)  # after a loss has been recorded, too

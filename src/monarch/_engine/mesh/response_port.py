@@ -1,17 +1,20 @@
-"""`ResponsePort`: what an endpoint answers through by itself, now or later, from any thread.
+"""`ResponsePort`: an explicit port through which an endpoint answers, now or later, in any thread.
 
-Somebody waits at its other end, so the actor's books hold a ticket for the answer (`Cell.owe`), and
-the first answer redeems it. If none comes, the caller is told why:
+A caller waits for the answer. So the actor called keeps a ticket for each answer that it owes
+(`Cell.owe`), and the first answer redeems the ticket. Without an answer the call still ends, with
+the reason:
 
-* The actor's end refuses what is still owed; that of its process, the caller sees by itself.
-* A port that is dropped unanswered says so to the caller. The finaliser may run anywhere, at any
-  time: it takes no locks and leaves the rest to the reactor.
-* A port that is sent on is still the business of the actor that was called. The copies send to a
-  relay in its process, where the first message becomes the answer. Who holds copies is known to
-  nobody: when all are lost the call ends with the actor, or at its deadline if it has one.
+* When the actor ends, it fails the calls that it still owes an answer. When the actor's process
+  exits, the caller notices the lost link.
+* A port that is dropped without an answer sends the caller an error. The finaliser may run in any
+  thread, at any time, so it takes no locks and leaves the rest to the reactor.
+* If a port is sent to another actor, the actor that was called still owes the answer. Copies of the
+  port send to a relay in its process, and the first message becomes the answer. The copies are not
+  tracked: when all are lost, the call ends with the actor, or at its own deadline if it has one.
 
-The port of a channel, passed by ``send(endpoint, args, kwargs, port)``, takes as many messages as
-the endpoint likes, none included: when it is dropped the channel is only told to expect nothing.
+The port of a channel, passed by ``send(endpoint, args, kwargs, port)``, takes any number of
+messages, including none. When such a port is dropped, the channel is notified only that no answer
+is to be expected.
 """
 
 from __future__ import annotations
@@ -33,16 +36,16 @@ T = TypeVar("T")
 
 
 class ResponsePort(Port[T]):
-    """The port of one call, in the hands of its endpoint.
+    """The port of one call, given to the endpoint that was called.
 
     Args:
-        cell: the actor called; the call is its message in hand.
-        link: to the caller.
+        cell: the actor called; the call is the message that it is handling.
+        link: the link to the caller.
         frame: the call.
-        endpoint: its name.
+        endpoint: the name of the endpoint.
     """
 
-    _ticket = 0  # nobody waits: the call was a broadcast, or the actor's end came first
+    _ticket = 0  # 0: no answer is owed. The call was a broadcast, or the actor has ended
 
     def __init__(self, cell: Cell, link: Any, frame: Frame, endpoint: str) -> None:
         super().__init__(PortRef(link.uid, frame.port), None, frame.rank)
@@ -52,12 +55,12 @@ class ResponsePort(Port[T]):
         self._once = bool(frame.flags & ONCE)
         self._is_call = bool(frame.flags & (ONCE | FIRST))
         self._relay: _Relay | None = None
-        self._return_undeliverable = False  # whoever called has no use for an answer any more
+        self._return_undeliverable = False  # an answer is of no use to a caller that has exited
         if frame.port:
             self._ticket = cell.owe()
 
     def _post(self, obj: Any, flags: int) -> None:
-        if self._port_ref.port:  # else the call was a broadcast: nobody wants an answer
+        if self._port_ref.port:  # else the call was a broadcast, which has no answer
             super()._post(obj, flags)
 
     def _spend(self) -> None:
@@ -71,7 +74,7 @@ class ResponsePort(Port[T]):
         cell = self._cell
         if self._relay is None:
             if self._ticket not in cell.owed:
-                return PortRef(cell.proc.uid, 0)  # answered: what is sent there is dropped
+                return PortRef(cell.proc.uid, 0)  # already answered: drop what is sent there
             self._relay = _Relay(cell, self._ticket, self._link, self._port_ref.port, self._rank)
         return PortRef(cell.proc.uid, self._relay.port)
 
@@ -92,7 +95,7 @@ class ResponsePort(Port[T]):
 
 
 class _Relay:
-    """Where copies of a response port send: the first message is the answer."""
+    """The sink of the copies of a response port: the first message is the answer."""
 
     def __init__(self, cell: Cell, ticket: int, link: Any, number: int, rank: int) -> None:
         self._cell = cell
@@ -111,7 +114,7 @@ class _Relay:
             forward(cell.proc, body, self._link, self._number, self._rank, flags)
 
     def peer_lost(self, link: Any, verdict: Verdict) -> None:
-        """Who holds copies is not known, so nobody who is lost is missed."""
+        """Do nothing: copies are not tracked, so losing a process that holds one has no effect."""
 
 
 def _tell_nothing(proc: Proc, link: Any, number: int, rank: int) -> None:

@@ -1,16 +1,16 @@
-"""`RollCall`: the books of whatever waits for one outcome of every rank of a mesh.
+"""`RollCall`: a future that waits for one outcome of every rank of a mesh.
 
-A call, a stream, a stop, the start of procs and a change of their settings wait alike: at one port,
-for an answer of each rank or for the loss of the process that owes it. Who has answered is noted
-here; what an answer means is the subclass's business.
+Calls, streams, stops, starts of procs and changes of their settings all wait in this way: at one
+port, for an answer of each rank or for the loss of the process that owes the answer. This class
+records which ranks have an outcome; subclasses decide what an answer means.
 
-A rank has one outcome, the first. What comes after it (the failure of an actor that had just
-answered, a second answer through an explicit port) changes nothing. With the last one the port is
-closed.
+A rank has one outcome, the first. Later ones (the failure of an actor that had just answered, a
+second answer through an explicit port) are ignored. The port is closed with the last outcome.
 
-Two threads may book: the reactor and, for the rank that lives in this very process, its actor's.
-Looking and booking are one step to both, since there is no call between them and the interpreter
-changes threads at calls and jumps only. A lock would cost more than all the rest of a booking.
+Two threads may record outcomes: the reactor and, for a rank that runs in this very process, the
+thread of its actor. Check and update are atomic, since there is no call between them and the
+interpreter switches threads only at calls and jumps. A lock would cost more than all the rest of
+the update.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class RollCall(Future[R_co]):
-    """See the module. `_lost` is called for each rank that can no longer answer."""
+    """A future of one outcome per rank; see the module.
+
+    `_lost` is called for each rank that can no longer answer.
+    """
 
     __slots__ = ("_links", "_missing", "_outcomes", "_port", "_proc")
 
     _links: list[Any]
     _missing: int
-    _outcomes: list[Any]  # None: owed
+    _outcomes: list[Any]  # by rank; None: no outcome yet
     _port: int
     _proc: Proc
 
     def _open(self, proc: Proc, links: list[Any]) -> int:
-        """Wait at a new port, the result, for an outcome of the rank behind each of `links`."""
+        """Open and return the port at which the ranks behind `links` deliver their outcomes."""
         self._proc = proc
         self._links = links
         self._missing = len(links)
@@ -49,20 +52,20 @@ class RollCall(Future[R_co]):
         return port
 
     def _close(self) -> None:
-        """Wait no longer: what still arrives is dropped."""
+        """Close the port: later outcomes are dropped."""
         self._proc.close_port(self._port)
 
     def _end(self, state: int, content: Any) -> None:
-        """Settle without waiting for the others."""
+        """Settle the future without waiting for the remaining ranks."""
         self._close()
         self._resolve(state, content)
 
     def _owed(self) -> list[int]:
-        """The ranks without an outcome."""
+        """Return the ranks without an outcome."""
         return [rank for rank, outcome in enumerate(self._outcomes) if outcome is None]
 
     def _book(self, rank: int, outcome: Any) -> bool:
-        """Note the outcome of `rank`, anything but None; False if it had one before."""
+        """Record the outcome of `rank`, which must not be None; False if it had one before."""
         outcomes = self._outcomes
         if outcomes[rank] is None:
             outcomes[rank] = outcome
@@ -73,7 +76,7 @@ class RollCall(Future[R_co]):
         return False
 
     def _owing(self) -> list[Any]:
-        """The links over which an outcome has yet to come."""
+        """Return the links to the ranks without an outcome."""
         return [link for link, got in zip(self._links, self._outcomes, strict=True) if got is None]
 
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
@@ -85,13 +88,13 @@ class RollCall(Future[R_co]):
                 self._lost(rank, verdict)
 
     def peer_moved(self, rank: int, old: Any, new: Any) -> None:
-        """Another process is in the place of the one that `rank` was expected from."""
+        """Expect the outcome of `rank` from another process, which replaced the previous one."""
         self._links = [*self._links[:rank], new, *self._links[rank + 1 :]]
 
     def _lost(self, rank: int, verdict: Verdict) -> None:
-        """The process of `rank` is gone before it answered."""
+        """Handle the loss of the process of `rank`, which has not answered."""
         raise NotImplementedError
 
     def _expire(self) -> None:
-        """The deadline is over: whoever has not answered is waited for no longer."""
+        """Handle the deadline: settle without the ranks that have not answered."""
         raise NotImplementedError

@@ -1,9 +1,10 @@
-"""Services: short requests from process to process, answered on the reactor thread of the asked.
+"""Services: short requests from process to process, handled on the receiver's reactor thread.
 
-What features tell each other when no actor is meant: a name and some bytes go, some bytes come
-back. Nothing is pickled, and no user code takes part: an answer does not wait for a busy actor (it
-does wait for the interpreter lock, as all Python does). Requests travel on the links of messages,
-in order with them, and as far as those do; whoever asks a process that is gone is told at once.
+Features use services to communicate without an actor. A request is a name and some bytes; the
+answer is some bytes. They are not pickled and no user code runs, so an answer does not wait for a
+busy actor. (It does wait for the interpreter lock, like all Python code.) Requests use the same
+links as messages: they reach the same processes, and are delivered in order with the messages. A
+request to a process that is known to have exited fails at once.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ __all__ = ["Refused", "Request", "Unreachable", "ask", "serve", "tell"]
 
 
 class Refused(Exception):
-    """The service, or the process that has none of that name, says no; the text says why."""
+    """The service refused the request, or the process has no service of that name.
+
+    The text is the reason.
+    """
 
 
 class Unreachable(Exception):
-    """The process that was asked is gone. `verdict` says how it ended."""
+    """The receiver of the request has exited; `verdict` is the reason."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.error)
@@ -33,7 +37,10 @@ class Unreachable(Exception):
 
 
 class Request:
-    """What a service is asked: `body`, by the process `peer`. Answer it once, from any thread."""
+    """A request with the bytes `body`, from the process with uid `peer`.
+
+    Call `answer` or `refuse` once, from any thread.
+    """
 
     __slots__ = ("_link", "_port", "_proc", "body", "peer")
 
@@ -45,11 +52,11 @@ class Request:
         self._port = frame.port
 
     def answer(self, body: bytes = b"") -> None:
-        """Give the result. Nothing happens if nobody waits for one."""
+        """Send the result; does nothing if the request was sent by `tell`."""
         self._post(body, 0)
 
     def refuse(self, reason: str) -> None:
-        """Say why there is no result: the asker's future raises `Refused`."""
+        """Send the reason why there is no result: the sender's future raises `Refused`."""
         self._post(reason.encode(), ERROR)
 
     def _post(self, body: bytes, flags: int) -> None:
@@ -58,7 +65,7 @@ class Request:
 
 
 class _Answer(Future[bytes]):
-    """A sink for the one answer."""
+    """The future of one answer, and the sink of its port."""
 
     __slots__ = ("_link", "_port", "_proc", "_timer")
 
@@ -88,19 +95,20 @@ class _Answer(Future[bytes]):
 
 
 def serve(name: str, handler: Callable[[Request], None]) -> None:
-    """Have this process answer requests for `name` by `handler(request)`, on its reactor thread.
+    """Handle requests for `name` in this process by `handler(request)`, on its reactor thread.
 
-    The handler must not block. If it raises ValueError, TypeError or LookupError the request was
-    malformed, and the link to the asker ends, as for any bytes that cannot be.
+    The handler must not block. It raises ValueError, TypeError or LookupError for a malformed
+    request; that closes the link to the sender, as any other violation of the protocol does.
     """
     proc = client_proc()
     proc.services[name.encode()] = lambda link, frame: handler(Request(proc, link, frame))
 
 
 def ask(uid: int, name: str, body: bytes = b"", timeout: float | None = None) -> Future[bytes]:
-    """The answer of service `name` of process `uid`. Does not block; any thread.
+    """Send a request to the service `name` of process `uid`; return the future of the answer.
 
-    The future raises `Refused`, `Unreachable`, or TimeoutError after `timeout` seconds.
+    Does not block; may be called in any thread. The future raises `Refused`, `Unreachable`, or
+    TimeoutError after `timeout` seconds.
     """
     proc = client_proc()
     answer: _Answer = _Answer._new()
@@ -111,13 +119,14 @@ def ask(uid: int, name: str, body: bytes = b"", timeout: float | None = None) ->
     if timeout is not None:
         answer._timer = proc.reactor.call_later(timeout, answer._expire)
     if not _send(proc, link, port, name, body):
-        # Lost, and perhaps mourned before our port was open: the books know why, now or soon.
+        # The link is lost. If that was reported before the port was open, `peer_lost` is not called
+        # again, so wait for the verdict here.
         proc.when_gone(link.uid, lambda verdict: answer.peer_lost(link, verdict))
     return answer
 
 
 def tell(uid: int, name: str, body: bytes = b"") -> bool:
-    """Send a request that nobody waits for; False if the process is gone."""
+    """Send a request without an answer; return False if the process has exited."""
     proc = client_proc()
     return _send(proc, proc.link_to(uid), 0, name, body)
 

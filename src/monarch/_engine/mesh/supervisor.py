@@ -1,18 +1,19 @@
-"""`Supervisor`: meshes whose failed ranks come back.
+"""`Supervisor`: meshes whose failed ranks are restarted.
 
-The decisions are `protocol.restart`'s, the ownership is as ever: whoever makes a supervisor owns
-its meshes, and is told of a failure only when the supervisor gives up. In between the books of a
-supervised mesh (`OwnedMesh`) report to the supervisor instead of the owner.
+`protocol.restart` decides what to restart, and when. The actor or script that makes a supervisor
+owns its meshes as usual, but receives a failure only when the supervisor gives up. Until then the
+record of a supervised mesh (`OwnedMesh`) names the supervisor as its owner, so the supervisor
+receives the failures.
 
-A rank is replaced in place. Its mesh, every slice and every copy of it in other processes go on
-naming the same rank; what was on its way to the old incarnation fails with what ended that one, and
-never reaches the new one (`runtime.fence`; for a process that is replaced, too, the old messages
-die with its sockets). The new one is constructed from the class and the arguments given to `spawn`,
-pickled then and kept.
+A rank is replaced in place. Its mesh, all slices, and copies in other processes keep referring to
+the same rank. Messages in flight to the old incarnation fail with the reason of its exit, and never
+reach the new one: `runtime.fence` sees to that for an actor, and if the process is replaced as well
+they are lost with its sockets. The new incarnation is constructed from the class and the arguments
+given to `spawn`, which were pickled at that time and kept.
 
-Everything here happens on the reactor thread, in the order in which it was seen, so nothing is
-locked. Ends are gathered per process before they are reported to the core: with a process all its
-children end, and that is one fault.
+All decisions are made on the reactor thread, in the order in which events arrive, so no locks are
+needed. Exits are grouped by process before they are reported to the core: an exit of a process ends
+all actors in it, and counts as one fault.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ class Restarted(NamedTuple):
     """One replacement of one rank.
 
     Attributes:
-        mesh_name: as given to `Supervisor.spawn`.
-        rank: of the mesh as spawned.
-        incarnation: how often this rank was started again, this time included.
-        reason: the report of the failure of the one before; for a rank that was replaced along
-            with others, what it was told.
-        seconds: from the failure until the new incarnation was constructed and restored.
+        mesh_name: the name given to `Supervisor.spawn`.
+        rank: the rank in the mesh as it was spawned.
+        incarnation: how often this rank has been restarted, this time included.
+        reason: the report of the failure of the previous incarnation. For a rank that was replaced
+            along with another, the reason with which it was stopped.
+        seconds: time from the failure until the new incarnation was constructed and restored.
     """
 
     mesh_name: str
@@ -67,7 +68,7 @@ class Restarted(NamedTuple):
 
 
 class _Supervised:
-    """What a supervisor keeps of one of its meshes."""
+    """A supervisor's record of one of its meshes."""
 
     __slots__ = ("blueprint", "ends", "incarnations", "index", "mesh", "owned", "since")
 
@@ -78,7 +79,7 @@ class _Supervised:
         self.owned = owned
         self.incarnations = [0] * len(owned.links)
         self.ends = [0] * len(owned.links)
-        self.since: dict[int, tuple[float, str]] = {}  # ranks that are down: since when, and why
+        self.since: dict[int, tuple[float, str]] = {}  # rank that is down -> since when, and why
 
 
 class Supervisor:
@@ -88,24 +89,27 @@ class Supervisor:
         strategy: what is replaced when a rank fails. ``"one_for_one"``: that rank.
             ``"one_for_all"``: all ranks of all meshes of this supervisor. ``"rest_for_one"``: that
             rank, the ranks after it in its mesh, and the meshes spawned after its mesh.
-        max_restarts: faults answered with a restart within any `within` seconds. One more, and the
-            supervisor ends its meshes and fails: its owner gets the failure, in `__supervise__` or
-            the fault hook.
-        within: seconds; also how long a rank must run for its failures to be forgiven.
-        backoff: seconds before the second restart of a rank (the first comes at once), doubled for
-            each further one.
-        max_backoff: the longest such delay, seconds.
-        fresh_process: also replace the process when an actor failed in one that lives on. All
-            other actors of that process end with it. A process that died is replaced in any case.
-        patience: seconds that a rank that is replaced for the sake of another has to end in good
-            order; then its process is killed.
-        on_restart: called with a `Restarted` for each replacement, once it runs: between messages
-            of the actor that owns the supervisor, or, in a script, on a thread of its own. A plain
-            function. If it raises, that counts as a failure of a mesh of the owner.
+        max_restarts: the number of faults within any `within` seconds that lead to a restart. At
+            one more, the supervisor ends its meshes and fails: its owner receives the failure, in
+            `__supervise__` or the fault hook.
+        within: seconds, see `max_restarts`. A rank that has run for so long starts over with
+            `backoff`.
+        backoff: seconds before the second restart of a rank, doubled for each further one. The
+            first restart is immediate.
+        max_backoff: the longest such delay, in seconds.
+        fresh_process: whether to replace the process as well when an actor failed and its process
+            still runs. All other actors of that process end with it. A process that exited is
+            replaced in any case.
+        patience: seconds within which a rank that is replaced along with another must stop in good
+            order. After that its process is killed.
+        on_restart: called with a `Restarted` for each replacement, once the new incarnation runs.
+            Must be a plain function. It runs between messages of the actor that owns the
+            supervisor or, in a script, on a thread of its own. An exception counts as a failure of
+            a mesh of the owner.
 
-    While a rank is down, calls to it raise `SupervisionError` at once; slices without it are not
-    affected, and neither are calls to other ranks. A rank that ends deliberately (``stop``, exit
-    code 0) is not restarted.
+    While a rank is down, calls to it raise `SupervisionError` immediately. Calls to other ranks,
+    and to slices without this rank, are not affected. A rank that exits deliberately (``stop``,
+    exit code 0) is not restarted.
 
     >>> import os
     >>> from monarch.actor import Actor, Supervisor, SupervisionError, endpoint, this_host
@@ -162,15 +166,15 @@ class Supervisor:
         self._patience = patience
         self._on_restart = on_restart
         self._spawned = 0
-        self._meshes: dict[int, _Supervised] = {}  # by index, until nothing of them is wanted back
+        self._meshes: dict[int, _Supervised] = {}  # by index, while any rank may be restarted
         self._by_uid: dict[int, _Supervised] = {}
         self._restarts: list[Restarted] = []
-        self._ended: list[tuple[int, Child, Failure]] = []  # by process, to be reported together
-        self._dying: dict[int, list[tuple[Child, Failure]]] = {}  # reported when the process ends
+        self._ended: list[tuple[int, Child, Failure]] = []  # proc uid, child: not yet reported
+        self._dying: dict[int, list[tuple[Child, Failure]]] = {}  # reported when the process exits
         self._causes: dict[Child, Failure] = {}
         self._timer: Timer | None = None
         self._waiting: list[Future[None]] = []
-        self._unreported: set[Child] = set()  # known to have ended, the books will tell
+        self._unreported: set[Child] = set()  # known to have failed; `child_ended` will be called
         self._fallen: Failure | None = None
 
     # -- for users -------------------------------------------------------------------------------
@@ -183,11 +187,11 @@ class Supervisor:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> TActor:
-        """`ProcMesh.spawn`, with this supervisor in charge of every rank.
+        """Spawn actors like `ProcMesh.spawn`; this supervisor restarts their failed ranks.
 
-        The order of calls is the order of ``"rest_for_one"``. Class and arguments are pickled now
-        and kept for restarts. Raises what `ProcMesh.spawn` raises, and RuntimeError once this
-        supervisor gave up.
+        Return the mesh at once, without blocking. The order of calls is the order of
+        ``"rest_for_one"``. Class and arguments are pickled now, and kept for restarts. Raises what
+        `ProcMesh.spawn` raises, and RuntimeError if this supervisor has given up.
         """
         if self._fallen is not None:
             raise RuntimeError(f"the supervisor gave up: {self._fallen.report()}")
@@ -204,14 +208,14 @@ class Supervisor:
 
     @property
     def restarts(self) -> list[Restarted]:
-        """What was replaced so far, oldest first."""
+        """The replacements so far, oldest first."""
         return list(self._restarts)
 
     @property
     def healthy(self) -> Future[None]:
-        """Resolves as soon as every rank runs: constructed, and restored if it was replaced.
+        """A future that resolves once every rank runs: constructed, and restored if replaced.
 
-        Raises `SupervisionError` if the supervisor has given up, or does so meanwhile.
+        The future raises `SupervisionError` if the supervisor has given up, or does so meanwhile.
         """
         future: Future[None] = Future._new()
 
@@ -222,13 +226,16 @@ class Supervisor:
         names = ", ".join(repr(known.mesh._mesh_name) for known in self._by_uid.values())
         return f"<Supervisor of {names or 'nothing'}>"
 
-    # -- what it is told -------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------
 
     def _take_charge(self, mesh: ActorMesh, blueprint: Blueprint, owned: OwnedMesh) -> None:
-        """Called by `spawn_actors` when the books are open and nothing has been sent."""
+        """Supervise a new mesh and create its actors.
+
+        `spawn_actors` calls this when the mesh is recorded and nothing has been sent.
+        """
         owned.owner = self
         owned.supervised = True
-        owned.links = list(owned.links)  # ours to change
+        owned.links = list(owned.links)  # a copy, since restarts change it
         known = _Supervised(self._spawned, mesh, blueprint, owned)
         self._spawned += 1
         self._meshes[known.index] = known
@@ -243,11 +250,11 @@ class Supervisor:
             self._make(known, rank, "")
 
     def child_ended(self, mesh: OwnedMesh, rank: int, failure: Failure) -> None:
-        """A rank of ours ended (any thread)."""
+        """Handle the exit of a rank of a supervised mesh; called on any thread."""
         self._proc.reactor.call_soon(self._note, mesh, rank, failure)
 
     def _disown(self, uid: int) -> None:
-        """The owner stops a mesh: it is no longer ours."""
+        """Stop supervising a mesh, since its owner stops it."""
         self._owner._disown(uid)
 
         def forget() -> None:
@@ -261,16 +268,16 @@ class Supervisor:
     # -- on the reactor thread -------------------------------------------------------------------
 
     def _drop(self, known: _Supervised) -> None:
-        """Nobody wants any rank of this mesh back."""
+        """Forget a mesh of which no rank is to be restarted."""
         del self._by_uid[known.owned.uid]
         self._unreported = {child for child in self._unreported if child[0] != known.index}
-        if not self._core.giving_up:  # else it may be the cause
+        if not self._core.giving_up:  # else `_give_up` may need the mesh: it may be the cause
             del self._meshes[known.index]
             for rank in range(len(known.owned.links)):
                 self._causes.pop((known.index, rank), None)
 
     def _stopped(self, child: Child, now: float) -> None:
-        """A rank ended in good order; with the last one its mesh is over."""
+        """Handle a deliberate stop of a rank; forget the mesh with the last one."""
         self._perform(self._core.child_stopped(child, now))
         known = self._meshes.get(child[0])
         if known is None or known.owned.uid not in self._by_uid:
@@ -303,7 +310,10 @@ class Supervisor:
             self._ended.append((uid, child, failure))
 
     def _buried(self, uid: int) -> None:
-        """A process that we killed has ended; its other ranks are in the books by now."""
+        """Report the exits of a process that was killed here, once it has exited.
+
+        The exits of its other ranks have been recorded by then.
+        """
 
         def report() -> None:
             ends = self._dying.pop(uid)
@@ -313,7 +323,7 @@ class Supervisor:
         self._proc.reactor.call_soon(report)
 
     def _drain(self) -> None:
-        """Report the ends that are known: those of one process are one fault."""
+        """Report the collected exits to the core; those of one process are one fault."""
         now = drivers.current.now()
         ended, self._ended = self._ended, []
         groups: dict[object, list[Child]] = {}
@@ -324,7 +334,8 @@ class Supervisor:
             if failure.kind == FAILED:
                 self._causes[child] = failure
                 known.since[child[1]] = (now, failure.report())
-                # A host that is lost, and so on: the end of many processes by one event.
+                # An infrastructure failure without a pid, such as a lost host, is one event that
+                # ends many processes.
                 verdict = failure.verdict
                 of_many = verdict.cause == INFRASTRUCTURE and not verdict.pid
                 groups.setdefault(verdict if of_many else uid, []).append(child)
@@ -358,14 +369,14 @@ class Supervisor:
         self._perform(self._core.tick(drivers.current.now()))
 
     def _terminate(self, child: Child) -> None:
-        """End a rank that runs, so that it can be replaced along with one that failed."""
+        """End a running rank, so that it can be replaced along with one that failed."""
         known = self._meshes[child[0]]
         rank = child[1]
         link = known.owned.links[rank]
         reason = "replaced along with a rank that failed"
         known.since[rank] = (drivers.current.now(), reason)
         if self._fresh_process and link.uid != self._proc.uid:
-            self._proc.kill_procs([link.uid])  # its end comes through the books
+            self._proc.kill_procs([link.uid])  # `child_ended` is called when the process exits
             return
         _Ending(self, known, rank, link).ask(reason, self._patience)
 
@@ -373,12 +384,12 @@ class Supervisor:
         launches: list[Callable[[], None]] = []
         for index, rank in children:
             known = self._meshes[index]
-            if known.mesh._proc_mesh._stopped:  # meanwhile: nobody wants it back
+            if known.mesh._proc_mesh._stopped:  # stopped meanwhile: do not restart
                 self._proc.reactor.call_soon(self._forget, (index, rank))
                 continue
             try:
                 self._restart(known, rank, launches)
-            except (OSError, RuntimeError) as error:  # no descriptors; not ours to replace
+            except (OSError, RuntimeError) as error:  # out of descriptors; another process's proc
                 self._book(known, rank, Verdict(FAILED, f"error creating proc: {error}"))
         for launch in launches:
             launch()
@@ -387,7 +398,7 @@ class Supervisor:
         self._stopped(child, drivers.current.now())
 
     def _book(self, known: _Supervised, rank: int, verdict: Verdict) -> None:
-        """Have the books say that a rank ended, unless they do: an end is reported once."""
+        """Record the exit of a rank, if none is recorded: an exit is reported once."""
         failure = known.mesh.failure_of_rank(rank, verdict)
         self._proc.mesh_failed(known.owned.uid, rank, failure)
 
@@ -414,7 +425,7 @@ class Supervisor:
 
     def _started(self, known: _Supervised, rank: int) -> None:
         now = drivers.current.now()
-        if not self._core.is_alive((known.index, rank)):  # it is to end already
+        if not self._core.is_alive((known.index, rank)):  # it is being terminated already
             return
         self._core.child_started((known.index, rank), now)
         incarnation = known.incarnations[rank]
@@ -435,7 +446,7 @@ class Supervisor:
             try:
                 with owner._acting():
                     callback(event)
-            except BaseException as error:  # the owner's code: the owner's business
+            except BaseException as error:  # raised by code of the owner, who receives a failure
                 text = f"on_restart raised: {headline(error)}"
                 verdict = Verdict(FAILED, text, USER, trace=format_remote(error))
                 owner.child_failed(Failure(str(owner), verdict))
@@ -475,17 +486,17 @@ class Supervisor:
 
 
 class _Asking:
-    """A sink: asks every rank whether it is still there, for one who wants them healthy.
+    """The sink of a `healthy` future: queries the state of every rank before it may resolve.
 
-    Who calls `healthy` may know of a failure that the books do not know yet: a caller is answered
-    before an actor's last act, which is before its owner is told.
+    The caller of `healthy` may know of a failure that is not recorded here yet: a failing actor
+    first answers its callers, then runs its clean-up, and then reports the failure to its owner.
     """
 
     def __init__(self, supervisor: Supervisor, future: Future[None]) -> None:
         self._supervisor = supervisor
         self._future = future
-        self._asked: list[tuple[_Supervised, int, Any, int]] = []  # mesh, rank, link, ends so far
-        self._open: set[int] = set()  # questions that are not answered
+        self._asked: list[tuple[_Supervised, int, Any, int]] = []  # mesh, rank, link, exits so far
+        self._open: set[int] = set()  # indices of queries without an answer
         self._port = 0
 
     def ask(self) -> None:
@@ -533,7 +544,7 @@ class _Asking:
 
 
 class _Starting:
-    """A sink: waits for the first message of a new incarnation to be answered."""
+    """A sink: waits until a new incarnation has answered its first message."""
 
     def __init__(self, supervisor: Supervisor, known: _Supervised, rank: int, link: Any) -> None:
         self._supervisor = supervisor
@@ -558,11 +569,11 @@ class _Starting:
         if not flags & FAILURE:  # the bootstrap callable of its process raised
             verdict = Verdict(FAILED, str(rebuild_error(body)), USER)
             proc.reactor.call_soon(self._supervisor._book, self._known, rank, verdict)
-        # Otherwise the actor ended, which its process reports when its last act is over.
+        # Otherwise the actor failed. Its process reports the failure when its clean-up is done.
 
     def peer_lost(self, link: Any, verdict: Verdict) -> None:
         if link is self._link:
-            self.close()  # the books tell
+            self.close()  # `child_ended` reports the exit
 
 
 class _Ending:
@@ -585,11 +596,11 @@ class _Ending:
         self._timer = proc.reactor.call_later(patience, self._kill)
         uid = self._known.owned.uid
         if not proc.say(self._link, STOP, uid, self._port, self._rank, reason.encode()):
-            self._close()  # it is gone: the books tell
+            self._close()  # already exited: `child_ended` reports it
 
     def _kill(self) -> None:
         supervisor = self._supervisor
-        if self._link.uid == supervisor._proc.uid:  # not this very process: it is left behind
+        if self._link.uid == supervisor._proc.uid:  # never kill this process: abandon the actor
             self.deliver(self._rank, 0, None, self._link)
         else:
             supervisor._proc.kill_procs([self._link.uid])
@@ -601,12 +612,12 @@ class _Ending:
 
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
         self._close()
-        # If it failed before it came to stop the books know already: a failure is told before a
-        # stop is acknowledged. It may even have been replaced meanwhile.
+        # If the rank failed before it handled the stop, the failure is recorded already: a failure
+        # is reported before a stop is acknowledged. The rank may even have been replaced meanwhile.
         if self._incarnation == self._known.incarnations[self._rank]:
             verdict = Verdict(STOPPED, self._reason)
             self._supervisor._book(self._known, self._rank, verdict)
 
     def peer_lost(self, link: Any, verdict: Verdict) -> None:
         if link is self._link:
-            self._close()  # the books tell
+            self._close()  # `child_ended` reports the exit

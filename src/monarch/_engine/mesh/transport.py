@@ -1,4 +1,4 @@
-"""Hosts beyond this one: attaching to worker loops, and being one."""
+"""Remote hosts: attach to worker loops on other hosts, or run a worker loop on this one."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ __all__ = [
 ]
 
 _enabled: BindSpec | None = None
-_gateway: str | None = None  # of this client, see `attach`
+_gateway: str | None = None  # the gateway of this client, see `attach`
 
 
 def enable_transport(transport: Any) -> None:
-    """Choose how hosts talk to each other, before any other call of the interface.
+    """Choose the transport between hosts; call this before any other function of the interface.
 
-    Accepts a `ChannelTransport`, a shortcut (``"tcp"``, ``"ipc"``, ...) or an address. Processes
-    of one host always talk over handed-over socket pairs, whatever is chosen. Raises RuntimeError
-    for a second, different choice and once the client exists, ValueError for what is no transport.
+    Accepts a `ChannelTransport`, a shortcut (``"tcp"``, ``"ipc"``, ...) or an address. Processes of
+    one host always communicate over socket pairs, whatever is chosen. Raises RuntimeError for a
+    second, different choice and once the client exists, ValueError for an invalid transport.
     """
     global _enabled
     spec = parse_transport(transport)
@@ -74,22 +74,25 @@ def attach_to_workers(
     name: str | None = None,
     timeout: float | None = None,
 ) -> HostMesh:
-    """The hosts at these addresses, which run worker loops; at once, of extent ``{hosts: n}``.
+    """Return a mesh of the hosts whose worker loops serve at these addresses.
+
+    The mesh has the extent ``{hosts: n}``. It is returned at once, before the workers are reached.
 
     Args:
         private_key: must be None, see `ca`.
-        ca: must be ``"trust_all_connections"``, which switches nothing off: with ``tls://``
-            addresses certificates are checked all the same, those that ``HYPERACTOR_TLS_CERT``,
-            ``HYPERACTOR_TLS_KEY`` and ``HYPERACTOR_TLS_CA`` name.
-        workers: addresses such as ``tcp://host:4444``, or futures of them (waited for here).
-        name: for people.
-        timeout: seconds until a worker that is not reached is given up (default: the setting
-            `mesh_attach_config_timeout`, 60). It may be started meanwhile.
+        ca: must be ``"trust_all_connections"``. This does not disable any check: with ``tls://``
+            addresses, certificates are verified with the files named by ``HYPERACTOR_TLS_CERT``,
+            ``HYPERACTOR_TLS_KEY`` and ``HYPERACTOR_TLS_CA``.
+        workers: addresses such as ``tcp://host:4444``, or futures of them. Blocks until the
+            futures are resolved.
+        name: not used; accepted for compatibility.
+        timeout: seconds after which attaching to a worker fails if it is not reached (default: the
+            setting `mesh_attach_config_timeout`, 60). Workers may be started within this time.
 
-    Both sides prove that they know the same secret (see docs/security.md) before anything is said.
-    Whether the workers were reached is what `HostMesh.initialized` says; processes may be spawned
-    before. A worker that is not reached within 2 seconds is named on stderr, with the reason.
-    Raises RuntimeError for what is no address, NotImplementedError for other ``ca`` and
+    Both sides prove that they know the same secret (see docs/security.md) before any other data is
+    exchanged. `HostMesh.initialized` resolves when all workers were reached; processes may be
+    spawned before that. A worker that is not reached within 2 seconds is named on stderr, with the
+    reason. Raises RuntimeError for an invalid address, NotImplementedError for other ``ca`` and
     ``private_key``, ValueError for an impossible timeout.
     """
     _check_security(private_key, ca)
@@ -102,7 +105,7 @@ def attach_to_workers(
 def attach_hosts(
     workers: Sequence[str], secret_file: str | None = None, timeout: float | None = None
 ) -> HostMesh:
-    """As `attach_to_workers`; for workers of a job that has a secret of its own, in this file."""
+    """As `attach_to_workers`, for workers of a job whose own secret is in `secret_file`."""
     context()  # makes the client if need be
     start_agent()
     names = [str(address) for address in addresses_of(workers)]
@@ -114,7 +117,7 @@ def attach_hosts(
 
 
 def addresses_of(workers: Sequence[str]) -> list[ChannelAddr]:
-    """What to dial for these workers. Raises RuntimeError for what is no address."""
+    """Return the addresses to dial for these workers; RuntimeError for an invalid one."""
     from monarch._engine.runtime.greeting import uses_tls
 
     addresses: list[ChannelAddr] = []
@@ -122,7 +125,7 @@ def addresses_of(workers: Sequence[str]) -> list[ChannelAddr]:
         try:
             if "://*" in text:
                 raise ValueError("* is where to listen: dial what the worker says that it serves")
-            # Names behind a gateway are for it to look up.
+            # The gateway looks up the names of hosts behind it.
             resolve = _resolve if _gateway is None else None
             address = parse_worker_address(text, resolve=resolve).address
             uses_tls(address)  # raises for what hosts cannot use
@@ -136,23 +139,23 @@ def addresses_of(workers: Sequence[str]) -> list[ChannelAddr]:
 
 
 def gateway() -> str | None:
-    """The worker through which all others are reached, see `attach`."""
+    """Return the address of the worker through which all others are reached, see `attach`."""
     return _gateway
 
 
 def attach(addr: str, *, timeout: float | None = None) -> None:
-    """Reach all workers through the one at `addr`, such as ``tcp://gateway:4444``.
+    """Reach all workers through one of them, the *gateway* at `addr`: ``tcp://gateway:4444``, say.
 
-    For clients that reach only that one: addresses given to `attach_to_workers` are looked up and
-    dialed there. What is said goes through unchanged, the handshake with each worker and TLS
-    included; behind a ``tls://`` gateway only ``tls://`` workers are reached. Workers talk to each
-    other directly. (A client need never be reachable: it dials.) `this_host()` is this machine, as
-    without.
+    For clients that can reach only the gateway: addresses given to `attach_to_workers` are looked
+    up and dialed there. The gateway forwards bytes unchanged, including the handshake with each
+    worker and TLS; behind a ``tls://`` gateway only ``tls://`` workers are reached. Workers connect
+    to each other directly. No worker ever connects to the client. `this_host()` remains this
+    machine.
 
-    To be called before the client exists; again with the same address it does nothing. Blocks until
+    Call it before the client exists; a second call with the same address does nothing. Blocks until
     both sides have proved that they know the secret, at most `timeout` seconds (default: the
-    setting `mesh_attach_config_timeout`, 60). Raises RuntimeError when the client exists or is
-    attached through another worker, for what is no address, and when this one is not reached or
+    setting `mesh_attach_config_timeout`, 60). Raises RuntimeError if the client exists or is
+    attached through another worker, for an invalid address, and if the gateway is not reached or
     refuses; ValueError for an impossible timeout.
     """
     global _gateway
@@ -185,12 +188,12 @@ def attach(addr: str, *, timeout: float | None = None) -> None:
 
 
 def run_worker_loop_forever(*, private_key: Any = None, ca: Any, address: str) -> NoReturn:
-    """Serve this host at `address`; blocks.
+    """Serve this host at `address` and never return.
 
-    Exits the process with status 0 after a client's `HostMesh.shutdown`. When a client vanishes
-    its processes end, and the loop waits for others. If it cannot listen at the address it says why
-    in one line on stderr, and exits with status 1. See `attach_to_workers` for the arguments.
-    Raises ValueError for what is no address.
+    Exits the process with status 0 after a client's `HostMesh.shutdown`. When a client exits or is
+    lost, its processes are ended, and the loop waits for other clients. If it cannot listen at the
+    address, it prints the reason in one line on stderr and exits with status 1. See
+    `attach_to_workers` for the arguments. Raises ValueError for an invalid address.
     """
     try:
         worker = _worker(private_key, ca, address)
@@ -201,18 +204,18 @@ def run_worker_loop_forever(*, private_key: Any = None, ca: Any, address: str) -
 
 
 def run_worker_loop_until_shutdown(*, private_key: Any = None, ca: Any, address: str) -> None:
-    """As `run_worker_loop_forever`, but returns after a client's `HostMesh.shutdown`.
+    """As `run_worker_loop_forever`, but return after a client's `HostMesh.shutdown`.
 
-    Raises OSError if it cannot listen at the address.
+    Raises OSError if it cannot listen at the address, ValueError for an invalid address.
     """
     _worker(private_key, ca, address).run()
 
 
 def greet_worker(address: str, timeout: float) -> Peer:
-    """What the worker at this address says of itself, once both sides have proved themselves.
+    """Return what the worker at this address states about itself in the authenticated handshake.
 
-    Blocks at most about `timeout` seconds. Raises ValueError for what is no address, OSError when
-    nobody is reached, HandshakeError when one side refuses the other, SecretError without a secret.
+    Blocks at most about `timeout` seconds. Raises ValueError for an invalid address, OSError if no
+    worker is reached, HandshakeError if one side refuses the other, SecretError without a secret.
     """
     from monarch._engine.runtime.greeting import greet  # few programs ask
     from monarch._engine.runtime.secret import find_secret
@@ -229,13 +232,17 @@ def serve_host(
 ) -> None:
     """Serve this host at `address` until a client shuts it down, or SIGTERM or SIGINT comes.
 
-    `ready(url)` is called once it listens, with what clients dial: the port that was taken, if
-    `address` left it open, and a name of this host if it listens at all its addresses.
-    `names`: other addresses at which clients reach it, see `worker_names` in the settings.
-    The end of what can be read from the descriptor `lifeline` ends it, too: the system closes that
-    of a launcher that was killed.
-    Blocks; for the main thread of a process. When it returns, all that ran here for clients has
-    ended. Raises as `run_worker_loop_until_shutdown`.
+    Args:
+        address: where to listen.
+        ready: called as ``ready(url)`` once the worker listens, with the address for clients: it
+            has the port that was chosen, if `address` left it open, and a name of this host, if the
+            worker listens at all its addresses.
+        lifeline: a descriptor, or None; EOF there ends the worker, too. The system closes the other
+            end if the launching process is killed.
+        names: other addresses at which clients reach the worker, see the setting `worker_names`.
+
+    Blocks; to be called on the main thread of a process. When it returns, all processes of clients
+    on this host have exited. Raises like `run_worker_loop_until_shutdown`.
     """
     import signal
 
@@ -249,7 +256,7 @@ def serve_host(
     if lifeline is not None:
 
         def hold_on() -> None:
-            with contextlib.suppress(OSError):  # a terminal that went away
+            with contextlib.suppress(OSError):  # a terminal that was closed
                 while os.read(lifeline, 4096):
                     pass
             worker.stop()
@@ -260,7 +267,11 @@ def serve_host(
 
 
 def start_worker_loop_forever(*, private_key: Any = None, ca: Any, address: str) -> Future[None]:
-    """As `run_worker_loop_until_shutdown`, aside; the Future resolves after the shutdown."""
+    """As `run_worker_loop_until_shutdown`, on a thread of its own; does not block.
+
+    The future resolves after a client's `HostMesh.shutdown`. Raises like
+    `run_worker_loop_until_shutdown`.
+    """
     worker = _worker(private_key, ca, address)
     future: Future[None] = Future._new()
 
@@ -283,13 +294,13 @@ def _worker(private_key: Any, ca: Any, address: str, names: Sequence[str] = ()) 
     also: list[str] = []
     for name in (*names, *filter(None, settings.worker_names.split(","))):
         also.append(parse_worker_address(name.strip()).address.url)
-        with contextlib.suppress(ValueError):  # it need not be known here
+        with contextlib.suppress(ValueError):  # the name need not be known on this host
             also.append(parse_worker_address(name.strip(), resolve=_resolve).address.url)
     return Worker(parse_worker_address(address, resolve=_resolve).address, also)
 
 
 def _dialed(text: str, worker: Worker) -> str:
-    """What clients of this worker dial, which was told `text`."""
+    """Return the address that clients of a worker dial; `text` is the address it listens at."""
     from monarch._engine.runtime.own_name import EVERYWHERE, own_name
 
     address = parse_worker_address(text).address._replace(bind=None)

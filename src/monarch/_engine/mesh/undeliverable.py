@@ -1,13 +1,15 @@
-"""One-way messages that find nobody: they go back to the actor that sent them.
+"""Undeliverable one-way messages are reported to the actor that sent them.
 
 A broadcast, a `send` without a port and `Port.send` have no future that could fail. If the receiver
-is gone, the sender's `_handle_undeliverable_message` is asked, if its class has one. Nothing else
-happens to the sender: what is not handled is a dead letter (`runtime.dead_letters`).
+has exited, the sender's `_handle_undeliverable_message` is called, if its class has one. The sender
+is not affected otherwise: a message that it does not handle is a dead letter
+(`runtime.dead_letters`).
 
-* A process that lives, where the receiver lived, refuses the message. It says so at the sender's
-  *return port*, whose number travels in the message's meta.
-* That a process is gone, the send itself notices, once the sender has learned of it.
-* What was on its way into a process that died is lost: nobody knows what became of it.
+* If the receiver has ended but its process still runs, that process refuses the message. The
+  refusal goes to the sender's *return port*, whose number is in the message's meta.
+* If the sender knows that the receiver's process has exited, `send` itself finds that out.
+* A message in flight to a process that exits is lost without a report: it is not known whether it
+  was handled.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ __all__ = ["ReturnPort", "give_back"]
 
 
 class ReturnPort:
-    """Where the messages of one actor come back to.
+    """The sink of refusals of one actor's messages.
 
     Args:
         instance: the actor.
-        cell: its cell.
-        handler: its `_handle_undeliverable_message`, plain or async.
+        cell: the actor's cell.
+        handler: the actor's `_handle_undeliverable_message`, plain or async.
     """
 
     def __init__(self, instance: Instance, cell: Cell, handler: Callable[[Any], Any]) -> None:
@@ -46,10 +48,13 @@ class ReturnPort:
         self.take(Failure.from_bytes(body))
 
     def peer_lost(self, link: Any, verdict: Verdict) -> None:
-        """What was on its way is lost."""
+        """Do nothing: messages in flight to a process that exits are not reported."""
 
     def take(self, failure: Failure) -> None:
-        """A message could not be delivered because of `failure`. Any thread."""
+        """Report a message that was not delivered because of `failure`; any thread may call this.
+
+        The handler runs on the actor's thread, between its messages.
+        """
         ask = self._ask_async if self._cell.is_async else self._ask
         self._cell.interrupt(functools.partial(ask, failure))
 
@@ -87,7 +92,10 @@ class ReturnPort:
 
 
 def give_back(link: Any, failure_of: Callable[[Verdict], Failure]) -> None:
-    """A message of the current actor was refused by a link that is lost: tell it why."""
+    """Report a message that the current actor tried to send over a lost link.
+
+    `failure_of` makes the failure to report from the verdict on the receiver's process.
+    """
     back: ReturnPort | None = context().actor_instance._returns
     proc = client_proc()
 

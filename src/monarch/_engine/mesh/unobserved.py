@@ -1,14 +1,16 @@
-"""Errors of calls at which the program never looked: one line each on stderr.
+"""Reports on stderr, one line each, of errors of calls whose results the program never read.
 
-An endpoint that raises answers with its error, and that answer lies in a future. If the future is
-collected before anything read it, or the program ends first, the error would be lost without a
-trace. So an error that arrives is wrapped (`Unobserved`), and the wrapper reports itself when it
-goes without having been opened. Values are not wrapped: calls that succeed pay nothing.
+An endpoint that raises answers with its error, which is kept in a future. If the future is garbage
+collected before the program reads it, or the program exits first, the error would be lost without
+a trace. So each error that arrives is wrapped (`Unobserved`), and a wrapper that is finalised
+without having been opened reports the error. Values are not wrapped: calls that succeed pay
+nothing.
 
-Failures of actors are no business of this module: they go to the owners of the actors.
+Failures of actors are not reported here: they go to the owners of the actors.
 
-A wrapper may be collected by any thread, at any moment: it only leaves itself behind for a thread
-that decodes and writes. The same error of the same endpoint is printed once, and counted.
+A wrapper may be finalised in any thread, at any moment. So the finaliser only puts the error into a
+queue; another thread decodes and prints it. The same error of the same endpoint is printed once,
+and counted after that.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ _KINDS = 1000  # different errors that are remembered
 
 _arrived: weakref.WeakSet[Unobserved] = weakref.WeakSet()
 _collected: deque[_Lost] = deque()
-_shown: dict[tuple[str, str], int] = {}  # how often it was not printed
-_busy = False  # a thread works on `_collected`
-_ending = False  # of the program
+_shown: dict[tuple[str, str], int] = {}  # endpoint and error -> how often it was not printed
+_busy = False  # whether a thread works on `_collected`
+_ending = False  # whether the program exits
 
 
 class Unobserved:
-    """An error that has arrived: `open` gives it to the first that looks."""
+    """An error that has arrived and that the program has not read yet."""
 
     __slots__ = ("__weakref__", "_lost")
 
@@ -50,22 +52,22 @@ class Unobserved:
         _arrived.add(self)
 
     def open(self) -> BaseException:
-        """The error, which from now on counts as observed."""
+        """Return the error, which counts as observed from now on; may be called once."""
         lost, self._lost = self._lost, None
-        assert lost is not None  # a future decodes once
+        assert lost is not None  # a future decodes its result once
         return lost.rebuild()
 
     def __del__(self) -> None:
         lost = self._lost
         proc = current_proc()
-        # (A forked child has the futures of its parent, too.)
+        # A forked child also has the futures of its parent, which it must not report.
         if lost is not None and proc is not None and proc is lost.endpoint.proc:
             _collected.append(lost)
             proc.reactor.call_soon(_start)
 
 
 class _Lost:
-    """An error at which nothing looked."""
+    """The content of an `Unobserved`: what is needed to rebuild and report the error."""
 
     __slots__ = ("endpoint", "rebuild")
 
@@ -79,11 +81,11 @@ class _Lost:
         if not settings.report_unobserved_errors:
             return
         if self.endpoint.mesh._class.__module__.startswith("monarch."):
-            return  # what the runtime calls itself is reported in the program's terms
+            return  # errors of the runtime's own calls are reported elsewhere, in user terms
         name = self.endpoint.name
         try:
             error = self.rebuild()
-        except Exception as problem:  # it cannot be rebuilt here, which is worth a line, too
+        except Exception as problem:  # the error cannot be rebuilt here: report that instead
             error = problem
         where = ""
         if isinstance(error, ActorError):
@@ -105,7 +107,7 @@ class _Lost:
 
 
 def report_unobserved(*, ending: bool = False) -> None:
-    """Report what has been collected; when the program is `ending`, what is still there, too."""
+    """Report the errors in the queue; if the program is `ending`, all other unread ones as well."""
     if ending:
         for error in list(_arrived):
             lost, error._lost = error._lost, None
@@ -118,13 +120,13 @@ def report_unobserved(*, ending: bool = False) -> None:
 
 
 def leave_unobserved_to_exit() -> None:
-    """From now on no thread is started; the program's exit reports the rest."""
+    """Start no further threads for reports; the program's exit reports the remaining errors."""
     global _ending
     _ending = True
 
 
 def _start() -> None:
-    """On the reactor: have a thread report, since decoding and writing may take their time."""
+    """On the reactor: start a thread that reports, since decoding and printing may take long."""
     global _busy
     if _collected and not _busy and not _ending:
         _busy = True
