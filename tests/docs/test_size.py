@@ -1,4 +1,4 @@
-"""docs/design.md states how many lines of code the engine has; this is still about right."""
+"""README.md and docs/design.md state how many lines of code the engine has, about."""
 
 from __future__ import annotations
 
@@ -17,6 +17,16 @@ def counts() -> dict[str, int]:
     spec.loader.exec_module(count_lines)
     counted: dict[str, int] = count_lines.counts()
     return counted
+
+
+def test_the_readme_states_the_size_of_the_core_as_the_design_does() -> None:
+    pattern = r"core for (?:one|a single) host is about ([\d,]+) lines"
+    readme, design = (
+        re.findall(pattern, " ".join((ROOT / name).read_text().split()))
+        for name in ("README.md", "docs/design.md")
+    )
+    assert readme
+    assert design == readme
 
 
 def test_the_design_states_the_size_of_the_core_and_of_the_rest_to_five_percent() -> None:
