@@ -1,1 +1,1 @@
-"""The vocabulary everyone shares: ids, addresses, errors, settings, instrument points."""
+"""The vocabulary of all layers: ids, addresses, errors, settings, instrument points."""

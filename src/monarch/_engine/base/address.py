@@ -1,9 +1,8 @@
-"""Where something listens: transports, addresses, and what a server is told to bind.
+"""Addresses of listeners: transports, addresses, and what a server shall bind.
 
-An address is written in two spellings. Users write URLs (``tcp://host:80``, ``ipc://@name``,
-``inproc://3``); the *internal* spelling (``tcp:host:80``, ``unix:@name``, ``local:3``) is what
-gets printed and logged. Every parser here reads both; ``str`` gives the internal one,
-``ChannelAddr.url`` the other.
+An address has two spellings. Users write URLs (``tcp://host:80``, ``ipc://@name``, ``inproc://3``);
+the *internal* spelling (``tcp:host:80``, ``unix:@name``, ``local:3``) is printed and logged. Every
+parser here reads both; ``str`` gives the internal spelling, ``ChannelAddr.url`` the URL.
 
 ============================== ============================= ===================================
 URL                            internal                      meaning
@@ -17,13 +16,13 @@ URL                            internal                      meaning
 ``tcp://h:fd5``                ``tcp:h:fd5``                 adopt the bound socket 5
 ============================== ============================= ===================================
 
-Parsing does no I/O, so it cannot look names up: a parser takes ``resolve``, a function from host
+Parsing does no I/O, so it cannot resolve names: a parser takes ``resolve``, a function from host
 name to IP address text that raises ``OSError`` for an unknown name. It is used for TCP only (TLS
-and QUIC check certificates against the name). Without one, a name stays a name and is looked up
-when it is dialed, which also is the better moment where names move. ``localhost`` needs no look-up.
+and QUIC check certificates against the name). Without it, a name stays a name and is resolved when
+it is dialed, which is also the better moment where names move. ``localhost`` needs no resolution.
 
-``ChannelTransport`` is an ordinary enum: more than the reference has (there it cannot be hashed
-or iterated), and nothing less.
+``ChannelTransport`` is an ordinary enum. So it can be hashed and iterated, unlike that of the
+reference, and lacks nothing of it.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9
 class AddressError(ValueError, RuntimeError):
     """Text that is not an address.
 
-    A ``ValueError`` by nature; also a ``RuntimeError`` because programs written for the reference
-    expect that one from ``ChannelAddr.parse``.
+    It is a ``ValueError`` by nature, and also a ``RuntimeError`` because programs written for the
+    reference expect that type from ``ChannelAddr.parse``.
     """
 
 
@@ -79,7 +78,7 @@ class ChannelTransport(enum.Enum):
     Unix = 9
 
     def get(self) -> ChannelTransport:
-        """This transport itself."""
+        """Return this transport itself."""
         return self
 
     def __int__(self) -> int:
@@ -92,7 +91,7 @@ class ChannelTransport(enum.Enum):
     __str__ = __repr__
 
 
-# How a transport without an address is written: in configuration, and in a BindSpec's repr.
+# The text of a transport without an address: in configuration, and in the repr of a BindSpec.
 _TRANSPORT_TEXT = {
     ChannelTransport.TcpWithLocalhost: ("tcp(Localhost)", "Tcp(Localhost)"),
     ChannelTransport.TcpWithHostname: ("tcp(Hostname)", "Tcp(Hostname)"),
@@ -117,7 +116,7 @@ _TRANSPORT_OF_SCHEME = {
     "unix": ChannelTransport.Unix,
 }
 
-# The short names that `enable_transport` takes on top of what a BindSpec reads.
+# Short names that `enable_transport` accepts in addition to those of a BindSpec.
 _SHORTCUTS = {
     "ipc": ChannelTransport.Unix,
     "metatls": ChannelTransport.MetaTlsWithIpV6,
@@ -126,15 +125,15 @@ _SHORTCUTS = {
 
 
 class ChannelAddr(NamedTuple):
-    """One address, parsed and checked: made by ``ChannelAddr.parse``.
+    """One parsed and checked address; made by ``ChannelAddr.parse``.
 
     Attributes:
         scheme: ``tcp``, ``tls``, ``metatls``, ``quic``, ``metaquic``, ``unix`` or ``local``.
         host: host name or IP address without brackets; empty for ``unix`` and ``local``.
-        port: port number; 0 for any free one and where there is none.
+        port: port number; 0 for any free port, and for schemes without ports.
         fd: descriptor of an already bound socket to adopt, or None.
         name: path or ``@abstract`` name of ``unix`` (empty: any); number of ``local``.
-        bind: for an alias, the address the server binds; peers dial the rest. Else None.
+        bind: for an alias, the address that the server binds, while peers dial the rest; else None.
 
     >>> address = ChannelAddr.parse("ipc://@jobs")
     >>> str(address), address.url, address.get_transport()
@@ -150,9 +149,9 @@ class ChannelAddr(NamedTuple):
 
     @staticmethod
     def parse(addr: str, *, resolve: Resolver | None = None) -> ChannelAddr:
-        """The address that ``addr`` spells, in either spelling.
+        """Return the address that ``addr`` spells, in either spelling.
 
-        Raises ``AddressError`` (a ``ValueError`` and a ``RuntimeError``) naming what is wrong.
+        Raises ``AddressError`` (a ``ValueError`` and a ``RuntimeError``) that names the flaw.
         """
         if not isinstance(addr, str):
             raise TypeError(f"an address is a str, not {type(addr).__name__!r}")
@@ -164,9 +163,9 @@ class ChannelAddr(NamedTuple):
         *,
         entropy: Callable[[int], bytes] = os.urandom,  # noqa: TID251 - the driver's is handed in
     ) -> str:
-        """Text of an address to bind for ``transport``: any free port, or a fresh name.
+        """Return the text of an address to bind for ``transport``: any free port, or a fresh name.
 
-        ``entropy(n)`` gives the n random bytes of an abstract socket name.
+        ``entropy(n)`` returns the n random bytes of an abstract socket name.
         """
         if not isinstance(transport, ChannelTransport):
             raise TypeError(f"expected a ChannelTransport, not {type(transport).__name__!r}")
@@ -180,11 +179,11 @@ class ChannelAddr(NamedTuple):
         return f"{scheme}:{os.uname().nodename}:0"
 
     def get_port(self) -> int:
-        """The port peers dial; 0 where there is none."""
+        """Return the port that peers dial; 0 if there is none."""
         return self.port
 
     def get_transport(self) -> ChannelTransport:
-        """The transport this address belongs to."""
+        """Return the transport to which this address belongs."""
         if self.scheme == "tcp":
             loopback = self.host == "::1" or self.host.startswith("127.")
             if loopback:
@@ -205,7 +204,7 @@ class ChannelAddr(NamedTuple):
         return f"{host}:{self.port}" if self.fd is None else f"{host}:fd{self.fd}"
 
     def _native_repr(self) -> str:
-        """The form inside a BindSpec's repr, which tests written for the reference print."""
+        """Return the form in a BindSpec's repr, which tests written for the reference print."""
         if self.bind is not None:
             dial = f"Tcp({self._endpoint()})"
             return f"Alias {{ dial_to: {dial}, bind_to: {self.bind._native_repr()} }}"
@@ -228,10 +227,10 @@ class ChannelAddr(NamedTuple):
 
 
 class BindSpec:
-    """What a server is told to bind: a transport (at any address) or one address.
+    """The address that a server shall bind: a transport (at any address) or one address.
 
-    Immutable, hashable, picklable. Raises ``TypeError`` for other types and ``ValueError`` for
-    text that says neither.
+    Immutable, hashable, picklable. Raises ``TypeError`` for other types and ``ValueError`` for text
+    that spells neither.
 
     >>> BindSpec("tcp://127.0.0.1:0")
     PyBindSpec(Addr(Tcp(127.0.0.1:0)))
@@ -271,7 +270,7 @@ class BindSpec:
 
     @property
     def address(self) -> ChannelAddr | None:
-        """The address to bind; None for any of the transport."""
+        """The address to bind; None for any address of the transport."""
         return self._address
 
     def __str__(self) -> str:
@@ -297,9 +296,9 @@ class BindSpec:
 def parse_transport(
     transport: ChannelTransport | BindSpec | str, *, resolve: Resolver | None = None
 ) -> BindSpec:
-    """The ``BindSpec`` a user means in ``enable_transport``, short names included.
+    """Return the ``BindSpec`` that a user means in ``enable_transport``, short names included.
 
-    Raises as ``BindSpec`` does.
+    Raises the same errors as ``BindSpec``.
 
     >>> parse_transport("ipc")
     PyBindSpec(Any(Unix))
@@ -367,12 +366,12 @@ def _parse_network(text: str, scheme: str, rest: str, resolve: Resolver | None) 
 
 
 def _host(text: str, host: str, resolve: Resolver | None) -> str:
-    import ipaddress  # Few programs spell an IP address; the others need not load the module.
+    import ipaddress  # imported late: few programs spell an IP address
 
     def plain(text: str) -> str:
         address = ipaddress.ip_address(text)
         mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-        return str(mapped or address)  # one spelling of each address
+        return str(mapped or address)  # a single spelling for each address
 
     try:
         return plain(host)
@@ -394,8 +393,8 @@ def _number(text: str, digits: str, most: int) -> int:
     return int(digits)
 
 
-# Pickles and `repr` checks name the path under which programs know these classes. Doctest only
-# looks at classes that claim its module, so it is told where the examples are.
+# Pickles and `repr` checks contain the path under which programs import these classes. Doctest only
+# examines classes that claim its module, so `__test__` points it to the examples.
 for _public in (BindSpec, ChannelAddr, ChannelTransport):
     _public.__module__ = "monarch._rust_bindings.monarch_hyperactor.channel"
 __test__ = {"BindSpec": BindSpec.__doc__, "ChannelAddr": ChannelAddr.__doc__}

@@ -1,4 +1,4 @@
-"""The command that starts a proc, when it is not forked from a warm launcher."""
+"""The command that starts a proc that is not forked from a warm launcher."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["BootstrapCommand"]
 
 
 class BootstrapCommand:
-    """What to execute to start a proc. Picklable.
+    """The command that is executed to start a proc. Picklable.
 
     Args:
         program: path of the program.
-        arg0: what the program sees as its own name; None for ``program``.
+        arg0: the name that the program sees as its own; None for ``program``.
         args: arguments, without the name.
         env: environment variables to set; None as a value removes an inherited variable.
         inherit_env: start from the environment of the host agent; else from an empty one. The
             variables by which a proc finds its host are set in any case.
 
-    The attributes have the names of the arguments and can be assigned. ``args`` and ``env`` give
-    copies: changing what they return does not change the command.
+    The attributes have the names of the arguments and can be assigned. ``args`` and ``env`` return
+    copies: changing a copy does not change the command.
 
     >>> BootstrapCommand("py", None, ["-c"], {"A": "1"}).with_env({"B": None})
     BootstrapCommand(program='py', args=["-c"], env={"A": Some("1"), "B": None}, inherit_env=True)
@@ -55,7 +55,7 @@ class BootstrapCommand:
 
     @property
     def arg0(self) -> str | None:
-        """What the program sees as its own name; None for ``program``."""
+        """The name that the program sees as its own; None for ``program``."""
         return self._arg0
 
     @arg0.setter
@@ -75,7 +75,7 @@ class BootstrapCommand:
 
     @property
     def env(self) -> dict[str, str | None]:
-        """A copy of the environment variables to set or (None) remove."""
+        """A copy of the environment variables to set, or to remove (None)."""
         return dict(self._env)
 
     @env.setter
@@ -103,7 +103,7 @@ class BootstrapCommand:
         self._inherit_env = value
 
     def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
-        """A copy whose environment has ``env`` on top."""
+        """Return a copy whose environment has ``env`` on top."""
         return BootstrapCommand(
             self._program, self._arg0, self._args, {**self._env, **env}, self._inherit_env
         )
@@ -137,7 +137,7 @@ _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0
 
 
 def _quote(text: str) -> str:
-    """In double quotes, escaped as the reference's native code does: its users compare reprs."""
+    """Quote text as the reference's native code does, since its users compare reprs."""
     escaped = (
         _ESCAPES.get(char) or (char if char.isprintable() else f"\\u{{{ord(char):x}}}")
         for char in text
@@ -145,6 +145,6 @@ def _quote(text: str) -> str:
     return f'"{"".join(escaped)}"'
 
 
-# Pickles name the path under which programs know the class; doctest has to be told then.
+# Pickles contain the path under which programs import the class; `__test__` points doctest to it.
 BootstrapCommand.__module__ = "monarch._rust_bindings.monarch_hyperactor.host_mesh"
 __test__ = {"BootstrapCommand": BootstrapCommand.__doc__}

@@ -1,9 +1,9 @@
-"""A byte sink that does not copy big pieces, and the byte source it freezes into.
+"""A byte sink that does not copy big pieces, and the byte source that it freezes into.
 
-``Buffer`` is what a pickler writes to: it keeps large ``bytes`` objects by reference (they cannot
-change) and gathers everything else in between. ``freeze`` joins the pieces, once.
+A pickler writes to a ``Buffer``. It keeps large ``bytes`` objects by reference (they cannot change)
+and collects everything else in between. ``freeze`` joins the pieces, once.
 
-``FrozenBuffer`` is read from the front, and what is unread is its buffer-protocol content, so that
+A ``FrozenBuffer`` is read from the front. It exports its unread part by the buffer protocol, so
 ``memoryview(frozen)`` or ``pickle.loads(frozen)`` see the rest. Before Python 3.12 a class written
 in Python can export a buffer only by inheriting from a type that does, and of those only
 ``bytearray`` can drop bytes from its front (in constant time): hence the base class. It also makes
@@ -26,7 +26,7 @@ __all__ = ["Buffer", "FrozenBuffer"]
 
 
 class Buffer:
-    r"""Collects written bytes until ``freeze``. Not for several threads at once.
+    r"""Collects written bytes until ``freeze``. Not thread-safe.
 
     >>> buffer = Buffer()
     >>> buffer.write(b"line 1\n"), buffer.write(bytearray(b"line 2")), len(buffer)
@@ -43,10 +43,10 @@ class Buffer:
         self._length = 0
 
     def write(self, data: ReadableBuffer) -> int:
-        """Append ``data``; gives its length in bytes.
+        """Append ``data``; return its length in bytes.
 
-        A ``bytes`` object of at least ``small_write_threshold`` bytes is kept, anything else is
-        copied before this returns. Raises ``TypeError`` for what is not bytes-like.
+        A ``bytes`` object of at least ``small_write_threshold`` bytes is kept by reference, other
+        data is copied before this returns. Raises ``TypeError`` if the data is not bytes-like.
         """
         view = memoryview(data)
         if isinstance(data, bytes) and view.nbytes >= settings.small_write_threshold:
@@ -59,7 +59,7 @@ class Buffer:
         return view.nbytes
 
     def freeze(self) -> FrozenBuffer:
-        """Everything written so far, to be read; this buffer is empty afterwards."""
+        """Return everything written so far, to be read; this buffer is empty afterwards."""
         frozen = FrozenBuffer()
         for piece in self._pieces:
             frozen += piece
@@ -73,23 +73,23 @@ class Buffer:
 class FrozenBuffer(bytearray):
     """Bytes to be read from the front; made by ``Buffer.freeze``.
 
-    Its length, its text and what the buffer protocol exports are the unread part.
+    Its length, its text and its buffer-protocol content are those of the unread part.
     """
 
     __slots__ = ()
 
     def read(self, size: int = -1) -> bytes:
-        """The next ``size`` bytes, fewer at the end; all that are left if negative."""
+        """Return the next ``size`` bytes, or fewer at the end; all that are left if negative."""
         return self._take(len(self) if size < 0 else size)
 
     def readline(self, size: int = -1) -> bytes:
-        """The next bytes up to and with a newline, at most ``size`` of them if not negative."""
+        """Return the next bytes up to and including a newline, at most ``size`` if not negative."""
         newline = self.find(b"\n")
         end = len(self) if newline < 0 else newline + 1
         return self._take(end if size < 0 else min(size, end))
 
     def readinto(self, target: WriteableBuffer) -> int:
-        """Fill ``target`` with the next bytes; gives how many, fewer than it holds at the end."""
+        """Fill ``target`` with the next bytes; return their number, which is less at the end."""
         with memoryview(target) as view, view.cast("B") as into:
             if into.readonly:
                 raise BufferError("cannot write to read-only buffer")
@@ -104,7 +104,7 @@ class FrozenBuffer(bytearray):
         return data
 
     def __str__(self) -> str:
-        # Double quotes whatever the content.
+        # Double quotes, whatever the content is.
         escaped = self.decode("latin-1").encode("unicode_escape").decode().replace('"', '\\"')
         return f'b"{escaped}"'
 
@@ -112,7 +112,7 @@ class FrozenBuffer(bytearray):
         return f"<FrozenBuffer, {len(self)} bytes unread>"
 
 
-# Programs know these classes under this path; doctest has to be told then.
+# Programs import these classes from this path; `__test__` points doctest to the examples.
 for _public in (Buffer, FrozenBuffer):
     _public.__module__ = "monarch._rust_bindings.monarch_hyperactor.buffers"
 __test__ = {"Buffer": Buffer.__doc__}

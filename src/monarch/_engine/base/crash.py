@@ -1,13 +1,12 @@
-"""What Python wrote about itself when a signal killed it, made into a traceback for people.
+"""Crash reports: makes a traceback for people from what Python wrote when a signal killed it.
 
-The text is that of `faulthandler`: every thread with its frames, the innermost first, no lines of
-source. The thread that matters is the one that crashed, and of its frames those of the program: as
-in all tracebacks here, what lies before them, how the runtime came to call the program, is left
-out. A crash that no frame of the program was part of (a native thread of a library, a signal from
-outside) is told with what the program was doing meanwhile, in other threads.
+The input is the text of `faulthandler`: every thread with its frames, the innermost first, without
+source lines. Of the thread that crashed, the frames of the program are shown. As in all tracebacks
+here, the frames before them, by which the runtime called the program, are omitted. If no frame of
+the program was part of the crash (a native thread of a library, a signal from outside), the report
+shows the program's frames in other threads instead.
 
-The text comes from a process that was no longer in order. Whatever in it is not understood is
-passed over.
+The text comes from a process that was already corrupted. Lines that are not understood are skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _RUNTIME = re.compile(
     r"|/python3[^/]*/(threading|asyncio/\w+|concurrent/futures/\w+)\.py$"
     r"|^<frozen runpy>$|/python3[^/]*/runpy\.py$"
 )
-_HEAD, _END = 6, 18  # frames shown of a deep stack: how it begins, how it ends
+_HEAD, _END = 6, 18  # frames shown of a deep stack: first, last
 _OTHERS = 3  # threads shown instead of the one that crashed
 _CRASHED = "Traceback of where the process crashed (most recent call last):"
 _ELSEWHERE = "Traceback of a thread that did not crash (most recent call last):"
@@ -33,7 +32,7 @@ _Stack = list[tuple[str, str]]  # file, and the frame's line in a traceback
 
 
 def crash_trace(dump: str) -> str:
-    """The traceback in a `faulthandler` dump, and why it was written; empty if there is none.
+    """Return the traceback in a `faulthandler` dump, and its reason; empty if there is none.
 
     >>> print(crash_trace('''Fatal Python error: Segmentation fault
     ...
@@ -49,7 +48,7 @@ def crash_trace(dump: str) -> str:
     """
     _, _, text = dump.partition(_REASON)
     reason, _, text = text.partition("\n")
-    # (A second one is of a crash while the first was told.)
+    # A second report means that writing the first one crashed.
     crashed, others = _stacks(text.partition(_REASON)[0].splitlines())
     lines: list[str] = []
     if shown := _of_program(crashed):
@@ -63,7 +62,7 @@ def crash_trace(dump: str) -> str:
 
 
 def _stacks(lines: list[str]) -> tuple[_Stack, list[_Stack]]:
-    """The stack that crashed, and those of other threads; outermost frame first."""
+    """Return the stack that crashed, and those of other threads; outermost frame first."""
     crashed: _Stack = []
     others: list[_Stack] = []
     stack: _Stack = []
@@ -79,7 +78,8 @@ def _stacks(lines: list[str]) -> tuple[_Stack, list[_Stack]]:
 
 
 def _of_program(stack: _Stack) -> _Stack:
-    # What our processes were started with, `python -c`, is no file of ours, but it is ours.
+    # The first frame is the `python -c` that started the process: not an engine file, but part of
+    # it.
     first = 1 if len(stack) > 1 and "/monarch/_engine/" in stack[1][0] else 0
     while first < len(stack) and is_runtime_frame(stack[first][0]):
         first += 1
@@ -87,7 +87,7 @@ def _of_program(stack: _Stack) -> _Stack:
 
 
 def is_runtime_frame(filename: str) -> bool:
-    """Whether code in this file is what runs programs: the runtime, threads, event loops."""
+    """Whether this file belongs to what runs programs: the runtime, threads, event loops."""
     return _RUNTIME.search(filename) is not None
 
 

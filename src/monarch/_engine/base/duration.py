@@ -1,14 +1,15 @@
-"""Time spans as people write them: ``30s``, ``1h 30m``, ``500ms``.
+"""Durations as people write them: ``30s``, ``1h 30m``, ``500ms``.
 
-Configuration values and environment variables hold durations as text, the engine wants seconds.
-In between stands a whole number of nanoseconds: exact, so that text which was read and written
-again means the same time, and ``300s`` and ``5m`` compare equal.
+Configuration values and environment variables hold durations as text; the engine needs seconds. The
+stored form is a whole number of nanoseconds. It is exact: text that was read and written again
+means the same time, and ``300s`` and ``5m`` compare equal.
 
 The grammar is that of the ``humantime`` convention: one or more ``<number><unit>`` terms that are
 added up. White space may stand between them and between number and unit; a number may have a
 decimal point. Months and years are averages (30.44 and 365.25 days), which is why the canonical
-text of ``365d`` is not ``1year``; for time-outs nobody minds, and it keeps a duration independent
-of any calendar. A plain number without a unit is an error (seconds? milliseconds?), except ``0``.
+text of ``365d`` is not ``1year``. That does not matter for time-outs, and it keeps a duration
+independent of any calendar. A plain number without a unit is an error (seconds? milliseconds?),
+except ``0``.
 """
 
 import re
@@ -34,7 +35,7 @@ _SPELLINGS: tuple[tuple[int, str], ...] = (
 )
 _UNITS = {name: size for size, names in _SPELLINGS for name in names.split()}
 
-# The longest time a duration may say: 64 bits of whole seconds, and the nanoseconds after them.
+# The longest duration: 64 bits of whole seconds, and the nanoseconds after them.
 _LONGEST = 2**64 * _SECOND - 1
 
 _TERM = re.compile(r"([0-9]+)(?:\.([0-9]+))?\s*([a-zA-Zµ]*)")
@@ -52,10 +53,10 @@ _SYMBOLS = (
 
 
 def parse_duration(text: str) -> int:
-    """The nanoseconds that ``text`` says.
+    """Return the nanoseconds that ``text`` means.
 
-    Raises ``ValueError`` saying what is wrong and where when ``text`` is not a duration, is finer
-    than a nanosecond, or does not fit 64 bits of seconds.
+    Raises ``ValueError``, which names the flaw and its place, when ``text`` is not a duration, is
+    finer than a nanosecond, or does not fit 64 bits of seconds.
 
     >>> parse_duration("1h 30m") == parse_duration("1.5h") == 90 * 60 * 1_000_000_000
     True
@@ -91,7 +92,7 @@ def parse_duration(text: str) -> int:
 
 
 def format_duration(nanoseconds: int) -> str:
-    """The canonical text of a duration, largest units first.
+    """Return the canonical text of a duration, largest units first.
 
     >>> format_duration(parse_duration("300s")), format_duration(parse_duration("90s"))
     ('5m', '1m 30s')

@@ -1,15 +1,15 @@
-"""Every exception the runtime raises, in one tree a caller can learn in a minute.
+"""Every exception that the runtime raises, in one small tree.
 
 ``ActorError``        the endpoint raised: user code on the other side failed, the actor lives on.
-``SupervisionError``  the actor, its process or its mesh is dead, dying or stopped.
-``DeadlockError``     actors wait for each other in a circle; one of them is told.
+``SupervisionError``  the actor, its process or its mesh has failed, is exiting, or was stopped.
+``DeadlockError``     actors wait for each other in a cycle; it is raised in one of them.
 ``BackpressureError`` a receiver stayed full for longer than the configured time.
 ``PayloadTooLarge``   a message is larger than the configured limit; refused at the call.
 ``ProtocolError``     a peer sent bytes that are not our protocol; never the user's fault.
 
 Misuse is reported with the built-in types (``TypeError``, ``ValueError``, ``RuntimeError``...).
-``ActorError`` and ``SupervisionError`` report the module paths under which programs written for
-the reference match and unpickle them.
+``ActorError`` and ``SupervisionError`` report the module paths under which programs written for the
+reference match and unpickle them.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ LONGEST_LINE = 1 << 11
 
 
 def format_remote(exception: BaseException) -> str:
-    """The traceback of `exception` as its user sees it: without frames of the engine.
+    """Return the traceback of `exception` as its user sees it: without frames of the engine.
 
-    They are the same for every call and push the lines that matter off the screen: those before the
-    first frame of user code always, those after the last if the engine raised one of its own
-    errors, since then the user's line is the one to look at. The whole chain is shown.
+    Engine frames are the same for every call and push the relevant lines off the screen. Those
+    before the first frame of user code are always omitted. Those after the last are omitted if the
+    engine raised one of its own errors, since then the user's line is the relevant one. The whole
+    chain is shown.
 
     Never raises, whatever the code of the exception's class does. At most `LONGEST_TEXT`
     characters.
@@ -63,7 +64,7 @@ def format_remote(exception: BaseException) -> str:
 
 
 def format_all(exception: BaseException) -> str:
-    """The traceback of `exception` with all frames. Never raises."""
+    """Return the traceback of `exception` with all frames. Never raises."""
     try:
         return _shortened("".join(traceback.format_exception(exception)).rstrip(), LONGEST_TEXT)
     except BaseException as problem:
@@ -81,7 +82,7 @@ def _format_remote(exception: BaseException) -> str:
         seen.add(id(shown))
         pending.append((shown.__cause__, error.__cause__))
         pending.append((shown.__context__, error.__context__))
-        if getattr(shown, "exceptions", None):  # it is a group
+        if getattr(shown, "exceptions", None):  # an exception group
             pending += zip(shown.exceptions, error.exceptions, strict=False)
         stack = shown.stack
         while stack and is_engine_frame(stack[0].filename):
@@ -100,11 +101,12 @@ def _shortened(text: str, limit: int) -> str:
     return f"{text[:half]} ... {len(text) - 2 * half} characters left out ... {text[-half:]}"
 
 
-_TRACEBACK = vars(BaseException)["__traceback__"].__get__  # also of a class that overrides it
+# works for a class that overrides it, too
+_TRACEBACK = vars(BaseException)["__traceback__"].__get__
 
 
 def _frames(exception: BaseException) -> str:
-    """The frames of user code, which know the way to an exception that says nothing itself."""
+    """Return the frames of user code, for an exception whose text cannot be made."""
     try:
         found = traceback.extract_tb(_TRACEBACK(exception))
         lines = traceback.format_list(
@@ -116,7 +118,7 @@ def _frames(exception: BaseException) -> str:
 
 
 def type_name(exception: BaseException) -> str:
-    """The name of its class, with that of the module. Never raises."""
+    """Return the name of the exception's class, with that of the module. Never raises."""
     kind = type(exception)
     if kind in _PUBLIC:
         return _PUBLIC[kind]
@@ -127,7 +129,7 @@ def type_name(exception: BaseException) -> str:
 
 
 def text_of(exception: BaseException) -> str:
-    """`str(exception)`. Never raises; at most `LONGEST_TEXT` characters."""
+    """Return `str(exception)`, at most `LONGEST_TEXT` characters. Never raises."""
     try:
         return _shortened(f"{exception}", LONGEST_TEXT)
     except BaseException as problem:
@@ -142,12 +144,12 @@ _ENGINE_DIR = __file__.rsplit("base", 1)[0]
 
 
 def is_engine_frame(filename: str) -> bool:
-    """Whether the code in this file is the runtime's, not the user's."""
+    """Whether the code in this file belongs to the runtime, not to the user."""
     return filename.startswith(_ENGINE_DIR)
 
 
 def user_stacklevel() -> int:
-    """The `stacklevel` with which the caller of this warns at the user's line."""
+    """Return the `stacklevel` with which the caller of this function warns at the user's line."""
     level, frame = 1, sys._getframe(1)
     while is_engine_frame(frame.f_code.co_filename) and frame.f_back is not None:
         level, frame = level + 1, frame.f_back
@@ -155,7 +157,7 @@ def user_stacklevel() -> int:
 
 
 def is_ours(exception: BaseException) -> bool:
-    """Whether the engine raised it, not what the engine called."""
+    """Whether the engine itself raised the exception, not code that the engine called."""
     trace = _TRACEBACK(exception)
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -163,10 +165,10 @@ def is_ours(exception: BaseException) -> bool:
 
 
 def headline(exception: BaseException) -> str:
-    """Type and text of `exception` in one line; of one that reports another, with the other's.
+    """Return the type and text of `exception` in one line.
 
-    Never raises, whatever the code of the exception's class does. At most `LONGEST_LINE`
-    characters.
+    For an exception that reports another, the line includes the other's. Never raises, whatever the
+    code of the exception's class does. At most `LONGEST_LINE` characters.
     """
     try:
         return _shortened(_with_public_names(_headline(exception)), LONGEST_LINE)
@@ -181,7 +183,7 @@ def _headline(exception: BaseException) -> str:
         root = exception.failure.root
         return f"SupervisionError: {root.actor} {root.kind}: {_first_line(root.error)}"
     lines = traceback.format_exception_only(type(exception), exception)
-    if isinstance(exception, SyntaxError):  # its place comes first
+    if isinstance(exception, SyntaxError):  # its first lines show the place
         return _first_line(lines[-1])
     return _first_line(lines[0])
 
@@ -195,8 +197,9 @@ class ActorError(Exception):
     """An endpoint raised. Carries the original exception, and where it was raised.
 
     Attributes:
-        exception: the object the endpoint raised, rebuilt on this side (without its traceback).
-        message: which call failed.
+        exception: the object that the endpoint raised, rebuilt on this side (without its
+            traceback).
+        message: the call that failed.
         exception_formatted: the remote traceback as text, root cause included.
 
     >>> error = ActorError(ValueError("bad value"), "Actor call aa.boom failed.")
@@ -220,7 +223,7 @@ class ActorError(Exception):
 
     @property
     def root(self) -> ActorError:
-        """The error of the call that failed first, if actors passed it on; else itself."""
+        """The error of the call that failed first, if actors passed it on; else this error."""
         error = self
         while issubclass(type(error.exception), ActorError):
             error = cast("ActorError", error.exception)
@@ -228,20 +231,21 @@ class ActorError(Exception):
 
     @property
     def actor(self) -> str:
-        """Who raised, as a chain of owners: ``<root>.<__main__.Worker w{'gpus': 1/2}>``.
+        """The actor that raised, as a chain of owners: ``<root>.<__main__.Worker w{'gpus': 1/2}>``.
 
-        Empty for an error that did not come from an actor, like the next three.
+        Empty for an error that did not come from an actor; then `rank`, `host`, `pid` and `when`
+        are unknown as well.
         """
         return "" if self._failure is None else self._failure.actor
 
     @property
     def rank(self) -> int | None:
-        """The rank that raised, in the mesh as spawned (not in a slice of it)."""
+        """The rank that raised, in the mesh as spawned (not in a slice of it); None if unknown."""
         return None if self._failure is None else self._failure.ranks[0]
 
     @property
     def host(self) -> str:
-        """The host where it was raised."""
+        """The host on which it was raised; empty if unknown."""
         return "" if self._failure is None else self._failure.verdict.host
 
     @property
@@ -251,13 +255,13 @@ class ActorError(Exception):
 
     @property
     def when(self) -> float:
-        """Seconds since the epoch, by the clock of that host; 0 if unknown."""
+        """The time in seconds since the epoch, by the clock of that host; 0 if unknown."""
         return 0.0 if self._failure is None else self._failure.verdict.when
 
     def _origin(self) -> tuple[Failure | None, list[str]]:
-        """What happened first, and the actors that passed it on."""
+        """Return the failure that happened first, and the actors that passed it on."""
         calls: list[ActorError] = [self]
-        # By type: `isinstance` asks an object for its class, and may run code of the user's.
+        # By type, since `isinstance` asks an object for its class and may run user code.
         while issubclass(type(calls[0].exception), ActorError):
             calls.insert(0, cast("ActorError", calls[0].exception))
         actors = [call.actor for call in calls if call.actor]
@@ -293,7 +297,7 @@ def _rebuild_actor_error(
 
 
 class RemoteException(Exception):
-    """Stands in for an exception that could not travel; its type and text are in the message."""
+    """Replaces an exception that could not be sent; the message has its type and text."""
 
 
 class SupervisionError(RuntimeError):
@@ -301,7 +305,7 @@ class SupervisionError(RuntimeError):
 
     Args:
         message: what happened, root cause first.
-        endpoint: the call that noticed, as ``mesh.method()``.
+        endpoint: the call that could not be answered, as ``mesh.method()``.
 
     Attributes:
         failure: the same as data (`MeshFailure`): who, which rank, host and process, when, why.
@@ -316,7 +320,7 @@ class SupervisionError(RuntimeError):
 
     @staticmethod
     def of(failure: Failure, endpoint: str | None = None) -> SupervisionError:
-        """The error for somebody who needed what failed."""
+        """Return the error for a caller that needed the failed actor."""
         error = SupervisionError(failure.report(), endpoint)
         error.failure = MeshFailure(failure)
         return error
@@ -333,11 +337,11 @@ class SupervisionError(RuntimeError):
 
 
 class WouldBlockRuntime(RuntimeError):
-    """Blocking is refused here because it could never end."""
+    """Blocking is refused here because the wait could never end."""
 
 
 class UnhandledFaultHookException(Exception):
-    """Raised by a fault hook to say that it did not handle the failure."""
+    """Raised by a fault hook that did not handle the failure."""
 
 
 class BackpressureError(RuntimeError):
@@ -345,14 +349,14 @@ class BackpressureError(RuntimeError):
 
 
 class DeadlockError(RuntimeError):
-    """This wait could never end: actors wait for each other in a circle.
+    """This wait could never end: actors wait for each other in a cycle.
 
     It is raised by the ``get`` or ``await`` of one of them; the others then get the error of a call
-    that failed. The call that was waited for is not taken back: its actor may still handle it.
+    that failed. The call of the broken wait is not cancelled: its actor may still handle it.
 
     Attributes:
-        cycle: for each actor who waits, for which call, and where in its program. Each waits for
-            the next one, the last for the first.
+        cycle: for each actor that waits: the actor, the call, and the place in its program. Each
+            waits for the next one, the last for the first.
 
     >>> me = "<root>.<app.Cook cook>"
     >>> print(DeadlockError([(me, "cook.taste()", "app.py:12, in cook")]))  # doctest: +ELLIPSIS
@@ -391,10 +395,10 @@ class PayloadTooLarge(ValueError):
 
 
 class ProtocolError(Exception):
-    """A peer's bytes are not valid frames. Names the peer; the link is closed."""
+    """A peer sent bytes that are not valid frames. The text names the peer; the link is closed."""
 
 
-# What the engine raises on purpose: the line that called it is where to look.
+# Errors that the engine raises on purpose: the relevant line is the one that called the engine.
 _DELIBERATE = (
     ActorError,
     BackpressureError,

@@ -1,15 +1,15 @@
-"""What happened, told once and the same everywhere.
+"""A failure as data, and its text, which is the same wherever it is shown.
 
-A `Failure` is a plain value: who, what, when, where, and, when an actor failed only because it did
-not handle its child's failure, the child's. Whoever shows one, an exception, the log or
-``str(failure)``, shows the same text, made here. It is made for a person with a terminal of forty
-lines, who starts at the top:
+A `Failure` is a plain value: the actor, what happened, when and where. If an actor failed only
+because it did not handle its child's failure, the value also holds that failure. An exception, the
+log and ``str(failure)`` show the same text, made here. It is made for a person with a terminal of
+forty lines, who starts at the top:
 
-1. who failed, and what happened in one line: the *root*, never those it took along;
-2. in parentheses who has to look (user code, system, ...), which rank, host, pid, and when;
+1. the actor, and what happened, in one line: of the *root* failure, never of its consequences;
+2. in parentheses the responsible party (user code, system, ...), rank, host, pid, and time;
 3. the evidence: the user's traceback, of an exception or a crash, and the last lines that the
    process printed;
-4. what failed as a consequence, folded.
+4. the consequences, folded.
 
 ::
 
@@ -21,12 +21,12 @@ lines, who starts at the top:
       as a consequence:
         logger-Hb1qHo rank 1
 
-`report` is this text. `event_text` describes one link of a chain after the other, outermost first
-(it is what ``str(MeshFailure)`` shows). Both keep the short fragments that programs match on: those
+`report` is this text. `event_text` describes the links of a chain one after the other, outermost
+first (``str(MeshFailure)`` shows it). Both keep the short fragments that programs match on: those
 of the first lines, and of what happened.
 
-`MeshFailure` is what user code gets to see: in `__supervise__`, in `unhandled_fault_hook` and as
-the `failure` of a `SupervisionError`.
+User code gets a `MeshFailure`: in `__supervise__`, in `unhandled_fault_hook` and as the `failure`
+of a `SupervisionError`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ PLEASE_REPORT = (
     "of pymonarch and Python, and what the program was doing."
 )
 
-_TAIL_HEAD, _TAIL_END = 4, 12  # lines shown of a long tail: how it begins, how it ends
-_CONSEQUENCES = 8  # lines shown of them
-_RANGES = 6  # shown of the ranks of one mesh
+_TAIL_HEAD, _TAIL_END = 4, 12  # lines shown of a long tail: first, last
+_CONSEQUENCES = 8  # lines shown of the consequences
+_RANGES = 6  # ranges shown of the ranks of one mesh
 
 
 def _indent(text: str) -> str:
@@ -55,16 +55,16 @@ def _indent(text: str) -> str:
 
 
 class Failure:
-    """The end of one actor.
+    """The end of one actor, as a failure or as a deliberate stop.
 
     Args:
         actor: display chain, e.g. ``<root>.<__main__.Worker w{'gpus': 1/2}>``.
         verdict: what happened, where and when.
-        mesh_name: the mesh's label and uid, ``<none>`` when it is not about a mesh.
+        mesh_name: the mesh's label and uid, ``<none>`` when the failure is not about a mesh.
         ranks: ranks of that mesh, as spawned.
         child: the failure of an owned mesh that was not handled.
         raised: with `child`: `__supervise__` raised `error` while handling it.
-        others: ranks, by mesh, that ended by the same event; itself may be among them.
+        others: ranks, by mesh, that ended by the same event; the actor's own may be among them.
     """
 
     __slots__ = ("actor", "child", "mesh_name", "others", "raised", "ranks", "verdict")
@@ -89,20 +89,20 @@ class Failure:
 
     @property
     def kind(self) -> str:
-        """FAILED, or STOPPED: deliberate or clean, and not a failure for its owner."""
+        """FAILED, or STOPPED: a deliberate or clean end, which is not a failure for its owner."""
         return self.verdict.kind
 
     @property
     def error(self) -> str:
-        """What happened, in words."""
+        """The description of what happened."""
         return self.verdict.error
 
     @property
     def root(self) -> Failure:
         """The failure that was not merely passed on.
 
-        It is the first of the chain, or one on the way up whose supervisor raised; what that was
-        handling is its `child`.
+        It is the first of the chain, or a later one whose supervisor raised; then its `child` is
+        the failure that the supervisor was handling.
         """
         failure = self
         while failure.child is not None and not failure.raised:
@@ -112,7 +112,7 @@ class Failure:
     # -- on the wire -----------------------------------------------------------------------------
 
     def to_bytes(self) -> bytes:
-        """The wire form: JSON, so that nothing is unpickled by whoever reads it."""
+        """Return the wire form: JSON, so that a receiver does not unpickle anything."""
         return json.dumps(self._fields(), separators=(",", ":")).encode()
 
     @staticmethod
@@ -147,7 +147,7 @@ class Failure:
     # -- for people ------------------------------------------------------------------------------
 
     def report(self) -> str:
-        """The root cause, and what followed from it."""
+        """Return the text of the root cause, and of its consequences."""
         root = self.root
         if root.kind == STOPPED:
             return root.event_text()
@@ -166,7 +166,7 @@ class Failure:
         return text
 
     def event_text(self) -> str:
-        """This event, with its child's below it."""
+        """Return the text of this event, with its child's below it."""
         head = f"Supervision event: actor {self.actor}"
         if self.kind == STOPPED:
             return f"{head} has status:\n{_indent('stopped: ' + self.details())}"
@@ -185,7 +185,7 @@ class Failure:
         )
 
     def details(self) -> str:
-        """What happened, where, and the evidence; a line for each of the first two."""
+        """Return the description, the place, and the evidence; a line for each of the first two."""
         found = self.verdict
         parts = [found.error, self.where(), found.trace, _folded(found.tail), found.advice]
         if self.kind == FAILED and found.cause == INTERNAL:
@@ -193,7 +193,7 @@ class Failure:
         return "\n".join(filter(None, parts))
 
     def where(self) -> str:
-        """Who has to look, rank, host, pid and time, as far as they are known; one line."""
+        """Return the responsible party, rank, host, pid and time in one line, as far as known."""
         found = self.verdict
         facts: list[str] = []
         if self.ranks:
@@ -210,7 +210,7 @@ class Failure:
         return f"({': '.join(filter(None, [found.cause, ', '.join(facts)]))})"
 
     def _consequences(self) -> str:
-        """One line for each mesh or actor that failed because the root did."""
+        """Return one line for each mesh or actor that failed because the root did."""
         root = self.root
         lines: list[str] = []
         owners: list[str] = []
@@ -241,7 +241,7 @@ def _folded(tail: tuple[str, ...]) -> str:
 
 
 def _ranks(ranks: Iterable[int]) -> str:
-    """``rank 3``, or ``ranks 0-2, 5``."""
+    """Format ranks as ``rank 3``, or ``ranks 0-2, 5``."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:
@@ -256,8 +256,8 @@ def _ranks(ranks: Iterable[int]) -> str:
 
 
 def _time(when: float) -> str:
-    """As a clock on the wall here would show it, with its distance from UTC."""
-    from datetime import datetime, timezone  # nothing else in the engine needs it
+    """Format a time in the local time zone, with its offset from UTC."""
+    from datetime import datetime, timezone  # imported late: only failures need it
 
     moment = datetime.fromtimestamp(when, timezone.utc).astimezone()
     return moment.isoformat(sep=" ", timespec="milliseconds")
@@ -266,9 +266,9 @@ def _time(when: float) -> str:
 class MeshFailure:
     """A failure: of a mesh that the receiver owns (see `Actor.__supervise__`), or of a callee.
 
-    Made by the runtime only, and not an exception. It can be sent to other processes. Of a chain
-    of failures, each the consequence of one that was not handled, it is the last; `child` is the
-    one before, `root` the one to look at. `str` shows the chain, `report` the root.
+    Made by the runtime only, and not an exception. It can be sent to other processes. In a chain of
+    failures, each the consequence of one that was not handled, it is the last; `child` is the one
+    before, `root` the first cause. `str` shows the chain, `report` the root.
 
     >>> def hook(failure: MeshFailure) -> None:
     ...     root = failure.root
@@ -294,11 +294,11 @@ class MeshFailure:
 
     @property
     def mesh(self) -> tuple[()]:
-        """A placeholder kept for programs written against the reference."""
+        """An empty placeholder, kept for programs written for the reference."""
         return ()
 
     def report(self) -> str:
-        """The root cause, with the user's traceback where there is one."""
+        """Return the text of the root cause, with the user's traceback if there is one."""
         return self._failure.report()
 
     # -- additions to the interface of the reference ---------------------------------------------
@@ -310,7 +310,7 @@ class MeshFailure:
 
     @property
     def actor(self) -> str:
-        """Who failed, as a chain of owners: ``<root>.<__main__.Worker w{'gpus': 1/2}>``."""
+        """The failed actor, as a chain of owners: ``<root>.<__main__.Worker w{'gpus': 1/2}>``."""
         return self._failure.actor
 
     @property
@@ -320,16 +320,16 @@ class MeshFailure:
 
     @property
     def cause(self) -> str:
-        """Who has to look: ``user code``, ``system``, ``infrastructure`` or ``internal``.
+        """The responsible party: ``user code``, ``system``, ``infrastructure`` or ``internal``.
 
         System: the process ended by an exit code or a signal. Infrastructure: an agent, a host or
-        the network, or it did not respond. Internal: a bug in this library.
+        the network failed, or the process did not respond. Internal: a bug in this library.
         """
         return self._failure.verdict.cause
 
     @property
     def error(self) -> str:
-        """What happened, in words; empty if a child's failure that was not handled is all."""
+        """A description; empty if the actor only failed to handle a child's failure."""
         return self._failure.error
 
     @property
@@ -339,41 +339,41 @@ class MeshFailure:
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """The last lines that the process printed, if it died and they were kept."""
+        """The last lines that the process printed, if it died and its output was kept."""
         return self._failure.verdict.tail
 
     @property
     def host(self) -> str:
-        """Where it was running; empty if unknown."""
+        """The host on which the actor ran; empty if unknown."""
         return self._failure.verdict.host
 
     @property
     def pid(self) -> int:
-        """The process it was running in; 0 if unknown."""
+        """The process in which the actor ran; 0 if unknown."""
         return self._failure.verdict.pid
 
     @property
     def when(self) -> float:
-        """Seconds since the epoch, by the clock of that host; 0 if unknown."""
+        """The time in seconds since the epoch, by the clock of that host; 0 if unknown."""
         return self._failure.verdict.when
 
     @property
     def others(self) -> dict[str, tuple[int, ...]]:
-        """What else ended by the same event, as far as known then: ranks by mesh name."""
+        """The ranks, by mesh name, that ended by the same event, as far as known at that time."""
         return dict(self._failure.others)
 
     @property
     def child(self) -> MeshFailure | None:
-        """The failure of a mesh it owned that it did not handle; None if it failed by itself."""
+        """The unhandled failure of a mesh that the actor owned; None if it failed by itself."""
         child = self._failure.child
         return None if child is None else MeshFailure(child)
 
     @property
     def root(self) -> MeshFailure:
-        """The failure that is not the consequence of another; itself, if it is not.
+        """The failure that caused this one; this failure itself if no other caused it.
 
-        An actor whose `__supervise__` raised counts as a root: what it was handling is the
-        root's `child`.
+        An actor whose `__supervise__` raised counts as a root: then the root's `child` is the
+        failure that it was handling.
         """
         return MeshFailure(self._failure.root)
 
@@ -389,7 +389,7 @@ class MeshFailure:
 
 
 class UndeliverableMessageEnvelope:
-    """A message that could not be delivered, as `_handle_undeliverable_message` gets it."""
+    """A message that could not be delivered, passed to `_handle_undeliverable_message`."""
 
     __slots__ = ("_dest", "_error", "_sender")
 
@@ -399,15 +399,15 @@ class UndeliverableMessageEnvelope:
         self._error = error
 
     def sender(self) -> str:
-        """Who sent it."""
+        """Return the sender of the message."""
         return self._sender
 
     def dest(self) -> str:
-        """Whom it was for."""
+        """Return the intended receiver of the message."""
         return self._dest
 
     def error_msg(self) -> str:
-        """Why it could not be delivered."""
+        """Return why the message could not be delivered."""
         return self._error
 
     def __repr__(self) -> str:

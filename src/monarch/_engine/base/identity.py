@@ -1,17 +1,17 @@
-"""Names of procs and actors that are unique without asking anybody.
+"""Names of procs and actors that are unique without any coordination.
 
-A ``Uid`` is one of two things. An *instance* is a random 64-bit number, written in base 58 inside
-angle brackets; it may carry a label for people (``trainer<2MuAHeDjLCEd>``), but the number alone
-decides whether two are equal. A *singleton* is just a label (``service``): there is one such thing
-wherever the name is used, and the label decides.
+A ``Uid`` is either an instance or a singleton. An *instance* is a random 64-bit number, written in
+base 58 inside angle brackets. It may carry a label for people (``trainer<2MuAHeDjLCEd>``), but the
+number alone decides whether two are equal. A *singleton* is just a label (``service``): there is
+one such thing wherever the name is used, and the label decides.
 
-An ``ActorAddr`` says which actor, in which proc, reached through which location::
+An ``ActorAddr`` names an actor, its proc, and the location through which it is reached::
 
     trainer<4ER>.worker<21>@ipc://@b1946ac9
     ------------ ---------- ---------------
     actor        proc       location: a URL, or <uid>.<url> for a proc behind a host's front door
 
-Randomness is handed in (``entropy``), so that a simulated cluster can number its actors from its
+Randomness is passed in (``entropy``), so that a simulated cluster can number its actors from its
 own seed. Labels follow one rule set (``normalize_label``), because they appear in log prefixes,
 process titles and file names; display strings elsewhere keep the user's original text.
 """
@@ -30,7 +30,7 @@ __all__ = ["ActorAddr", "Entropy", "ProcId", "Uid", "normalize_label"]
 Entropy: TypeAlias = Callable[[int], bytes]
 """Gives that many random bytes."""
 
-_urandom = os.urandom  # noqa: TID251 - the default; whoever drives the clock hands in its own
+_urandom = os.urandom  # noqa: TID251 - the default; a driver passes in its own
 
 _LABEL_LIMIT = 63
 _BASE58 = "123456789abcdefghijkmnopqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ"
@@ -40,10 +40,10 @@ _ACTOR = re.compile(r"([^.@]*)\.([^.@]*)@(?:([^.:/@]+)\.)?([a-z]+://.*)", re.DOT
 
 
 def normalize_label(name: str) -> str:
-    """The label of something the user called ``name``.
+    """Return the label of an object that the user called ``name``.
 
-    Lower case; only ``a-z 0-9 _ -``; starts with a letter, ends with a letter or digit; at most
-    63 characters; ``nil`` if nothing is left.
+    Lower case; only ``a-z 0-9 _ -``; starts with a letter, ends with a letter or digit; at most 63
+    characters; ``nil`` if no character is left.
 
     >>> [normalize_label(name) for name in ("Upper", "with space", "1abc", "a.b", "?")]
     ['upper', 'withspace', 'abc', 'ab', 'nil']
@@ -53,7 +53,7 @@ def normalize_label(name: str) -> str:
 
 
 def _label_fault(label: str) -> str | None:
-    """What is wrong with ``label``, or None."""
+    """Return the flaw of ``label``, or None."""
     if not label:
         return "label must not be empty"
     if len(label) > _LABEL_LIMIT:
@@ -102,23 +102,23 @@ class Uid:
     __slots__ = ("_label", "_value")
 
     def __init__(self, label: str | None, value: int | None) -> None:
-        """Take the parts unchecked; ``value`` None makes a singleton. Use the static methods."""
+        """Accept the parts unchecked; ``value`` None makes a singleton. Use the static methods."""
         self._label = label
         self._value = value
 
     @staticmethod
     def anonymous(*, entropy: Entropy = _urandom) -> Uid:
-        """A fresh instance without a label."""
+        """Return a fresh instance without a label."""
         return Uid(None, int.from_bytes(entropy(8), "little"))
 
     @staticmethod
     def instance(label: str | None = None, *, entropy: Entropy = _urandom) -> Uid:
-        """A fresh instance. Raises ``ValueError`` if ``label`` is not a valid label."""
+        """Return a fresh instance. Raises ``ValueError`` if ``label`` is not a valid label."""
         return Uid.instance_from_value(int.from_bytes(entropy(8), "little"), label)
 
     @staticmethod
     def instance_from_value(value: int, label: str | None = None) -> Uid:
-        """The instance with that number (64 bits, else ``OverflowError``)."""
+        """Return the instance with that number; raises ``OverflowError`` beyond 64 bits."""
         if not isinstance(value, int):
             raise TypeError(
                 f"argument 'value': {type(value).__name__!r} object cannot be interpreted as an "
@@ -132,12 +132,12 @@ class Uid:
 
     @staticmethod
     def singleton(label: str) -> Uid:
-        """The one thing of that name. Raises ``ValueError`` if it is not a valid label."""
+        """Return the singleton of that name. Raises ``ValueError`` if the label is not valid."""
         return Uid(_checked_label(label), None)
 
     @staticmethod
     def from_string(text: str) -> Uid:
-        """The inverse of ``str``. Raises ``ValueError`` beginning ``invalid uid: ``."""
+        """Return the inverse of ``str``. Raises ``ValueError`` beginning ``invalid uid: ``."""
         found = _UID.fullmatch(text)
         if found is None or not text:
             raise ValueError(
@@ -157,12 +157,12 @@ class Uid:
 
     @property
     def is_instance(self) -> bool:
-        """Whether a number identifies it."""
+        """Whether a number identifies the object."""
         return self._value is not None
 
     @property
     def is_singleton(self) -> bool:
-        """Whether the label alone identifies it."""
+        """Whether the label alone identifies the object."""
         return self._value is None
 
     @property
@@ -205,7 +205,7 @@ def _checked_label(label: str | None) -> str | None:
 
 
 class ProcId:
-    """Which proc: its ``uid``. Immutable, hashable, picklable.
+    """The identity of a proc: its ``uid``. Immutable, hashable, picklable.
 
     >>> str(ProcId.from_string("worker<21>")), ProcId(Uid.from_string("service")).label
     ('worker<21>', 'service')
@@ -220,7 +220,7 @@ class ProcId:
 
     @staticmethod
     def from_string(text: str) -> ProcId:
-        """The inverse of ``str``. Raises ``ValueError`` beginning ``invalid proc id: ``."""
+        """Return the inverse of ``str``. Raises ``ValueError`` beginning ``invalid proc id: ``."""
         try:
             return ProcId(Uid.from_string(text))
         except ValueError as error:
@@ -253,9 +253,9 @@ class ProcId:
 
 
 class ActorAddr:
-    """Which actor, in which proc, reached how. Immutable, hashable, picklable.
+    """The address of an actor: its uid, its proc, its location. Immutable, hashable, picklable.
 
-    The constructor takes plain names and makes singletons of them (labels are normalised); the
+    The constructor accepts plain names and makes singletons of them (labels are normalised); the
     runtime makes addresses of instances with ``ActorAddr.of``.
 
     >>> a = ActorAddr.from_string("trainer<4ER>.worker<21>@ipc://@b1")
@@ -278,9 +278,11 @@ class ActorAddr:
 
     @staticmethod
     def of(actor: Uid, proc: Uid, location: str) -> ActorAddr:
-        """The address of ``actor`` in ``proc``; ``location`` is ``<url>`` or ``<uid>.<url>``.
+        """Return the address of ``actor`` in ``proc``.
 
-        ``location`` is trusted, not parsed: this is the path on which the runtime names actors.
+        ``location`` is ``<url>`` or ``<uid>.<url>``.
+
+        It is trusted, not parsed: this is the path on which the runtime names actors.
         """
         self = object.__new__(ActorAddr)
         self._actor, self._proc, self._location = actor, proc, location
@@ -288,7 +290,7 @@ class ActorAddr:
 
     @staticmethod
     def from_string(text: str) -> ActorAddr:
-        """The inverse of ``str``.
+        """Return the inverse of ``str``.
 
         Raises ``ValueError`` beginning ``Failed to extract actor id from ``.
         """
@@ -352,12 +354,12 @@ class ActorAddr:
 
     @property
     def proc_id(self) -> str:
-        """The proc and where it is, as text."""
+        """The proc and its location, as text."""
         return f"{self._proc}@{self._location}"
 
     @property
     def is_root(self) -> bool:
-        """Whether the actor is the one of its name in the proc (not one of many instances)."""
+        """Whether the actor is a singleton of its proc (not one of many instances)."""
         return self._actor.is_singleton
 
     def __str__(self) -> str:
@@ -382,8 +384,8 @@ class ActorAddr:
         return ActorAddr.of, (self._actor, self._proc, self._location)
 
 
-# Pickles name the path under which programs know these classes. Doctest only looks at classes
-# that claim its module, so it is told where the examples are.
+# Pickles contain the path under which programs import these classes. Doctest only examines classes
+# that claim its module, so `__test__` points it to the examples.
 for _public in (ActorAddr, ProcId, Uid):
     _public.__module__ = "monarch._rust_bindings.monarch_hyperactor.proc"
 __test__ = {public.__name__: public.__doc__ for public in (ActorAddr, ProcId, Uid)}

@@ -1,4 +1,4 @@
-"""Files without a name: memory that processes share by its descriptor, and that goes with it."""
+"""Unnamed files: memory that processes share by a descriptor, freed with the last one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["memory_file"]
 
 
 def memory_file(size: int = 0) -> int:
-    """The descriptor of a new one, all zeros, which executed programs do not inherit."""
+    """Return the descriptor of a new file, all zeros, which executed programs do not inherit."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("monarch", os.MFD_CLOEXEC)
     else:  # not Linux: an unlinked temporary file, kept in the page cache

@@ -1,7 +1,8 @@
 """Every configuration key: its type, default, environment variable and meaning, in one table.
 
-``Settings`` below is that table. Reading a key is a plain attribute, already parsed: an ``int``,
-a ``bool``, a ``float`` (durations: seconds), so code on the message path can afford it::
+``Settings`` below is that table. Reading a key is a plain attribute access, and the value is
+already parsed: an ``int``, a ``bool``, a ``float`` (durations: seconds), so code on the message
+path can afford it::
 
     if len(buffer) >= settings.shm_threshold: ...
 
@@ -9,22 +10,22 @@ A value can come from several layers; the first that has the key wins:
 
 1. the environment variable, read once at import and on ``reload_from_env``;
 2. ``configure`` in this process, innermost ``configured`` block first;
-3. a configuration file (whoever reads the file calls ``install_file_values``);
-4. the value the client sent to this proc (``install_client_values``);
+3. a configuration file (the code that reads the file calls ``install_file_values``);
+4. the value that the client sent to this proc (``install_client_values``);
 5. the default.
 
-That the environment beats ``configure`` is the observed behaviour of the reference, contrary to
-its documentation, and operators depend on it to override a program they cannot edit. What we do
-not copy is the silence: a ``configure`` that cannot take effect warns, and so does an environment
-variable that cannot be parsed. ``origin`` says which layer won.
+The environment overrides ``configure``. That is the observed behaviour of the reference, contrary
+to its documentation, and operators depend on it to override a program that they cannot edit. Unlike
+the reference, this module does not do so silently: a ``configure`` that cannot take effect warns,
+and so does an environment variable that cannot be parsed. ``origin`` names the layer that won.
 
 Invariants:
 
 * A call that changes something validates all of it first; on an error nothing has changed.
 * Attributes always become consistent with the layers, whichever threads change them. There is no
-  lock (this layer knows no threads): a writer changes a layer with one atomic dict or list
-  operation, then derives and publishes all values, and repeats if another writer came between.
-  So the last one to publish has seen every change.
+  lock (this layer does not use threads): a writer changes a layer with one atomic dict or list
+  operation, then derives and publishes all values, and repeats if another writer intervened. So the
+  last writer to publish has seen every change.
 * A ``configured`` block is an overlay that is pushed and removed by identity, not a snapshot that
   is written back: blocks that overlap in different threads do not undo each other.
 """
@@ -53,9 +54,9 @@ _T = TypeVar("_T")
 
 
 class Encoding(enum.Enum):
-    """How the reference encodes messages. Accepted and stored; our frames have one encoding."""
+    """The reference's encodings of messages. Accepted and stored; frames here have one encoding."""
 
-    # Pickles name the path under which programs know the class.
+    # Pickles contain the path under which programs import the class.
     __module__ = "monarch._rust_bindings.monarch_hyperactor.config"
 
     Bincode = 0
@@ -73,7 +74,7 @@ class Encoding(enum.Enum):
 
 
 class _Kind(NamedTuple):
-    """How values of one type are checked, read from text, and shown."""
+    """How values of one type are checked, parsed from text, and shown."""
 
     noun: str
     """Completes the sentence "<variable> is not ..."."""
@@ -136,7 +137,7 @@ def _int_or_none_from_text(text: str) -> int | None:
 def _accept_float(value: Any) -> float:
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         raise TypeError(f"must be real number, not {type(value).__name__}")
-    # Single precision, as the reference stores it, so that 0.01 reads back as it does there.
+    # Single precision, as in the reference, so that 0.01 reads back as it does there.
     single: float = struct.unpack("f", struct.pack("f", value))[0]
     return single
 
@@ -202,9 +203,9 @@ class Key(NamedTuple):
 
 
 class UnusedSettingWarning(RuntimeWarning):
-    """A key was given a value that is kept and shown, and changes nothing here.
+    """A key was given a value that is stored and shown, but has no effect here.
 
-    Programs that also run on the reference set such keys. To silence them all::
+    Programs that also run on the reference set such keys. To silence all these warnings::
 
         warnings.simplefilter("ignore", monarch.config.UnusedSettingWarning)
     """
@@ -212,8 +213,8 @@ class UnusedSettingWarning(RuntimeWarning):
     __module__ = "monarch.config"
 
 
-# Each of these makes a row. The type it claims is that of the attribute on a Settings object,
-# where the value stands; the row itself stays on the class.
+# Each of these functions makes a row. Its declared type is that of the attribute on a Settings
+# object, which has the value; the row itself stays on the class.
 
 
 def _boolean(default: bool, variable: str, doc: str) -> bool:
@@ -256,7 +257,7 @@ def _unread(row: _T) -> _T:
     return cast("_T", cast("Key", row)._replace(is_read=False))
 
 
-# Names that older releases or documents of the reference mention; taken and ignored.
+# Names from older releases or documents of the reference; accepted and ignored.
 _IGNORED = frozenset(
     {
         "actor_queue_dispatch",
@@ -268,9 +269,9 @@ _IGNORED = frozenset(
 
 
 class _Overlay:
-    """What ``configure`` set inside one ``configured`` block (or outside of all).
+    """The values that ``configure`` set inside one ``configured`` block, or outside of all.
 
-    ``opaque`` after ``clear_runtime`` in that block: the overlays below do not count.
+    ``opaque`` is set by ``clear_runtime`` in that block: the overlays below no longer count.
     """
 
     __slots__ = ("opaque", "values")
@@ -284,7 +285,7 @@ class Settings:
     """The configuration of this process: one attribute per key, and the layers behind them.
 
     Args:
-        environ: where environment variables are read from.
+        environ: the mapping from which environment variables are read.
 
     >>> settings = Settings({"HYPERACTOR_CLEANUP_TIMEOUT": "1m 30s"})
     >>> settings.cleanup_timeout, settings.origin("cleanup_timeout")
@@ -297,7 +298,7 @@ class Settings:
     # fmt: off
     # ruff: noqa: E501 - the table: one line per key
 
-    # -- of our own
+    # -- of pymonarch only
     shm_threshold = _integer(65_536, "MONARCH_SHM_THRESHOLD", "bytes; buffers at least this large travel by shared memory")
     shm_pool_limit = _integer(2**30, "MONARCH_SHM_POOL_LIMIT", "bytes of warm shared-memory segments a process keeps for reuse")
     mailbox_limit = _integer(100_000, "MONARCH_MAILBOX_LIMIT", "messages queued for one actor before its senders are slowed")
@@ -305,7 +306,7 @@ class Settings:
     send_buffer_limit = _integer(64 * 2**20, "MONARCH_SEND_BUFFER_LIMIT", "bytes queued on one link before its senders are slowed")
     backpressure_timeout = _seconds("5m", "MONARCH_BACKPRESSURE_TIMEOUT", "how long a send may wait for a full receiver before it raises")
     loop_stall_timeout = _seconds("30s", "MONARCH_LOOP_STALL_TIMEOUT", "how long an actor's event loop may stand still before that is reported; 0: no limit")
-    # Tools that stop a process to look at it or to save it need seconds, not tens of them.
+    # Tools that stop a process to inspect or save it need seconds, not tens of seconds.
     unresponsive_timeout = _seconds("10s", "MONARCH_UNRESPONSIVE_TIMEOUT", "how long a proc may be stopped by a signal (SIGSTOP) before it counts as dead; 0: no limit")
 
     agent_timeout = _seconds("30s", "MONARCH_AGENT_TIMEOUT", "until a host agent that answers nothing, while something waits for it, counts as dead; 0: no limit")
@@ -428,21 +429,21 @@ class Settings:
     # -- reading
 
     def get(self, name: str) -> Any:
-        """The effective value of a key as users see it (durations as text)."""
+        """Return the effective value of a key as users see it (durations as text)."""
         return self._row(name).kind.show(self._effective()[name])
 
     def get_global(self) -> dict[str, Any]:
-        """The effective value of every key, as users see it, in a new dict."""
+        """Return the effective value of every key, as users see it, in a new dict."""
         values = self._effective()
         return {name: key.kind.show(values[name]) for name, key in KEYS.items()}
 
     def get_runtime(self) -> dict[str, Any]:
-        """What ``configure`` set, and the default of every key it did not set, in a new dict."""
+        """Return the values set by ``configure``, and the defaults of other keys, in a new dict."""
         values = _DEFAULTS | self._merged_runtime()
         return {name: key.kind.show(values[name]) for name, key in KEYS.items()}
 
     def origin(self, name: str) -> str:
-        """Where the effective value comes from.
+        """Return the layer of the effective value.
 
         One of ``environment``, ``configure``, ``file``, ``client``, ``default``.
         """
@@ -456,9 +457,9 @@ class Settings:
         """Set keys in this process.
 
         All or nothing: raises ``ValueError`` for an unknown key and ``TypeError`` for a bad value
-        (``default_transport``: ``ValueError`` for bad text) before anything is changed.
-        Warns, once for each key, of a value that an environment variable overrides, and of one
-        that nothing here reads (`UnusedSettingWarning`; docs/settings.md lists those keys).
+        (``default_transport``: ``ValueError`` for bad text) before anything is changed. Warns, once
+        for each key, of a value that an environment variable overrides, and of one that has no
+        effect here (`UnusedSettingWarning`; docs/settings.md lists those keys).
         """
         accepted = _accept(values)
         self._runtime[-1].values.update(accepted)
@@ -467,24 +468,24 @@ class Settings:
 
     @contextmanager
     def configured(self, **values: Any) -> Generator[dict[str, Any], None, None]:
-        """``configure`` for the duration of a block; gives the effective configuration.
+        """Set keys for the duration of a block; yields the effective configuration.
 
-        Whatever is configured inside the block ends with it. The values hold for the whole
-        process. Blocks may be nested, and may overlap in different threads.
+        Any ``configure`` inside the block is undone when the block ends. The values hold for the
+        whole process. Blocks may be nested, and may overlap in different threads.
         """
         accepted = _accept(values)
         overlay = _Overlay(dict(accepted))
         self._runtime.append(overlay)
         try:
             self._publish()
-            self._warn(values, accepted, stacklevel=5)  # (one is contextlib's)
+            self._warn(values, accepted, stacklevel=5)  # one of the frames is contextlib's
             yield self.get_global()
         finally:
             self._runtime.remove(overlay)
             self._publish()
 
     def clear_runtime(self) -> None:
-        """Forget what ``configure`` set (inside ``configured``: until the block ends)."""
+        """Forget the values set by ``configure`` (inside ``configured``: until the block ends)."""
         top = self._runtime[-1]
         top.values.clear()
         top.opaque = True
@@ -511,7 +512,7 @@ class Settings:
         self._publish()
 
     def reset_to_defaults(self) -> None:
-        """Empty every layer, that of the environment included (until ``reload_from_env``)."""
+        """Empty every layer, including the environment (until ``reload_from_env``)."""
         self._environment, self._file, self._client = {}, {}, {}
         self.clear_runtime()
 
@@ -523,7 +524,7 @@ class Settings:
     # -- between processes
 
     def snapshot(self) -> dict[str, str]:
-        """What a proc should be told: every key that has another value than its default.
+        """Return the values to send to a proc: every key whose value is not its default.
 
         Plain text per key, for ``install_client_values`` in the other process.
         """
@@ -535,19 +536,19 @@ class Settings:
         }
 
     def install_client_values(self, values: Mapping[str, str]) -> None:
-        """Make a ``snapshot`` the layer that the client sent.
+        """Make a ``snapshot`` the layer of the client's values.
 
-        Keys this process does not know are left out: the client may be a newer release.
+        Keys unknown to this process are left out: the client may be a newer release.
         """
         self._client = {
             name: KEYS[name].kind.from_text(text) for name, text in values.items() if name in KEYS
         }
         self._publish()
 
-    # -- how it works
+    # -- internals
 
     def _layers(self) -> dict[str, dict[str, Any]]:
-        """The layers, strongest first."""
+        """Return the layers, strongest first."""
         return {
             "environment": self._environment,
             "configure": self._merged_runtime(),
@@ -570,7 +571,7 @@ class Settings:
         return values
 
     def _publish(self) -> None:
-        """Make the attributes agree with the layers (see the invariants above)."""
+        """Make the attributes agree with the layers (see the invariants of the module)."""
         version = self._version = object()
         while True:
             values = self._effective()
@@ -587,9 +588,9 @@ class Settings:
         return KEYS[name]
 
     def _warn(self, given: Mapping[str, Any], accepted: Mapping[str, Any], stacklevel: int) -> None:
-        """Say of each key that was given whether it changes nothing.
+        """Warn of each given key that has no effect.
 
-        (The default of a key that nothing reads is not worth a word: it is what happens.)
+        The default of a key that has no effect is not worth a warning, since it changes nothing.
         """
         for name in given:
             key, value = KEYS.get(name), accepted.get(name)
@@ -623,7 +624,7 @@ _DEFAULTS = {name: key.default for name, key in KEYS.items()}
 
 
 def _accept(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored form of user-given values, or the error of the first bad one."""
+    """Return the stored form of user-given values; raise the error of the first bad one."""
     accepted: dict[str, Any] = {}
     for name, value in values.items():
         if name in _IGNORED:

@@ -1,8 +1,9 @@
-"""Why something ended, as far as the one who saw it knows: the facts, before anybody is named.
+"""Verdicts: why a process or actor ended, as far as one observer knows, without naming an actor.
 
-A host agent sees processes end and says so in these terms; everybody who lost somebody in that
-process makes a `Failure` of it. On the wire a verdict is a list of plain values (`to_fields`). A
-reader takes a shorter one, since not every witness knows everything, but nothing of another type.
+A host agent observes that processes exit and reports it in these terms; every process that lost an
+actor there makes a `Failure` of it. On the wire a verdict is a list of plain values (`to_fields`).
+A reader accepts a shorter list, since not every observer knows everything, but no value of another
+type.
 """
 
 from __future__ import annotations
@@ -11,24 +12,24 @@ from typing import Any, NamedTuple
 
 __all__ = ["CAUSES", "FAILED", "INFRASTRUCTURE", "INTERNAL", "STOPPED", "SYSTEM", "USER", "Verdict"]
 
-# How an end is to be taken: as a failure, or as deliberate or clean.
+# The kinds of an end: a failure, or a deliberate or clean stop.
 FAILED = "failed"
 STOPPED = "stopped"
 
-# Who has to look at a failure.
+# The causes of a failure: the party that has to investigate.
 USER = "user code"  # an exception, an abort
-SYSTEM = "system"  # the process ended: exit code, signal, out of memory
-INFRASTRUCTURE = "infrastructure"  # agent, launcher, host, network; or it does not respond
+SYSTEM = "system"  # the process exited: exit code, signal, out of memory
+INFRASTRUCTURE = "infrastructure"  # agent, launcher, host, network; or no response
 INTERNAL = "internal"  # a bug in this library
 
 CAUSES = frozenset({USER, SYSTEM, INFRASTRUCTURE, INTERNAL})
 
 _TYPES: tuple[Any, ...] = (str, str, str, str, int, (int, float), (list, tuple), str, str)
-_LATEST = 1e11  # a time after the year 5000 is no time
+_LATEST = 1e11  # later times, after the year 5000, are rejected
 
 
 class Verdict(NamedTuple):
-    """An end.
+    """The facts about one end.
 
     >>> Verdict.from_fields(["failed", "its launcher ended"]).cause
     'infrastructure'
@@ -59,12 +60,12 @@ class Verdict(NamedTuple):
         return self.error.startswith("error creating proc")
 
     def to_fields(self) -> list[Any]:
-        """The wire form."""
+        """Return the wire form."""
         return list(self)
 
     @staticmethod
     def from_fields(fields: list[Any]) -> Verdict:
-        """The inverse of `to_fields`; only kind and text must be there.
+        """Return the inverse of `to_fields`; only kind and text are required.
 
         Raises ValueError, or TypeError, for anything else.
         """

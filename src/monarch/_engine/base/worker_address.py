@@ -1,8 +1,8 @@
-"""The address a worker serves, as it is given on its command line.
+"""The address that a worker serves, as given on its command line.
 
-Either just where to listen (``tcp://host:4444``; ``tcp://*:4444``: at all addresses of the host),
-or with the identity its proc shall have in front (``service<4ER>@tcp://host:4444``), for launchers
-that number their workers themselves.
+It is either only where to listen (``tcp://host:4444``; ``tcp://*:4444``: at all addresses of the
+host), or starts with the identity that its proc shall have (``service<4ER>@tcp://host:4444``), for
+launchers that number their workers themselves.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["WorkerAddress", "parse_worker_address"]
 
 
 class WorkerAddress(NamedTuple):
-    """Where a worker listens, and the identity of its proc if one was asked for."""
+    """Where a worker listens, and the identity of its proc if one was given."""
 
     proc: ProcId | None
     address: ChannelAddr
 
 
 def parse_worker_address(text: str, *, resolve: Resolver | None = None) -> WorkerAddress:
-    """Where the worker given ``text`` shall listen.
+    """Return where the worker with the argument ``text`` shall listen.
 
-    ``resolve`` looks up host names of TCP addresses, see `monarch._engine.base.address`.
+    ``resolve`` resolves host names of TCP addresses, see `monarch._engine.base.address`.
 
     Raises ``ValueError`` for bad text.
 

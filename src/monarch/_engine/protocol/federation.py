@@ -81,7 +81,8 @@ HOME = ""
 """The name of the client's host, for all agents of its job."""
 
 _ASK_AGAIN = 0.05
-_WAIT_FOR = 5.0  # longer than the path between two hosts may be out, by default (`host_timeout`)
+# By default longer than the connection between two hosts may be down (`host_timeout`).
+_WAIT_FOR = 5.0
 _RANKS = 20  # low bits of a uid that count the procs of one spawn
 
 _UNKNOWN = "the process does not exist, or ended long ago"

@@ -380,7 +380,7 @@ def _within(a: str, b: str, edits: int) -> bool:
 
 
 def _differing(a: str, b: str) -> tuple[str, str]:
-    """Both without their common beginning and end, found by bisection: slices compare in C."""
+    """Strip the common prefix and suffix, found by bisection, since slices compare in C."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
