@@ -117,7 +117,7 @@ class Failure:
 
     @staticmethod
     def from_bytes(data: bytes | bytearray) -> Failure:
-        """The inverse of `to_bytes`. Raises ValueError for anything else."""
+        """Return the inverse of `to_bytes`. Raises ValueError for anything else."""
         try:
             return Failure._of(json.loads(data))
         except (TypeError, AttributeError, RecursionError) as error:
@@ -315,7 +315,7 @@ class MeshFailure:
 
     @property
     def kind(self) -> str:
-        """``failed``, or ``stopped`` for what ended deliberately or cleanly."""
+        """``failed``, or ``stopped`` if the actor ended deliberately or cleanly."""
         return self._failure.kind
 
     @property

@@ -1,12 +1,12 @@
-"""Pure geometry of meshes: which ranks there are, how they are named, and how they are cut.
+"""Pure geometry of meshes: their ranks, the names of dimensions, and how they are cut.
 
 From the bottom up, and imports only point down: `Slice` (ranks as offset, sizes, strides), `Extent`
 (named sizes), `Point` (one element of an extent), `Shape` (a named slice, and how to cut it),
-`Region` (a named part of a base mesh), `MeshTrait` (what hosts, procs, actors and values share).
-Everything is immutable and hashable and knows neither time nor I/O.
+`Region` (a named part of a base mesh), `MeshTrait` (the common part of hosts, procs, actors and
+values). All objects are immutable and hashable and use neither time nor I/O.
 
-The public classes check what they are given. The `..._of` functions build the same objects from
-parts that the caller knows to be good, and are what message paths use.
+The public classes check their arguments. The `..._of` functions build the same objects from parts
+that the caller knows to be valid, and are used on message paths.
 """
 
 from monarch._engine.shapes.extent import Extent, MissingDimension, extent_of

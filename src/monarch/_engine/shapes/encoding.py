@@ -1,9 +1,9 @@
-"""The bytes of an `Extent` or a `Shape`, as they stand in the headers of wire frames.
+"""The encoding of an `Extent` or a `Shape` in the headers of wire frames.
 
-Not pickle: headers are read before anything vouches for the peer. A natural number is written
-seven bits a byte, low bits first, the high bit saying that more follow; a string is its length in
-bytes and UTF-8. The encoding is canonical (a number has one form, nothing may follow the end), so
-equal values have equal bytes and decoded values can be cached by their bytes.
+Not pickle: headers are read before the peer is trusted. A natural number is written seven bits a
+byte, low bits first; the high bit means that more bytes follow. A string is its length in bytes and
+UTF-8. The encoding is canonical (a number has one form, no byte may follow the end), so equal
+values have equal bytes and decoded values can be cached by their bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def put_text(out: bytearray, text: str) -> None:
 
 
 class Reader:
-    """Takes values from the front of `data`; any flaw is a `ValueError`."""
+    """Reads values from the front of `data`; any flaw is a `ValueError`."""
 
     __slots__ = ("_at", "_data")
 
@@ -46,7 +46,7 @@ class Reader:
         self._at = 0
 
     def natural(self) -> int:
-        """Take a natural number below 2**64."""
+        """Read a natural number below 2**64."""
         value = shift = 0
         while self._at < len(self._data):
             byte = self._data[self._at]
@@ -66,14 +66,14 @@ class Reader:
         raise ValueError("encoded number does not fit into 64 bits")
 
     def count(self) -> int:
-        """Take a number of dimensions."""
+        """Read a number of dimensions."""
         ndim = self.natural()
         if ndim > MAX_DIMS:
             raise ValueError(f"{ndim} dimensions encoded; at most {MAX_DIMS} are accepted")
         return ndim
 
     def text(self) -> str:
-        """Take a string."""
+        """Read a string."""
         length = self.natural()
         end = self._at + length
         if end > len(self._data):
@@ -83,6 +83,6 @@ class Reader:
         return text
 
     def finish(self) -> None:
-        """Check that everything was taken."""
+        """Check that no bytes are left."""
         if self._at != len(self._data):
             raise ValueError(f"{len(self._data) - self._at} bytes follow the encoded value")

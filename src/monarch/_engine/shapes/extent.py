@@ -1,11 +1,11 @@
-"""`Extent`: the named sizes of a mesh, and nothing about which ranks it holds.
+"""`Extent`: the named sizes of a mesh, without its ranks.
 
-Extents travel in the header of every message (with the rank they make a `Point`) although a
-program has only a handful. So all a look-up needs is computed when an extent is made, and decoding
-is a look-up too: `Extent.from_bytes` remembers what it decoded, keyed by the bytes. That memory is
-bounded in entries and in bytes an entry, since peers choose the bytes. When it is full it is
-emptied, because recency would cost every hit something and a program that has more live extents
-than entries is not a program we know.
+Extents are sent in the header of every message (with the rank they make a `Point`), although a
+program has only a handful of them. So everything that a look-up needs is computed when an extent is
+made. Decoding is a look-up too: `Extent.from_bytes` caches decoded extents by their bytes. The
+cache is bounded in entries and in bytes an entry, since peers choose the bytes. A full cache is
+emptied. Recency would cost something at every hit, and no known program has more live extents than
+entries.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MissingDimension(KeyError, ValueError):
     """A label names no dimension.
 
     Programs written for the interface catch `ValueError` here; a mapping promises `KeyError`, and
-    ``get`` and ``in`` rely on it. This is both.
+    ``get`` and ``in`` rely on it. This class is both.
     """
 
     __str__ = Exception.__str__  # KeyError would print the repr of the sentence
@@ -60,7 +60,7 @@ class Extent(Mapping[str, int]):
     _axes: dict[str, tuple[int, int]]  # label -> (size, row-major stride); see point.py
     _bytes: bytes | None
 
-    # Set by region.py, which builds upon this module; an import would close a cycle.
+    # Set by region.py, which imports this module; an import here would close a cycle.
     _to_region: ClassVar[_ToRegion]
 
     def __new__(cls, labels: Iterable[str], sizes: Iterable[SupportsIndex]) -> Extent:
@@ -84,7 +84,7 @@ class Extent(Mapping[str, int]):
             return _decode(key)
 
     def to_bytes(self) -> bytes:
-        r"""Return a compact encoding, equal for equal extents. It is made once and kept.
+        r"""Return a compact encoding, equal for equal extents. It is computed once and cached.
 
         >>> Extent(["gpus"], [8]).to_bytes()
         b'\x01\x04gpus\x08'
@@ -167,7 +167,7 @@ _new = object.__new__
 
 
 def extent_of(labels: tuple[str, ...], sizes: tuple[int, ...]) -> Extent:
-    """Return an `Extent` of labels and sizes that are known to be good: nothing is checked."""
+    """Return an `Extent` of labels and sizes that are known to be valid, without checks."""
     axes = {}
     stride = 1
     for label, size in zip(reversed(labels), reversed(sizes), strict=True):

@@ -2,7 +2,7 @@
 
 A label is any string. Most are identifiers, because labels double as keyword arguments
 (``mesh.slice(gpus=0)``), but ``**{"a b": 0}`` is legal and so is the label. Duplicates are not
-rejected here: they are legal in a `Shape` and an `Extent`, where the first one wins a look-up.
+rejected here: they are legal in a `Shape` and an `Extent`, where a look-up finds the first one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def labels_of(values: Iterable[str]) -> tuple[str, ...]:
 
 
 def quoted(label: str) -> str:
-    r"""Return `label` in double quotes, with what does not print escaped.
+    r"""Return `label` in double quotes, with unprintable characters escaped.
 
     >>> print(quoted('tab\t "x"'))
     "tab\t \"x\""
@@ -36,7 +36,7 @@ def quoted(label: str) -> str:
 
 
 def bare(label: str) -> str:
-    """Return `label` as it is if it needs no quotes to stand in a list, else quoted."""
+    """Return `label` unchanged if it needs no quotes in a list, else quoted."""
     word = label.replace("_", "")
     return label if not word or (word.isascii() and word.isalnum()) else quoted(label)
 

@@ -1,8 +1,8 @@
-"""`MeshTrait`: everything that can be cut, renamed and measured like a mesh.
+"""`MeshTrait`: slicing, renaming and measuring, the same for every kind of mesh.
 
 Hosts, procs, actors and values form meshes, and all of them are sliced in the same way. A subclass
-says what ranks and labels it has and how to make another of itself with a different shape; this
-class does the geometry. No operation here copies ranks or talks to anyone.
+provides its ranks and labels, and a way to make another mesh of its kind with a different shape;
+this class does the geometry. No operation here copies ranks or communicates.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class MeshTrait(ABC):
         """Return this mesh with dimensions replaced by several smaller ones.
 
         ``split(dim=("a", "b"), b=2)`` replaces `dim` by `a` and `b`, the latter of size 2. Of the
-        dimensions that replace one, at most one size may be left out. The order of ranks stays.
-        Raises `ValueError` if the sizes do not multiply to the size of what they replace, cannot
-        be inferred or are not used, if a label is unknown, or if labels collide.
+        dimensions that replace one, at most one size may be left out. The order of ranks is kept.
+        Raises `ValueError` if the sizes do not multiply to the size of the replaced dimension,
+        cannot be inferred or are not used, if a label is unknown, or if labels collide.
         """
         parts, given = self._split_arguments(dims)
         labels: list[str] = []
@@ -155,7 +155,7 @@ class MeshTrait(ABC):
     def _split_arguments(
         self, dims: dict[str, Sequence[str] | int]
     ) -> tuple[dict[str, tuple[str, ...]], dict[str, int]]:
-        """Tell apart the dimensions to split and the sizes of new ones."""
+        """Separate the dimensions to split from the sizes of new ones."""
         parts: dict[str, tuple[str, ...]] = {}
         given: dict[str, int] = {}
         for label, value in dims.items():

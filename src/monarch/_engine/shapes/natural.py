@@ -1,10 +1,10 @@
-"""Natural numbers from outside: what a rank, a size, a stride or an offset may be.
+"""Checks of natural numbers: the valid values of a rank, a size, a stride or an offset.
 
-Geometry is integer arithmetic on unsigned 64-bit numbers, because that is what fits a wire frame
-and what other implementations of these shapes hold. Everything a caller hands in passes through
-here once; arithmetic on checked numbers is never checked again. A negative or an oversized number
-is an `OverflowError` and something that is no integer is a `TypeError`, so neither can be taken
-for the `ValueError`s that speak about geometry.
+Geometry is integer arithmetic on unsigned 64-bit numbers, because those fit a wire frame and other
+implementations of these shapes have them. Every argument of a caller is checked here once;
+arithmetic on checked numbers is never checked again. A negative or an oversized number is an
+`OverflowError`, and a value that is not an integer is a `TypeError`, so neither can be mistaken for
+the `ValueError`s about geometry.
 """
 
 from __future__ import annotations

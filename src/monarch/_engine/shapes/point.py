@@ -1,10 +1,10 @@
 """`Point`: one element of a mesh, as coordinates within an extent.
 
-A point is made for every message an actor handles and for every item of a result, and most are
-never looked at. So a point holds a rank and an `Extent`; a coordinate is computed when asked for,
-with strides that the extent holds ready.
+A point is made for every message that an actor handles and for every item of a result, and most are
+never examined. So a point holds a rank and an `Extent`; a coordinate is computed on demand, with
+strides that the extent has precomputed.
 
-There are two classes of that name because programs meet two: `BasePoint` (named ``Point`` in
+There are two classes of that name because programs use two: `BasePoint` (named ``Point`` in
 ``...shape``) and its subclass `Point` (exported by ``monarch.actor``), which adds the `Mapping`
 interface. Every point, however made, is an instance of the latter.
 """
@@ -19,7 +19,7 @@ from monarch._engine.shapes.natural import natural
 
 
 class BasePoint:
-    """What a point is, less the `Mapping` interface; constructing it gives a `Point`."""
+    """A point without the `Mapping` interface; constructing one returns a `Point`."""
 
     __module__ = "monarch._rust_bindings.monarch_hyperactor.shape"
     __slots__ = ("_extent", "_rank")
@@ -44,7 +44,7 @@ class BasePoint:
 
     @property
     def extent(self) -> Extent:
-        """The extent this is a point of."""
+        """The extent in which this is a point."""
         return self._extent
 
     def size(self, label: str) -> int:
@@ -114,7 +114,7 @@ _new = object.__new__
 
 
 def point_of(rank: int, extent: Extent) -> Point:
-    """Return the `Point` of a rank that is known to be in `extent`: nothing is checked."""
+    """Return the `Point` of a rank that is known to be in `extent`, without checks."""
     self = _new(Point)
     self._rank = rank
     self._extent = extent

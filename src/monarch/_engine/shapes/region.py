@@ -1,8 +1,8 @@
 """`Region`: labels and ranks of a part of a base mesh, seen from that base mesh.
 
-It holds what a `Shape` holds and answers one question more: which point of this part is a rank of
-the base mesh? As the topmost of the shapes, it also hands its constructor down to `Extent` and
-`Shape`, whose ``region`` property needs it.
+A region holds the same data as a `Shape` and answers one more question: which point of this part is
+a given rank of the base mesh? As the topmost module of the shapes, it also sets its constructor in
+`Extent` and `Shape`, whose ``region`` property needs it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Region:
         return self._shape
 
     def point_of_base_rank(self, rank: SupportsIndex) -> Point:
-        """Return where `rank` of the base mesh is in this region; `ValueError` if it is not."""
+        """Return the point of `rank` of the base mesh; raises `ValueError` if it is not in here."""
         checked = natural(rank)
         try:
             position = self._shape._slice.index(checked)

@@ -1,12 +1,12 @@
-"""`Shape`: a `Slice` whose dimensions have names. This is where meshes are cut.
+"""`Shape`: a `Slice` whose dimensions have names. Meshes are cut here.
 
-A mesh and each of its sub-meshes hold one shape: its slice says which ranks of the underlying mesh
-belong, its labels name the dimensions. All ways to cut, `at`, `index`, `select` and
-`ShapeExt.slice`, are one pass over the dimensions (`Shape._cut`); they differ only in what they
-accept and how they complain, which is fixed by the interface.
+A mesh and each of its sub-meshes hold one shape: its slice has the ranks of the underlying mesh
+that belong to it, and its labels name the dimensions. All ways to cut, `at`, `index`, `select` and
+`ShapeExt.slice`, are one pass over the dimensions (`Shape._cut`). They differ only in their
+arguments and errors, which are fixed by the interface.
 
-A step is legal on every dimension, as any ``offset, stride`` pair is; a negative step is not,
-since the ranks along a dimension of a mesh ascend.
+A step is legal on every dimension, as any ``offset, stride`` pair is. A negative step is not, since
+the ranks along a dimension of a mesh ascend.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Shape:
     _slice: Slice
     _extent: Extent | None
 
-    # Set by region.py, which builds upon this module; an import would close a cycle.
+    # Set by region.py, which imports this module; an import here would close a cycle.
     _to_region: ClassVar[_ToRegion]
 
     def __new__(cls, labels: Iterable[str], slice: Slice) -> Shape:
@@ -118,7 +118,7 @@ class Shape:
         return list(self._slice.ranks())
 
     def coordinates(self, rank: SupportsIndex) -> dict[str, int]:
-        """Return label to coordinate of `rank`; `ValueError` if it is not in here."""
+        """Return label to coordinate of `rank`; raises `ValueError` if the rank is not in here."""
         return dict(zip(self._labels, self._slice.coordinates(rank), strict=True))
 
     def at(self, label: str, index: SupportsIndex) -> Shape:
@@ -140,8 +140,8 @@ class Shape:
     def select(self, label: str, slice: builtins.slice) -> Shape:
         """Return the sub-shape of a range along `label`, keeping that dimension.
 
-        The range is clamped and counted from the end as Python does it. Raises `ValueError` if
-        the label is unknown, nothing is selected, or the step is not positive.
+        The range is clamped, and counted from the end, as in Python. Raises `ValueError` if the
+        label is unknown, the range is empty, or the step is not positive.
 
         >>> Shape(["h", "g"], Slice.new_row_major([2, 3])).select("g", slice(0, 3, 2)).ranks()
         [0, 2, 3, 5]
@@ -191,7 +191,7 @@ class Shape:
                     raise ValueError(
                         f"negative step {step} for dimension {label}: ranks of a mesh ascend"
                     )
-                if start >= stop:  # the text has what was given, not what it was clamped to
+                if start >= stop:  # the error shows the given range, not the clamped one
                     given = cut.start or 0, size if cut.stop is None else cut.stop, step
                     kind = "out of range" if start >= size else "empty range"
                     raise ValueError(_refused(kind, *given, label, size))
@@ -251,7 +251,7 @@ _new = object.__new__
 
 
 def shape_of(labels: tuple[str, ...], slice: Slice) -> Shape:
-    """Return a `Shape` of parts that are known to match: nothing is checked."""
+    """Return a `Shape` of parts that are known to match, without checks."""
     self = _new(Shape)
     self._labels = labels
     self._slice = slice

@@ -1,21 +1,20 @@
 """`Slice`: an ordered set of ranks, described by an offset, sizes and strides.
 
-This is the array trick of every tensor library, applied to ranks: a box of coordinates is mapped
+This is the array layout of every tensor library, applied to ranks: a box of coordinates is mapped
 to flat ranks by ``offset + sum(coordinate * stride)``. A mesh of ten thousand procs and any slice
 of it stay a few integers, and slicing is arithmetic on them.
 
-Invariant: the map is injective, and invertible by plain division. For that, each stride exceeds
-the *span* of all smaller ones, i.e. the distance between the first and the last rank they reach.
-Dimensions of size one reach nothing and constrain nothing. Selecting with offset, stop and step
-only shrinks spans and only grows strides, so every sub-slice keeps the invariant and is built
-unchecked. (The stricter rule "a stride is a multiple of the space below it" was rejected: it is
-not closed under steps such as ``0:3:2`` on an inner dimension.) Strides need not descend:
-a transposed slice is a legal slice.
+Invariant: the map is injective, and invertible by plain division. For that, each stride exceeds the
+*span* of all smaller ones, i.e. the distance between the first and the last rank that they reach. A
+dimension of size one reaches only one rank and constrains no other. Selecting with offset, stop and
+step only shrinks spans and only grows strides, so every sub-slice keeps the invariant and is built
+unchecked. (Rejected: the stricter rule "a stride is a multiple of the space below it", since it is
+not closed under steps such as ``0:3:2`` on an inner dimension.) Strides need not descend: a
+transposed slice is a legal slice.
 
 `len`, ``in``, `get`, `index` and `coordinates` cost a few operations per dimension and never
-enumerate. `ranks` is a `range` whenever the ranks form an arithmetic progression, which is the
-case for whole meshes, for rows, columns and blocks of rows; only the rest is enumerated into a
-tuple.
+enumerate. `ranks` is a `range` whenever the ranks form an arithmetic progression. That is the case
+for whole meshes, and for rows, columns and blocks of rows; other ranks are enumerated into a tuple.
 """
 
 from __future__ import annotations
@@ -170,21 +169,21 @@ class Slice:
         return range(self._offset, self._offset + size * stride, stride)
 
     def get(self, index: SupportsIndex) -> int:
-        """Return the rank at row-major position `index`; `ValueError` if there is none."""
+        """Return the rank at row-major position `index`; raises `ValueError` if there is none."""
         position = natural(index)
         if position >= self._len:
             raise ValueError(f"index {position} out of range {self._len}")
         return self._rank_at(position)
 
     def index(self, value: SupportsIndex) -> int:
-        """Return the row-major position of rank `value`; `ValueError` if it is not in here."""
+        """Return the row-major position of rank `value`; raises `ValueError` if not in here."""
         position = 0
         for size, coordinate in zip(self._sizes, self.coordinates(value), strict=True):
             position = position * size + coordinate
         return position
 
     def coordinates(self, value: SupportsIndex) -> list[int]:
-        """Return the coordinates of rank `value`; `ValueError` if it is not in here."""
+        """Return the coordinates of rank `value`; raises `ValueError` if it is not in here."""
         rank = natural(value)
         found = self._find(rank)
         if found is None:
@@ -286,7 +285,7 @@ _new = object.__new__
 
 
 def slice_of(offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Slice:
-    """Return a `Slice` of numbers that are known to be good: nothing is checked."""
+    """Return a `Slice` of numbers that are known to be valid, without checks."""
     self = _new(Slice)
     self._offset = offset
     self._sizes = sizes

@@ -1,18 +1,18 @@
-"""Shared-memory segments: how big payloads cross a process border with one copy.
+"""Shared-memory segments: big payloads cross a process boundary with one copy.
 
-The sender copies a payload once into a segment (an unlinked memory file) and passes the
-descriptor with the frame; every receiver maps it privately, so what it gets is writable without
-touching anybody else's copy, and no byte is copied until it writes. When the last object that
-looks into a mapping is gone, the receiver says so (a RELEASE frame), and the segment goes back to
-the sender's pool, its pages still warm: filling a warm segment is nine times faster than a fresh
-one. A receiver that dies releases by losing its link.
+The sender copies a payload once into a segment (an unlinked memory file) and passes the descriptor
+with the frame. Every receiver maps the segment privately, so its data is writable without affecting
+other copies, and no byte is copied until it is written. When the last object that refers to a
+mapping is freed, the receiver reports it (a RELEASE frame). Then the segment returns to the
+sender's pool with its pages still warm: filling a warm segment is nine times faster than filling a
+fresh one. A receiver that dies releases its segments by the loss of its link.
 
-The pool keeps at most `limit` bytes of unused segments, those last used. Segments in use are
+The pool keeps at most `limit` bytes of unused segments, the latest used ones. Segments in use are
 bounded by what receivers hold. A process that already has `_MAX_MAPPINGS` live mappings copies
 instead of mapping, since the kernel bounds mappings and descriptors.
 
-Rejected: named shared memory (a name must be cleaned up after a SIGKILL; a descriptor is not),
-one ring buffer per link (a receiver that keeps one array would pin the whole ring).
+Rejected: named shared memory (a name must be cleaned up after a SIGKILL; a descriptor is not), one
+ring buffer per link (a receiver that keeps one array would pin the whole ring).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = ["SegmentPool", "Windows", "open_parts"]
 _TABLE_HEAD = struct.Struct("<QQI")  # segment id, bytes used, number of parts
 _PART = struct.Struct("<QQB")  # offset, length, whether the receiver copies it at once
 _PAGE = mmap.PAGESIZE
-_COPY_STEP = 8 << 20  # one memory copy holds the interpreter lock: not longer than about 1 ms
+_COPY_STEP = 8 << 20  # a copy holds the interpreter lock, for at most about 1 ms
 _UNLOCKED = 1 << 20
 _TWO_THREADS = 16 << 20
 _MAX_MAPPINGS = 4096
-_RESERVED = "reserved"  # a holder
+_RESERVED = "reserved"  # the holder of a segment filled by `reserve`
 _TAKES_LONG = 16 << 20
-_MAX_FREE = 64  # unused segments kept: each holds two descriptors
+_MAX_FREE = 64  # unused segments to keep: each has two descriptors
 
 
 class _Segment:
@@ -56,15 +56,15 @@ class _Segment:
         self.fd = memory_file(size)
         try:
             self.map = mmap.mmap(self.fd, size)
-        except BaseException:  # it takes another descriptor, and address space
+        except BaseException:  # mapping needs another descriptor, and address space
             os.close(self.fd)
             raise
         if size >= 2 << 20 and hasattr(mmap, "MADV_HUGEPAGE"):
-            # An optimisation the kernel may refuse (huge pages configured away); nothing is lost.
+            # An optimisation that the kernel may refuse (huge pages configured away), without harm.
             with contextlib.suppress(OSError):
                 self.map.madvise(mmap.MADV_HUGEPAGE)
         self.holders: Counter[Hashable] = Counter()
-        self.retired = 0  # the when of its last use, while it is unused
+        self.retired = 0  # order of its last use, while it is unused
         self.table = b""
 
     def close(self) -> None:
@@ -76,13 +76,16 @@ class _Segment:
 
 
 def _aside(nbytes: int, action: Callable[[], None]) -> None:
-    """Give memory back, in a thread if that takes milliseconds: a gigabyte takes the kernel 200."""
+    """Free memory, in a thread if that is slow: the kernel needs 200 ms for a gigabyte."""
     if nbytes < _TAKES_LONG or _start("monarch-unmap", action) is None:
         action()
 
 
 def _start(name: str, action: Callable[[], object]) -> threading.Thread | None:
-    """A thread that runs `action`; None if there can be none: a limit, or the interpreter ends."""
+    """Start a thread that runs `action`; return it, or None if there can be none.
+
+    None means that a limit is reached, or that the interpreter shuts down.
+    """
     thread = threading.Thread(target=action, name=name, daemon=True)
     try:
         thread.start()
@@ -92,19 +95,19 @@ def _start(name: str, action: Callable[[], object]) -> threading.Thread | None:
 
 
 def _unmap(mapping: mmap.mmap) -> None:
-    with contextlib.suppress(BufferError):  # who still looks into it keeps the mapping
+    with contextlib.suppress(BufferError):  # a live view keeps the mapping
         mapping.close()
 
 
 def _size_class(size: int) -> int:
-    """Round up to one of four steps per power of two, so that segments are found again."""
+    """Round up to one of four steps per power of two, so that segments can be reused."""
     size = max(size, _PAGE)
     step = max(_PAGE, 1 << (size.bit_length() - 3))
     return -(-size // step) * step
 
 
 class SegmentPool:
-    """The segments this process fills. Thread-safe.
+    """The segments that this process fills. Thread-safe.
 
     Args:
         limit: bytes of unused segments to keep warm.
@@ -112,19 +115,20 @@ class SegmentPool:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._lock = threading.RLock()  # a finaliser may send while its thread is in here
+        self._lock = threading.RLock()  # a finaliser may send while its own thread holds the lock
         self._ids = itertools.count(1)
-        self._free: dict[int, list[_Segment]] = {}  # by size, the oldest first
+        self._free: dict[int, list[_Segment]] = {}  # by size; the oldest is first
         self._retirements = itertools.count(1)
         self._free_bytes = 0
         self._used: dict[int, _Segment] = {}
-        self._reserved: dict[int, tuple[_Segment, object]] = {}  # of those, by their mappings
+        # segments made by `reserve`, by the id of their mapping
+        self._reserved: dict[int, tuple[_Segment, object]] = {}
 
     def store(self, payload: Payload) -> _Segment:
-        """The segment that holds `payload`, copied on first use. Hold it with `hold` per send.
+        """Return the segment that holds `payload`, copied on first use; call `hold` for each send.
 
-        The creator has one hold of its own under the key None; drop it with `release(None, id)`
-        after the last send.
+        The creator has one hold under the key None; drop it with `release(None, id)` after the last
+        send.
         """
         if payload.stored is not None:
             stored: _Segment = payload.stored
@@ -135,7 +139,7 @@ class SegmentPool:
             at += memoryview(chunk).nbytes
         parts.append((0, at, False))
         for buffer in payload.buffers:
-            at = -(-at // 64) * 64  # aligned as allocators align, vector loads want it
+            at = -(-at // 64) * 64  # the alignment of allocators, which suits vector loads
             parts.append((at, buffer.nbytes, is_bulk(buffer)))
             at += buffer.nbytes
         segment = self._take(at)
@@ -153,9 +157,11 @@ class SegmentPool:
         return segment
 
     def reserve(self, nbytes: int) -> memoryview:
-        """Memory of a segment that is filled by other means than `store`; held as long as this is.
+        """Return memory of a segment to fill by other means than `store`.
 
-        Whoever passes the segment on holds it before (`reserved`, `hold`).
+        The segment is in use while the memory is alive.
+
+        To pass the segment on, hold it before the memory is freed (`reserved`, `hold`).
         """
         segment = self._take(nbytes, _RESERVED)
         memory = memoryview(segment.map)[:nbytes]
@@ -165,7 +171,7 @@ class SegmentPool:
         return memory
 
     def reserved(self, memory: memoryview) -> _Segment | None:
-        """The segment that `reserve` gave this memory of, if it did."""
+        """Return the segment of memory that `reserve` returned; None for other memory."""
         segment, _ = self._reserved.get(id(memory.obj), (None, None))
         return segment
 
@@ -174,7 +180,10 @@ class SegmentPool:
             segment.holders[holder] += 1
 
     def release(self, holder: Hashable, ident: int) -> None:
-        """`holder` no longer uses segment `ident`. Unknown ids are ignored: links may be late."""
+        """End one hold of `holder` on segment `ident`.
+
+        Ignores unknown ids, since links may be late.
+        """
         with self._lock:
             segment = self._used.get(ident)
             if segment is None or segment.holders[holder] <= 0:
@@ -186,7 +195,7 @@ class SegmentPool:
                 self._retire(segment)
 
     def drop_holder(self, holder: Hashable) -> None:
-        """Release everything `holder` held: its process or link is gone."""
+        """End all holds of `holder`, whose process or link was lost."""
         with self._lock:
             for segment in [s for s in list(self._used.values()) if holder in s.holders]:
                 del segment.holders[holder]
@@ -194,7 +203,7 @@ class SegmentPool:
                     self._retire(segment)
 
     def trim(self) -> None:
-        """Give all unused segments back to the system."""
+        """Return all unused segments to the system."""
         with self._lock:
             for segments in self._free.values():
                 for segment in segments:
@@ -204,7 +213,7 @@ class SegmentPool:
 
     @property
     def statistics(self) -> tuple[int, int, int]:
-        """Segments in use, unused segments, bytes of unused segments."""
+        """The numbers of segments in use, of unused segments, and of bytes of unused segments."""
         with self._lock:
             return len(self._used), sum(map(len, self._free.values())), self._free_bytes
 
@@ -238,7 +247,7 @@ class SegmentPool:
         self._free_bytes += segment.size
 
     def _drop_oldest(self) -> None:
-        """Of the unused: a program sends again what is like the last it has sent."""
+        """Free the least recently used segment: next payloads resemble the latest ones."""
         size = min(self._free, key=lambda size: self._free[size][0].retired)
         oldest = self._free[size].pop(0)
         if not self._free[size]:
@@ -248,23 +257,23 @@ class SegmentPool:
 
 
 class Windows:
-    """Segments of other processes, mapped to be read, and kept: they are filled again and again.
+    """Segments of other processes, mapped read-only and cached, since they are filled again.
 
-    Mapping anew costs more than half as much as sending what is read.
+    Mapping a segment anew costs more than half as much as sending the data read from it.
 
     Args:
-        limit: bytes that are kept mapped, and so in memory, even if their owner is done with them.
+        limit: bytes that are kept mapped, and so in memory, even after their owner dropped them.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._kept: dict[tuple[int, int], tuple[Hashable, mmap.mmap]] = {}  # the oldest first
+        self._kept: dict[tuple[int, int], tuple[Hashable, mmap.mmap]] = {}  # the oldest is first
         self._bytes = 0
 
     def open(self, owner: Hashable, fd: int, used: int) -> memoryview:
-        """The first `used` bytes of a segment of `owner`, whose descriptor the caller keeps.
+        """Return the first `used` bytes of a segment of `owner`; the caller keeps the descriptor.
 
-        Raises ValueError if it has fewer.
+        Raises ValueError if the segment has fewer.
         """
         status = os.fstat(fd)
         if used > status.st_size:
@@ -282,7 +291,7 @@ class Windows:
         return memoryview(mapping)[:used]
 
     def drop(self, owner: Hashable) -> None:
-        """Keep nothing of `owner` any more."""
+        """Unmap all segments of `owner`."""
         for key in [key for key, (whose, _) in self._kept.items() if whose == owner]:
             self._forget(key)
 
@@ -299,7 +308,7 @@ def _copy(view: memoryview, offset: int, source: memoryview) -> int:
     Two, because one core does not saturate the memory of current machines, and more gain nothing.
     """
     nbytes = source.nbytes
-    if nbytes < _UNLOCKED or source.readonly:  # (a read-only buffer does not give its address)
+    if nbytes < _UNLOCKED or source.readonly:  # the address of a read-only buffer is unknown
         for at in range(0, nbytes, _COPY_STEP):
             step = min(_COPY_STEP, nbytes - at)
             view[offset + at : offset + at + step] = source[at : at + step]
@@ -320,7 +329,7 @@ def _copy(view: memoryview, offset: int, source: memoryview) -> int:
 
 
 class _Watch(weakref.ref[Any]):
-    """Reports that a mapping is gone, from whichever thread dropped it last."""
+    """Reports that a mapping was freed, from whichever thread dropped it last."""
 
     __slots__ = ("ident", "released")
 
@@ -328,7 +337,7 @@ class _Watch(weakref.ref[Any]):
     released: Callable[[int], None]
 
 
-_watches: dict[int, _Watch] = {}  # by id: what is watched need not be hashable
+_watches: dict[int, _Watch] = {}  # by id: a watched object need not be hashable
 
 
 def _mapping_gone(watch: Any) -> None:
@@ -338,9 +347,10 @@ def _mapping_gone(watch: Any) -> None:
 
 
 def _keep_for_children() -> None:
-    """Before a fork by user code: the child sees the same memory, for longer than we know.
+    """Before a fork by user code, keep the current mappings until their senders' links are lost.
 
-    So what is mapped now is not released for reuse; it goes with the link to its sender.
+    The child shares this memory for an unknown time, so its segments must not be released for
+    reuse.
     """
     for watch in list(_watches.values()):
         watch.ident = 0
@@ -353,11 +363,11 @@ if hasattr(os, "register_at_fork"):
 def open_parts(
     table: bytes | bytearray, fd: int, released: Callable[[int], None], *, decoding: bool = True
 ) -> tuple[memoryview, list[memoryview]]:
-    """Map the payload that `table` describes: (pickle stream, out-of-band buffers).
+    """Map the payload that `table` describes; return (pickle stream, out-of-band buffers).
 
-    Takes over `fd`. `released(segment id)` is called once, from any thread, when nothing looks
-    into the mapping any more; it must not block or take locks. `decoding` says that the stream is
-    kept exactly as long as the payload is decoded, and large `bytes` are copied meanwhile.
+    Takes over `fd`. `released(segment id)` is called once, from any thread, when no object refers
+    to the mapping; it must not block or take locks. `decoding` promises that the stream is kept
+    exactly as long as the payload is decoded, and that large `bytes` are copied in that time.
 
     Raises ValueError for a table that does not fit the segment.
     """
@@ -372,8 +382,8 @@ def open_parts(
         warm = decoding and not crowded and any(bulk for *_, bulk in parts)
         shared = _warm_map(fd) if warm else None
         if shared is not None and all(bulk for *_, bulk in parts[1:]):
-            # Everything is copied while it is decoded: nothing of its own to map. The stream, which
-            # lives as long as the decoding, says when that is over.
+            # All buffers are copied during decoding, so a mapping of their own is not needed. The
+            # stream lives as long as the decoding, so its end reports the end of the decoding.
             offset, length, _ = parts[0]
             mapping: Any = _Stream(shared[offset : offset + length])
         else:
@@ -404,11 +414,11 @@ def open_parts(
 
 
 class _Stream(bytearray):
-    """A copied pickle stream that can be watched."""
+    """A copied pickle stream that can be watched by a weak reference."""
 
 
 def _warm_map(fd: int) -> memoryview | None:
-    """A mapping of a whole segment that is kept, so that copies out of it fault in no pages.
+    """Return a cached mapping of a whole segment, so that copies out of it cause no page faults.
 
     Only for parts that are copied before the segment is released: the sender writes the next
     payload into the same memory.

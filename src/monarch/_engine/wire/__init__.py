@@ -1,1 +1,1 @@
-"""Turn messages into frames and payloads into bytes, and back. No sockets, no clocks, no tasks."""
+"""Encode messages as frames and payloads as bytes, and decode them. No sockets, clocks or tasks."""

@@ -1,4 +1,4 @@
-"""Packets: the envelope of what travels between two hosts, inside which messages travel in pieces.
+"""Packets: the envelope of the data between two hosts, in which messages travel in pieces.
 
 A packet is 32 bytes of header and a payload::
 
@@ -6,20 +6,20 @@ A packet is 32 bytes of header and a payload::
 
     size    bytes of payload that follow
     seq     the packet's number in its direction of the session, from 0 (DATA, FLOW)
-    ack     how many numbered packets the sender has taken in, in order (all but PING and BYE)
+    ack     how many numbered packets the sender has accepted, in order (all but PING and BYE)
 
     HELLO   the first packet of each link, in both directions. lane: the version of this format;
-            seq: the sender's session; total: the session it believes to talk to, 0 if it has yet
-            to meet it
-    DATA    the next piece of the message that is under way on `lane`; total: bytes of that message
-    FLOW    the sender wants no more messages on `lane` (total 1), or again some (total 0)
-    ACK     nothing but `ack`
-    PING    a heartbeat, for others to interpret: not numbered, never sent twice
-    BYE     the session is over; the payload says why, for people
+            seq: the sender's session; total: the session that it believes its peer to have,
+            0 before they have met
+    DATA    the next piece of the message in progress on `lane`; total: bytes of that message
+    FLOW    the sender pauses (total 1) or resumes (total 0) messages on `lane`
+    ACK     only `ack`
+    PING    a heartbeat, opaque here: not numbered, never sent again
+    BYE     the session is over; the payload is the reason, for people
 
-The upper byte of `kind` is a constant, so that a stream that lost its place fails instead of being
-misread. A piece carries no offset: packets are taken in by number, so the pieces of a message come
-in order and each lane has one message under way.
+The upper byte of `kind` is a constant, so that a stream that lost its position fails instead of
+being misread. A piece carries no offset: packets are accepted by number, so the pieces of a message
+arrive in order and each lane has one message in progress.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ ACK = _MARK + 4
 PING = _MARK + 5
 BYE = _MARK + 6
 
-_SMALL = 4096  # what no piece of a message needs
+_SMALL = 4096  # enough for every packet but a piece of a message
 
 
 def read_header(data: Buffer, at: int, peer: str) -> Header:
-    """The header at `at`. Raises ProtocolError, which names `peer`, for what cannot be one.
+    """Return the header at `at`. Raises ProtocolError, which names `peer`, if it is not valid.
 
     >>> read_header(HEADER.pack(DATA, 7, 5, 0, 0, 5), 0, "host b")[1:3]
     (7, 5)

@@ -1,9 +1,9 @@
-"""Torch tensors in payloads: their memory out of band, rebuilt on the CPU around what arrives.
+"""Torch tensors in payloads: their memory is sent out of band, and they are rebuilt on the CPU.
 
 A dense tensor is sent as its elements (a view of a large storage sends the view, not the storage)
-and arrives contiguous; on one host it looks into the mapped segment, without a copy. Tensors of
-other devices are copied to the CPU first. What is not dense (sparse, quantised, nested) takes
-torch's own way through pickle. Torch is never imported to send; receiving a tensor imports it.
+and arrives contiguous. On one host the received tensor refers to the mapped segment, without a
+copy. Tensors of other devices are copied to the CPU first. A tensor that is not dense (sparse,
+quantised, nested) is pickled by torch itself. Sending never imports torch; receiving a tensor does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["tensor_reducer"]
 
 
 def tensor_reducer(kind: type) -> Callable[[Any], Any] | None:
-    """The reducer for `kind` if it is torch's plain tensor class, else None."""
+    """Return the reducer for `kind` if it is torch's plain tensor class, else None."""
     torch: Any = sys.modules.get("torch")
     return _reduce if torch is not None and kind is torch.Tensor else None
 
@@ -27,7 +27,7 @@ def _reduce(tensor: Any) -> Any:
     torch: Any = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         return NotImplemented
-    if tensor.__dict__:  # attributes of the user's: torch brings them along
+    if tensor.__dict__:  # attributes set by the user, which torch pickles as well
         return NotImplemented
     if tensor.is_nested or type(tensor.data) is not torch.Tensor:
         return NotImplemented
@@ -36,10 +36,10 @@ def _reduce(tensor: Any) -> Any:
     if not nbytes:
         buffer: Any = b""
     else:
-        import ctypes  # loaded, since torch is
+        import ctypes  # already loaded by torch
 
         memory: Any = (ctypes.c_char * nbytes).from_address(plain.data_ptr())
-        memory.owner = plain  # the buffer keeps the tensor, the tensor its memory
+        memory.owner = plain  # the buffer keeps the tensor alive, the tensor its memory
         buffer = pickle.PickleBuffer(memory)
     return _rebuild, (buffer, plain.dtype, tuple(plain.shape), tensor.requires_grad)
 
