@@ -70,7 +70,7 @@ class RDMABuffer:
         self._offset = 0
         self._length = memory.nbytes
 
-    # -- what it is ------------------------------------------------------------------------------
+    # -- attributes ------------------------------------------------------------------------------
 
     def size(self) -> int:
         """Return the size in bytes of the buffer, or of the part that this object stands for."""

@@ -1,9 +1,10 @@
 """Run a program of actors on simulated hosts: in virtual time, from a seed, with faults.
 
-The program is a plain one: it spawns processes and actors, calls them, supervises. So are the
-actors, the runtime under them, and the cores of protocol and supervision; what is simulated is the
-world below: hosts, processes, networks, clocks, chance. An hour of sleep takes no time, the same
-seed gives the same run, and what goes wrong can be said, to the request.
+The program is an ordinary one: it spawns processes and actors, calls them, and supervises them. The
+actors are ordinary, too. So are the runtime under them and the cores of protocol and supervision.
+Simulated is the world below: hosts, processes, networks, clocks, randomness. An hour of sleep takes
+no real time, the same seed gives the same run, and each fault can be placed exactly, at a moment or
+at a request.
 
 >>> import time
 >>> from monarch.actor import Actor, SupervisionError, endpoint, this_host
@@ -17,7 +18,7 @@ seed gives the same run, and what goes wrong can be said, to the request.
 >>> simulate(main, time_limit=1e5).value
 [2, 2]
 
-A fault strikes at a moment, or at a place in the life of a request:
+A fault occurs at a moment of virtual time, or at a place in the life of a request:
 
 >>> class Owner(Actor):
 ...     @endpoint
@@ -32,7 +33,7 @@ A fault strikes at a moment, or at a place in the life of a request:
 >>> simulate(main, faults=[Crash(Request(1, "w", place="while_running"))]).value
 'lost'
 
-`explore` does so for many seeds and random plans, and shrinks what fails.
+`explore` runs a program under many seeds and random plans, and shrinks a plan that fails.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`check_link`: what every link between two processes does, real or simulated.
+"""`check_link`: the rules that every link between two processes keeps, real or simulated.
 
-The runtime is written against these rules, and the simulator replaces the links under it. So both
-are held to one kit. A harness says how to make bytes move, since that is what differs: a reactor
-does it for real, the scheduler in a simulation.
+The runtime relies on these rules, and the simulator replaces the links. So both kinds of link pass
+the same checks. A harness makes the bytes move, since only that differs: a reactor moves them for a
+real link, the scheduler in a simulation.
 """
 
 from __future__ import annotations
@@ -25,28 +25,31 @@ _MANY = 10_000
 
 
 class LinkHarness(Protocol):
-    """Two links that are connected, and what a reactor would do for them."""
+    """Two connected links, and what a reactor would do for them."""
 
     left: Any
     right: Any
 
     def move(self) -> None:
-        """Let what was sent arrive, as far as the receivers have room."""
+        """Let sent data arrive, as far as the receivers have room."""
 
     def receive(self, link: Any) -> list[Frame]:
-        """All frames that have arrived; like `Link.receive`, it finds out about the end."""
+        """Return all frames that have arrived; like `Link.receive`, detects EOF."""
         ...
 
     def descriptor(self) -> Any:
-        """Something that may be passed on with a frame."""
+        """Return a descriptor that can be sent with a frame."""
 
     def same(self, sent: Any, arrived: Any) -> bool:
-        """Whether `arrived` is what `sent` was."""
+        """Whether `arrived` refers to the same file as `sent`."""
         ...
 
 
 def check_link(harness: Callable[[], LinkHarness]) -> None:
-    """Check a kind of link; `harness` makes a new pair for each rule. Raises AssertionError."""
+    """Check one kind of link: raise AssertionError, with the rule, if it breaks a rule.
+
+    `harness` makes a new pair of links for each rule.
+    """
     for check in (
         _frames_arrive_whole_and_in_order,
         _both_directions_work,
@@ -111,7 +114,7 @@ def _big_frames_arrive(pair: LinkHarness) -> None:
 
 
 def _fill(pair: LinkHarness) -> int:
-    """Send until more waits than the limit; how many frames that took."""
+    """Send until more than the limit is queued; return how many frames that took."""
     for number in range(_MANY):
         assert pair.left.send(_frame(number, b"x" * 1000))
         if pair.left.queued > pair.left.queue_limit:

@@ -1,7 +1,7 @@
-"""The driver of a simulation: what the runtime takes from the world, in virtual time.
+"""The driver of a simulation: gives the runtime virtual time, simulated threads and randomness.
 
-Whatever asks from an OS thread that is not the simulation's (a real runtime may be at work in the
-same process) is sent on to the driver that was installed before.
+Calls from an OS thread that does not belong to the simulation go to the driver that was installed
+before, since a real runtime may be active in the same process.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ EPOCH = 1_700_000_000.0
 
 
 class _Idle(BaseException):
-    """Leaves the loop of a sync actor that has taken its message, or has none."""
+    """Leaves the loop of a sync actor that has processed its message, or has none."""
 
 
 class SimReactor:
-    """The face of a `Reactor`: callbacks and timers are steps."""
+    """Has the interface of a `Reactor`; callbacks and timers are steps."""
 
     scratch = memoryview(b"")
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._soon: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self.place: Place = Place("?")  # told once it is known
+        self.place: Place = Place("?")  # a placeholder, replaced by the process's own
         self.on_stop: Callable[[], None] = lambda: None
 
     @property
     def ident(self) -> int:
-        """Of the thread it runs on: this one, unless a strand runs."""
+        """The thread that it runs on: the current one, unless a strand runs."""
         return get_ident() if self._scheduler.strand is None else 0
 
     def start(self, name: str) -> None:
-        """It runs already."""
+        """Do nothing: the scheduler runs it."""
 
     def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
         if not self._soon:
@@ -63,16 +63,16 @@ class SimReactor:
         return SimTimer(when, callback, self._scheduler, entry)
 
     def register(self, fd: int, callback: Callable[[int], None]) -> None:
-        """Simulated links call their owner themselves."""
+        """Do nothing: simulated links call their owner themselves."""
 
     def unregister(self, fd: int) -> None:
-        """See `register`."""
+        """Do nothing, as `register`."""
 
     def stop(self) -> None:
         self._scheduler.soon(self.place, self.on_stop)
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def _drain(self) -> None:
         soon = self._soon
@@ -82,7 +82,7 @@ class SimReactor:
 
 
 class SimTimer(Timer):
-    """A timer that costs no virtual time once it is cancelled."""
+    """A timer; after it is cancelled, virtual time does not advance for it."""
 
     __slots__ = ("_entry", "_scheduler")
 
@@ -98,7 +98,7 @@ class SimTimer(Timer):
 
 
 class SimMailbox:
-    """The queue of a sync actor; `get` gives one message a step."""
+    """The mailbox of a sync actor; `get` returns one message in each step."""
 
     __slots__ = ("items", "strand")
 
@@ -133,7 +133,7 @@ class SimMailbox:
 
 
 class AsyncMailbox(deque[Any]):
-    """The queue of an async actor; its loop takes from it with `popleft`."""
+    """The mailbox of an async actor; its loop takes messages by `popleft`."""
 
     strand: ActorLoop
 
@@ -146,7 +146,7 @@ class AsyncMailbox(deque[Any]):
 
 
 class SyncActor(Strand):
-    """The strand of a sync actor: its real loop, entered anew for each message."""
+    """The strand of a sync actor: runs the real loop, which it enters anew for each message."""
 
     __slots__ = ("_begun", "_cell", "booked", "scheduler", "served")
 
@@ -155,8 +155,8 @@ class SyncActor(Strand):
         self._cell = cell
         self.scheduler = scheduler
         self._begun = False
-        self.booked = False  # a step is booked, or under way
-        self.served = False  # this step has taken its message
+        self.booked = False  # whether a step is scheduled or running
+        self.served = False  # whether this step has taken its message
         cell.mailbox.strand = self
         self.book()
 
@@ -165,7 +165,7 @@ class SyncActor(Strand):
         self.scheduler.soon(self.place, self._step)
 
     def _enter(self) -> None:
-        """What `run_sync` does, in pieces."""
+        """Do what `run_sync` does, one part in each step."""
         if not self._begun:
             self._begun = True
             if not construct(self._cell):
@@ -179,12 +179,12 @@ class SyncActor(Strand):
         self._cell.thread_id = get_ident()
         try:
             self.context.run(self._enter)
-            scheduler.strands.pop(self, None)  # it has ended
+            scheduler.strands.pop(self, None)  # the actor has ended
         except _Idle:
             pass
         finally:
             scheduler.strand = None
-            self._cell.thread_id = 0  # the thread goes on to others
+            self._cell.thread_id = 0  # this thread runs other strands next
         if self.doom is not None:
             scheduler.strand = self
             scheduler.strike(self)
@@ -195,7 +195,7 @@ class SyncActor(Strand):
 
 
 class SimThread(Strand):
-    """Something that runs aside; the face of a `Thread`."""
+    """A strand with the interface of a `Thread`."""
 
     __slots__ = ("_alive", "_joins", "_run", "_scheduler")
 
@@ -231,7 +231,7 @@ class SimThread(Strand):
 
 
 class SimEvent:
-    """Where strands wait until `set`; the face of an `Event`."""
+    """Has the interface of an `Event`; strands wait for it."""
 
     __slots__ = ("_scheduler", "_set", "_waits")
 
@@ -255,7 +255,7 @@ class SimEvent:
 
 
 class SimClock:
-    """Timers of the current place that do not count as something left to happen."""
+    """Timers of the current place whose steps are background steps; see `Scheduler.aside`."""
 
     def __init__(self, driver: SimDriver, scheduler: Scheduler) -> None:
         self._driver = driver
@@ -267,12 +267,12 @@ class SimClock:
 
 
 class SimDriver(drivers.Driver):
-    """See the module.
+    """The driver of one simulation, see the module.
 
     Args:
-        scheduler: books the steps.
-        chance: the generator behind ids, and behind `choose`.
-        former: the driver for everybody else's threads.
+        scheduler: runs the steps.
+        chance: the random generator for ids, and for `choose`.
+        former: the driver for threads that do not belong to the simulation.
     """
 
     loops_stall = False
@@ -287,7 +287,7 @@ class SimDriver(drivers.Driver):
         return get_ident() not in self._scheduler.threads
 
     def _here(self) -> Place:
-        """The place of whatever runs."""
+        """Return the place of the running strand or reactor."""
         strand = self._scheduler.strand
         if strand is not None:
             return strand.place
@@ -345,11 +345,11 @@ class SimDriver(drivers.Driver):
     def let_waits_end(self, looks: Callable[[Any], bool]) -> None:
         if self._foreign():
             self._former.let_waits_end(looks)
-        else:  # whatever is ready has its turn before
+        else:  # every strand that is ready has its turn first
             self.parker().acquire(timeout=2 * JITTER)
 
     def note_failure(self, failure: Failure) -> None:
-        if self._foreign():  # else the simulation fails, or the program has handled it
+        if self._foreign():  # in a simulation the program handles a failure, or `simulate` raises
             self._former.note_failure(failure)
 
     def now(self) -> float:

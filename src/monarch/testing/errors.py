@@ -1,4 +1,4 @@
-"""How a simulation fails, other than by what the program raises."""
+"""The errors of a simulation, apart from those that the program raises."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ __all__ = [
 
 
 class SimulationError(AssertionError):
-    """The simulated program did what it must not."""
+    """The simulated program did something that it must not do."""
 
 
 class StuckError(SimulationError):
-    """Everybody waits and nothing is left that could happen.
+    """The script waits, and no step is left that could end the wait.
 
-    Actors that wait for each other in a circle get their ``monarch.actor.DeadlockError`` first.
+    A cycle of actors that wait for each other raises ``monarch.actor.DeadlockError`` first.
     """
 
 
 class TimeLimitError(SimulationError):
-    """The program was not over within the virtual `time_limit`."""
+    """The program did not end within the virtual `time_limit`."""
 
 
 class MissedFaultError(SimulationError):
-    """A fault of the plan found no target, or its moment did not come: nothing was tested by it."""
+    """A fault of the plan found no target, or its time did not come, so it tested nothing."""
 
 
 class InvariantError(SimulationError):
-    """Something that must always hold did not."""
+    """An invariant did not hold."""
 
 
 class StepBlockedError(SimulationError):
@@ -41,7 +41,7 @@ class StepBlockedError(SimulationError):
 
 
 class UnhandledFaultError(SimulationError):
-    """A failure reached the script, and nobody on its way handled it."""
+    """A failure reached the script without being handled on its way."""
 
 
 _public: type

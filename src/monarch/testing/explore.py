@@ -1,10 +1,10 @@
-"""`explore`: run a program under many seeds and fault plans; shrink what fails.
+"""`explore`: run a program under many seeds and fault plans; shrink the plan that fails.
 
-A failing case is shrunk in two ways, as long as it fails with the same type of exception: faults
-are dropped (delta debugging: halves first, then smaller parts; Zeller and Hildebrandt, *Simplifying
-and isolating failure-inducing input*, TSE 2002), then those that are left are made simpler: rounder
-and earlier times, shorter pauses. What comes out is a `Case`, which is to be kept: seeds go stale
-when code changes, a plan of one or two faults seldom does.
+A failing case is shrunk in two ways, as long as it fails with the same type of exception. First
+faults are dropped (delta debugging: halves first, then smaller parts; Zeller and Hildebrandt,
+*Simplifying and isolating failure-inducing input*, TSE 2002). Then the remaining faults are
+simplified: rounder numbers, earlier requests. The result is a `Case`, which should be kept: a seed
+stands for another run once the code changes, a plan of one or two faults seldom does.
 """
 
 from __future__ import annotations
@@ -31,36 +31,30 @@ _SHRINKING_RUNS = 300
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What makes a simulation repeatable, apart from the program.
-
-    >>> from monarch.testing import Crash
-    >>> case = Case(seed=7, hosts=2, plan=FaultPlan.of(Crash(1.5, "workers-0")))
-    >>> Case.from_json(case.to_json()) == case
-    True
-    """
+    """The inputs that make a simulation repeatable, apart from the program."""
 
     seed: int
     hosts: int = 1
     plan: FaultPlan = dataclasses.field(default_factory=FaultPlan)
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Return the case as one line of JSON."""
         plan = json.loads(self.plan.to_json())
         return json.dumps({"seed": self.seed, "hosts": self.hosts, "plan": plan})
 
     @staticmethod
     def from_json(text: str) -> Case:
-        """The inverse of `to_json`."""
+        """Return the case from its JSON."""
         fields = json.loads(text)
         plan = FaultPlan.from_json(json.dumps(fields["plan"]))
         return Case(fields["seed"], fields["hosts"], plan)
 
 
 class ExplorationError(SimulationError):
-    """A program failed under a seed and a plan; the cause is what it raised.
+    """A program failed under a seed and a plan; the cause is the exception that it raised.
 
     Attributes:
-        case: the shrunk case, which fails in the same way.
+        case: the shrunk case, which fails with the same type of exception.
         found: the case as it was found.
     """
 
@@ -77,12 +71,12 @@ class ExplorationError(SimulationError):
 
 
 class Exploration:
-    """What `explore` returns when nothing failed.
+    """The result of `explore` when no case failed.
 
     Attributes:
-        runs: simulations.
-        steps: in all of them.
-        faults: that found what they name, by kind.
+        runs: how many simulations were run.
+        steps: how many steps they took in all.
+        faults: how many faults found their targets, by kind.
         seconds: of real time.
     """
 
@@ -112,12 +106,12 @@ def explore(
     """Simulate `main` once for each seed; raise `ExplorationError` for the first that fails.
 
     Args:
-        main: the program, see `simulate`. It fails by raising; what it is to survive, it catches.
-        seeds: which.
-        hosts: how many.
+        main: the program, see `simulate`. It fails by raising, and catches what it can survive.
+        seeds: the seeds to run.
+        hosts: how many hosts there are.
         faults: a plan for all seeds, `Rates` for random plans, or a function of the seed.
         invariants: called after each step, see `View`.
-        options: more arguments of `simulate`. Faults may miss here, unless `strict` is among them.
+        options: more arguments of `simulate`. Faults may miss, unless `strict` is among them.
 
     >>> explore(lambda: None, seeds=range(3)).runs
     3
@@ -143,7 +137,9 @@ def explore(
 def replay(
     main: Main, case: Case | str, *, invariants: Sequence[Invariant] = (), **options: Any
 ) -> Simulation:
-    """Run a case again; `case` may be its JSON, as a failure prints it.
+    """Run a case again; `case` may be the JSON that an `ExplorationError` shows.
+
+    Raises what the program raises in this case.
 
     >>> replay(lambda: 7, '{"seed": 3, "hosts": 1, "plan": []}').value
     7
@@ -184,7 +180,7 @@ def _shrink(
     invariants: Sequence[Invariant],
     options: dict[str, Any],
 ) -> Case:
-    """The simplest case that is found to fail with `kind`."""
+    """Return the simplest case that was found to fail with `kind`."""
     runs = _SHRINKING_RUNS
 
     def fails(plan: Sequence[Fault]) -> bool:
@@ -197,7 +193,7 @@ def _shrink(
             _run(main, candidate, invariants, options)
         except kind:
             return True
-        except Exception:  # fails otherwise: not the failure that is shrunk
+        except Exception:  # another failure than the one that is being shrunk
             return False
         return False
 
@@ -207,7 +203,7 @@ def _shrink(
 
 
 def _drop(faults: list[Fault], fails: Callable[[Sequence[Fault]], bool]) -> list[Fault]:
-    """As few of the faults as still fail: ever smaller parts are left out."""
+    """Return as few of the faults as still fail: smaller and smaller parts are left out."""
     size = max(1, len(faults) // 2)
     while faults:
         for at in range(0, len(faults), size):
@@ -224,7 +220,7 @@ def _drop(faults: list[Fault], fails: Callable[[Sequence[Fault]], bool]) -> list
 
 
 def _simplify(faults: list[Fault], fails: Callable[[Sequence[Fault]], bool]) -> list[Fault]:
-    """The same faults with simpler numbers, as far as they still fail."""
+    """Return the same faults with simpler numbers, as far as they still fail."""
     for index in range(len(faults)):
         improved = True
         while improved:
@@ -239,7 +235,7 @@ def _simplify(faults: list[Fault], fails: Callable[[Sequence[Fault]], bool]) -> 
 
 
 def _simpler(fault: Fault) -> Iterator[Fault]:
-    """Faults that are a little easier to think about than `fault`."""
+    """Yield faults with one number of `fault` made simpler."""
     for name, value in vars(fault).items():
         if isinstance(value, Request) and value.nth > 1:
             for nth in sorted({1, value.nth // 2, value.nth - 1}):

@@ -1,9 +1,9 @@
-"""Faults, and plans of them: plain values, so that a plan can be printed, kept and replayed.
+"""Faults and fault plans: plain values, so that a plan can be printed, kept and replayed.
 
-A fault happens at a moment of virtual time, or at a place in the life of a request (`Request`).
-What it names is found when it happens: a process by its label (``<name>-<rank>``), or by its
-number in the order of spawns. A fault that finds no target then changes nothing, and `simulate`
-raises `MissedFaultError` for it unless it was called with ``strict=False``.
+A fault happens at a moment of virtual time, or at a place in the life of a request (`Request`). Its
+target is looked up when it happens: a process by its label (``<name>-<rank>``), or by its number in
+spawn order. A fault that finds no target changes nothing; then `simulate` raises
+`MissedFaultError`, unless it was called with ``strict=False``.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ RequestPlace = Literal["before_arrival", "while_running", "before_reply"]
 class Request:
     """A place in the life of the `nth` request (from 1) to the actors of one name, or to any.
 
-    ``before_arrival``: it was sent, and is under way. ``while_running``: the endpoint runs; the
-    fault strikes when it next touches the world (sends, waits, awaits) and at the latest before
-    its answer leaves. ``before_reply``: the endpoint is done, the answer was made but is not out.
+    ``before_arrival``: the request was sent and has not arrived. ``while_running``: the endpoint
+    runs; the fault happens when the endpoint next sends, waits or awaits, and at the latest before
+    its reply is sent. ``before_reply``: the endpoint has returned, and its reply is not sent yet.
 
     >>> Request(3, actor="trainers", place="while_running").nth
     3
@@ -58,14 +58,14 @@ When = float | Request
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """Base of all faults. `at`: seconds of virtual time, or a `Request`."""
+    """The base class of all faults. `at`: seconds of virtual time, or a `Request`."""
 
     at: When
 
 
 @dataclasses.dataclass(frozen=True)
 class Crash(Fault):
-    """A process ends by a signal. `proc` None: the one that serves the request of `at`.
+    """A process is killed by a signal. `proc` None: the one that serves the request of `at`.
 
     >>> Crash(at=1.5, proc="trainers-3")
     Crash(at=1.5, proc='trainers-3', signal=9)
@@ -77,7 +77,7 @@ class Crash(Fault):
 
 @dataclasses.dataclass(frozen=True)
 class Pause(Fault):
-    """A process does nothing for a while, as if stopped by SIGSTOP."""
+    """A process does nothing for `seconds`, as if stopped by SIGSTOP."""
 
     proc: str | int | None = None
     seconds: float = 1.0
@@ -85,7 +85,7 @@ class Pause(Fault):
 
 @dataclasses.dataclass(frozen=True)
 class Slow(Fault):
-    """A process takes `lag` seconds more for everything it does, `seconds` long."""
+    """Each step of a process is delayed by `lag` seconds, for `seconds`."""
 
     proc: str | int | None = None
     lag: float = 0.01
@@ -94,23 +94,23 @@ class Slow(Fault):
 
 @dataclasses.dataclass(frozen=True)
 class CrashHost(Fault):
-    """A host loses power: its processes end and nobody is left to say so."""
+    """A host loses power: its processes and its agent exit without a message."""
 
     host: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class CrashAgent(Fault):
-    """The agent of a host ends, with all processes there; the host's worker loop lives on."""
+    """The agent of a host exits with all processes of the host; the worker loop continues."""
 
     host: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class NetworkFault(Fault):
-    """Base of what happens to packets between hosts `a` and `b` for a while; None: any host.
+    """The base class of faults of packets between hosts `a` and `b`; None: any host.
 
-    `one_way`: only to those from `a` to `b`.
+    The fault lasts `seconds`. `one_way`: only packets from `a` to `b` are affected.
     """
 
     a: int | None = None
@@ -121,7 +121,7 @@ class NetworkFault(Fault):
 
 @dataclasses.dataclass(frozen=True)
 class Partition(NetworkFault):
-    """Packets are lost, all of them."""
+    """All packets are lost."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,14 +140,14 @@ class Duplicate(NetworkFault):
 
 @dataclasses.dataclass(frozen=True)
 class Delay(NetworkFault):
-    """Packets take so many seconds more."""
+    """Packets take `by` seconds longer."""
 
     by: float = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Reorder(NetworkFault):
-    """Packets take up to so many seconds more, each its own time."""
+    """Packets take up to `by` seconds longer, each a random time, so that they overtake others."""
 
     by: float = 0.1
 
@@ -171,7 +171,7 @@ _KINDS: dict[str, type[Fault]] = {
 
 @dataclasses.dataclass(frozen=True)
 class FaultPlan:
-    """What goes wrong in a simulation: a tuple of faults. Picklable, comparable, JSON both ways.
+    """A tuple of faults for a simulation. Picklable, comparable, and convertible to JSON.
 
     >>> plan = FaultPlan.of(Crash(Request(2, place="while_running")), Pause(0.5, "workers-1"))
     >>> FaultPlan.from_json(plan.to_json()) == plan
@@ -183,16 +183,16 @@ class FaultPlan:
 
     @staticmethod
     def of(*faults: Fault) -> FaultPlan:
-        """A plan of these faults."""
+        """Return a plan of these faults."""
         return FaultPlan(tuple(faults))
 
     def to_json(self) -> str:
-        """The plan as one line of JSON."""
+        """Return the plan as one line of JSON."""
         return json.dumps([_to_fields(fault) for fault in self.faults])
 
     @staticmethod
     def from_json(text: str) -> FaultPlan:
-        """The inverse of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
+        """Return the plan from its JSON. Raises ValueError, KeyError or TypeError for others."""
         return FaultPlan(tuple(_from_fields(fields) for fields in json.loads(text)))
 
     def __iter__(self) -> Iterator[Fault]:
@@ -222,13 +222,13 @@ def _from_fields(fields: dict[str, Any]) -> Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """How many faults of each kind `random_faults` makes on average, and where.
+    """The average numbers of faults that `random_faults` makes, by kind, and their limits.
 
     Attributes:
-        within: virtual seconds from the start in which those happen that happen at a time.
-        nth: those at a request happen at one of the first so many.
-        at_requests: the share of faults of processes that happen at a request.
-        longest: seconds that a pause, a partition or a bad network lasts at most.
+        within: virtual seconds from the start; a fault with a time happens within them.
+        nth: a fault at a request happens at one of the first `nth` requests.
+        at_requests: the share of process faults that happen at a request.
+        longest: seconds that a pause, a partition or another network fault lasts at most.
     """
 
     crash: float = 0.5
@@ -247,13 +247,13 @@ class Rates:
 
 
 def random_faults(seed: object, rates: Rates | None = None, hosts: int = 1) -> FaultPlan:
-    """A plan from a seed: same seed, same plan.
+    """Return a plan made from a seed: the same seed gives the same plan.
 
     >>> random_faults(7) == random_faults(7)
     True
     """
     rates = rates or Rates()
-    chance = random.Random(f"{seed}/faults")  # noqa: S311 - it is to be repeatable
+    chance = random.Random(f"{seed}/faults")  # noqa: S311 - must be repeatable
     faults: list[Fault] = []
     for name, kind in (
         ("crash", Crash),
@@ -272,7 +272,7 @@ def random_faults(seed: object, rates: Rates | None = None, hosts: int = 1) -> F
 
 
 def _count(chance: random.Random, mean: float) -> int:
-    """How many, `mean` on average: geometrically distributed, so that a storm is possible."""
+    """Return a random number with this mean, geometrically distributed: it may become large."""
     count = 0
     while mean > 0 and chance.random() < mean / (1 + mean):
         count += 1
@@ -310,7 +310,7 @@ def _random_fault(chance: random.Random, kind: type[Fault], rates: Rates, hosts:
 
 
 def plan_of(faults: FaultPlan | Iterable[Fault] | None) -> FaultPlan:
-    """What `simulate` was given, as a plan."""
+    """Return the `faults` argument of `simulate` as a plan."""
     if faults is None:
         return FaultPlan()
     return faults if isinstance(faults, FaultPlan) else FaultPlan(tuple(faults))

@@ -1,8 +1,8 @@
-"""A simulated host: its agent's books are the real ones, its processes are `SimProc`s.
+"""A simulated host: an agent made of the real protocol cores, and processes that are `SimProc`s.
 
-The agent speaks the real control protocol (JSON in CONTROL frames) with each process of its host,
-over links as slow as any, and is one of a `Federation` with the agents of the other hosts. Exits
-are seen a moment after they happen.
+The agent uses the real `Roster` (the membership of one host) and `Federation` (of all hosts). It
+speaks the real control protocol (JSON in CONTROL frames) with each process of its host, over links
+with a latency, and with the agents of the other hosts. It notices an exit a moment after it occurs.
 """
 
 from __future__ import annotations
@@ -53,34 +53,34 @@ _UNLIMITED = 1 << 60
 
 
 class SimHost:
-    """See the module. `ident` is its number; `client` the first member of its books."""
+    """A simulated host. `ident` is its number; `client` the uid of the script's process."""
 
     def __init__(self, world: World, ident: int, client: int) -> None:
         self.world = world
         self.ident = ident
         self.hostname = f"host{ident}"
-        self.name = self.hostname if ident else HOME  # among agents
+        self.name = self.hostname if ident else HOME  # as agents call it
         self.place = Place(self.hostname)
         self.roster = Roster(client)
         self.federation = Federation(self.roster, self.name)
         self.detector = detectors.Detector()
         self.peers: dict[str, SimPeer] = {}
         self.casts = CastRelay(self, self.name)
-        self._coming: dict[tuple[int, int], SimLink] = {}  # ends that wait for where they go
-        self._parents: dict[int, SimLink] = {}  # of procs that are about to be spawned
+        self._coming: dict[tuple[int, int], SimLink] = {}  # link ends that await their receiver
+        self._parents: dict[int, SimLink] = {}  # links to the parents of procs not spawned yet
         self.lost: set[str] = set()  # hosts that were given up
-        self._given_up: dict[str, Verdict] = {}  # by home, and why
+        self._given_up: dict[str, Verdict] = {}  # the verdicts of those that HOME gave up
         self._watch: Entry | None = None
         self.client = client
-        self.procs: dict[int, SimProc] = {}  # those that run
+        self.procs: dict[int, SimProc] = {}  # procs that have not exited
         self._control: dict[int, SimLink] = {}
-        self._ends: list[tuple[int, Verdict]] = []  # to be announced
+        self._ends: list[tuple[int, Verdict]] = []  # exits that are not reported yet
         self._alarm: Entry | None = None
 
     # -- members ---------------------------------------------------------------------------------
 
     def admit(self, proc: SimProc) -> SimSocket:
-        """Make a control link to `proc`; its end of it."""
+        """Make a control link to `proc`; return the end for `proc`."""
         mine, theirs = socket_pair(self.world.scheduler)
         link = mine.link
         link.uid = proc.uid
@@ -108,7 +108,7 @@ class SimHost:
         return bool(frames)
 
     def tell(self, uid: int, notice: dict[str, Any], fds: Sequence[Any] = ()) -> None:
-        """Send a notice to a member."""
+        """Send a notice to a process of this host; close `fds` if the process has exited."""
         link = self._control.get(uid)
         if link is not None:
             body = json.dumps(notice, separators=(",", ":")).encode()
@@ -136,7 +136,7 @@ class SimHost:
     def spawn(
         self, parent: int, spec: dict[str, Any], procs: list[dict[str, Any]], ends: list[SimLink]
     ) -> None:
-        """Start procs here; `ends` are their links to the parent."""
+        """Start procs on this host; `ends` are their links to the parent."""
         world = self.world
         scheduler = world.scheduler
         now, patience = scheduler.now, spec["ready_timeout"]
@@ -145,7 +145,7 @@ class SimHost:
             uid = fields["uid"]
             self.roster.ready(uid)
             proc = world.new_proc(self, uid, {**spec, **fields, "parent": parent})
-            scheduler.pause(proc.place)  # it is being started
+            scheduler.pause(proc.place)  # until its start has taken its time
             proc.adopt_agent(self.admit(proc))  # type: ignore[arg-type]
             proc.adopt(SimSocket(end), parent)  # type: ignore[arg-type]
             delay = _LAUNCH * (0.5 + scheduler.random.random())
@@ -174,10 +174,10 @@ class SimHost:
         self.perform(self.federation.kill(message["uids"]))
 
     def _on_ready(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
-        """Known already: see `spawn`."""
+        """Do nothing: `spawn` reports that the process is ready."""
 
     def _on_preload(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
-        """Modules are loaded: there is one interpreter."""
+        """Do nothing: there is one interpreter, so the modules are loaded."""
 
     def _on_logging(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
         mine, asks = self.federation.split(asker, message)
@@ -211,12 +211,12 @@ class SimHost:
                 self.detector.remove(host)
             self.lost.add(host)
             self.perform(self.federation.host_left(host, f"host {host} was let go"))
-        self.tell(asker, {"op": "detached", "number": message["number"]})  # we outlive the script
+        self.tell(asker, {"op": "detached", "number": message["number"]})  # this host stays up
 
     # -- other hosts -----------------------------------------------------------------------------
 
     def peer(self, name: str) -> SimPeer | None:
-        """The way to the agent of another host, made on first use; None once it was given up."""
+        """Return the channel to another agent, made on first use; None once it was given up."""
         peer = self.peers.get(name)
         if peer is None and name not in self.lost:
             self.world.connect(self, self.world.hosts_by_name[name])
@@ -224,14 +224,14 @@ class SimHost:
         return peer
 
     def connect(self, other: SimHost) -> SimPeer:
-        """Watch `other` and keep a channel with it."""
+        """Make a channel to `other`, and monitor it by heartbeats."""
         peer = self.peers[other.name] = SimPeer(self, other)
         self.detector.add(other.name, self.world.scheduler.now)
         self._set_watch()
         return peer
 
     def on_message(self, peer: SimPeer, message: dict[str, Any]) -> None:
-        """Another agent says something."""
+        """Process a message of another agent."""
         op, name = message["op"], peer.other.name
         now = self.world.scheduler.now
         if op == "open":
@@ -302,7 +302,7 @@ class SimHost:
         return self.world.scheduler.now
 
     def on_heartbeat(self, peer: SimPeer, payload: bytes) -> None:
-        """A heartbeat of another agent."""
+        """Process a heartbeat of another agent."""
         now = self.world.scheduler.now
         self._judge(self.detector.on_heartbeat(peer.other.name, payload, now))
 
@@ -329,7 +329,7 @@ class SimHost:
             self._watch = self.world.scheduler.aside(deadline, self.place, self._look)
 
     def on_lost(self, peer: SimPeer, reason: str) -> None:
-        """There is no way to another host any more, and there will be none."""
+        """Give up a host whose channel has ended: report the loss of its processes."""
         other = peer.other
         current = self.peers.get(other.name) is peer
         if current:
@@ -355,7 +355,7 @@ class SimHost:
             self.perform(self.roster.client_lost())
 
     def _give_up(self, name: str, verdict: Verdict) -> None:
-        """Home has no way to that host."""
+        """Give up a host that HOME cannot reach, with the verdict of HOME."""
         peer = self.peers.get(name)
         if peer is not None:
             self._given_up[name] = verdict
@@ -363,10 +363,10 @@ class SimHost:
         elif name != self.name:
             self.perform(self.federation.host_lost(name, verdict))
 
-    # -- ends ------------------------------------------------------------------------------------
+    # -- exits -----------------------------------------------------------------------------------
 
     def exited(self, proc: SimProc, status: int) -> None:
-        """A process of this host has just ended: the agent will see it."""
+        """Have the agent notice, after a delay, that a process of this host has exited."""
         scheduler = self.world.scheduler
         delay = _REAP * (0.5 + scheduler.random.random())
         scheduler.at(scheduler.now + delay, self.place, self._reap, proc, status)
@@ -374,9 +374,9 @@ class SimHost:
     def _reap(self, proc: SimProc, status: int) -> None:
         link = self._control.get(proc.uid)
         if link is None:
-            return  # condemned before
+            return  # the agent has already condemned this process
         while link.fileno >= 0 and self._read(link):
-            pass  # what it asked for before it ended still counts
+            pass  # requests that the process sent before it exited are still carried out
         self.perform(self.federation.exited([proc.uid]))
         kind, text, cause = _cause({"status": status})
         self._left(proc, kind, text, cause)
@@ -398,10 +398,10 @@ class SimHost:
         ends, self._ends = self._ends, []
         self.perform(self.federation.ended(ends))
 
-    # -- what the books say -----------------------------------------------------------------
+    # -- effects of the protocol cores -----------------------------------------------------------
 
     def perform(self, effects: Sequence[Effect], fds: Sequence[Any] = ()) -> None:
-        """Do what the books say; `fds` go to whom they are handed."""
+        """Carry out effects of the protocol cores; `fds` go to the receivers of handed links."""
         for effect in effects:
             if isinstance(effect, Tell):
                 self.tell(effect.to, effect.notice)

@@ -1,7 +1,8 @@
 """The injector: carries out a fault plan in a running simulation.
 
-Requests are seen where they pass: at the link they are sent over, at the mailbox they are taken
-from, and at the link their answer leaves by. A simulation without such faults pays one comparison.
+It observes requests at the link on which they are sent, at the mailbox from which they are taken,
+and at the link on which their reply is sent. In a simulation without faults at requests this costs
+one comparison.
 """
 
 from __future__ import annotations
@@ -46,17 +47,17 @@ class _Pending:
 
 
 class Injector:
-    """See the module.
+    """Carries out one fault plan.
 
     Attributes:
-        executed: the faults that found what they name, as they happened.
-        missed: a line for each of those that did not.
+        executed: the faults that found their targets, in the order they happened.
+        missed: a line for each fault that did not.
     """
 
     def __init__(self, world: World, plan: FaultPlan) -> None:
         self._world = world
-        self._names: dict[int, str] = {}  # meshes of actors
-        self._awaited: dict[int, list[Fault]] = {}  # by the uid of the process they are for
+        self._names: dict[int, str] = {}  # names of actor meshes, by uid
+        self._awaited: dict[int, list[Fault]] = {}  # by the uid of a process not started yet
         self._arrivals: list[_Pending] = []
         self._runs: list[_Pending] = []
         self._replies: list[_Pending] = []
@@ -79,13 +80,13 @@ class Injector:
             world.scheduler.on_run = self.on_run
 
     def on_spawn(self, uid: int, meta: bytes) -> None:
-        """The actors of mesh `uid` are about to be made; `meta` says what they are called."""
+        """Record the name of actor mesh `uid`, which `meta` contains; its actors come next."""
         self._names[uid] = json.loads(meta)[0]
 
     # -- requests --------------------------------------------------------------------------------
 
     def on_send(self, link: SimLink, data: bytes) -> None:
-        """A frame is about to be sent over `link`."""
+        """Observe a frame that is being sent on `link`."""
         kind = data[4]
         if kind in (CALL, CAST):
             if self._arrivals:
@@ -103,21 +104,21 @@ class Injector:
             self.on_spawn(head[4], data[HEADER.size : HEADER.size + head[3]])
 
     def on_request(self, uid: int, to: int) -> None:
-        """A request to an actor of mesh `uid` in proc `to` is under way."""
+        """Observe a request to an actor of mesh `uid` in proc `to` that is being sent."""
         for fault in self._due(self._arrivals, self._names.get(uid, "")):
             proc = self._world.by_uid.get(to)
             if proc is not None or getattr(fault, "proc", 0) is not None:
                 self._strike(fault, proc)
-            else:  # messages may be sent ahead of the process they are for
+            else:  # a message may be sent before its process is started
                 self._awaited.setdefault(to, []).append(fault)
 
     def on_proc(self, proc: SimProc) -> None:
-        """A process is being started."""
+        """Let the faults happen that wait for a process which is being started."""
         for fault in self._awaited.pop(proc.uid, ()):
             self._world.scheduler.soon(proc.host.place, self._strike, fault, proc)
 
     def on_run(self, cell: Cell, strand: Strand) -> None:
-        """An actor takes a request from its mailbox."""
+        """Observe that an actor takes a request from its mailbox."""
         proc: Any = cell.proc
         for fault in self._due(self._runs, cell.identity.name):
             strand.doom = functools.partial(self._strike, fault, proc)
@@ -163,7 +164,7 @@ class Injector:
                 self._miss(fault, "found no process", alive)
 
     def overdue(self) -> list[str]:
-        """A line for each fault that changed nothing; to be asked when the program is over."""
+        """Return a line for each fault that changed nothing. Called when the program has ended."""
         waiting = (*self._arrivals, *self._runs, *self._replies)
         left = {id(pending.fault): pending.left for pending in waiting}
         for fault in self._planned:
@@ -175,7 +176,7 @@ class Injector:
                 to = f" to actors named {fault.at.actor!r}" if fault.at.actor else ""
                 seen = fault.at.nth - left[id(fault)]
                 self._miss(fault, f"waited for request {fault.at.nth}{to}, and saw {seen}")
-            else:  # the request came; who was to serve it did not, or ended before it did
+            else:  # the request came, but its process never started or had exited
                 self._miss(fault, "found no process: that of its request had ended")
         self._planned.clear()
         return self.missed
@@ -195,7 +196,7 @@ class Injector:
         self._world.record("fault", type(fault).__name__, *whom)
 
     def _find(self, wanted: str | int | None, serving: SimProc | None) -> SimProc | None:
-        """The living process that a fault names; never the script's own."""
+        """Return the live process that a fault names; never the script's own."""
         procs = self._world.procs[1:]
         if wanted is None:
             found = serving
@@ -228,6 +229,6 @@ class Injector:
         place.lag = max(0.0, place.lag - lag)
 
 
-_SHOWN = 8  # of those there are
+_SHOWN = 8  # most targets that the report of a miss lists
 _OWN = frozenset({"", "setup", "controller_controller"})
 """Names of actors that are not the program's: requests to any do not count those to them."""

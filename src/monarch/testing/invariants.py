@@ -1,16 +1,16 @@
-"""What always holds, whatever goes wrong; looked at while a simulation runs.
+"""The invariants of the runtime, checked while a simulation runs.
 
-* *Order*: the calls that one process sends to another reach the mailboxes in the order they were
-  sent; none is missing between two that arrive, none arrives twice.
-* *One answer*: a port that was opened for one answer per rank gets at most one, and at the end of
-  the script no call is without an outcome.
-* *Ownership*: ten seconds after a process has ended, none that it spawned runs; once the script is
-  over, none at all.
-* *Bounds*: a sender's queue and a mailbox hold no more than their limits, and what was under way.
+* *Order*: the calls that one process sends to another reach the mailboxes in sending order, without
+  gaps and without duplicates.
+* *One reply*: a port that expects one reply per rank gets at most one. When the script has ended,
+  every call has an outcome.
+* *Ownership*: ten seconds after a process has exited, none that it spawned runs. Once the script
+  has ended, no process runs at all.
+* *Bounds*: a sender's queue and a mailbox hold no more than their limits, plus what was in transit.
 
-Each is looked at where it could be broken, which is cheaper than looking at everything after each
-step, and finds the culprit in the act. A program's own invariants are called after each step with
-a `View`.
+Each invariant is checked where it could be broken. That is cheaper than a check of the whole state
+after each step, and it stops at the step that breaks the invariant. A program's own invariants are
+called after each step with a `View`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SLACK = 1 << 20
 
 
 class View:
-    """What an invariant may look at: the simulation between two of its steps.
+    """The simulation as an invariant sees it, between two steps.
 
     >>> from monarch.testing import simulate
     >>> def time_passes(view): assert view.now >= 0
@@ -49,16 +49,16 @@ class View:
 
     @property
     def now(self) -> float:
-        """Seconds of virtual time."""
+        """The virtual time, in seconds since the start."""
         return self._world.scheduler.now
 
     @property
     def procs(self) -> list[str]:
-        """The labels of the processes that run, in the order of their spawns."""
+        """The labels of the processes that have not exited, in spawn order."""
         return [proc.label for proc in self._world.procs if not proc.place.dead]
 
     def actors(self, name: str) -> list[Any]:
-        """The objects of the living actors that were spawned under `name`, to look at."""
+        """Return the objects of the live actors that were spawned as `name`; do not change them."""
         return [
             cell.behaviour.actor
             for proc in self._world.procs
@@ -73,20 +73,20 @@ Invariant = Callable[[View], object]
 
 
 class Invariants:
-    """See the module."""
+    """The invariants of one simulation; the methods are called where one could be broken."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        # From and to which process: what is under way, oldest first.
+        # By sender and receiver: the calls in transit, oldest first.
         self._calls: dict[tuple[int, int], deque[tuple[int, int, int, int]]] = {}
-        self._once: dict[tuple[int, int], set[int]] = {}  # (process, port): ranks that answered
-        self._gathered: dict[tuple[int, int], set[int]] = {}  # of those, in ANSWERS frames
-        self._names: dict[int, int] = {}  # a proc that replaced another: that one
+        self._once: dict[tuple[int, int], set[int]] = {}  # (process, port): ranks that replied
+        self._gathered: dict[tuple[int, int], set[int]] = {}  # those that did in ANSWERS frames
+        self._names: dict[int, int] = {}  # by a proc that replaced another: the one it replaced
 
-    # -- where they could be broken --------------------------------------------------------------
+    # -- checks while the script runs ------------------------------------------------------------
 
     def on_send(self, link: SimLink, data: bytes) -> None:
-        """A process sends a frame to another."""
+        """Record the calls of a frame that a process sends, and check the sender's queue."""
         place = link.place
         if place is None or place.proc is None:
             return
@@ -105,17 +105,20 @@ class Invariants:
             )
 
     def on_gathered(self, proc: SimProc, port: int, rank: int) -> None:
-        """An answer has come with others; it may come again by itself, see `CastRelay`."""
+        """Check a reply that arrived in an ANSWERS frame.
+
+        The same reply may arrive once more on its own, see `CastRelay`.
+        """
         gathered = self._gathered.setdefault((proc.uid, port), set())
         if rank in gathered:
             self._broken(f"port {port} of {proc.label} got two gathered answers of {rank}")
         gathered.add(rank)
 
     def on_call(self, proc: SimProc, link: SimLink, frame: Frame) -> None:
-        """A call has arrived at `proc`, and goes into a mailbox, or is refused."""
+        """Check the order of a call that has arrived at `proc`, and the mailbox it goes to."""
         size = len(frame.meta) + len(frame.body)
         calls = self._calls.get((link.uid, proc.uid))
-        if calls is None:  # it was on its way to one that `proc` replaced
+        if calls is None:  # the call was sent to the process that `proc` replaced
             return
         arrived = (frame.dest, frame.port, frame.rank, size)
         expected = calls.popleft() if calls else None
@@ -131,7 +134,7 @@ class Invariants:
                 self._broken(f"the mailbox of {cell.identity.display} holds {cell.depth()}")
 
     def on_post(self, proc: SimProc, frame: Frame) -> None:
-        """An answer, or a message of a channel, has arrived at `proc`."""
+        """Check a reply, or a message of a channel, that has arrived at `proc`."""
         answered = self._once.get((proc.uid, frame.dest))
         if answered is not None:
             if frame.rank in answered:
@@ -139,15 +142,15 @@ class Invariants:
             answered.add(frame.rank)
 
     def on_exit(self, proc: SimProc) -> None:
-        """A process has ended."""
+        """Schedule a check for orphans of a process that has exited."""
         scheduler = self._world.scheduler
         when = scheduler.now + _ORPHAN_TIME
         scheduler.aside(when, None, self._check_orphans, proc)
 
-    # -- at the end ------------------------------------------------------------------------------
+    # -- checks at the end -----------------------------------------------------------------------
 
     def at_end(self, client: SimProc) -> None:
-        """The script is over, and nothing happens any more."""
+        """Check calls and processes when the script has ended and no step is left."""
         for sink in client.ports.values():
             if isinstance(sink, Future) and sink._phase == PENDING:
                 endpoint = getattr(sink, "_endpoint", None)

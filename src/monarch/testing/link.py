@@ -1,10 +1,10 @@
-"""Links between simulated processes, with the face of `transport.link.Link`.
+"""Links between simulated processes, with the interface of `transport.link.Link`.
 
-A pair of `SimLink`s is what a socket pair and two links are for real: two directions, each with a
-buffer of the kernel's at the receiver's end and a queue of the sender's behind it. What is in the
-buffer survives the sender; what is in the queue dies with it. The receiver is told after a moment
-that there is something to read, and reads through the real `FrameReader`. Descriptors are the ends
-of other pairs. `check_link` (see `conformance`) holds this and the real link to the same rules.
+A pair of `SimLink`s stands for a socket pair and two links. Each of the two directions has a kernel
+buffer at the receiver's end, and the sender's queue behind it. Data in the buffer outlives the
+sender; data in the queue is lost when the sender exits. The receiver is notified after a moment
+that there is data, and reads it by the real `FrameReader`. Descriptors are ends of other pairs.
+`check_link` (see `conformance`) holds this link and the real one to the same rules.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LATENCY = 10e-6
 
 
 class SimSocket:
-    """One end of a pair while it is handed around."""
+    """One end of a pair, before it is attached to a place."""
 
     __slots__ = ("link",)
 
@@ -38,15 +38,15 @@ class SimSocket:
         self.link = link
 
     def fileno(self) -> Any:
-        """What `send` takes for a descriptor: the end itself."""
+        """Return what `send` takes as a descriptor: the end itself."""
         return self.link
 
     def close(self) -> None:
-        """The end was passed on, or will be dropped with the host that holds it."""
+        """Do nothing: the end was passed on, or is dropped with the host that holds it."""
 
 
 class SimLink:
-    """See the module. It takes part once it is `attach`ed to a place."""
+    """One end of a simulated link. Active once it is `attach`ed to a place."""
 
     __slots__ = (
         "_closed",
@@ -85,20 +85,20 @@ class SimLink:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.place: Place | None = None  # who holds this end
+        self.place: Place | None = None  # the process or host that holds this end
         self.on_ready: Callable[[Any], Any] = lambda link: None
-        self.on_room: Callable[[Any], Any] | None = None  # called when the queue is empty again
+        self.on_room: Callable[[Any], Any] | None = None  # called when the queue has drained
         self.peer = "?"
-        self.fileno = 1 << 30  # what the reactor knows it by; negative once it is forgotten
+        self.fileno = 1 << 30  # the reactor's key for it; negative once unregistered
         self.sock = self
         self.uid = 0
         self.born: tuple[int, bool] | None = None
         self.casts = 0
-        self.direct = None  # there are no such connections in a simulation
+        self.direct = None  # simulations have no direct connections
         self.used = True
         self.owner: Any = None
         self.queue_limit = 1 << 62
-        self.queued = 0  # bytes that wait in the sender
+        self.queued = 0  # bytes in the sender's queue
         self.lost: str | None = None
         self.paused: dict[int, Any] = {}
         self.released: deque[int] = deque()
@@ -106,11 +106,11 @@ class SimLink:
         self._inbox: deque[bytes] = deque()
         self._inbox_size = 0
         self._outbox: deque[tuple[bytes, list[Any]]] = deque()
-        self._ends: deque[SimLink] = deque()  # that came with frames
-        self._noticed = False  # the owner is going to look
+        self._ends: deque[SimLink] = deque()  # descriptors that came with frames
+        self._noticed = False  # whether a step that reads is scheduled
         self._closed = False
-        self._eof = False  # the other end is known to be closed
-        self._taken = 0  # bytes of what waited that the receiver took
+        self._eof = False  # whether the other end is closed and its data has arrived
+        self._taken = 0  # bytes that have moved from the queue to the receiver
         self._waiters: list[Wait] = []
 
     def attach(
@@ -121,7 +121,7 @@ class SimLink:
         frame_limit: int,
         queue_limit: int,
     ) -> None:
-        """`place` holds this end from now on; `on_ready(link)` is called there."""
+        """Give this end to `place`, where `on_ready(link)` is called when data arrives."""
         self.place = place
         self.peer = self.reader.peer = peer
         self.on_ready = on_ready
@@ -133,7 +133,7 @@ class SimLink:
     # -- sending ---------------------------------------------------------------------------------
 
     def send(self, data: bytes, fds: list[Any] | None = None) -> bool:
-        """Send whole frames; False if the link is lost. Does not wait."""
+        """Send whole frames without blocking; return False if the link is lost."""
         scheduler = self.scheduler
         strand = scheduler.strand
         if strand is not None and strand.doom is not None:
@@ -178,7 +178,7 @@ class SimLink:
             self._notice()
 
     def _notice(self) -> None:
-        """Have the owner look, after a moment."""
+        """Schedule a step in which the owner reads, after the latency of the link."""
         place = self.place
         if place is not None and not self._noticed:
             self._noticed = True
@@ -204,7 +204,7 @@ class SimLink:
         return True
 
     def _flush(self) -> None:
-        """The receiver has read: what waits in the sender moves on."""
+        """Move data from the sender's queue to the buffer: the receiver has read."""
         other = self.other
         while self._outbox and other._inbox_size < CAPACITY:
             data, ends = self._outbox.popleft()
@@ -220,7 +220,7 @@ class SimLink:
     # -- receiving -------------------------------------------------------------------------------
 
     def receive(self, scratch: object) -> list[Frame]:
-        """Read what is there, once; complete frames. The other end's end sets `lost`."""
+        """Read the data that has arrived, once; return its complete frames. EOF sets `lost`."""
         data = self.read()
         if data is None:
             cut = "" if self.reader.idle else " in the middle of a message"
@@ -247,7 +247,7 @@ class SimLink:
             raise
 
     def read(self) -> bytes | None:
-        """The bytes that are there, none of them if nothing came; None once nothing will come."""
+        """Return the bytes that have arrived, which may be none; None at EOF."""
         inbox = self._inbox
         if not inbox:
             return None if self._eof else b""
@@ -258,11 +258,11 @@ class SimLink:
         if other._outbox or other._waiters:
             other._flush()
         elif self._eof:
-            self._notice()  # of the end
+            self._notice()  # schedules the read that finds the EOF
         return data
 
     def take_fds(self, count: int) -> list[Any]:
-        """The next `count` ends that came with frames."""
+        """Return the next `count` descriptors that came with frames."""
         if count > len(self._ends):
             raise ProtocolError(
                 f"protocol error from {self.peer}: a frame names {count} descriptors, "
@@ -270,16 +270,16 @@ class SimLink:
             )
         return [self._ends.popleft() for _ in range(count)]
 
-    take_fds_if_any = take_fds  # (a simulated process has as many as it needs)
+    take_fds_if_any = take_fds  # simulated processes have no limit on descriptors
 
-    # -- the end ---------------------------------------------------------------------------------
+    # -- closing ---------------------------------------------------------------------------------
 
     def lose(self, reason: str) -> None:
-        """Give the link up: later sends return False. The other end does not know."""
+        """Give the link up: `send` returns False from now on. The other end is not notified."""
         self._lose(reason)
 
     def close(self, reason: str = "closed") -> None:
-        """Give the link up and close this end: the other sees it once it has read the rest."""
+        """Give the link up and close this end: the other end sees EOF after the remaining data."""
         self._lose(reason)
         if not self._closed:
             self._closed = True
@@ -289,12 +289,12 @@ class SimLink:
             self.other.ended()
 
     def ended(self) -> None:
-        """The other end is closed, and nothing more is under way from there."""
+        """Note that the other end is closed, and that all of its data has arrived."""
         self._eof = True
         self._notice()
 
     def shutdown(self, how: int) -> None:
-        """Nothing more is sent or received; both sides see the end."""
+        """Close both directions: both ends see EOF."""
         self.ended()
         self.other.ended()
 
@@ -313,7 +313,7 @@ class SimLink:
 
 
 class SimCastLink(SimLink):
-    """A link to a process that casts reach, too; see `transport.link.CastLink`."""
+    """A link to a process that casts also reach; see `transport.link.CastLink`."""
 
     __slots__ = ()
 
@@ -334,7 +334,7 @@ class SimCastLink(SimLink):
 
 
 class SentCall(NamedTuple):
-    """A call that is about to be sent."""
+    """A call that is being sent."""
 
     to: int
     actor: int
@@ -345,7 +345,7 @@ class SentCall(NamedTuple):
 
 
 def calls_in(link: SimLink, data: bytes) -> Iterator[SentCall]:
-    """The calls that a frame is, or stands for."""
+    """Yield the calls in a frame: one in a CALL, one for each rank in a CAST of calls."""
     kind = data[4]
     if kind not in (CALL, CAST):
         return
@@ -370,7 +370,7 @@ def calls_in(link: SimLink, data: bytes) -> Iterator[SentCall]:
 
 
 def socket_pair(scheduler: Scheduler) -> tuple[SimSocket, SimSocket]:
-    """Two connected ends that nobody holds yet."""
+    """Return two connected ends that are not attached yet."""
     left, right = SimLink(scheduler), SimLink(scheduler)
     left.other, right.other = right, left
     return SimSocket(left), SimSocket(right)

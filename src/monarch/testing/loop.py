@@ -1,13 +1,13 @@
 """Event loops in virtual time, without descriptors.
 
-A `SimLoop` is asyncio's own `BaseEventLoop` whose clock is the scheduler's and whose selector has
-nothing to select. The loop of an async actor is *stepped*: each round of its callbacks is one step
-of the simulation, and between rounds it is a heap entry, not a thread. A loop that user code runs
-itself (`asyncio.run` in the script or in a sync actor) waits like any other strand.
+A `SimLoop` is asyncio's own `BaseEventLoop`, with the scheduler's clock and an empty selector. The
+loop of an async actor is *stepped*: each round of its callbacks is one step of the simulation, and
+between rounds the loop is a heap entry, not a thread. A loop that user code runs itself
+(`asyncio.run` in the script or in a sync actor) waits like any other strand.
 
-Known limits: it overrides private methods of `BaseEventLoop`, whose tests are run on each Python.
-There are no sockets, pipes, subprocesses or signal handlers: what user code asks for of these
-raises NotImplementedError.
+Known limits: the loop overrides private methods of `BaseEventLoop`, so its tests run on each
+Python. There are no sockets, pipes, subprocesses or signal handlers; user code that asks a loop for
+them gets NotImplementedError.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ActorLoop", "SimLoop", "discard_tasks"]
 
-_SPIN = 8  # rounds a loop may take without waiting before others get a turn
-_SPIN_TIME = 1e-6  # and the time that passes then
+_SPIN = 8  # rounds that a loop takes without waiting, before other strands have a turn
+_SPIN_TIME = 1e-6  # virtual seconds that pass at that turn
 
 
 class SimGate:
-    """What others use to run something on a loop; the face of `LoopGate`."""
+    """Runs callbacks on a loop for other strands; has the interface of `LoopGate`."""
 
     def __init__(self, loop: SimLoop) -> None:
         self.on_wait: Callable[[asyncio.Future[None]], None] | None = None
@@ -52,13 +52,16 @@ class SimGate:
             self._loop._write_to_self()
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """See the module. `wake` is called when another strand gives the loop something to do."""
+    """An event loop in virtual time.
 
-    if TYPE_CHECKING:  # parts of the base class that its type does not show
+    `wake` is called when another strand gives the loop something to do.
+    """
+
+    if TYPE_CHECKING:  # attributes of the base class that its type stubs omit
         _asyncgen_finalizer_hook: Any
         _asyncgen_firstiter_hook: Any
         _ready: deque[Any]
@@ -75,7 +78,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._clock_resolution = 1e-9
         self._wait: Wait | None = None
         self._spins = 0
-        # asyncio's own register is one for all loops: with thousands of them, too slow to search.
+        # asyncio keeps one set of tasks for all loops: with thousands of loops, slow to search.
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self.wake: Callable[[], None] = self._release
         bridge._gates[self] = SimGate(self)  # type: ignore[assignment]
@@ -86,14 +89,14 @@ class SimLoop(asyncio.BaseEventLoop):
         return task
 
     def unfinished(self) -> list[asyncio.Task[Any]]:
-        """The tasks that are not done, in no order that matters."""
+        """Return the tasks that are not done, in no particular order."""
         return [task for task in self.tasks if not task.done()]
 
     def time(self) -> float:
         return self._scheduler.now
 
     def _process_events(self, event_list: Any) -> None:
-        """There are no events of descriptors."""
+        """Do nothing: there are no descriptors, so there are no events."""
 
     def _write_to_self(self) -> None:
         self.wake()
@@ -103,7 +106,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self._wait.release()
 
     def select(self, timeout: float | None) -> list[Any]:
-        """The selector's part: wait until there is something to do. Stepped loops never do."""
+        """Wait until there is something to do, as a selector. A stepped loop does not wait."""
         if self.wake != self._release:
             return []
         if timeout == 0:
@@ -142,7 +145,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
 
 class ActorLoop(Strand):
-    """The strand of an async actor: its loop, a step at a time."""
+    """The strand of an async actor: runs its event loop, one round in each step."""
 
     __slots__ = ("_cell", "_entry", "_life", "_ready", "_running", "loop", "scheduler")
 
@@ -153,7 +156,7 @@ class ActorLoop(Strand):
         self._cell = cell
         self.scheduler = scheduler
         self._running = False
-        self._ready = False  # the next step is booked for now, not for a timer
+        self._ready = False  # whether the next step is scheduled for now, not for a timer
         self._entry: Entry | None = None  # the next step
         self.loop = self.context.run(SimLoop, scheduler, start_thread)
         self.loop.wake = self.wake
@@ -162,7 +165,7 @@ class ActorLoop(Strand):
         self.wake()
 
     def wake(self) -> None:
-        """There is something to do."""
+        """Schedule a step now, if none is scheduled or running."""
         if not self._running and not self._ready:
             if self._entry is not None:
                 self.scheduler.cancel(self._entry)
@@ -184,13 +187,13 @@ class ActorLoop(Strand):
             self.context.run(loop._run_once)
         except Unwound:
             raise
-        except BaseException as error:  # KeyboardInterrupt or SystemExit of a task of the user's
+        except BaseException as error:  # KeyboardInterrupt or SystemExit, raised in a user's task
             fatal = error
         finally:
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(None)
             loop._thread_id = None
-            self._cell.thread_id = 0  # the thread goes on to others
+            self._cell.thread_id = 0  # this thread runs other strands next
             scheduler.strand = None
             self._running = False
         if fatal is not None:
@@ -204,7 +207,7 @@ class ActorLoop(Strand):
             self._book()
 
     def _book(self) -> None:
-        """Book the next step."""
+        """Schedule the next step, or end the loop if the actor has ended."""
         loop = self.loop
         if loop._ready:
             self.wake()
@@ -226,12 +229,12 @@ class ActorLoop(Strand):
 
 
 async def _live(cell: Cell, loop: SimLoop) -> None:
-    """What `run_async` does on a thread of its own: serve, then end what the user left running."""
+    """Do what `run_async` does on a thread: serve, then cancel the tasks that the user left."""
     try:
         await _serve(cell, loop)
     except Unwound:
         raise
-    except BaseException as error:  # nobody may wait for an actor without a loop
+    except BaseException as error:  # without this, callers would wait for an actor without a loop
         cell.broken_by(error)
     left = [task for task in loop.unfinished() if task is not asyncio.current_task()]
     for task in left:
@@ -242,7 +245,7 @@ async def _live(cell: Cell, loop: SimLoop) -> None:
 
 
 def discard_tasks(loop: SimLoop) -> None:
-    """Close a loop and what still runs on it, as the end of its process would."""
+    """Close a loop and the coroutines that still run on it, as the exit of a process would."""
     if loop.is_closed():
         return
     for task in loop.unfinished():

@@ -1,12 +1,12 @@
-"""The simulated network: packets between hosts, which it delays, loses, doubles and reorders.
+"""The simulated network: packets between hosts, which it delays, drops, duplicates and reorders.
 
-Between two hosts there is one `Channel` of the real protocol, and the real failure detector listens
-to it; what is simulated is what a network does to their packets. Without faults packets of one
-direction keep their order, as on a TCP connection. A packet is under way on the connection it was
-sent on; what is left of earlier ones when a new one is made is dropped.
+Between two hosts there is one `Channel` of the real protocol, monitored by the real failure
+detector. Simulated is the effect of a network on their packets. Without faults the packets of one
+direction stay in order, as on a TCP connection. A packet belongs to the connection on which it was
+sent; packets of earlier connections are dropped once a new one is established.
 
 A channel carries messages between agents on its control lane, and *tunnels*: the bytes of one link
-between two processes, each on a lane of its own. An empty message on a lane is the link's end.
+between two processes, each on a lane of its own. An empty message on a lane closes the tunnel.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _UNREAD = 1 << 20
 
 
 class Network:
-    """See the module.
+    """The network of one simulation.
 
     Args:
-        world: whose hosts it connects.
+        world: has the hosts that the network connects.
         latency: the least and the most seconds that a packet takes.
     """
 
@@ -60,17 +60,17 @@ class Network:
         self._least, self._most = latency
         self.terms = Terms(rto=max(0.1, 5 * self._most))
         self._faults: list[NetworkFault] = []
-        self._latest: dict[tuple[int, int], float] = {}  # when the last packet arrives
+        self._latest: dict[tuple[int, int], float] = {}  # arrival of the last packet, by direction
         self.packets = 0
 
     def add(self, fault: NetworkFault) -> None:
-        """Let `fault` be in force for its time."""
+        """Put `fault` in force for its duration."""
         self._faults.append(fault)
         until = self._scheduler.now + fault.seconds
         self._scheduler.at(until, None, self._faults.remove, fault)
 
     def send(self, sender: SimHost, receiver: SimHost, arrive: Any, *args: Any) -> None:
-        """Call ``arrive(*args)`` at `receiver` when the packet arrives, if it does."""
+        """Call ``arrive(*args)`` at `receiver` when the packet arrives, unless it is lost."""
         self.packets += 1
         chance = self._scheduler.random.random
         delay = self._least + chance() * (self._most - self._least)
@@ -109,27 +109,27 @@ def _concerns(fault: NetworkFault, sender: int, receiver: int) -> bool:
 
 
 class SimTunnel(Seam):
-    """One end of a tunnel: `end` is ours of the link to the process."""
+    """One end of a tunnel: `end` is this agent's end of the link to the process."""
 
     def __init__(
         self, peer: SimPeer, lane: int, end: SimLink, near: int, far: int, *, ours: bool
     ) -> None:
         super().__init__(peer.host.casts, peer.way, near, far, ours=ours)
         self._peer = peer
-        self._full = False  # the process does not read
-        self._paused = False  # the lane
+        self._full = False  # whether the process lets its data queue up
+        self._paused = False  # whether the lane is paused
         self.lane = lane
         self.end = end
         self.clogged = False
         self.relay.opened(self)
 
     def start(self) -> None:
-        """Begin to carry."""
+        """Begin to carry data."""
         self.end.on_room = self._room
         self.end.attach(self._peer.host.place, "a process", self.read, 1 << 60, 1 << 60)
 
     def read(self, end: SimLink) -> None:
-        """The process has sent something: pass it on."""
+        """Forward what the process has sent."""
         channel = self._peer.channel
         if self.lane in self._peer.full or channel.ended is not None:
             return
@@ -158,7 +158,7 @@ class SimTunnel(Seam):
             self._peer.full.add(self.lane)
 
     def arrived(self, data: bytes) -> None:
-        """A message of the lane."""
+        """Process a message of the lane."""
         if self.splice is not None or (data and data[4] == MARK):
             self.relay.arrived(self, data)
         else:
@@ -184,7 +184,7 @@ class SimTunnel(Seam):
         return True
 
     def _room(self, end: SimLink) -> None:
-        """The process has read what we held for it."""
+        """Resume: the process has read what was queued for it."""
         self._full = False
         self._flow()
         if self.clogged:
@@ -222,17 +222,17 @@ class SimPeer:
             terms=self._network.terms,
         )
         self.way = host.casts.way(other.name, self)
-        self._connection = 0  # the number of the current one
-        self._dialed = 0  # of the last one that this side asked for
+        self._connection = 0  # the number of the present connection
+        self._dialed = 0  # the number of the last connection that this side requested
         self._alarm: Entry | None = None
-        self._dialing: Entry | None = None  # the moment when a dial is given up
+        self._dialing: Entry | None = None  # the end of the time for a dial
         self._tunnels: dict[int, SimTunnel] = {}  # by lane
-        self.full: set[int] = set()  # lanes that take nothing now
+        self.full: set[int] = set()  # lanes whose send buffer is full
         self._next_lane = 1 + self.dials
 
     @property
     def other(self) -> SimHost:
-        """The other host, as it is today: its agent may be another one than before."""
+        """The other host at present: after a crash, its agent is another one than before."""
         return self.host.world.hosts_by_name[self.name]
 
     # -- for the agent ---------------------------------------------------------------------------
@@ -248,14 +248,14 @@ class SimPeer:
             self.pump()
 
     def open(self, end: SimLink, near: int, far: int, first: bool) -> None:
-        """Carry the link whose end we hold to the other host."""
+        """Open a tunnel to the other host for the link whose end is `end`."""
         lane = self._next_lane
         self._next_lane += 2
         self.send({"op": "open", "near": near, "far": far, "first": first, "lane": lane})
         self.join(lane, end, near, far, ours=True)
 
     def join(self, lane: int, end: SimLink, near: int, far: int, *, ours: bool) -> None:
-        """Carry what passes through `end` on `lane`."""
+        """Attach `end` to the tunnel on `lane`."""
         tunnel = self._tunnels[lane] = SimTunnel(self, lane, end, near, far, ours=ours)
         tunnel.start()
 
@@ -279,12 +279,12 @@ class SimPeer:
             self.pump()
 
     def heartbeat(self, payload: bytes) -> None:
-        """Send this ahead of everything."""
+        """Send a heartbeat, ahead of all other data."""
         self.channel.heartbeat(payload)
         self.pump()
 
     def give_up(self, reason: str) -> None:
-        """There is no way to the other host any more."""
+        """End the channel for good."""
         self._carry_out(self.channel.end(reason))
 
     def _on_data(self, lane: int, data: bytes) -> None:
@@ -295,7 +295,7 @@ class SimPeer:
             self.host.casts.received(self.way, lane, data)
 
     def close(self, lane: int, *, tell: bool) -> None:
-        """The tunnel on `lane` is over."""
+        """Close the tunnel on `lane`; `tell` notifies the other host."""
         tunnel = self._tunnels.pop(lane, None)
         if tunnel is not None:
             tunnel.end.close("the other host closed it")
@@ -330,14 +330,14 @@ class SimPeer:
             elif isinstance(effect, Connected):
                 self.host.casts.met(self.way)
             elif isinstance(effect, Ended):
-                self.pump()  # the goodbye
+                self.pump()  # sends the channel's last packet
                 for lane in list(self._tunnels):
                     self.close(lane, tell=False)
                 self.host.on_lost(self, effect.reason)
         self.pump()
 
     def pump(self) -> None:
-        """Send what wants to go out, and be back when the channel wants it."""
+        """Send the packets that are ready, and set the timer that the channel asks for."""
         scheduler, channel = self._scheduler, self.channel
         now = scheduler.now
         while (packet := channel.next_packet(now)) is not None:
@@ -366,7 +366,7 @@ class SimPeer:
     # -- connections -----------------------------------------------------------------------------
 
     def broken(self) -> None:
-        """The connection is closed: the process on the other side has ended."""
+        """Note that the connection was closed by the exit of the other agent."""
         if self.channel.ended is None:
             self.channel.lost(self._scheduler.now, self._scheduler.random.random())
             self.pump()
@@ -378,7 +378,10 @@ class SimPeer:
         self._dialing = self._scheduler.aside(deadline, self.host.place, self._dial_failed)
 
     def _knock(self, connection: int) -> None:
-        """At the door of the other host: its worker lets in home, and others of its job then."""
+        """Accept or ignore a dial; runs at the other host.
+
+        The other host accepts HOME at first, and after that the other hosts of the job.
+        """
         other, name = self.other, self.host.name
         if name not in other.peers and name not in other.lost and HOME in (name, *other.peers):
             other.connect(self.host)

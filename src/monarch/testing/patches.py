@@ -1,17 +1,17 @@
-"""What user code takes from the standard library, in virtual time and of its simulated process.
+"""Replace functions of the standard library, for user code in a simulation.
 
-While a simulation runs these functions do something else for its threads, and what they always do
-for all others: `time.sleep`, `time`, `monotonic`, `perf_counter` (and their ``_ns``),
+While a simulation runs, these functions use virtual time and the simulated process when a thread of
+the simulation calls them: `time.sleep`, `time`, `monotonic`, `perf_counter` (and their ``_ns``),
 `os.getpid`, `os._exit`, `os.kill` of a simulated pid, `socket.gethostname`,
-`asyncio.new_event_loop`. The generator of `random` is seeded, and restored afterwards.
+`asyncio.new_event_loop`. Calls from other threads behave as always. The generator of `random` is
+seeded, and restored afterwards. Names that the script imported (``from time import sleep``) are
+replaced as well.
 
-The script has what it imported by name (``from time import sleep``) replaced as well.
-
-Not virtual: `datetime.now` (it is C code), names that another module than the script imported with
-``from time import`` before the simulation, locks and threads of `threading`, sockets, files,
-subprocesses; nor is the chance of `os.urandom`, `uuid` and `secrets` (what they give must be unique
-beyond one simulation: cloudpickle names classes by it). Module globals and class attributes are
-shared by all simulated processes: there is one interpreter.
+Not virtual: `datetime.now` (it is C code); names that a module other than the script imported with
+``from time import`` before the simulation; locks and threads of `threading`, sockets, files,
+subprocesses. `os.urandom`, `uuid` and `secrets` are not seeded, since their results must be unique
+beyond one simulation: cloudpickle identifies classes by them. Module globals and class attributes
+are shared by all simulated processes: there is one interpreter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["patched"]
 
 @contextlib.contextmanager
 def patched(world: World, seed: object) -> Generator[None, None, None]:
-    """Patch for the duration of one simulation."""
+    """Replace the functions for the duration of one simulation."""
     scheduler = world.scheduler
     threads = scheduler.threads
     undo: list[tuple[Any, str, Any]] = []
@@ -60,7 +60,8 @@ def patched(world: World, seed: object) -> Generator[None, None, None]:
                 return ours(*args, **kwargs)
             return original(*args, **kwargs)
 
-        # Code that is pickled by value may refer to either: what arrives is the one in force.
+        # Pickled code may refer to the original or the replacement. It is unpickled to the one
+        # in force where it arrives.
         chosen.__module__, chosen.__qualname__ = module.__name__, name
         originals[original] = (module, name)
         undo.append((module, name, original))

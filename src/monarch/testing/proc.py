@@ -1,7 +1,7 @@
-"""A simulated process: the runtime's own `Proc`, with simulated links and a simulated end.
+"""A simulated process: the runtime's own `Proc`, with simulated links and a simulated exit.
 
-What it does with a frame, a loss or a verdict is the real code; only where links come from and what
-"exit" means is replaced. Payloads stay in their frames: shared memory is not simulated.
+The process handles frames, losses and verdicts by the real code. Replaced is only where links come
+from and what "exit" means. Payloads stay in their frames: shared memory is not simulated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IN_BAND = 1 << 62
 
 
 class SimProc(Proc):
-    """See the module. `index` counts the processes of a simulation as they are spawned."""
+    """A simulated process. `index` counts the processes of a simulation in spawn order."""
 
     reactor: SimReactor  # type: ignore[assignment]
 
@@ -51,7 +51,7 @@ class SimProc(Proc):
         self.spec = spec
         self.threshold = _IN_BAND
         self.ends: dict[SimLink, None] = {}
-        self.stopping = False  # told to end
+        self.stopping = False  # whether a stop was requested
         self.agent_watch = AgentWatch(self, on=False)
         self.suspended = False  # by SIGSTOP
         self._on[ANSWERS] = self._on_answers
@@ -96,7 +96,7 @@ class SimProc(Proc):
         super()._on_spawn(link, frame)
 
     def _set_log_level(self, message: dict[str, Any]) -> None:
-        """Answer that it is done; the log level of the process that simulates is its own."""
+        """Reply that the level is set, and leave the level of the simulating process alone."""
         link = self.link_to(message["from"])
         self.post(link, message["port"], message["rank"], True)
 

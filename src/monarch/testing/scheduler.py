@@ -1,26 +1,29 @@
-"""The scheduler: virtual time, and who runs.
+"""The scheduler of a simulation: virtual time, and the choice of what runs next.
 
-Everything that happens in a simulation is a *step*: a call that was booked for a moment of virtual
-time (`at`, `soon`). Steps are taken one after the other, in the order of their moments; time jumps
-from one to the next. Moments get a little of the seed's chance, so that another seed means another
-interleaving, and the same seed the same.
+Every event of a simulation is a *step*: a call that was scheduled for a moment of virtual time
+(`at`, `soon`). Steps run one after the other, in the order of their moments, and time jumps from
+one moment to the next. The seed adds a small random delay to each moment. So another seed gives
+another interleaving, and the same seed gives the same one.
 
-User code may wait in the middle of a step (`Future.get`, `time.sleep`). So it runs in a *strand*:
-the actor, the script's main function, anything that would be a thread. A strand that waits keeps
-its OS thread, the *carrier*, and gives the baton to another carrier, which goes on taking steps.
-Exactly one carrier has the baton; all others wait for it. A strand that does not wait costs no
-thread: carriers take the steps of any number of strands, and ten thousand idle actors are ten
-thousand small objects.
+User code may wait in the middle of a step (`Future.get`, `time.sleep`). Therefore it runs in a
+*strand*: an actor, the script's main function, or whatever else would be a thread. A strand that
+waits keeps its OS thread, the *carrier*, and passes the baton to another carrier, which continues
+to take steps. Exactly one carrier has the baton, and all others wait for it. A strand that does not
+wait needs no thread: carriers take the steps of any number of strands, and ten thousand idle actors
+are ten thousand small objects.
 
-    carrier 1   step, step, step of actor A ........ waits          goes on, step, step ...
+    carrier 1   step, step, step of actor A ........ waits          continues, step ...
     carrier 2                                  step, step, "resume A"
 
-Nothing left to do while the main strand waits is a deadlock, which is reported with what every
-strand waits for. A step that blocks outside the simulation (a socket, a lock of `threading`) would
-hang it: a watchdog in real time says so.
+A heartbeat, or another step that repeats as long as its process exists, is a background step
+(`aside`): the simulation does not count it as something left to do.
 
-Rejected: greenlets (a compiled dependency), and running every strand on a thread of its own with
-two switches a step (fifty times slower).
+If no step is left while the main strand waits, that is a deadlock; its report has what every strand
+waits for. A step that blocks outside the simulation (a socket, a lock of `threading`) would hang
+it: a watchdog in real time reports this.
+
+Rejected: greenlets (a compiled dependency); a thread for each strand, with two switches a step
+(fifty times slower).
 """
 
 from __future__ import annotations
@@ -54,28 +57,28 @@ JITTER = 20e-6
 
 
 class Unwound(BaseException):
-    """Thrown into strands that still wait when the simulation is over."""
+    """Thrown into strands that still wait when the simulation ends."""
 
 
 class Vanished(BaseException):
-    """The process whose reactor is running ended within its own step."""
+    """The process whose reactor is running has exited within its own step."""
 
 
 class Place:
-    """Where steps happen: a process or a host. It can be paused, slow or gone."""
+    """The process or host at which steps happen. It can be paused, slow or dead."""
 
     def __init__(self, name: str, proc: Any = None) -> None:
         self.name = name
         self.proc = proc
         self.dead = False
-        self.pauses = 0  # reasons not to run
-        self.lag = 0.0  # seconds added to everything it does
-        self.held: list[Any] = []  # what would have happened during a pause
-        self.awaited = 0  # steps that are booked, and not aside
+        self.pauses = 0  # how many pauses are in force
+        self.lag = 0.0  # seconds added to each of its steps
+        self.held: list[Any] = []  # steps held back during a pause
+        self.awaited = 0  # scheduled steps that are not background steps
 
 
 class Strand:
-    """A flow of control that may wait."""
+    """A flow of control that may wait, such as a thread or an actor."""
 
     __slots__ = ("carrier", "context", "doom", "name", "place", "task_stacks", "thrown", "wait")
 
@@ -83,15 +86,15 @@ class Strand:
         self.name = name
         self.place = place
         self.context = contextvars.Context()
-        self.carrier: _Carrier | None = None  # while it waits
+        self.carrier: _Carrier | None = None  # set while it waits
         self.wait: Wait | None = None
-        self.thrown: BaseException | None = None  # to be raised where it waits
-        self.doom: Callable[[], None] | None = None  # a fault for when it next touches the world
+        self.thrown: BaseException | None = None  # raised where it waits
+        self.doom: Callable[[], None] | None = None  # a fault for its next send or wait
         self.task_stacks: Callable[[], list[str]] | None = None  # for strands that are event loops
 
 
 class Wait:
-    """One wait of one strand; the face of a `Parker`."""
+    """One wait of one strand; has the interface of a `Parker`."""
 
     __slots__ = ("_scheduler", "released", "strand")
 
@@ -101,13 +104,13 @@ class Wait:
         self.strand: Strand | None = None
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Wait until it is released; False if that was not within `timeout` virtual seconds."""
+        """Wait until the release; return False if it does not come in `timeout` virtual seconds."""
         if not self.released and blocking:
             self._scheduler.wait(self, None if timeout < 0 else timeout)
         return self.released
 
     def release(self) -> None:
-        """Let the strand go on, soon."""
+        """Let the strand continue, soon."""
         if not self.released:
             self.released = True
             if self.strand is not None:
@@ -115,7 +118,7 @@ class Wait:
 
 
 class _Carrier:
-    """An OS thread and the lock that it waits at for the baton."""
+    """An OS thread, and the lock on which it waits for the baton."""
 
     __slots__ = ("lock", "thread")
 
@@ -126,10 +129,10 @@ class _Carrier:
 
 
 class Scheduler:
-    """See the module.
+    """The scheduler of one simulation, see the module.
 
     Args:
-        seed: decides every moment that is left to chance.
+        seed: of all random delays.
         time_limit: virtual seconds after which the simulation fails.
         patience: real seconds that one step may take.
     """
@@ -137,21 +140,21 @@ class Scheduler:
     def __init__(self, seed: object, time_limit: float, patience: float) -> None:
         self.now = 0.0
         self.steps = 0
-        self.random = random.Random(f"{seed}/order")  # noqa: S311 - it is to be repeatable
-        self.strand: Strand | None = None  # who runs; None: a reactor or the world
-        self.strands: dict[Strand, None] = {}  # all there are
-        self.checks: list[Callable[[], object]] = []  # after each step
+        self.random = random.Random(f"{seed}/order")  # noqa: S311 - must be repeatable
+        self.strand: Strand | None = None  # the one that runs; None: a reactor or the world
+        self.strands: dict[Strand, None] = {}  # all that have not ended
+        self.checks: list[Callable[[], object]] = []  # called between steps
         self.failure: BaseException | None = None
-        self.books: Callable[[Any, bytes], None] | None = None  # of the invariants
+        self.books: Callable[[Any, bytes], None] | None = None  # called for each frame sent
         self.on_send: Callable[[Any, bytes], None] | None = None  # for faults at requests
         self.on_run: Callable[[Any, Any], None] | None = None
-        self.interrupted = False  # by a fault that nobody handled
+        self.interrupted = False  # whether an unhandled fault interrupted the script
         self.closing = False
         self.threads = {threading.get_ident()}  # OS threads that belong to the simulation
         self._heap: list[Entry] = []
         self._booked = 0
-        self._awaited = 0  # entries that are not aside
-        self._eventful = 0.0  # when the last of those was
+        self._awaited = 0  # entries that are not background steps
+        self._eventful = 0.0  # when the last such entry was taken
         self._uneventful = _UNEVENTFUL
         self._time_limit = time_limit
         self._patience = patience
@@ -162,12 +165,12 @@ class Scheduler:
         self._carrier: _Carrier | None = None
         self._over = threading.Event()
 
-    # -- booking ---------------------------------------------------------------------------------
+    # -- scheduling ------------------------------------------------------------------------------
 
     def at(
         self, when: float, place: Place | None, function: Callable[..., None], *args: Any
     ) -> Entry:
-        """Call `function(*args)` at the moment `when`, unless `place` is gone by then."""
+        """Call `function(*args)` at the moment `when`, unless `place` is dead by then."""
         self._booked += 1
         self._awaited += 1
         if place is not None:
@@ -179,14 +182,18 @@ class Scheduler:
     def aside(
         self, when: float, place: Place | None, function: Callable[..., None], *args: Any
     ) -> Entry:
-        """The same for what goes on for ever (heartbeats): waiting for it alone is a deadlock."""
+        """Schedule a background step: it does not keep the simulation from being stuck.
+
+        For work that repeats as long as a process exists, such as heartbeats. To wait for such
+        steps alone is a deadlock.
+        """
         self._booked += 1
         entry = [when, self._booked, place, function, args, 0]
         heapq.heappush(self._heap, entry)
         return entry
 
     def soon(self, place: Place, function: Callable[..., None], *args: Any) -> Entry:
-        """Call `function(*args)` when `place` comes to it."""
+        """Call `function(*args)` at `place` after a random delay, and after the lag of `place`."""
         self._booked += 1
         self._awaited += 1
         place.awaited += 1
@@ -196,7 +203,7 @@ class Scheduler:
         return entry
 
     def cancel(self, entry: Entry) -> None:
-        """What was booked does not happen, and time does not go there for it."""
+        """Cancel a step; time does not advance to its moment."""
         entry[3] = None
         if entry[5]:
             self._await_no_more(entry)
@@ -211,22 +218,22 @@ class Scheduler:
             place.awaited -= 1
 
     def end(self, place: Place) -> None:
-        """Nothing happens at `place` any more."""
+        """Drop all steps of `place`, and let no further one happen."""
         place.dead = True
         place.held.clear()
         self._awaited -= place.awaited
         place.awaited = 0
 
     def pause(self, place: Place) -> None:
-        """Let nothing happen at `place` until `unpause`."""
+        """Hold back all steps of `place` until `unpause`."""
         place.pauses += 1
 
     def unpause(self, place: Place) -> None:
-        """What was held back happens now, in its order."""
+        """Let the steps that were held back happen now, in their order."""
         place.pauses -= 1
         if not place.pauses:
             held, place.held = place.held, []
-            for entry in held:  # the same entries: they may be cancelled yet
+            for entry in held:  # the entries themselves, since they may still be cancelled
                 entry[0] = max(entry[0], self.now)
                 entry[5] = 1
                 self._awaited += 1
@@ -236,7 +243,7 @@ class Scheduler:
     # -- strands ---------------------------------------------------------------------------------
 
     def wait(self, wait: Wait, timeout: float | None) -> None:
-        """Let others run until `wait` is released or `timeout` (virtual seconds) is over."""
+        """Let others run until `wait` is released or `timeout` (virtual seconds) has passed."""
         strand = self.strand
         if strand is None:
             raise RuntimeError("this would block a reactor, please report it")
@@ -269,7 +276,7 @@ class Scheduler:
         return self.closing or (self.failure is not None and strand is self._main)
 
     def _give_baton(self) -> None:
-        """Let another carrier take steps; the caller goes on to wait for the baton."""
+        """Let another carrier take steps; the caller then waits for the baton."""
         if self._idle:
             self._carrier = self._idle.pop()
             self._carrier.lock.release()
@@ -285,37 +292,37 @@ class Scheduler:
             return
         try:
             carrier.lock.acquire()
-        except BaseException as error:  # the user's Ctrl-C, or a test's own time limit
-            # Somebody else is taking a step: let it finish, and nobody take another.
+        except BaseException as error:  # the user's Ctrl-C, or a time limit of a test
+            # Another carrier is in a step: let the step end, and let no further step begin.
             self.fail(error)
             carrier.lock.acquire(timeout=1.0)
             self._carrier = carrier
 
     def resume(self, wait: Wait) -> None:
-        """Let the strand of `wait` go on, soon."""
+        """Let the strand of `wait` continue, soon."""
         strand = wait.strand
         assert strand is not None
         self.soon(strand.place, _resume, strand, wait)
 
     def sleep(self, seconds: float) -> None:
-        """Let `seconds` of virtual time pass for the current strand."""
+        """Suspend the current strand for `seconds` of virtual time."""
         self.wait(Wait(self), max(0.0, seconds))
 
     def vanish(self) -> None:
-        """The current strand, or reactor, was of a process that ended: it does not go on."""
+        """Stop the current strand, or reactor, whose process has exited; does not return."""
         if self.strand is None:
             raise Vanished
         self.wait(Wait(self), None)
 
     def strike(self, strand: Strand) -> None:
-        """Let the fault happen that waited for `strand`, which runs, to touch the world."""
+        """Let the fault happen that was planned for `strand`, which is running."""
         doom, strand.doom = strand.doom, None
         if doom is not None:
             doom()
             self.yield_if_paused()
 
     def yield_if_paused(self) -> None:
-        """If the current strand's process was paused within its own step, wait there."""
+        """Suspend the current strand if its process was paused within its own step."""
         if self.strand is not None and self.strand.place.pauses:
             self.sleep(0)
 
@@ -330,9 +337,9 @@ class Scheduler:
     # -- the loop --------------------------------------------------------------------------------
 
     def run(self, place: Place, main: Callable[[], Any]) -> Any:
-        """Run `main` as the main strand on this very thread; its result, when it has one.
+        """Run `main` as the main strand, on the calling thread; return its result.
 
-        Raises what `main` raises, or what made the simulation fail.
+        Raises what `main` raises, or the failure of the simulation.
         """
         self._main = strand = Strand("main", place)
         strand.context = contextvars.copy_context()
@@ -358,14 +365,14 @@ class Scheduler:
         return value
 
     def settle(self, patience: float) -> None:
-        """Wait (on the main strand) until nothing is left to do, `patience` seconds at most."""
+        """Wait, on the main strand, until no step is left, for at most `patience` seconds."""
         self._quiet = quiet = Wait(self)
         self._uneventful = _SETTLED
         self.aside(self.now + patience, None, quiet.release)
         self.wait(quiet, None)
 
     def fail(self, error: BaseException) -> None:
-        """The simulation ends with `error`: the main strand raises it."""
+        """End the simulation: the main strand raises the first `error`."""
         if self.failure is None:
             self.failure = error
 
@@ -388,7 +395,7 @@ class Scheduler:
             carrier.lock.acquire()
 
     def _take_steps(self, carrier: _Carrier) -> None:
-        """Take steps until the baton goes to a strand that waited."""
+        """Take steps until the baton passes to a strand that waited."""
         heap = self._heap
         pop = heapq.heappop
         while not self.closing:
@@ -423,7 +430,7 @@ class Scheduler:
                 clients._current = place.proc
             resuming = function is _resume
             if resuming and args[0].wait is not args[1]:
-                continue  # it went on for another reason
+                continue  # the strand has resumed for another reason
             if when > self._time_limit:
                 text = f"it is not over after {self._time_limit:g} virtual seconds"
                 self.fail(TimeLimitError(self._describe(text)))
@@ -449,7 +456,7 @@ class Scheduler:
         self._carrier = strand.carrier
         strand.carrier.lock.release()
 
-    # -- what went wrong -------------------------------------------------------------------------
+    # -- diagnosis -------------------------------------------------------------------------------
 
     def _describe(self, what: str) -> str:
         lines = [f"at {self.now:.6f} s {what}, and these wait:"]
@@ -459,7 +466,7 @@ class Scheduler:
         return "\n".join(lines)
 
     def _watch(self) -> None:
-        """On a thread in real time: find a step that does not end."""
+        """Find a step that does not end; runs on a thread in real time."""
         seen = -1
         while not self._over.wait(self._patience):
             carrier = self._carrier
@@ -471,12 +478,12 @@ class Scheduler:
                 f"{self._patience:g} s; it is at:\n{stack_of(carrier.thread.ident or 0)}"
             )
             self.fail(StepBlockedError(text))
-            print(f"monarch.testing: {text}", file=sys.stderr)  # noqa: T201 - nobody may catch it
+            print(f"monarch.testing: {text}", file=sys.stderr)  # noqa: T201 - may never be caught
             if threading.main_thread().ident in self.threads:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             return
 
 
 def _resume(strand: Strand, wait: Wait) -> None:  # noqa: ARG001
-    """Stands for "let this strand go on": the loop knows it and never calls it."""
+    """Mark an entry as "let this strand continue"; the loop recognizes it and never calls it."""
     raise AssertionError

@@ -29,15 +29,15 @@ __all__ = ["Simulation", "simulate"]
 
 
 class Simulation:
-    """What `simulate` returns.
+    """The result of `simulate`.
 
     Attributes:
         value: what `main` returned.
-        trace: what happened, as comparable tuples that start with moment and kind; empty unless
-            asked for.
+        trace: the events, as comparable tuples that begin with moment and kind; empty unless
+            requested.
         elapsed: virtual seconds until `main` returned.
         steps: how many steps were taken.
-        faults: the faults that found what they name, in the order they happened.
+        faults: the faults that found their targets, in the order they happened.
     """
 
     def __init__(self, value: Any, world: World, elapsed: float) -> None:
@@ -66,22 +66,24 @@ def simulate(
 ) -> Simulation:
     """Run `main` (plain or async) as the script of a runtime on simulated hosts.
 
+    Blocks the calling thread until the script has ended and its processes have exited.
+
     Args:
-        main: the program; called with a `HostMesh` of all hosts if it takes a parameter.
+        main: the program; called with a `HostMesh` of all hosts if it has a parameter.
         hosts: how many hosts there are.
-        seed: decides everything that is left to chance: same seed, same trace.
-        faults: what goes wrong, and when.
+        seed: of all random choices: the same seed gives the same trace.
+        faults: the faults to inject, and when.
         latency: seconds that a packet between two hosts takes, or the least and the most.
         time_limit: virtual seconds after which the simulation fails.
-        step_limit: real seconds that may pass between two things that happen.
-        trace: keep what happens.
+        step_limit: real seconds that one step may take.
+        trace: whether to record the events.
         invariants: each is called with a `View` after every step, and raises if it does not hold.
-        strict: a fault that finds no target, or whose moment does not come, is an error.
+        strict: whether a fault that finds no target, or whose time does not come, is an error.
 
     Raises what `main` and the invariants raise; `StuckError`, `TimeLimitError` or
-    `StepBlockedError` when it does not end; `UnhandledFaultError` when a failure reaches the
-    script, with its report; `MissedFaultError` if `strict`; `InvariantError` when the runtime broke
-    one of its own (then please report it).
+    `StepBlockedError` if the program does not end; `UnhandledFaultError`, with the report, if a
+    failure reaches the script; `MissedFaultError` if `strict`; `InvariantError` if the runtime
+    broke one of its own invariants (then please report it).
 
     >>> import time
     >>> simulate(lambda: time.sleep(3600), time_limit=1e4).elapsed
@@ -131,7 +133,7 @@ def _all_hosts(world: World) -> HostMesh:
 
 
 def _end(world: World) -> None:
-    """What the end of a script does: stop what it owns, then everything."""
+    """End the script: stop what it owns, then let the remaining steps happen."""
     Faults.current.close()
     shutdown.shutdown_context(10.0).get()
     world.scheduler.settle(60.0)
@@ -139,7 +141,7 @@ def _end(world: World) -> None:
 
 
 def _reap(world: World) -> None:
-    """End the strands that still wait."""
+    """End the strands that still wait, without running user code."""
     world.scheduler.closing = True
     for strand in list(world.scheduler.strands):
         cell = getattr(strand, "_cell", None)
@@ -152,23 +154,23 @@ def _reap(world: World) -> None:
 
 
 class _Gone:
-    """Takes the place of an actor's behaviour once its process is gone: nothing of it runs."""
+    """Replaces the behaviour of an actor whose process has exited, so that no user code runs."""
 
     has_children = False
 
     def call_ended(self, error: BaseException | None) -> None:
-        """Nobody is left to be told."""
+        """Send no notification."""
 
     def unheard(self) -> None:
-        """Nor asked."""
+        """Return no report."""
 
     def cleanup(self, error: Exception | None) -> None:
-        """A process that was killed cleans nothing up."""
+        """Clean nothing up: the process was killed."""
 
 
 @contextlib.contextmanager
 def _installed(world: World) -> Generator[None, None, None]:
-    """Make the simulation this process's runtime for the duration."""
+    """Make the simulation the runtime of this process for the duration."""
     former = drivers.install(world.driver)
     kept = (clients._current, clients._agent_process, shutdown._begun, logging_option._printer)
     unhandled, Faults.current = Faults.current, Faults()

@@ -1,4 +1,4 @@
-"""Where strands wait, in words: for reports of deadlocks."""
+"""The places where strands wait, in words, for reports of deadlocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STANDARD = os.path.dirname(os.__file__)
 
 
 def describe_strand(strand: Strand) -> list[str]:
-    """Lines that say what a strand waits for and where; none if it is idle."""
+    """Return lines that describe what a strand waits for, and where; none if it is idle."""
     lines: list[str] = []
     carrier = strand.carrier
     if carrier is not None:
@@ -34,7 +34,7 @@ def describe_strand(strand: Strand) -> list[str]:
 
 
 def describe_tasks(tasks: list[Any]) -> list[str]:
-    """Lines that say where asyncio tasks are suspended in user code."""
+    """Return lines that describe where asyncio tasks are suspended in user code."""
     lines: list[str] = []
     for task in tasks:
         coroutine: Any = task.get_coro()
@@ -59,13 +59,13 @@ def describe_tasks(tasks: list[Any]) -> list[str]:
 
 
 def stack_of(ident: int) -> str:
-    """The stack of an OS thread as text."""
+    """Return the stack of an OS thread as text."""
     frame = sys._current_frames().get(ident)
     return "".join(traceback.format_stack(frame)) if frame is not None else "(it has ended)"
 
 
 def _awaited(frame: FrameType | None) -> str:
-    """What a thread in `Future.get` waits for."""
+    """Return what a thread in `Future.get` waits for; empty if it is not there."""
     while frame is not None:
         if frame.f_code.co_name == "_block":
             future = frame.f_locals.get("self")

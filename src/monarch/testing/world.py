@@ -1,4 +1,4 @@
-"""The world of one simulation: hosts, processes, and what is recorded about them."""
+"""The world of one simulation: its hosts, processes, network and trace."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = ["World"]
 
 
 class World:
-    """See the module.
+    """The world of one simulation.
 
     Args:
-        seed: of everything that is left to chance.
+        seed: of all random choices.
         hosts: how many there are; the script runs on the first.
-        plan: what goes wrong.
+        plan: the faults to inject.
         latency: the least and the most seconds that a packet between hosts takes.
-        time_limit: virtual seconds.
-        patience: real seconds for one step.
-        trace: whether to keep what happens in `trace`.
+        time_limit: virtual seconds after which the simulation fails.
+        patience: real seconds that one step may take.
+        trace: whether to record the events in `trace`.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class World:
         trace: bool,
     ) -> None:
         self.scheduler = Scheduler(seed, time_limit, patience)
-        chance = random.Random(f"{seed}/chance")  # noqa: S311 - it is to be repeatable
+        chance = random.Random(f"{seed}/chance")  # noqa: S311 - must be repeatable
         self.driver = SimDriver(self.scheduler, chance, drivers.current)
         self.trace: list[tuple[Any, ...]] | None = [] if trace else None
-        self.procs: list[SimProc] = []  # all there ever were, the client first
+        self.procs: list[SimProc] = []  # all that were ever started, the client first
         self.by_uid: dict[int, SimProc] = {}
         self.agent_process = _AgentProcess(self)
         self._client_uid = chance.randrange(1 << 43) << 20 | 1 << 63
@@ -62,14 +62,14 @@ class World:
         self.scheduler.books = self.invariants.on_send
 
     def start_client(self) -> SimProc:
-        """The process of the script, on the first host."""
+        """Start the process of the script, on the first host."""
         host = self.hosts[0]
         client = self.new_proc(host, self._client_uid, {})
         client.adopt_agent(host.admit(client))  # type: ignore[arg-type]
         return client
 
     def new_proc(self, host: SimHost, uid: int, spec: dict[str, Any]) -> SimProc:
-        """A process on `host`, started with `spec`; without one, the script's."""
+        """Make a process on `host` with `spec`; an empty `spec` makes the script's."""
         proc = SimProc(self, host, uid, spec, len(self.procs))
         self.procs.append(proc)
         self.by_uid[uid] = proc
@@ -77,7 +77,7 @@ class World:
         return proc
 
     def exit(self, proc: SimProc, status: int) -> None:
-        """`proc` ends now, with a status as `os.waitpid` gives it. Its own code does not return."""
+        """Exit `proc` now, with a status as from `os.waitpid`; its own code does not continue."""
         place = proc.place
         if place.dead:
             return
@@ -94,7 +94,7 @@ class World:
             self.scheduler.vanish()
 
     def connect(self, one: SimHost, other: SimHost) -> None:
-        """Make the two ends of the channel between two hosts."""
+        """Make the two ends of the channel between two hosts, and start them."""
         for host, peer in ((one, other), (other, one)):
             if peer.name not in host.peers and peer.name not in host.lost and not host.place.dead:
                 host.connect(peer)
@@ -103,7 +103,7 @@ class World:
                 host.peers[peer.name].start()
 
     def crash_host(self, host: SimHost) -> None:
-        """`host` loses power."""
+        """Cut the power of `host`: its processes and its agent exit without a message."""
         self.record("ended", host.hostname)
         for proc in list(host.procs.values()):
             if not proc.place.dead:
@@ -111,7 +111,10 @@ class World:
         self.scheduler.end(host.place)
 
     def crash_agent(self, host: SimHost) -> None:
-        """The agent of `host` ends with all below it; its worker starts another when asked."""
+        """Crash the agent of `host` and all its processes; the host's worker starts another agent.
+
+        The other hosts' connections to the agent are closed.
+        """
         self.crash_host(host)
         fresh = SimHost(self, host.ident, self._client_uid)
         self.hosts[host.ident] = self.hosts_by_name[host.name] = fresh
@@ -120,16 +123,16 @@ class World:
                 other.peers[host.name].broken()
 
     def attach(self, host: SimHost, name: str) -> None:
-        """`host` begins another session with the one of that name, if that runs."""
+        """Begin another session between `host` and the host called `name`, if that one runs."""
         other = self.hosts_by_name[name]
         known = HOME in other.peers or HOME in other.lost
         if host.name == HOME and known and not other.place.dead:
-            self.crash_agent(other)  # it is of the last session
+            self.crash_agent(other)  # that agent belongs to the last session
         host.lost.discard(name)
         self.connect(host, self.hosts_by_name[name])
 
     def signal(self, pid: int, number: int, really: Callable[[int, int], None]) -> None:
-        """`os.kill` of a simulated pid; any other is the real one's business."""
+        """Send a signal as `os.kill` does; a pid that is not simulated is passed to `really`."""
         proc = next((proc for proc in self.procs if proc.pid == pid), None)
         if proc is None:
             really(pid, number)
@@ -148,7 +151,7 @@ class World:
             self.exit(proc, number)
 
     def record(self, what: str, *details: Any) -> None:
-        """Note in the trace that something happened now."""
+        """Add an event of the present moment to the trace, if there is one."""
         if self.trace is not None:
             self.trace.append((round(self.scheduler.now, 9), what, *details))
 

@@ -224,7 +224,7 @@ class _Job:
         self._waits = False  # whether a reply of the owner is awaited
         self._outcome: Callable[[], None] | None = None
 
-    # -- from outside ----------------------------------------------------------------------------
+    # -- entry points ----------------------------------------------------------------------------
 
     def begin(self, agent: Agent, looks: int) -> bool:
         """Post the first slice and poll it `looks` times; return whether the transfer has ended.

@@ -100,7 +100,7 @@ class Server:
         slices = list(self.in_use.get(handle.number, ()))
         if not slices:
             return None
-        lock = slices[0].lock  # of the registration
+        lock = slices[0].lock  # all slices have the lock of the registration
 
         def let_go() -> None:
             with lock:
