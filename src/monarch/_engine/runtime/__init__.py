@@ -1,4 +1,4 @@
-"""The proc: reactor, links, mailboxes, actor threads; and the host agent.
+"""The runtime of a process: reactor, links, mailboxes, actor threads; and the host agent.
 
-The only place that joins time, I/O and protocol.
+Only this package combines time, I/O and protocol.
 """

@@ -20,10 +20,10 @@ frames of JSON (see `Proc.tell_agent`)::
 The agent sends ``gone`` (procs that exited, and why) and ``peer`` (an introduction). A spawn may
 ask for the procs' output to be captured; then the `LogRelay` reads and passes on the output.
 
-The `Roster` (protocol/roster.py) decides who is told of an exit and which procs must be killed,
-from the tree of spawns. The agent passes requests and observations to the roster and performs the
-effects that the roster returns. When the agent exits all control links close, and every proc of
-the host exits at once.
+The `Roster` (protocol/roster.py) knows the tree of spawns. It decides which members are notified of
+an exit, and which procs must be killed. The agent passes requests and observations to the roster,
+and performs the effects that it returns. When the agent exits, all control links close, and so
+every proc of the host exits at once.
 
 The agents of all hosts act as one (`Federation`). A `Neighbour` leads to each other agent, and
 carries links between procs of the two hosts. On the client's host, *home*, the client starts the

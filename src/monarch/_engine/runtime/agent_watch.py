@@ -1,19 +1,19 @@
-"""The agent watch: whether the host agent of a process answers, while something waits for it.
+"""The agent watch: detects a host agent that does not answer, while something waits for it.
 
-The kernel says when an agent ends. An agent that is stopped (SIGSTOP), or that never gets to run,
-keeps its sockets open, and so new links, spawns, questions about ends, and all that goes through
-it to other hosts, would wait without limit. So a process that waits for its agent sends it a
-heartbeat now and then, which comes back behind the answers to everything that was asked before.
-The failure detector is that between hosts (`protocol.detector`), and so are its promises: an agent
-that answers within `agent_timeout` is never given up, and time in which this process did not run,
-because it was stopped or the machine slept, is not counted.
+The kernel reports the exit of an agent. But an agent that is stopped (SIGSTOP), or never gets to
+run, keeps its sockets open. Then new links, spawns, questions about exits, and everything that goes
+through the agent to other hosts would wait without limit. So a process that waits for its agent
+sends it heartbeats. The answer to a heartbeat follows the answers to all that was asked before. The
+failure detector is the one between hosts (`protocol.detector`), with the same promises: an agent
+that answers within `agent_timeout` is never given up. Time in which this process did not run,
+because it was stopped or the machine slept, does not count.
 
-Without such a wait there is no heartbeat, no timer and no wake-up. The first request after a rest
-sets one timer of the slow clock, since a pending timer of the reactor costs every message.
+While nothing waits there is no heartbeat, no timer and no wake-up. The first request after a rest
+sets one timer of the slow clock, since a pending timer of the reactor makes every message slower.
 
-A client ends an agent that it gives up, and with it all that runs on the host: what waits fails
-with the reason, and nothing is left over that would go on when somebody continues the agent. A
-proc cannot do that. It fails what waits, and leaves the rest to the client.
+A client kills an agent that it gives up, and with it all that runs on the host. Then what waits
+fails with the reason, and nothing can go on if the agent is continued later. A proc cannot do that.
+It fails what waits, and leaves the rest to the client.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentWatch", "why_silent"]
 
-_LOOKS = 12  # within the timeout
+_LOOKS = 12  # heartbeats per timeout
 _AWAITED = frozenset(
     ("attach", "autopsy", "detach", "introduce", "kill", "log_flush", "logging", "spawn")
 )
 
 
 class AgentWatch:
-    """See the module; one per proc, its `Watched`.
+    """Watches the host agent of a process; the `Watched` of its own `Sentinel`.
 
     Args:
-        proc: whose agent it is.
-        on: False if that agent always answers.
+        proc: the process.
+        on: False if its agent always answers.
     """
 
     def __init__(self, proc: Proc, *, on: bool = True) -> None:
@@ -49,11 +49,11 @@ class AgentWatch:
         """Procs of other hosts that were called: what is said to them goes through the agent."""
         self._proc = proc
         self._on = on
-        self._requests: deque[dict[str, Any]] = deque()  # that it may not have come to yet
-        self._asked = 0  # so many of them are older than our heartbeats
+        self._requests: deque[dict[str, Any]] = deque()  # possibly unanswered
+        self._asked = 0  # so many requests are older than our first heartbeat
         self._armed = False
-        self._number = 0  # of the last heartbeat
-        self._sentinel: Sentinel | None = None  # while there is one that did not come back
+        self._number = 0  # the last heartbeat's
+        self._sentinel: Sentinel | None = None  # exists while a heartbeat is unanswered
         proc.notices["heartbeat"] = self._on_answer
 
     @property
@@ -61,23 +61,23 @@ class AgentWatch:
         return settings.agent_timeout if self._on else 0.0
 
     def requested(self, message: dict[str, Any]) -> None:
-        """Something is asked of the agent; from any thread."""
+        """Note a request to the agent. For any thread."""
         if self._timeout and message["op"] in _AWAITED:
             self._requests.append(message)
             self._arm()
 
     def awaited(self) -> None:
-        """The end of a process is waited for."""
+        """Note that something waits for the exit of a process."""
         if self._timeout:
             self._arm()
 
     def look(self) -> None:
-        """An answer of somebody has been waited for, for a while; from any thread."""
+        """Note that an answer of another process has been awaited for a while. For any thread."""
         if self._timeout and self.far:
             self._arm()
 
     def heard(self) -> None:
-        """The agent has said something."""
+        """Note that the agent has sent something."""
         if self._sentinel is not None:
             self._sentinel.heard(self)
 
@@ -93,7 +93,7 @@ class AgentWatch:
     # -- on the reactor --------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Send heartbeats, until one comes back or the agent is given up."""
+        """Send heartbeats until one is answered, or the agent is given up."""
         if self._sentinel is not None:
             return
         timeout = self._timeout
@@ -101,7 +101,7 @@ class AgentWatch:
             self._requests.clear()
             self._rest()
             return
-        from monarch._engine.runtime.sentinel import Sentinel  # short programs need none
+        from monarch._engine.runtime.sentinel import Sentinel  # programs that end soon need none
 
         self._asked = len(self._requests)
         self._sentinel = Sentinel(self._proc.reactor, timeout * (1 - 1 / _LOOKS))
@@ -115,7 +115,7 @@ class AgentWatch:
 
     def _rest(self) -> None:
         self._armed = False
-        if self._requests:  # came in between
+        if self._requests:  # requests that came in the meantime
             self._arm()
 
     def _on_answer(self, message: dict[str, Any]) -> None:
@@ -129,17 +129,17 @@ class AgentWatch:
         if self._proc.agent is not None and self._waits():
             self._arm()
 
-    # -- as a `Watched` --------------------------------------------------------------------------
+    # -- methods of a `Watched` ------------------------------------------------------------------
 
     def send_heartbeat(self, payload: bytes) -> None:
         self._number += 1
         self._proc.tell_agent({"op": "heartbeat", "number": self._number})
 
     def suspect(self) -> None:
-        """There is no other way to it that could be tried."""
+        """Do nothing: there is no other connection to try."""
 
     def suspect_deaf(self) -> None:
-        """It never says so: its heartbeats are ours."""
+        """Never called: the agent only returns our heartbeats."""
 
     def give_up(self, reason: str) -> None:
         self._sentinel = None
@@ -157,9 +157,9 @@ class AgentWatch:
 
 
 def why_silent(pid: int, timeout: float) -> str:
-    """The report of an agent, process `pid`, that was silent for so many seconds."""
+    """Return the report on an agent, process `pid`, that did not answer for `timeout` seconds."""
     state = b""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:  # else not Linux
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:  # Linux
         state = file.read().rpartition(b")")[2].split()[0]
     text = f"the host agent of this machine (pid {pid}) became unresponsive and is assumed dead: "
     if state in (b"T", b"t"):

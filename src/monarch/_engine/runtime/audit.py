@@ -1,32 +1,33 @@
-"""The audit log of a host: who came, what was started for whom, who was turned away.
+"""The audit log of a host: connections accepted and refused, processes started and stopped.
 
-One record per event, in the worker's process, by the logger ``monarch.audit`` at level INFO: a line
-of JSON. What agents do is told to the worker, which writes it down. Nothing is recorded unless
-somebody listens::
+The worker's process writes one record per event, with the logger ``monarch.audit`` at level INFO.
+A record is a line of JSON. Agents report their events to the worker. Events are recorded only
+if the logger is enabled for INFO::
 
     logging.basicConfig(format="%(message)s")
     logging.getLogger("monarch.audit").setLevel(logging.INFO)
 
-Each record has ``time`` (seconds since the epoch), ``event`` and, by event:
+Each record has ``time`` (seconds since 1970, UTC), ``event`` and, depending on the event:
 
 ========== =========================================================================================
 listening  ``address``, ``tls``, ``open_to_all`` (``allow_unauthenticated``)
-attached   ``peer`` (its address), ``client`` (the job), ``host`` (it comes from; empty: the
-           client's), ``authenticated``, ``certificate`` (the name in it; empty without TLS)
+attached   ``peer`` (its address), ``client`` (the job), ``host`` (where the connection comes from;
+           empty: the client's), ``authenticated``, ``certificate`` (the name in it; empty without
+           TLS)
 relayed    ``peer``, ``client``, ``to`` (the address it was connected to), ``authenticated``,
            ``certificate``
 refused    ``peer``, ``reason``, ``count`` (how many so far)
 spawned    ``client``, ``procs`` (each with ``uid`` and ``pid``)
 stopped    ``client``, ``uid``, ``pid``, ``reason``
-connected  ``client``, ``uid``, ``peer``, ``certificate``: a data connection to a proc, which it had
-           invited
-altered    ``client``, ``host`` (empty: the client's): a connection from there was given up, since
-           what came was altered on the way
-detached   ``client``: its agent has ended, and everything of it with it
+connected  ``client``, ``uid``, ``peer``, ``certificate``: a data connection to a proc, which had
+           invited the peer
+altered    ``client``, ``host`` (empty: the client's): a connection from there was closed, since
+           bytes were altered in transit
+detached   ``client``: its agent has exited, and with it everything that belonged to it
 ========== =========================================================================================
 
-Names and meanings of fields stay; others may be added. Clients and procs are told as hexadecimal
-text. No record holds a secret, an argument or a result.
+Names and meanings of fields stay; others may be added. Clients and procs are identified by
+hexadecimal text. No record holds a secret, an argument or a result.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _log = logging.getLogger("monarch.audit")
 
 
 def record(event: str, **fields: Any) -> None:
-    """Write an event down, if somebody listens."""
+    """Write a record of an event, if the logger is enabled for it."""
     if _log.isEnabledFor(logging.INFO):
         said = {"time": round(drivers.current.wall_time(), 3), "event": event, **fields}
         _log.info("%s", json.dumps(said))

@@ -1,15 +1,15 @@
 """A socket whose bytes are authenticated by the session key of the handshake (`protocol.records`).
 
-It has the part of a socket's face that `TlsSocket` has, and the same rules, so who can drive one
-can drive the other. No byte is given out before the record that it came in was checked: so what was
-altered reaches neither a parser nor anybody's memory.
+It offers the same part of a socket's interface as `TlsSocket`, with the same rules, so code that
+drives one can drive the other. No byte is handed out before its record was checked. So altered
+bytes reach neither a parser nor a program's memory.
 
 A payload is sent from where it is. A record is received into a buffer of this socket, and copied
-from there when it was checked, while it is in the processor's cache. (Rejected: to receive a big
-payload to where it belongs, and to report it once it was checked. That saves a tenth of what the
-check costs, and would have unchecked bytes in memory that a program has registered.)
+from there after its check, while it is in the processor's cache. (Rejected: to receive a big
+payload to where it belongs, and to report it after its check. That saves a tenth of what the check
+costs, and puts unchecked bytes into memory that a program has registered.)
 
-One thread may read while another one writes.
+One thread may read while another writes.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from monarch._engine.protocol.records import HEADER_SIZE, MOST, TAG_SIZE, Opener
 
 __all__ = ["AuthenticSocket"]
 
-_SMALL = 4 << 10  # bytes that are worth a copy: it costs less than a list of buffers
-_ROOM = 16 << 10  # bytes received at a time, while there are small records only
+_SMALL = 4 << 10  # bytes that are copied: a copy costs less than a list of buffers
+_ROOM = 16 << 10  # bytes received at a time, as long as records are small
 
 
 class AuthenticSocket:
-    """See the module.
+    """A socket with authenticated records; see the module.
 
     Args:
-        sock: connected; this owns it.
-        session: the key that the handshake made.
+        sock: a connected socket, owned by this object.
+        session: the session key of the handshake.
         dialer: whether this is the side that dialed.
     """
 
@@ -41,12 +41,12 @@ class AuthenticSocket:
         self._sock = sock
         self._sealer = Sealer(session, dialer=dialer)
         self._opener = Opener(session, dialer=dialer)
-        self._leaving: list[memoryview] = []  # what the socket has not taken yet,
-        self._holds = 0  # and how many bytes it was made of
+        self._leaving: list[memoryview] = []  # records that the socket has not taken yet
+        self._holds = 0  # bytes of data in those records
         self._room = self._front = memoryview(bytearray(_ROOM))
-        self._from = self._to = 0  # what has come and was not checked
-        self._size = 0  # of the payload that comes next; 0: its header has yet to come
-        self._at = self._end = 0  # what was checked and not given out
+        self._from = self._to = 0  # range of received, unchecked bytes
+        self._size = 0  # of the next payload; 0: its header has yet to arrive
+        self._at = self._end = 0  # range of checked bytes not handed out
         self.family = sock.family
         self.fileno = sock.fileno
         self.getsockname = sock.getsockname
@@ -56,7 +56,7 @@ class AuthenticSocket:
         self.shutdown = sock.shutdown
 
     def close(self) -> None:
-        """Close the socket; what it has not taken is not kept."""
+        """Close the socket; drop what it has not taken yet."""
         self._leaving.clear()
         self._sock.close()
 
@@ -79,13 +79,13 @@ class AuthenticSocket:
         return size
 
     def sendall(self, data: bytes) -> None:
-        """Send all of it; for one that blocks."""
+        """Send all of `data`; for a blocking socket."""
         left = memoryview(data)
         while left:
             left = left[self.send(left) :]
 
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
-        """Send the first of these bytes; how many.
+        """Send the first of these bytes; return how many.
 
         After a BlockingIOError the next call must begin with the same bytes.
         """
@@ -123,19 +123,19 @@ class AuthenticSocket:
     # -- in --------------------------------------------------------------------------------------
 
     def pending(self) -> bool:
-        """Whether there may be more to read that makes no event, as it has been received."""
+        """Whether received data may be readable, for which the socket raises no event."""
         have = self._to - self._from
         return self._at < self._end or have >= HEADER_SIZE + (self._size or 1) + TAG_SIZE
 
     def recv(self, size: int) -> bytes:
-        """Up to `size` bytes; none: the peer has closed the connection."""
+        """Return up to `size` bytes; none when the peer has closed the connection."""
         data = bytearray(size)
         with memoryview(data) as view:
             count = self.recv_into(view)
         return bytes(data[:count])
 
     def recv_into(self, target: memoryview) -> int:
-        """Fill `target`, as far as there is something; 0: the peer has closed the connection.
+        """Fill `target` as far as there is data; return the size, 0 if the peer has closed.
 
         Ask `pending` afterwards. Raises AlteredError, an OSError.
         """
@@ -147,7 +147,7 @@ class AuthenticSocket:
         return got
 
     def _take(self, target: memoryview) -> int:
-        """Bytes that were checked, and those of records that are complete; how many."""
+        """Copy out checked bytes, and check complete records; return the size."""
         got, size, room = 0, len(target), self._room
         while got < size:
             at, end = self._at, self._end
@@ -164,7 +164,7 @@ class AuthenticSocket:
         return got
 
     def _open(self) -> bool:
-        """Check the next record; whether it was there."""
+        """Check the next record; return False if it is incomplete."""
         at = self._from
         if not self._size:
             if self._to - at < HEADER_SIZE:
@@ -181,13 +181,13 @@ class AuthenticSocket:
         return True
 
     def _receive(self) -> int:
-        """More of what comes, when nothing that was checked is left; how much. 0: it is over."""
+        """Receive more, when no checked bytes are left; return the size, 0 at the end."""
         have = self._to - self._from
-        if not (have or self._size):  # the usual case, of small records
+        if not (have or self._size):  # the usual case: small records
             self._at = self._end = self._from = self._to = 0
             self._to = count = self._sock.recv_into(self._front)
             return count
-        # Of a big record what is missing, and the next header: so little has to be moved.
+        # Receive the rest of a big record and the next header only: then little has to be moved.
         needed = HEADER_SIZE + self._size + TAG_SIZE + HEADER_SIZE
         if len(self._room) < needed:
             room = memoryview(bytearray(HEADER_SIZE + MOST + TAG_SIZE + HEADER_SIZE))

@@ -1,7 +1,7 @@
 """The body of a received message: bytes in the frame, a mapped segment, or a local copy.
 
-Decoding happens on the thread that looks at the message (an actor's thread, a caller's `get`),
-never on the reactor. A body that is dropped undecoded gives its segment back.
+The thread that uses the message (an actor's thread, a caller's `get`) decodes the body, never the
+reactor. A body that is dropped without being decoded releases its segment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class MappedBody:
-    """A payload in a segment of the peer: mapped when decoded."""
+    """A payload in a segment of the peer, which is mapped when the payload is decoded."""
 
     __slots__ = ("_fd", "_released", "_table")
 
@@ -42,7 +42,7 @@ class MappedBody:
         return decode(stream, buffers)
 
     def copy(self, threshold: int) -> Payload:
-        """The same payload for another link, not decoded."""
+        """Return the payload for another link, without decoding it."""
         stream, buffers = self._open(decoding=False)
         return Payload([bytes(stream)], buffers, threshold)
 
@@ -50,7 +50,7 @@ class MappedBody:
         fd, self._fd = self._fd, -1
         try:
             return open_parts(self._table, fd, self._released, decoding=decoding)
-        except BaseException:  # its sender is not to keep it for ever
+        except BaseException:  # otherwise the sender would keep the segment for good
             self._released(int.from_bytes(self._table[:8], "little"))
             raise
 
@@ -64,7 +64,7 @@ class MappedBody:
 
 
 class LostBody:
-    """A payload in a segment that this process could not open: who looks at it gets an OSError."""
+    """A payload in a segment that this process could not open; `load` raises OSError."""
 
     __slots__ = ("_nbytes",)
 
@@ -75,7 +75,7 @@ class LostBody:
         raise OSError(errno.EMFILE, f"the payload could not be taken: {no_descriptor()}")
 
     def copy(self, threshold: int) -> Payload:
-        """See `load`."""
+        """Raise OSError, as `load` does."""
         return self.load()  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class LostBody:
 
 
 def no_descriptor() -> str:
-    """Why a descriptor that came with a message could not be opened, and what to do."""
+    """Return why a descriptor that came with a message could not be opened, and a remedy."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
         f"process {os.getpid()} has no free file descriptor (EMFILE, its limit is {limit}); close "
@@ -105,7 +105,7 @@ class LocalBody:
         return decode(self._stream, self._buffers)
 
     def copy(self, threshold: int) -> Payload:
-        """The same payload for another link, not decoded."""
+        """Return the payload for another link, without decoding it."""
         return Payload([self._stream], [memoryview(b) for b in self._buffers], threshold)
 
     def __len__(self) -> int:
@@ -116,9 +116,10 @@ Body = bytes | bytearray | MappedBody | LostBody | LocalBody
 
 
 def unreadable(error: ImportError | AttributeError | SystemExit, what: str) -> Exception:
-    """The error of decoding `what` in a process that lacks a module, or a name in one.
+    """Return the error of decoding `what` in a process that lacks a module, or a name in one.
 
-    A SystemExit, of code that a class runs when it is unpickled, must not end who looks.
+    A class may raise SystemExit when it is unpickled. That becomes a RuntimeError, since it must
+    not end the reader.
     """
     here = f"on host {socket.gethostname()}, in process {os.getpid()}"
     text = f"{what} cannot be read {here}: {error}"
@@ -137,7 +138,7 @@ def unreadable(error: ImportError | AttributeError | SystemExit, what: str) -> E
 
 
 def decode_body(body: Any) -> Any:
-    """The object a body carries. Decode a body once."""
+    """Decode a body and return its object. A body can be decoded once."""
     if type(body) is bytes:
         return decode(body)
     if isinstance(body, bytearray):

@@ -4,11 +4,11 @@ r"""How processes become part of the runtime: the client, the agent, launchers, 
                                   \--exec--> launcher of another launch environment
                                                        \--exec--> proc with a command of its own
 
-`agent_main` and `launcher_main` are what the executed helpers run, `proc_main` what a forked proc
-runs, and `main` is behind ``python -m monarch._src.actor.bootstrap_main``: a proc started by an
-executed command. (How a script becomes a client is in `client`.)
+`agent_main` and `launcher_main` are what the executed helpers run, and `proc_main` what a forked
+proc runs. `main` is behind ``python -m monarch._src.actor.bootstrap_main``, for a proc started by
+an executed command. (How a script becomes a client is in `client`.)
 
-A proc's main thread runs the reactor until it is told to stop; then it stops the actors, runs
+A proc's main thread runs the reactor until a stop is requested. Then it stops the actors, runs
 `atexit` handlers, drops the user's modules (so that module-level objects are finalised), and exits
 without tearing down what came from the launcher, which is most of an interpreter's exit time.
 """
@@ -54,7 +54,7 @@ _SETTINGS_VARIABLES = ("MONARCH_", "HYPERACTOR_", "OTEL_", "ENABLE_", "SCUBA_", 
 
 
 def agent_main(fd: int, client_uid: int, here: str = HOME) -> None:
-    """The host agent's process; `here` is what the client calls this host."""
+    """Run the host agent's process; `here` is the client's name for this host."""
     _warm_up()
     restore_tunables()
     raise_descriptor_limit()
@@ -62,14 +62,17 @@ def agent_main(fd: int, client_uid: int, here: str = HOME) -> None:
 
 
 def launcher_main(fd: int) -> None:
-    """A launcher that was executed, for a launch environment other than the agent's."""
+    """Run a launcher that was executed, for a launch environment other than the agent's."""
     _warm_up()
     raise_descriptor_limit()
     Launcher(socket.socket(fileno=fd), proc_main, prepare).run()
 
 
 def _warm_up() -> None:
-    """Load and set up what children need anyway: they inherit it. By name, since it is above."""
+    """Load and set up what children need in any case: they inherit it.
+
+    Modules are imported by name, since some belong to layers above this one.
+    """
     for name in ("asyncio", "cloudpickle", "monarch.actor", _RUN_ASYNC, _DEADLOCK):
         importlib.import_module(name)
     sys.breakpointhook = _breakpoint
@@ -82,7 +85,7 @@ def _warm_up() -> None:
 
 
 class _Prepared:
-    """What the launcher has taken over from the requests it got."""
+    """The state that this process has set up from its requests so far."""
 
     config: dict[str, str] | None = None
     variables: dict[str, str] | None = None
@@ -91,10 +94,10 @@ class _Prepared:
 
 
 def prepare(spec: dict[str, Any]) -> None:
-    """In a launcher: take over what all processes of a request have in common, before the forks.
+    """In a launcher: set up what all processes of a request have in common, before the forks.
 
-    A page that no child writes stays shared, so nothing is left to the child that could be done
-    here. Raises OSError if the working directory is gone.
+    A page that no child writes to stays shared. So all that can be done here is done here, and not
+    in the children. Raises OSError if the working directory no longer exists.
     """
     environ = spec["env"]
     for name in [name for name in os.environ if name not in environ]:
@@ -106,7 +109,7 @@ def prepare(spec: dict[str, Any]) -> None:
     os.chdir(spec["cwd"])
     sys.path[:] = with_folder(spec["path"], spec["cwd"])
     for entry, finder in list(sys.path_importer_cache.items()):
-        if finder is None:  # there was no such directory when somebody looked; now there may be
+        if finder is None:  # the directory did not exist at the last look, but may exist now
             del sys.path_importer_cache[entry]
     sys.argv = [_bootstrap_file()]
     variables = {k: v for k, v in environ.items() if k.startswith(_SETTINGS_VARIABLES)}
@@ -120,7 +123,7 @@ def prepare(spec: dict[str, Any]) -> None:
 
 
 def proc_main(spec: dict[str, Any], link_fd: int, agent_fd: int) -> None:
-    """A forked proc: become what an executed one would be, then serve. Does not return."""
+    """Run a forked proc, set up as an executed one would be. Does not return."""
     os.environ["HYPERACTOR_PROCESS_NAME"] = _process_name(spec)
     module = types.ModuleType("__main__")
     module.__file__ = _bootstrap_file()
@@ -131,7 +134,7 @@ def proc_main(spec: dict[str, Any], link_fd: int, agent_fd: int) -> None:
 
 
 def main() -> None:
-    """A proc that was executed: ``python -m monarch._src.actor.bootstrap_main``."""
+    """Run a proc that was executed: ``python -m monarch._src.actor.bootstrap_main``."""
     boot = os.environ.pop(BOOT_VARIABLE, None)
     if boot is None:
         sys.exit(
@@ -157,7 +160,7 @@ def _bootstrap_file() -> str:
 
 
 def _announce(spec: dict[str, Any]) -> None:
-    """The variables that programs and log collectors look at."""
+    """Set the variables that programs and log collectors read."""
     os.environ["HYPERACTOR_MESH_BOOTSTRAP_MODE"] = "proc"
     os.environ["HYPERACTOR_EXECUTION_ID"] = spec["execution_id"]
     os.environ["MONARCH_CLIENT_TRACE_ID"] = spec["execution_id"]
@@ -181,23 +184,23 @@ def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int, *, executed: bool 
     proc.spec = spec
     proc.adopt_agent(socket.socket(fileno=agent_fd))
     proc.adopt(socket.socket(fileno=link_fd), spec["parent"])
-    for uid in spec.get("former", ()):  # whom it replaces: they are known by its address, too
+    for uid in spec.get("former", ()):  # those it replaces: peers also know it by their uids
         proc.links[uid] = proc.local
     become(proc)
     if executed:
         proc.tell_agent({"op": "ready"})
-    # The reactor runs here, on the main thread, which has nothing else to do until the end.
+    # The main thread has nothing else to do, so the reactor runs on it until the process exits.
     proc.reactor.run()
     _finalise(proc)
 
 
 def _breakpoint(*_args: Any, **_kwargs: Any) -> None:
-    """`breakpoint()` in a worker: the debugger is loaded when somebody needs it."""
+    """Replace `breakpoint()` in a worker; loads the debugger when it is needed."""
     importlib.import_module("monarch._debug").stop_at(sys._getframe(1))
 
 
 def _stop_actors(proc: Proc, reason: str) -> None:
-    """Stop every actor here, side by side; the reactor ends with the last, or when time is up."""
+    """Stop all actors, in parallel; the reactor stops after the last one, or after a timeout."""
     cells = [*proc.cells.values(), *proc.ending]
     proc.when_idle = proc.reactor.stop
     if not cells:
@@ -210,7 +213,7 @@ def _stop_actors(proc: Proc, reason: str) -> None:
 
 
 def _is_library(name: str, module: types.ModuleType) -> bool:
-    """Whether it was installed: threads and finalisers may be using it to the very end."""
+    """Whether a module was installed: threads and finalisers may use it to the very end."""
     if name == "__main__":
         return False
     file = getattr(module, "__file__", None) or ""
@@ -218,25 +221,25 @@ def _is_library(name: str, module: types.ModuleType) -> bool:
 
 
 def _finalise(proc: Proc) -> None:
-    """What a normal exit owes the user, and no more."""
+    """Do what a normal exit owes the user, and no more; then exit."""
     code = 0
     try:
         if atexit._ncallbacks() > _Prepared.callbacks:
-            proc.start()  # the program's handlers may want to call somebody
+            proc.start()  # the program's handlers may want to make calls
         atexit._run_exitfuncs()
         count = len(sys.modules) - len(_Prepared.modules)
         theirs = list(itertools.islice(reversed(sys.modules), max(0, count)))
         for name in ["__main__", *theirs]:
             module = sys.modules.get(name)
-            # (Some programs put classes there.)
+            # Some programs put classes into `sys.modules`.
             if isinstance(module, types.ModuleType) and not _is_library(name, module):
                 del sys.modules[name]
                 vars(module).clear()
         gc.collect()
         sys.stdout.flush()
         sys.stderr.flush()
-        ctypes.CDLL(None).fflush(None)  # what C libraries printed: the exit below does not
-    except BaseException as error:  # the last line of a process: say what happened, then end
+        ctypes.CDLL(None).fflush(None)  # output of C libraries, which the exit below does not flush
+    except BaseException as error:  # the last chance to report an error
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     finally:

@@ -73,7 +73,7 @@ class Plan:
 
     @classmethod
     def of(cls, links: Sequence[Any], hosts: Sequence[str], here: str) -> Plan | None:
-        """Return a plan, or None where a cast does not pay: for few procs per host, few hosts."""
+        """Return a plan, or None: a cast pays only for many ranks per host, or for many hosts."""
         plan = cls(links, hosts, here)
         reached = len(set(hosts) - {here})
         pays = len(plan.ranks) >= _FEWEST * reached or reached > settings.max_cast_fanout

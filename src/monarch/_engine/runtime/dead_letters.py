@@ -1,9 +1,9 @@
-"""Dead letters: one-way messages that reached nobody and that nobody wanted back.
+"""Dead letters: one-way messages that could not be delivered, and whose sender wants no error.
 
-A sender that asked for no answer is not to fail because there is nobody to answer. So what cannot
-be delivered is counted, and logged once per receiver for those who look: at level INFO if the
-receiver failed, of which its owner is told anyway, and DEBUG if it was stopped, since messages that
-cross a stop are nothing unusual.
+A sender that asked for no answer must not fail because the receiver is lost. So an undeliverable
+message is counted, and logged once per receiver. The level is INFO if the receiver failed, which
+its owner learns in any case. The level is DEBUG if the receiver was stopped, since messages often
+cross a stop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _REMEMBERED = 1000  # receivers
 
 
 class DeadLetters:
-    """See the module. `count` is how many there were."""
+    """Counts and logs the dead letters of a process. `count` is their number."""
 
     __slots__ = ("_told", "count")
 
@@ -26,7 +26,7 @@ class DeadLetters:
         self._told: dict[str, None] = {}
 
     def add(self, failure: Failure) -> None:
-        """A message to `failure.actor` could not be delivered. Any thread."""
+        """Count a message to `failure.actor` that could not be delivered. For any thread."""
         self.count += 1
         actor = failure.actor
         if actor in self._told:
@@ -34,7 +34,7 @@ class DeadLetters:
         if len(self._told) >= _REMEMBERED:
             self._told.clear()
         self._told[actor] = None
-        import logging  # most processes never come here
+        import logging  # most processes never need it
 
         level = logging.INFO if failure.kind == FAILED else logging.DEBUG
         logging.getLogger("monarch").log(

@@ -1,4 +1,4 @@
-"""How many descriptors this process may open."""
+"""The limit on the descriptors that this process may open."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["raise_descriptor_limit"]
 
 
 def raise_descriptor_limit() -> int:
-    """Use as many as the system allows: every proc costs one or two. How many that is."""
+    """Raise the limit as far as the system allows, since every proc costs some; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):  # macOS refuses its own hard limit

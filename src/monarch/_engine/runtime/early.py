@@ -1,18 +1,17 @@
-"""Messages that came before their actor.
+"""Messages that arrive before their actor does.
 
-Messages between two processes keep their order, but a mesh may be known to a third one: its owner
-spawns it and hands on a reference, and whoever gets that calls at once. The owner's SPAWN and that
-call come to the actor's process on two links, of which the second may be the faster one: the first
-may have to be made, or cross a slower network.
+Messages between two processes keep their order, but a third process may know a mesh, too: the owner
+spawns the mesh and passes a reference on, and the receiver of the reference calls at once. The
+owner's SPAWN and that call reach the actor's process by two links. The second link may be faster,
+since the first may have to be made, or crosses a slower network.
 
-So what is for an actor that is neither here nor among the dead waits for it (but for a STOP, which
-comes from the owner). How long is bounded, since an actor may have been forgotten, or its owner may
-have died with the SPAWN in its hands.
-A process that replaced another does not wait: actors of its predecessor are not among its own dead,
-and callers are to be told at once.
+So a message waits for an actor that neither lives here nor is known to have ended. (A STOP does
+not wait, since only the owner sends it.) The wait is bounded: an actor may have been forgotten, or
+its owner may have failed before it sent the SPAWN. A process that replaced another does not wait.
+The ends of its predecessor's actors are not recorded in it, and callers need an answer at once.
 
-Rejected: to let references leave their owner only when each rank has acknowledged its SPAWN. Then
-meshes could not be spawned, passed on and called in one burst.
+Rejected: references leave their owner only when each rank has acknowledged its SPAWN. Then meshes
+could not be spawned, passed on and called in one burst.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ _LIMIT = 10_000  # messages that wait
 
 
 class EarlyMessages:
-    """See the module. Messages come from the reactor thread and from local senders."""
+    """Holds messages until their actor is spawned. Called by the reactor and local senders."""
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self._lock = threading.Lock()
-        self._waiting: dict[int, tuple[Any, list[tuple[Any, Frame]]]] = {}  # timer, messages
+        self._waiting: dict[int, tuple[Any, list[tuple[Any, Frame]]]] = {}  # by actor
         self._count = 0
 
     def keep(self, link: Any, frame: Frame) -> bool:
-        """Whether a message for an actor that is not here was kept for it."""
+        """Whether a message is held here for its actor, or delivered to it."""
         proc, uid = self._proc, frame.dest
         with self._lock:
             cell = proc.cells.get(uid)
-            if cell is not None:  # it came just now
+            if cell is not None:  # it was spawned just now
                 self._deliver(cell, link, frame)
                 return True
             if uid in proc.graves or self._count >= _LIMIT or proc.spec.get("former"):
@@ -59,7 +58,7 @@ class EarlyMessages:
             return True
 
     def admit(self, cell: Cell) -> None:
-        """Make an actor reachable, with what came before it in its mailbox."""
+        """Make an actor reachable, after the messages held for it are in its mailbox."""
         with self._lock:
             timer, messages = self._take(cell.uid)
             if timer is not None:
@@ -71,7 +70,7 @@ class EarlyMessages:
     def _deliver(self, cell: Cell, link: Any, frame: Frame) -> None:
         if frame.kind == CALL:
             cell.put(link, frame)
-        else:  # a QUERY: whether it is there
+        else:  # a QUERY asks whether the actor exists
             self._proc.post(link, frame.port, frame.rank, None)
 
     def _take(self, uid: int) -> tuple[Any, list[tuple[Any, Frame]]]:

@@ -1,4 +1,4 @@
-"""The vocabulary of loss: why a process is gone, who waits for it, and who owned what ran there."""
+"""Types for failures: what ended a process, what waits for it, what owned its actors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["OwnedMesh", "Owner", "Sink", "Verdict"]
 
 
 class Sink(Protocol):
-    """What waits at a port. Called on the reactor thread, or a local sender's; must not block."""
+    """A waiter at a port. Called on the reactor's or a local sender's thread; must not block."""
 
     def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None: ...
 
@@ -20,7 +20,7 @@ class Sink(Protocol):
 
 
 class Owner(Protocol):
-    """What owns meshes: an actor here, or the root client."""
+    """An owner of meshes: an actor of this process, or the root client."""
 
     def child_ended(self, mesh: OwnedMesh, rank: int, failure: Failure) -> None: ...
 
@@ -28,7 +28,7 @@ class Owner(Protocol):
 
 
 class OwnedMesh:
-    """The books about one actor mesh: who owns it, where its ranks are, which are gone."""
+    """The record of one actor mesh: its owner, the links to its ranks, the ranks that ended."""
 
     __slots__ = ("display", "gone", "links", "name", "owner", "rank_text", "supervised", "uid")
 
@@ -42,7 +42,7 @@ class OwnedMesh:
         rank_text: Callable[[int], str],
     ) -> None:
         self.uid = uid
-        self.supervised = False  # its ranks may come back
+        self.supervised = False  # whether failed ranks may be restarted
         self.owner = owner
         self.name = name
         self.display = display
@@ -53,6 +53,6 @@ class OwnedMesh:
     def failure_of(
         self, rank: int, verdict: Verdict, others: dict[str, tuple[int, ...]]
     ) -> Failure:
-        """The end of one rank by that of its process, which took `others` along."""
+        """Return the failure of one rank as its process ended; `others` ended along with it."""
         actor = self.display + self.rank_text(rank) + ">"
         return Failure(actor, verdict, self.name, (rank,), others=others)

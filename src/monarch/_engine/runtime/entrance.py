@@ -1,8 +1,8 @@
-"""Where strangers come in: a listening socket, on a reactor, with what can go wrong about it.
+"""A listening socket on a reactor, which accepts connections and survives a lack of descriptors.
 
-A process without free descriptors cannot accept, and the connection that waits makes an event again
-and again. So the socket is not looked at for `_PAUSE` seconds then, and a warning is logged, once
-until connections come in again.
+A process without free descriptors cannot accept, and a connection that waits raises an event again
+and again. So the socket is not watched for `_PAUSE` seconds then. A warning is logged, and not
+repeated until a connection is accepted.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from monarch._engine.runtime.reactor import Reactor
 
 __all__ = ["Entrance"]
 
-_PAUSE = 0.25  # seconds; a stranger who is slow is turned away after 5
+_PAUSE = 0.25  # seconds; a handshake may take 5
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _log = logging.getLogger("monarch.worker")
 
 
 class Entrance:
-    """See the module. Everything happens on the thread of `reactor`.
+    """Accepts the connections of one listening socket, on the thread of `reactor`.
 
     Args:
-        reactor: drives it.
-        sock: listens; this owns it.
-        came: gets each connection, and its address.
+        reactor: watches the socket.
+        sock: a listening socket, owned by this object.
+        came: called with each connection and the peer's address.
     """
 
     def __init__(

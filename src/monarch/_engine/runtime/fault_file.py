@@ -1,12 +1,12 @@
-"""A file in which a run of tests finds what no caller gets to see.
+"""A file in which a run of tests finds errors and failures that no caller sees.
 
-A process whose environment has `MONARCH_FAULT_FILE` appends a record to the file of that name for
-each internal error (one that a reactor survived, or that ended the loop of an actor), and for each
-failure that reaches the root. The tests of this project set the variable, and fail the test that
-ran.
+A process whose environment has `MONARCH_FAULT_FILE` appends records to the file of that name: one
+for each internal error (which a reactor survived, or which ended the loop of an actor), and one for
+each failure that reaches the root. The tests of this project set the variable, and a test that
+leaves a record fails.
 
-A record is one line of JSON in one write: kind, pid, when it happened (seconds since the epoch; 0:
-now) and text. It takes no lock and starts no thread.
+A record is one line of JSON in one write: kind, pid, time of the event (seconds since 1970; 0: now)
+and text. Writing takes no lock and starts no thread.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ VARIABLE = "MONARCH_FAULT_FILE"
 
 
 def note_error(text: str) -> None:
-    """An internal error was survived, or ended an actor."""
+    """Record an internal error that was survived, or that ended an actor."""
     _note("error", 0.0, text)
 
 
 def note_failure(when: float, text: str) -> None:
-    """A failure has reached the root; it happened then, on the clock of its host."""
+    """Record a failure that has reached the root; `when` is by the clock of its host."""
     _note("failure", when, text)
 
 
@@ -35,7 +35,7 @@ def _note(kind: str, when: float, text: str) -> None:
     if not path:
         return
     record = json.dumps([kind, os.getpid(), when, text]).encode() + b"\n"
-    # Without descriptors or the right to write, what happened is still on stderr.
+    # If the file cannot be opened, the event is on stderr all the same.
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:

@@ -1,14 +1,15 @@
-"""The fence before a restarted actor: what was sent to its predecessor does not reach it.
+"""The fence of a restarted actor: keeps messages for its predecessor away from it.
 
 The successor of a failed actor in a process that lives on has the same address, on the same links.
-A peer that has not heard of the failure may have sent messages to the predecessor that are still
-on their way. So every link that is open at the restart is asked for an echo, which its peer's
-reactor answers in line; a message that comes before the echo was sent to the predecessor, and is
-answered with what ended that one. What comes after, or over a link made later, is for the
-successor. The owner's link needs no echo: the request to restart came over it. Nobody else has to
-know anything, and a message costs nothing more once the echoes are back.
+A peer that does not know of the failure yet may have sent messages to the predecessor, which are
+still in transit. So each open link is asked for an echo at the restart, which its peer's reactor
+answers in order. A message that arrives before the echo was sent to the predecessor, and is
+answered with the failure that ended the predecessor. A message that arrives later, or over a link
+made later, is for the successor. The owner's link needs no echo, since it carried the request to
+restart. No other process takes part, and messages cost nothing more once the echoes have arrived.
 
-(The successor of a process needs no fence: old messages die with the old process's sockets.)
+The successor of a whole process needs no fence: messages to the old process are lost with its
+sockets.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ __all__ = ["Fence"]
 
 
 class Fence:
-    """Stands before `cell` until the echoes are back; a sink of the port they come to.
+    """Guards `cell` until the echoes have arrived; a sink of the port that receives them.
 
     Args:
-        cell: the successor, which nobody can reach yet.
-        owner_link: where the request to restart came from.
-        grave: what ended the predecessor.
+        cell: the successor, which is not reachable yet.
+        owner_link: the link that carried the request to restart.
+        grave: the failure that ended the predecessor.
     """
 
     def __init__(self, cell: Cell, owner_link: Any, grave: Failure) -> None:

@@ -1,15 +1,15 @@
-"""A directory as a list of what is in it, and how another one becomes like it.
+"""A directory tree as a list of entries, and how another directory is made equal to it.
 
-`scan` makes the list, with sizes and times instead of contents. `Copy.adapt` makes a directory like
-a list but for contents: it removes what is not in it, makes directories and links, and says which
-files are missing or differ in size or time of change; `Copy.put` writes those. So what travels is
-the list, and changed files. Times are compared with those of the same origin, which `put` sets, and
-never with a clock.
+`scan` makes the list, with sizes and times instead of contents. `Copy.adapt` makes a directory
+equal to a list but for contents: it removes other entries, makes directories and links, and returns
+which files are missing, or differ in size or time of change. `Copy.put` writes those files. So only
+the list and changed files are transferred. Times are compared with times of the same origin, which
+`put` sets, and never with a clock.
 
-Files appear under their names when they are complete, so several may be at it in one directory, as
-hosts are that share a file system. Byte code (``__pycache__``) is not copied, and not removed while
-its directory is there. Sockets, pipes and devices are left out; links are copied as links. A
-directory stays writable for its owner, whatever the origin's mode.
+Files appear under their names when they are complete. So several processes may work in one
+directory, as hosts do that share a file system. Byte code (``__pycache__``) is not copied, and is
+kept as long as its directory exists. Sockets, pipes and devices are left out; links are copied as
+links. A directory stays writable for its owner, whatever the origin's mode.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import NamedTuple
 __all__ = ["Chunk", "Copy", "Entry", "scan"]
 
 _CACHE = "__pycache__"
-_DRAFT = ".monarch-sync"  # ends the name of a file that is being written
-_OVERTAKEN = (FileNotFoundError, NotADirectoryError, IsADirectoryError)  # by another at it
+_DRAFT = ".monarch-sync"  # the suffix of a file that is being written
+_OVERTAKEN = (FileNotFoundError, NotADirectoryError, IsADirectoryError)  # by another process
 
 
 class Entry(NamedTuple):
-    """Something in a directory: below it, with ``/`` as separator; `link` is a link's target."""
+    """A file, directory or link: `path` is relative, with ``/``; `link` is a link's target."""
 
     path: str
     mode: int
@@ -48,7 +48,7 @@ class Entry(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A part of a file; with the last one it is complete."""
+    """A part of a file. The file is complete with the last part."""
 
     entry: Entry
     offset: int
@@ -57,7 +57,7 @@ class Chunk(NamedTuple):
 
 
 def scan(root: str) -> list[Entry]:
-    """All that is in a directory, parents first. Raises OSError if it cannot be read."""
+    """Return all entries of a directory, parents first. Raises OSError if one cannot be read."""
     found: list[Entry] = []
     folders = [""]
     while folders:
@@ -79,12 +79,12 @@ def scan(root: str) -> list[Entry]:
 
 
 class Copy:
-    """A directory that becomes like another.
+    """A directory that is made equal to another.
 
     Args:
-        root: it; made if need be.
-        run: a name for this attempt, of which there may be several at a time.
-        who: does it, of all those who have a part in the attempt.
+        root: the directory, created if necessary.
+        run: a name for this attempt; several attempts may run at a time.
+        who: a name for this participant in the attempt.
     """
 
     def __init__(self, root: str, run: str, who: str) -> None:
@@ -93,9 +93,10 @@ class Copy:
         self._draft = f".{who}{self._drafts}"
 
     def adapt(self, entries: Iterable[Entry], *, sizes: bool = True) -> tuple[list[str], list[str]]:
-        """Make it like `entries` but for contents; what to `put`, and what was removed.
+        """Make the directory equal to `entries` but for contents.
 
-        Without `sizes` the time of a file is enough, since its content is altered on the way.
+        Returns the paths to `put`, and those that were removed. Without `sizes` only the time of a
+        file is compared, for files whose content is changed in transit.
         """
         os.makedirs(self._root, exist_ok=True)
         known = {entry.path: entry for entry in entries}
@@ -104,7 +105,7 @@ class Copy:
         return wanted, removed
 
     def put(self, chunk: Chunk) -> None:
-        """Write a part of a file; parts come in order."""
+        """Write a part of a file. The parts of a file must come in order."""
         entry = chunk.entry
         path = os.path.join(self._root, entry.path)
         draft = path + self._draft
@@ -118,7 +119,7 @@ class Copy:
             os.replace(draft, path)
 
     def _settle(self, entry: Entry, sizes: bool) -> bool:
-        """Make it what it should be; False for a file that has to be put."""
+        """Make one entry as it should be; return False for a file that has to be put."""
         path = os.path.join(self._root, entry.path)
         here = _look(path)
         mode = stat.S_IMODE(entry.mode)
@@ -138,7 +139,7 @@ class Copy:
         return True
 
     def _remove_others(self, known: dict[str, Entry]) -> Iterator[str]:
-        """Remove what is not known, and what is something else than it should be."""
+        """Remove entries that are unknown or of another type than known; yield their paths."""
         folders = [""]
         while folders:
             folder = folders.pop()

@@ -1,16 +1,17 @@
-"""The gateway: a worker through which a client reaches others that it cannot reach itself.
+"""The gateway: a worker through which a client reaches other workers that it cannot dial itself.
 
-The client's agent connects to the gateway's worker, proves the secret, and says where it wants to
-go (`Gateway.open`). The worker gives the connection to a process of its own for that client
-(`relay_main`), which connects to the other worker, says where that led (`whereabouts`), and from
-then on carries bytes, whatever they are: the handshake, TLS and the authentication of what follows
-are between the client's host and the other worker, end to end. A gateway does not
-encrypt what passes; so one that was reached by TLS leads to TLS addresses only.
+The client's agent connects to the gateway's worker, proves the secret, and sends the address that
+it wants to reach (`Gateway.open`). The worker passes the connection to a process of its own for
+that client (`relay_main`). That process connects to the other worker, reports where its connection
+led (`whereabouts`), and from then on carries bytes without looking at them. Handshake, TLS and the
+authentication of all that follows are between the client's host and the other worker, end to end.
+A gateway does not encrypt what passes, so a gateway that was reached by TLS leads to TLS addresses
+only.
 
-A process of its own, as agents are: traffic of one client does not hold up the door, nor another
-client. It ends when its connections have, or the worker does. (Rejected: to relay in the client's
-agent on that host. Then there is one even if the client wants no processes there, and the ways to
-all other hosts break when it lets that one host go.)
+Relays are processes of their own, as agents are, so that one client's traffic delays neither the
+worker nor another client. A relay exits when its connections are closed, or the worker exits.
+(Rejected: to relay in the client's agent on that host. Then the host has an agent even if the
+client wants no processes there, and detaching that host cuts off all others.)
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ RELAY = "relay"
 _LENGTH = struct.Struct("<H")
 _TAG = 32
 _CHUNK = 1 << 18
-_MOST_CHUNKS = 16  # at a time, for one connection
-_IDLE = 5.0  # seconds that the process stays without a connection
+_MOST_CHUNKS = 16  # at a time, per connection
+_IDLE = 5.0  # seconds that a relay without connections stays
 _LIMIT = 1 << 20
 _NOTHING = memoryview(b"")
 
 
 class Gateway(NamedTuple):
-    """The way through a worker; see the module."""
+    """The route through a worker; see the module."""
 
     address: ChannelAddr
     key: bytes
@@ -62,10 +63,10 @@ class Gateway(NamedTuple):
         return f"Gateway({self.address!r})"  # the key is a secret
 
     def open(self, target: ChannelAddr, timeout: float) -> tuple[socket.socket, str]:
-        """A connection to `target`, where nothing has been said yet, and where it leads.
+        """Return a fresh connection to `target`, and where that connection leads.
 
-        Blocks. Raises OSError when either is not reached, HandshakeError when the gateway refuses,
-        ValueError for a target that it must not lead to.
+        Blocks. Raises OSError when the gateway or the target cannot be reached, HandshakeError when
+        the gateway refuses, ValueError for a target that a gateway must not lead to.
         """
         if target == self.address:
             return direct_way(target, timeout)
@@ -76,7 +77,7 @@ class Gateway(NamedTuple):
             )
         sock, end = direct_way(self.address, timeout)
         try:
-            sock.settimeout(timeout + PATIENCE)  # it has to connect as well
+            sock.settimeout(timeout + PATIENCE)  # the gateway needs time to connect as well
             try:
                 sock, session, came = self._introduce(sock, target, meant(self.address, end))
             except HandshakeError as error:
@@ -93,7 +94,7 @@ class Gateway(NamedTuple):
     def _introduce(
         self, sock: socket.socket, target: ChannelAddr, whom: str
     ) -> tuple[socket.socket, bytes, bytes]:
-        """The bare connection, the session key, and what has come already of the answer."""
+        """Return the bare connection, the session key, and what was already read of the answer."""
         purpose = {RELAY: target.url, "client": self.client}
         if not uses_tls(self.address):
             side = introduce(sock, self.key, purpose, whom, trusting=self.trusting)
@@ -103,12 +104,12 @@ class Gateway(NamedTuple):
         with tls.in_words():
             outer = tls.TlsSocket.dial(sock, tls.client_context(), self.address.host)
             side = introduce(outer, self.key, purpose, whom, trusting=self.trusting)
-            sock, came = outer.part()  # the gateway speaks next
+            sock, came = outer.part()  # the gateway sends next
             return sock, side.session, came
 
 
 def _read_answer(sock: socket.socket, session: bytes, came: bytearray) -> dict[str, Any]:
-    """What the gateway says; the first bytes of it have been read before."""
+    """Return the gateway's answer; `came` are the bytes of it that were already read."""
     head = _read(sock, _LENGTH.size, came)
     said = head + _read(sock, _LENGTH.unpack(head)[0], came)
     tag = _read(sock, _TAG, came)
@@ -119,7 +120,7 @@ def _read_answer(sock: socket.socket, session: bytes, came: bytearray) -> dict[s
 
 
 def _read(sock: socket.socket, size: int, came: bytearray) -> bytes:
-    """The next bytes of what came, and of what is yet to come."""
+    """Return the next `size` bytes: first those in `came`, then those of the socket."""
     while len(came) < size:
         more = sock.recv(size - len(came))
         if not more:
@@ -131,10 +132,10 @@ def _read(sock: socket.socket, size: int, came: bytearray) -> bytes:
 
 
 class Relays:
-    """The worker's side: a process for each client that passes through.
+    """The relays of a worker: one process for each client that connects through this host.
 
     Args:
-        reactor: of the worker.
+        reactor: the worker's reactor.
     """
 
     def __init__(self, reactor: Reactor) -> None:
@@ -142,7 +143,7 @@ class Relays:
         self._links: dict[int, tuple[Link, subprocess.Popen[bytes]]] = {}
 
     def take(self, client: int, target: str, sock: socket.socket, session: bytes) -> None:
-        """Connect `sock`, whose owner goes on, to the worker at `target`."""
+        """Connect `sock`, whose handshake is done, to the worker at `target`."""
         if client not in self._links:
             self._start(client)
         link, _ = self._links[client]
@@ -150,7 +151,7 @@ class Relays:
         link.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=1), [sock.fileno()])
 
     def close(self) -> None:
-        """End them all, and wait for it."""
+        """End all relays; return when they have exited."""
         for link, process in self._links.values():
             self._reactor.unregister(link.fileno)
             link.close("the worker ends")
@@ -191,7 +192,7 @@ class Relays:
 
 
 def relay_main(fd: int) -> None:
-    """The process that carries one client's connections. Returns when there are none."""
+    """Run a relay, which carries one client's connections. Returns when there are none left."""
     _Relay(socket.socket(fileno=fd)).reactor.run()
 
 
@@ -214,7 +215,7 @@ class _Relay:
             self.reactor.stop()
 
     def _connect(self, near: socket.socket, to: str, session: bytes) -> None:
-        """Aside, since names may have to be looked up."""
+        """Connect on another thread, since names may have to be looked up."""
 
         def run() -> None:
             far, end, error = None, "", None
@@ -257,10 +258,10 @@ class _Relay:
 
 
 class _Way:
-    """One direction of a relayed connection: what `source` says goes to `target`.
+    """One direction of a relayed connection: bytes from `source` to `target`.
 
-    It holds at most one chunk, so a sender that is faster than the reader is slowed as by TCP. It
-    holds no memory while all is sent: all directions read into the same `scratch`.
+    It holds at most one chunk, so TCP slows a sender that is faster than the reader. It holds no
+    memory while everything is sent: all directions read into the same `scratch`.
     """
 
     __slots__ = ("ended", "scratch", "source", "target", "unsent")
@@ -273,7 +274,7 @@ class _Way:
         self.ended = False
 
     def move(self) -> None:
-        """As much as goes now, and is fair. Raises OSError when either side is gone."""
+        """Move what can be moved now, within limits. Raises OSError if either side is lost."""
         try:
             for _ in range(_MOST_CHUNKS):
                 if self.ended:
@@ -298,12 +299,12 @@ class _Way:
 def _join(
     reactor: Reactor, one: socket.socket, other: socket.socket, closed: Callable[[], None]
 ) -> None:
-    """Carry bytes both ways until both sides have said all, or one is gone."""
+    """Carry bytes both ways until both sides have sent everything, or one of them is lost."""
     scratch = reactor.scratch[:_CHUNK]
     ways = _Way(one, other, scratch), _Way(other, one, scratch)
 
     def move(from_: _Way, mask: int) -> None:
-        gone = from_.ended and mask & ~(READ | WRITE)  # it listens no more, either
+        gone = from_.ended and mask & ~(READ | WRITE)  # it no longer reads, either
         try:
             for way in ways:
                 way.move()

@@ -2,8 +2,8 @@
 
 `dial` is the blocking side, for a thread of its own. `Greeting` is the listening side, driven by a
 reactor: any number of handshakes may be in progress, and none of them blocks another. A peer has
-`PATIENCE` seconds for all of it. What the peer sends has a fixed size until it has authenticated
-itself, and is bounded afterwards.
+`PATIENCE` seconds for all of it. Its input has a fixed size until it has authenticated itself, and
+a bounded size afterwards.
 
 After the handshake the dialer sends the purpose of the connection: a length, a JSON object of at
 most `_MOST` bytes, and a tag made with the session key. The rest of the connection belongs to the

@@ -1,12 +1,13 @@
-"""The link to the agent of another host: a channel, over one connection after the other.
+"""The link to the agent of another host: a channel, over a sequence of connections.
 
-The decisions are the channel's (`protocol.channel`): what goes next, what is sent again after a
-break, when to dial, when to give up. This moves bytes between it and a socket, on the agent's
-reactor: packets are gathered when the socket takes some, a little at a time, so that what is urgent
-overtakes what is queued; payloads are written from where they are and read to where they belong.
+The channel (`protocol.channel`) decides what is sent next, what is repeated after a break, when to
+dial, and when to give up. The host link moves bytes between the channel and a socket, on the
+agent's reactor. It gathers packets when the socket takes some, a little at a time, so that urgent
+packets overtake queued ones. Payloads are written from where they are, and read to where they
+belong.
 
-Who dials is decided when the hosts are introduced; a dial, with its handshake, is a blocking
-affair on a thread of its own, which ends with `adopt` or `failed`.
+Which side dials is decided when the hosts are introduced. A dial, with its handshake, blocks a
+thread of its own, and ends with `adopt` or `failed`.
 """
 
 from __future__ import annotations
@@ -40,56 +41,56 @@ __all__ = ["HostLink", "Receiver"]
 _GATHER = 512 << 10  # bytes handed to the socket at a time
 _MOST_BUFFERS = 512
 _SMALL = 16 << 10
-_TURN = 1 << 20  # bytes after which whatever else has happened gets its turn
-_UNSENT = 512 << 10  # bytes that wait in the kernel to be sent: nothing overtakes them
+_TURN = 1 << 20  # bytes after which other events of the reactor get their turn
+_UNSENT = 512 << 10  # bytes that may wait in the kernel to be sent: nothing overtakes them
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _JITTER = 1 << 20
 
 
 def _few(buffers: list[Buffer]) -> list[memoryview]:
-    """These bytes in few buffers: small ones are joined, which costs less than a list of them."""
+    """Return these bytes in few buffers: joining small ones costs less than a list of them."""
     if len(buffers) > 1 and sum(map(len, buffers)) <= _SMALL:
         return [memoryview(b"".join(buffers))]
     return [memoryview(buffer) for buffer in buffers if len(buffer)]
 
 
 class Receiver:
-    """What happens on a host link, for whoever drives one. Called on the reactor thread."""
+    """Callbacks of a host link for its owner. They are called on the reactor thread."""
 
     def delivered(self, lane: int, data: bytes | bytearray | memoryview) -> None:
-        """A message arrived."""
+        """Handle a message that arrived on a lane."""
         raise NotImplementedError
 
     def room(self, lane: int) -> None:
-        """A lane that was full takes messages again."""
+        """Resume sending: a lane that was full takes messages again."""
         raise NotImplementedError
 
     def connected(self, *, again: bool) -> None:
-        """The session is up: for the first time, or again."""
+        """React to a connection that the peer has answered on: the first one, or `again`."""
 
     def heard(self) -> None:
-        """Bytes arrived, of whatever."""
+        """Note that bytes arrived, of any kind."""
 
     def altered(self) -> None:
-        """The connection is given up, since bytes were altered on it."""
+        """Note that the connection is closed because bytes were altered in transit."""
 
     def heartbeat(self, payload: bytes) -> None:
-        """The peer sent a heartbeat."""
+        """Handle a heartbeat of the peer."""
 
     def dial(self) -> None:
-        """Open a connection; it ends with `HostLink.adopt` or `HostLink.failed`."""
+        """Open a connection. Ends with `HostLink.adopt` or `HostLink.failed`."""
 
     def ended(self, reason: str) -> None:
-        """The session is over."""
+        """React to the end of the session."""
 
 
 class HostLink:
-    """See the module.
+    """The link to another host's agent; see the module.
 
     Args:
-        reactor: of the agent; everything here happens on its thread.
-        peer: what errors call the other side.
-        receiver: is told what happens.
+        reactor: the agent's reactor; everything here happens on its thread.
+        peer: the name of the other side in errors.
+        receiver: gets what arrives, and the events of the link.
         channel: the session.
     """
 
@@ -101,21 +102,22 @@ class HostLink:
         self._stream: PacketStream | None = None
         self._sock: Wire | None = None
         self._fd = -1
-        self._out: list[memoryview] = []  # gathered, and not taken by the socket yet
-        self._waits = False  # for the socket to take more
-        self._watches = False  # for that, for longer: a busy socket is full again at once
+        self._out: list[memoryview] = []  # gathered, but not taken by the socket yet
+        self._waits = False  # whether writing has to wait for the socket
+        self._watches = False  # whether the reactor watches for that, beyond one write
         self._timer: Timer | None = None
         self._timer_at = 0.0
         self._flushing = False
 
-    # -- for whoever has something to say --------------------------------------------------------
+    # -- for the owner ---------------------------------------------------------------------------
 
     def send(
         self, lane: int, buffers: Sequence[Buffer], token: Callable[[], None] | None = None
     ) -> bool:
-        """Queue a message; False when its lane is full now. `token()` once it is acknowledged.
+        """Queue a message; return False when its lane is now full.
 
-        Nothing happens when the session is over: `Receiver.ended` has said so.
+        `token()` is called once the message is acknowledged. After the end of the session, which
+        `Receiver.ended` reports, messages are dropped.
         """
         if self._channel.ended is not None:
             return True
@@ -124,7 +126,7 @@ class HostLink:
         return room
 
     def heartbeat(self, payload: bytes) -> None:
-        """Send a heartbeat before all else."""
+        """Send a heartbeat ahead of everything that is queued."""
         self._channel.heartbeat(payload)
         self._pump()
 
@@ -135,13 +137,13 @@ class HostLink:
             self._soon()
 
     def resume(self, lane: int) -> None:
-        """The opposite of `pause`."""
+        """Ask the peer to send the messages of this lane again."""
         if self._channel.ended is None:
             self._channel.resume(lane)
             self._soon()
 
     def end(self, reason: str) -> None:
-        """End the session, and tell the peer why."""
+        """End the session, and send the reason to the peer."""
         effects = self._channel.end(reason)
         self._pump()
         self._perform(effects)
@@ -158,9 +160,9 @@ class HostLink:
 
     @property
     def here(self) -> tuple[str, bool]:
-        """The IP address that the connection has on this side, and whether it is by TLS.
+        """The IP address of this side of the connection, and whether the connection uses TLS.
 
-        No address if there is no connection, or one within a machine that has none.
+        The address is empty if there is no connection, or one within a machine, without IP.
         """
         sock = self._sock
         if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
@@ -170,7 +172,7 @@ class HostLink:
         return address.removeprefix("::ffff:"), secured
 
     def start(self) -> None:
-        """Begin: a channel that dials says so."""
+        """Start the channel, which may ask for a dial at once."""
         self._perform(self._channel.tick(drivers.current.now()))
         self._set_timer()
 
@@ -197,7 +199,7 @@ class HostLink:
             self._reactor.call_soon(self._read_on, sock)
 
     def failed(self) -> None:
-        """A dial led to nothing."""
+        """Handle a failed dial."""
         self._lost()
 
     def _lost(self) -> None:
@@ -255,14 +257,14 @@ class HostLink:
             self._reactor.call_soon(self._read_on, sock)
 
     def _read_on(self, sock: Wire) -> None:
-        """Read on: bytes that have been received already make no event."""
+        """Read what has been received already, which raises no event."""
         if self._sock is sock:
             self._read()
 
     # -- bytes out -------------------------------------------------------------------------------
 
     def _soon(self) -> None:
-        """Write once what is handled now is handled: one packet after the other in one go."""
+        """Write after the present event is handled, so that its packets share one write."""
         if not self._flushing:
             self._flushing = True
             self._reactor.call_soon(self._flush)
@@ -272,7 +274,7 @@ class HostLink:
         self._pump()
 
     def _pump(self) -> None:
-        """Write while the socket takes it and there is something to write, but others wait, too."""
+        """Write what there is, as far as the socket takes it and other events need not wait."""
         now = drivers.current.now()
         out = self._out
         left = _TURN
@@ -294,7 +296,7 @@ class HostLink:
             if not out and self._stream.dry:
                 break
             left -= sent
-            if left <= 0:  # whoever takes as fast as we give would keep us here
+            if left <= 0:  # a peer that takes bytes as fast as they come would keep this loop going
                 self._waits = True
                 self._watch(True)
         self._set_timer()
@@ -339,7 +341,7 @@ class HostLink:
                 self._over(effect)
 
     def _over(self, end: Ended) -> None:
-        self._pump()  # the farewell
+        self._pump()  # sends the farewell
         self._close()
         for token in end.lost:
             done: Any = token

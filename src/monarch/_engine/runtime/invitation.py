@@ -1,16 +1,17 @@
-"""Invitations: a direct connection from proc to proc of different hosts, once both have agreed.
+"""Invitations: a direct connection between procs of different hosts, after both have agreed.
 
-Procs do not listen. One that wants to be reached by a certain peer invites it, over a side stream
-or their link, which are as private as the connection between the two hosts: come to this address
-within `PATIENCE`, and prove that you know this key of 32 random bytes. The `Door` that is opened
-for it is closed as soon as nobody is expected any more. So in a quiet cluster no port of a proc is
-open, and there is no long-lived secret to guard.
+Procs do not listen. A proc that wants a certain peer to connect invites it, over a side stream or
+their link, which are as private as the connection between the two hosts. The invitation means:
+connect to this address within `PATIENCE`, and prove that you know this key of 32 random bytes. The
+`Door`, a listening socket opened for that, is closed as soon as no invitation is pending. So in a
+quiet cluster no port of a proc is open, and there is no long-lived secret to guard.
 
-Who comes goes through the handshake of `protocol.handshake`, with the key as the secret; it says
-nothing that is parsed before that. A key lets in one connection, and only one door knows it, so it
-cannot be passed on to another; what follows is authenticated as between hosts. Where the hosts talk
-by TLS, the door does too: TLS 1.3, and the certificates of both have to be signed by the CA.
-Instead of a name the dialer checks that the certificate is the very one whose digest stands in the
+A peer goes through the handshake of `protocol.handshake`, with the key as the secret, and sends
+nothing before it that is parsed. A key admits one connection, and only one door knows it, so the
+connection cannot be passed on to another. All later bytes are authenticated as between hosts.
+
+Where the hosts use TLS, the door does, too: TLS 1.3, with certificates of both sides signed by the
+CA. The dialer checks no name. It checks that the certificate is the very one whose digest is in the
 invitation, so a member of the cluster with a certificate of its own cannot stand in between.
 """
 
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Door", "Invitation", "come"]
 
-_MOST_STRANGERS = 64  # in the middle of a handshake
+_MOST_STRANGERS = 64  # handshakes in progress
 
 
 class Invitation(NamedTuple):
-    """Where to come, and what to prove there."""
+    """Where to connect, and what to prove there."""
 
     address: str
     port: int
@@ -57,13 +58,14 @@ class Invitation(NamedTuple):
 
 
 class Door:
-    """Where invited peers come in. Everything happens on the thread of `reactor`.
+    """A listening socket for invited peers. Everything happens on the thread of `reactor`.
 
     Args:
-        reactor: drives it.
-        address: the IP address of this host at which to listen; others are not listened at.
-        tls: whether connections are by TLS.
-        report: is told (peer, certificate, why it was refused or "") of each who came.
+        reactor: watches the socket.
+        address: the only IP address of this host to listen at.
+        tls: whether connections use TLS.
+        report: called for each connection with the peer, its certificate, and why it was refused
+            ("" if it was not).
     """
 
     def __init__(
@@ -84,10 +86,10 @@ class Door:
         self._strangers = 0
 
     def invite(self, arrived: Callable[[Wire], None]) -> Invitation:
-        """Expect somebody: `arrived(connection)` is called when it has come, if it does.
+        """Invite a peer; `arrived(connection)` is called when the peer has connected, if it does.
 
-        Raises OSError if this host cannot be listened at, SecretError if certificates are wanted
-        and this process has none that can be used.
+        Raises OSError if this host cannot be listened at, SecretError if TLS is wanted and this
+        process has no usable certificates.
         """
         certificate = b""
         if self._tls:
@@ -106,11 +108,11 @@ class Door:
         return Invitation(self._address, self._sock.getsockname()[1], key, certificate)
 
     def withdraw(self, key: bytes) -> None:
-        """Who was invited with this key is not let in any more."""
+        """Withdraw an invitation: its key admits no connection from now on."""
         self._forget(key_name(key))
 
     def close_in_child(self) -> None:
-        """In a forked child: it is the parent's."""
+        """In a forked child, close the socket: it belongs to the parent."""
         if self._sock is not None:
             self._sock.close()
             self._sock = self._entrance = None
@@ -140,7 +142,7 @@ class Door:
             self._strangers -= 1
             name = named[0]
             found = self._expected.get(name)
-            if found is None:  # somebody else came with it, or it was withdrawn, meanwhile
+            if found is None:  # the key was used or withdrawn during the handshake
                 arrival.sock.close()
                 self._report(peer, arrival.certificate, "its invitation is over")
                 return
@@ -166,7 +168,7 @@ class Door:
 
 
 def come(invitation: Invitation, timeout: float) -> Wire:
-    """Follow an invitation: the connection, not blocking any more.
+    """Follow an invitation; return a non-blocking connection.
 
     Blocks. Raises OSError, HandshakeError, or SecretError for certificates that cannot be used.
     """
@@ -182,7 +184,7 @@ def come(invitation: Invitation, timeout: float) -> Wire:
 
         with tls.in_words():
             context = tls.client_context()
-            context.check_hostname = False  # but see below
+            context.check_hostname = False  # the digest is checked instead
             secured = tls.TlsSocket.dial(sock, context, "")
             if hashlib.sha256(secured.certificate).digest() != certificate:
                 raise HandshakeError("its TLS certificate is not the one that was announced")

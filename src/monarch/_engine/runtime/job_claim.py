@@ -1,4 +1,4 @@
-"""Asking workers for a job whose driver, and the host of that, are gone: see `job_keeper`."""
+"""Claims: asks workers for a job that has lost its driver, host included: see `job_keeper`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from monarch._engine.runtime.job_keeper import ANSWER, CLAIM
 
 __all__ = ["Found", "claim"]
 
-_PAUSE = 0.1  # seconds between two rounds, while it is not sure that the driver is gone
+_PAUSE = 0.1  # seconds between two rounds, while the driver may still live
 
 
 class Found(NamedTuple):
-    """A job that can be had."""
+    """A job that can be taken over."""
 
     uid: int
     """Of its client."""
@@ -35,9 +35,10 @@ def claim(
     timeout: float,
     way: Route = direct_way,
 ) -> Found:
-    """What is to be known of this job, by the first of these workers that has it.
+    """Find a job: return the answer of the first of these workers that has it.
 
-    Blocks. Raises LookupError when none has it, RuntimeError when it has a driver.
+    Blocks for about `timeout` seconds at most. Raises LookupError if no worker has the job,
+    RuntimeError if it has a driver, or may have one after `timeout`.
     """
     deadline = drivers.current.now() + timeout
     while True:
@@ -75,12 +76,12 @@ def _ask(
     timeout: float,
     way: Route,
 ) -> dict[str, Any] | None:
-    """The answer of one worker; None if it has no such job."""
+    """Return the answer of one worker; None if it has no such job."""
     deadline = drivers.current.now() + timeout
     try:
         sock = dial(worker, key, {CLAIM: job}, timeout, way=way)
     except ConnectionError as error:
-        if "during the TLS handshake" in str(error):  # there was no agent to begin it with
+        if "during the TLS handshake" in str(error):  # no agent was there for the second handshake
             return None
         raise
     try:
@@ -96,7 +97,7 @@ def _ask(
 
 
 def _read(sock: Wire, size: int, deadline: float) -> bytes:
-    """That many bytes; none if the connection is closed."""
+    """Return that many bytes; none if the connection is closed."""
     data = b""
     while len(data) < size:
         try:

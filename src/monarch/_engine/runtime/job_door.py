@@ -1,13 +1,13 @@
-"""The door of a job: where the next driver of a job knocks.
+"""The door of a job: the Unix socket where the next driver of the job connects.
 
-A driver that promised a grace period (protocol.succession) opens the door: a Unix socket, called
-like the job, in a directory of the user (mode 0700). It hands the socket to its host agent, which
-outlives it. Who knocks proves the job's secret, as between hosts (`greeting`); then the connection
-becomes the driver's link to the agent, and the first thing that comes on it is what there is to
-know: a frame of JSON, ``welcome`` or ``refused``.
+A driver with a grace period (protocol.succession) opens the door: a Unix socket, named like the
+job, in a directory of the user (mode 0700). It hands the socket to its host agent, which outlives
+the driver. A process that connects proves the job's secret, as between hosts (`greeting`). Then the
+connection becomes the driver's link to the agent. The first frame on it is JSON, ``welcome`` or
+``refused``, and holds all that the driver has to know.
 
-Whether a job of that name is there is asked of the door, since files stay when processes are
-killed: a door where nobody answers is taken down by who finds it.
+Files stay when processes are killed. So a job exists only if its door accepts a connection. A
+process that finds a door that does not replaces it.
 
 The directory is ``$XDG_RUNTIME_DIR/pymonarch``, or ``pymonarch-<user id>`` in the temporary
 directory where there is no such variable.
@@ -46,13 +46,13 @@ from monarch._engine.transport.link import Link
 __all__ = ["JobDoor", "answers", "check_job_id", "dismiss", "jobs", "knock", "open_door"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_LONGEST_PATH = 107  # of a Unix socket
+_LONGEST_PATH = 107  # of a Unix socket's name
 _WELCOME_LIMIT = 1 << 30
 _ENDING = ".door"
 
 
 def check_job_id(job: str) -> str:
-    """`job`, if it may be the name of a job; else ValueError."""
+    """Return `job` if it is a valid name for a job. Raises ValueError otherwise."""
     if not _NAME.fullmatch(job):
         raise ValueError(
             f"{job!r} cannot be a job id: it has 1 to 64 letters, digits and -_., and begins with "
@@ -62,7 +62,7 @@ def check_job_id(job: str) -> str:
 
 
 def jobs() -> list[str]:
-    """The jobs of this user on this machine that can be knocked at, or could be lately."""
+    """Return the jobs of this user on this machine whose doors exist; some may have ended."""
     try:
         names = os.listdir(_folder())
     except FileNotFoundError:
@@ -71,15 +71,15 @@ def jobs() -> list[str]:
 
 
 def answers(job: str) -> bool:
-    """Whether there is such a job: its driver lives, or what it left is kept."""
+    """Whether the job exists: its driver lives, or its agent waits for another driver."""
     return _answers(_path(check_job_id(job)))
 
 
 def open_door(job: str) -> tuple[socket.socket, str]:
-    """A socket that listens for successors, and its path, which whoever serves it removes.
+    """Return a socket that listens for the next driver, and its path, which the server removes.
 
-    Raises RuntimeError if there is such a job, ValueError for an impossible name, OSError when
-    there is no place for it (PermissionError: somebody else could come there).
+    Raises RuntimeError if the job exists, ValueError for an invalid name, OSError where there is no
+    place for a socket (PermissionError if another user could replace it).
     """
     path = _path(check_job_id(job), make=True)
     with _alone(os.path.dirname(path)):
@@ -102,10 +102,10 @@ def open_door(job: str) -> tuple[socket.socket, str]:
 
 
 def knock(job: str, key: bytes, timeout: float) -> tuple[socket.socket, dict[str, Any]]:
-    """The link to the agent of a job that has lost its driver, and what the agent says first.
+    """Take over a job without a driver; return the link to its agent, and the first message.
 
-    Blocks at most about `timeout` seconds. Raises LookupError if there is no such job, RuntimeError
-    if it cannot be had, TimeoutError.
+    Blocks for at most about `timeout` seconds. Raises LookupError if there is no such job,
+    RuntimeError if it has a driver or refuses, TimeoutError.
     """
     sock = _dial(job, key, {"job": job, "pid": os.getpid()}, timeout)
     try:
@@ -121,7 +121,7 @@ def knock(job: str, key: bytes, timeout: float) -> tuple[socket.socket, dict[str
 
 
 def dismiss(job: str, key: bytes, timeout: float) -> None:
-    """End a job that has lost its driver; returns when it has. Raises as `knock`."""
+    """End a job that has lost its driver; return when it has ended. Raises as `knock`."""
     with _dial(job, key, {"job": job, "pid": os.getpid(), "end": True}, timeout) as sock:
         message = _first_message(sock, timeout)
         if message is not None:
@@ -132,7 +132,7 @@ def _dial(job: str, key: bytes, purpose: dict[str, Any], timeout: float) -> sock
     path = _path(check_job_id(job))
     try:
         with _spelled(path) as name:
-            # (Without records: frames bring descriptors, and no other user reaches the file.)
+            # Without records: frames bring descriptors, and no other user can open the file.
             address = ChannelAddr.parse(f"ipc://{name}")
             sock, end = direct_way(address, timeout)
             try:
@@ -152,7 +152,7 @@ def _dial(job: str, key: bytes, purpose: dict[str, Any], timeout: float) -> sock
 
 
 def _first_message(sock: socket.socket, timeout: float) -> dict[str, Any] | None:
-    """What the agent says, None if it hangs up; it says no more until it is answered."""
+    """Return the agent's first message, which awaits an answer; None if the agent hangs up."""
     link = Link(sock, "the job", lambda _link, _on: None, _WELCOME_LIMIT, _WELCOME_LIMIT)
     scratch = memoryview(bytearray(1 << 16))
     deadline = drivers.current.now() + timeout
@@ -168,14 +168,14 @@ def _first_message(sock: socket.socket, timeout: float) -> dict[str, Any] | None
 
 
 class JobDoor:
-    """The agent's side: lets in who knows the secret.
+    """The agent's side of the door: admits processes that know the secret.
 
     Args:
-        reactor: drives it.
-        sock: listens; see `open_door`.
-        path: of the socket, removed by `close`.
+        reactor: watches the socket.
+        sock: a listening socket, see `open_door`.
+        path: of the socket; `close` removes the file.
         key: the secret.
-        knocked: gets the connection of who has proved itself, and what it said.
+        knocked: called with an authenticated connection, and its purpose.
     """
 
     def __init__(
@@ -198,17 +198,17 @@ class JobDoor:
         Greeting(self._reactor, sock, self._keys.get, self._arrived, lambda _why: None, names)
 
     def _arrived(self, arrival: Arrival) -> None:
-        assert isinstance(arrival.sock, socket.socket)  # without TLS
+        assert isinstance(arrival.sock, socket.socket)  # there is no TLS at this door
         self._knocked(arrival.sock, arrival.purpose)
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop listening, and remove the file."""
         self._entrance.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
 
 
-# -- where it is ---------------------------------------------------------------------------------
+# -- the place of the socket ---------------------------------------------------------------------
 
 
 def _folder() -> str:
@@ -223,7 +223,7 @@ def _path(job: str, *, make: bool = False) -> str:
     if make:
         with contextlib.suppress(FileExistsError):
             os.makedirs(folder, 0o700)
-    with contextlib.suppress(FileNotFoundError):  # there are no doors yet
+    with contextlib.suppress(FileNotFoundError):  # no job of this user has had a door yet
         status = os.lstat(folder)
         own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
         if not own or status.st_mode & 0o077:
@@ -237,7 +237,7 @@ def _path(job: str, *, make: bool = False) -> str:
 
 @contextlib.contextmanager
 def _spelled(path: str) -> Generator[str]:
-    """A name for this path that is short enough for a socket. Raises ValueError."""
+    """Yield a name for this path that is short enough for a socket. Raises ValueError."""
     folder, name = os.path.split(path)
     if len(os.fsencode(path)) <= _LONGEST_PATH:
         yield path
@@ -253,7 +253,7 @@ def _spelled(path: str) -> Generator[str]:
 
 @contextlib.contextmanager
 def _alone(folder: str) -> Generator[None]:
-    """Two drivers do not open the same door."""
+    """Hold a lock, so that two drivers do not open the same door."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -1,22 +1,23 @@
-"""The keeper: an agent's part in a job that is to outlive its driver (see protocol.succession).
+"""The keeper: an agent's part in a job that may outlive its driver (see protocol.succession).
 
-Two losses are survived, each by whoever is left:
+Two losses are survived, each by the agents that are left:
 
-* *The driver ends.* The agent of its host, home, waits for another at the job's door (`JobDoor`).
-  To everybody else nothing has changed but that the client is away.
+* *The driver exits.* The agent of its host, home, waits for another driver at the job's door
+  (`JobDoor`). For all other processes the client is away, and nothing else has changed.
 * *The driver's machine is lost*, and home with it. Then the agents of the other hosts wait, each
-  for itself, with all that runs there. They have been told what there is to know as it came up: the
-  job's name, its period, and the keepsakes. A new driver, wherever it is, asks a worker for the job
-  (`job_claim`), starts a home of its own with the same uid and the next number of reign, and
-  attaches to all hosts. Each says what lives there, so the new home has the books of the old one.
+  for itself, with all that runs there. Home has sent them the necessary state whenever it changed:
+  the job's name, its grace period, and the keepsakes (entries for the next driver). A new driver,
+  on whatever machine, asks a worker for the job (`job_claim`), starts a home of its own with the
+  same uid and the next epoch (*reign*), and attaches to all hosts. Each host sends what lives
+  there, so the new home has the records of the old one.
 
-Which of the two happened another host sees by the end of its connection with home: without a word,
-or with a farewell. After a farewell, or if the job promised nothing, everything ends as ever. (A
+Other hosts tell the two cases apart by how their connection with home ends: without a message, or
+with a farewell. After a farewell, or if the job has no grace period, everything ends as usual. (A
 host that is merely cut off for longer than `host_timeout` cannot know the difference. Home has
-given it up, and it keeps what it has until the period is over, or somebody attaches to it again.)
+given it up, and it keeps what it has until the period is over or another driver attaches to it.)
 
-A driver holds each host for itself: the first that connects with the next number of reign has it,
-and who finds one of its hosts taken gives up.
+A driver takes each host separately: the first one that connects with the next epoch has the host. A
+driver that finds one of its hosts taken gives up.
 """
 
 from __future__ import annotations
@@ -53,24 +54,24 @@ FAREWELL = "the client has ended"
 
 
 class JobKeeper:
-    """See the module. Everything happens on the agent's thread.
+    """Keeps a job alive between two drivers. Everything happens on the agent's thread.
 
     Args:
-        agent: this side.
+        agent: the agent of this host.
     """
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._job = ""
-        self._succession: Succession | None = None  # if the job is to outlive its driver
+        self._succession: Succession | None = None  # set if the job may outlive its driver
         self._door: JobDoor | None = None
-        self._driver = "another process"  # in words
-        self._resumed: set[str] = set()  # hosts that were another home's before
+        self._driver = "another process"  # for error messages
+        self._resumed: set[str] = set()  # hosts that another home may have attached before
 
     # -- the driver's requests, at home ----------------------------------------------------------
 
     def keep(self, message: dict[str, Any], fds: list[int]) -> list[int]:
-        """The job is to outlive its driver from now on, or (without a period) no longer."""
+        """Let the job outlive its driver from now on, or (without a grace period) no longer."""
         grace, known = message["grace"], self._succession
         if known is not None:
             known.grace = grace
@@ -92,13 +93,13 @@ class JobKeeper:
         return fds
 
     def remember(self, uid: int, keepsake: str) -> None:
-        """Something for the next driver."""
+        """Store an entry for the next driver, about the object `uid`."""
         if self._succession is not None:
             self._succession.keep(uid, keepsake)
             self._tell_others(keep=[[uid, keepsake]])
 
     def forget(self, uid: int) -> None:
-        """There is no such thing any more."""
+        """Remove the entry for the object `uid`, which no longer exists."""
         if self._succession is not None:
             self._succession.drop(uid)
             self._tell_others(drop=[uid])
@@ -113,19 +114,19 @@ class JobKeeper:
         neighbour.say({"op": "job", "job": self._job, "reign": reign, **news})
 
     def shut_door(self) -> None:
-        """Let nobody in any more."""
+        """Close the job's door."""
         if self._door is not None:
             self._door.close()
             self._door = None
 
-    # -- the driver is gone, home is there -------------------------------------------------------
+    # -- the driver is lost, home is here --------------------------------------------------------
 
     def driver_lost(self) -> bool:
-        """The driver's connection is closed; whether another one is waited for."""
+        """Handle the loss of the driver; return whether the job waits for another one."""
         agent = self._agent
         if not self._wait():
             return False
-        if agent._processes.pop(agent._client_uid, None) is not None:  # else it was about to be one
+        if agent._processes.pop(agent._client_uid, None) is not None:  # it was admitted
             agent.casts.caller_gone(agent._client_uid, for_good=False)
             agent._perform(agent._federation.route(agent._roster.client_left()))
             self._print_here()
@@ -150,7 +151,7 @@ class JobKeeper:
             self._agent._end()
 
     def _knocked(self, sock: socket.socket, purpose: dict[str, Any]) -> None:
-        """Somebody who knows the secret wants to be the driver."""
+        """Answer a process that has proved the secret and wants to be the driver."""
         job, agent = self._succession, self._agent
         link = agent._connect(sock, "the client")
         if job is None or not job.claim():
@@ -173,7 +174,7 @@ class JobKeeper:
         agent._tell(link, welcome)
 
     def driver_is_here(self, link: Link) -> None:
-        """Who was welcomed is ready to be told things."""
+        """Admit the welcomed driver, which is ready to receive messages."""
         agent, job = self._agent, self._succession
         if link is agent._first and job is not None and not job.driven:
             job.taken()
@@ -181,10 +182,10 @@ class JobKeeper:
             self._tell_others()
             agent._perform(agent._federation.route(agent._roster.client_returned()))
 
-    # -- home is gone, other hosts are there -----------------------------------------------------
+    # -- home is lost, this is another host ------------------------------------------------------
 
     def heard(self, news: dict[str, Any]) -> None:
-        """Home says something about the job."""
+        """Handle a message of home about the job."""
         job = self._succession
         if "grace" in news:
             if not news["grace"]:
@@ -203,7 +204,7 @@ class JobKeeper:
                 job.drop(uid)
 
     def home_lost(self, reason: str) -> bool:
-        """There is no way to home any more; whether another one is waited for."""
+        """Handle the loss of home; return whether this host waits for another home."""
         agent = self._agent
         if reason.endswith(FAREWELL) or not self._wait():
             return False
@@ -213,7 +214,7 @@ class JobKeeper:
         return True
 
     def answer_claim(self, sock: Wire) -> None:
-        """Tell who asks for the job whether it can be had."""
+        """Answer a claim: whether the job can be taken over."""
         job = self._succession
         answer: dict[str, Any]
         if job is not None and not job.driven:
@@ -221,21 +222,21 @@ class JobKeeper:
             answer = {"uid": client, "reign": job.reign + 1, "grace": job.grace}
         else:
             home = self._agent._neighbours.get(HOME)
-            # Without a connection its driver may be gone, and it takes a while until we know.
+            # Without a connection the driver may be lost, which is known only after a while.
             answer = {"driven": True, "sure": home is not None and home.link.up}
         said = json.dumps(answer).encode()
-        sock.send(ANSWER.pack(len(said)) + said)  # fits into any socket's buffer
+        sock.send(ANSWER.pack(len(said)) + said)  # fits into the buffer of any socket
         sock.close()
 
     def may_come_home(self, reign: int) -> bool:
-        """Whether a connection of a new home is to be used."""
+        """Whether a connection of a new home may be used."""
         job = self._succession
-        if job is None:  # there is nothing here that it could take from somebody
+        if job is None:  # there is nothing here that a new home could take over
             return not self._agent._neighbours.get(HOME)
         return reign == job.reign + 1 and job.claim()
 
     def home_found(self, neighbour: Neighbour) -> None:
-        """There is a connection to a new home."""
+        """Send what lives here to a new home, which has just connected."""
         agent, job = self._agent, self._succession
         said: dict[str, Any] = {"op": "resumed", "procs": [], "keep": [], "hosts": {}}
         if job is not None and not job.driven:
@@ -251,16 +252,16 @@ class JobKeeper:
     # -- a new home ------------------------------------------------------------------------------
 
     def attach_again(self, hosts: list[str]) -> None:
-        """These hosts may hold what was another home's."""
+        """Note that these hosts may hold processes of an earlier home."""
         self._resumed.update(hosts)
         self._agent._roster.client_returned()
 
     def awaits(self, host: str) -> bool:
-        """Whether the host has yet to say what it holds."""
+        """Whether the host has yet to send what it holds."""
         return host in self._resumed
 
     def resumed(self, host: str, message: dict[str, Any]) -> None:
-        """A host says what it holds."""
+        """Handle a host's report of what it holds."""
         self._resumed.discard(host)
         agent = self._agent
         agent._federation.resumed(host, message["procs"])
@@ -268,7 +269,7 @@ class JobKeeper:
         agent._tell(agent._first, found)
 
     def neighbour_up(self, neighbour: Neighbour) -> None:
-        """Home has a connection to another host."""
+        """Send the job's state to another host, which has just connected."""
         job = self._succession
         if job is not None:
             self._tell(neighbour, grace=job.grace, keep=list(job.keepsakes.items()))

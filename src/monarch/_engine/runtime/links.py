@@ -1,6 +1,6 @@
-"""Links that are no socket, with the face of one: to this very process, and to one that is gone.
+"""Links without a socket: to this process itself, and to a process that has exited.
 
-And the gate, where senders wait while a receiver behind a link is full.
+Also the gate, where senders wait while a receiver at the other end of a link is full.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ __all__ = ["Gate", "LocalLink", "LostLink"]
 
 
 class Gate:
-    """Where senders wait while a receiver's mailbox is full."""
+    """Blocks senders while a receiver's mailbox is full."""
 
     __slots__ = ("_event",)
 
@@ -38,7 +38,7 @@ class LocalLink:
 
 
 class LostLink:
-    """The link to a process that is known to be gone: takes nothing."""
+    """The link to a process that is known to have exited; refuses every frame."""
 
     queued = 0
     queue_limit = 0

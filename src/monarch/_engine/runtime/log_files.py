@@ -1,8 +1,8 @@
-"""The log files of a host: what its procs print, one file per standard stream.
+"""The log files of a host: the output of its procs, one file per standard stream.
 
 ``/tmp/<user>/monarch_log_<hostname>__<run>.stdout`` and ``.stderr`` hold lines ``[rank] text`` of
-all captured procs of one run, appended as they come. Only the user may read them, and a folder
-that somebody else made is not used.
+all captured procs of one run, appended as they arrive. Only the user may read the files. A folder
+that belongs to another user is not used.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _NAMES = {1: "stdout", 2: "stderr"}
 
 
 def log_folder() -> str:
-    """Where the log files of this user are."""
+    """Return the folder of this user's log files."""
     user = os.path.basename(os.environ.get("USER") or str(os.getuid()))
     return os.path.join("/tmp", user)  # noqa: S108 - checked before use; see _open
 
 
 class LogFiles:
-    """The two files, opened by their first lines; a file that fails is given up, with a warning."""
+    """The two files, opened by their first lines. A file that fails is closed, with a warning."""
 
     def __init__(self, host: str, run: str) -> None:
         self._stem = f"monarch_log_{host}__{run}"

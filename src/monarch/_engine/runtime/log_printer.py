@@ -1,13 +1,13 @@
 """The printer: the client's end of streamed logs.
 
-What the relay of a host sends is printed on a thread of its own: `sys.stdout` may be slow, or any
-object that the program put there. Its queue is bounded by the relay, which sends no more than a
-certain amount ahead of `acknowledge`.
+The messages of a host's relay are printed on a thread of its own, since `sys.stdout` may be slow,
+or any object that the program put there. The relay bounds the printer's queue: it sends no more
+than a certain amount ahead of `acknowledge`.
 
-Lines of a *group* with a window are gathered in an `Aggregator`, one per group, that exists only
-while it holds lines; so there is nothing to set up and nothing to forget. It prints when its window
-ends, when it is full, and when the relay closes the group (its procs ended, or do not aggregate any
-more).
+Lines of a *group* with a window are gathered in an `Aggregator`, one per group, which exists only
+while it holds lines. So there is nothing to set up and nothing to forget. An aggregator prints when
+its window ends, when it is full, and when the relay closes the group (its procs exited, or no
+longer aggregate).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ __all__ = ["LogPrinter"]
 
 _NAMES = {1: "stdout", 2: "stderr"}
 _LONGEST_WAIT = 3600.0
-_Item = dict[str, Any] | Callable[[], object] | None  # a message, a call, the end
+_Item = dict[str, Any] | Callable[[], object] | None  # a message, a call, or the end of the thread
 
 
 class LogPrinter:
-    """See the module. Methods may be called from any thread and return at once.
+    """Prints streamed logs. Methods may be called from any thread and return at once.
 
     Args:
-        acknowledge: called with the agent that sent something, and the size of what was printed of
-            it, so that more is sent.
+        acknowledge: called with the name of the sending agent and the size of what was printed of
+            its messages, so that the agent sends more.
     """
 
     def __init__(self, acknowledge: Callable[[str, int], None]) -> None:
@@ -46,7 +46,7 @@ class LogPrinter:
         self._thread.start()
 
     def take(self, message: dict[str, Any]) -> None:
-        """Print the lines of a message of the relay, or do what else it says."""
+        """Handle a message of a relay: print its lines, or close its group."""
         self._queue.put(message)
 
     def call(self, callback: Callable[[], object]) -> None:
@@ -57,12 +57,12 @@ class LogPrinter:
         self._queue.put(callback)
 
     def flush(self, callback: Callable[[], object]) -> None:
-        """Print what waits for the end of a window, too, then call `callback()`."""
+        """Print everything, also what waits for the end of a window; then call `callback()`."""
         self._queue.put(self._print_groups)
         self._queue.put(callback)
 
     def close(self, timeout: float) -> None:
-        """Print everything and end; waits at most `timeout` seconds."""
+        """Print everything and end the thread; blocks for at most `timeout` seconds."""
         self._queue.put(None)
         self._thread.join(timeout)
 
@@ -87,7 +87,7 @@ class LogPrinter:
                 self._acknowledge(agent, size)
 
     def _next_items(self) -> list[_Item]:
-        """Wait for the next item or the end of a window; all items that are there."""
+        """Wait for an item or the end of a window; return all items that are in the queue."""
         deadlines = [
             group.deadline for group in self._groups.values() if group.deadline is not None
         ]
@@ -146,7 +146,7 @@ class LogPrinter:
                 out.write(text.encode(out.encoding, "replace").decode(out.encoding))
             out.flush()
         except Exception as error:  # closed, a broken pipe, or the program's own object
-            # The lines are lost, as the program's own would be; its procs must not wait for it.
+            # These lines are lost, as the program's own would be. Procs must not wait for them.
             if number not in self._mute:
                 self._mute.add(number)
                 print(f"monarch: cannot print logs: {error!r}", file=sys.__stderr__)

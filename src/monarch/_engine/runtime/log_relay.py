@@ -1,26 +1,27 @@
-"""The relay: what captured procs print, on its way from their pipes to whoever wants it.
+"""The relay: reads what captured procs print, and passes it on.
 
-It lives in the host agent, on a thread of its own, and exists from the first spawn that asks for
-captured output (without one, procs write to the agent's stdout themselves). Each proc has two
-pipes, and what comes out of them goes to
+The relay is part of the host agent, on a thread of its own. It exists from the first spawn that
+asks for captured output; without one, procs write to the agent's stdout themselves. Each proc has
+two pipes. Their content goes to
 
-- the agent's own stdout and stderr, as it is; or, while the proc *streams*, line by line to the
-  client instead. Not both: on one host the two end in the same terminal;
+- the agent's own stdout and stderr, unchanged; or, while the proc *streams*, line by line to the
+  client instead. Not to both: on one host the two end in the same terminal;
 - the log files of this host, if asked for (`LogFiles`);
-- the tail: the last lines, for the report when the proc dies.
+- the tail: the last lines, for the report of a failure.
 
-A thread of its own, because writing to a terminal can block, and the agent's own thread must
-notice deaths meanwhile. (Making the descriptor non-blocking instead would change the client's,
-which is the same open file.) Here a write that blocks is right: the pipes fill up, and the procs
+The relay has its own thread because writing to a terminal can block, and the agent's thread must
+notice exits meanwhile. (Making the descriptor non-blocking instead would change the client's, which
+is the same open file.) In the relay a write that blocks is right: the pipes fill up, and the procs
 wait, as they would if they wrote to the terminal themselves.
 
-Nothing grows under a flood. Lines sent to the client are owed by it until it has printed them;
-above `_CREDIT` the pipes of streaming procs are left alone until it has. One read takes at most
-what a pipe holds, and each ready pipe gets one read per round. What is read regardless of the
-credit, when a proc ends and when settings change, is one pipe's content.
+Memory is bounded under a flood of output. The client owes an acknowledgement for the lines sent to
+it until it has printed them. Above `_CREDIT` the pipes of streaming procs are not read until the
+client has caught up. One read takes at most what a pipe holds, and each ready pipe gets one read
+per round. When a proc exits and when settings change, one pipe's content is read regardless of the
+credit.
 
-Order is kept per proc and stream. What a proc printed before it ended was sent before its end is
-made known (`finish`), and what it printed before a change of settings goes by the old ones.
+Order is kept per proc and stream. Output from before an exit is passed on before the exit is
+announced (`finish`). Output from before a change of settings follows the old settings.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from monarch._engine.runtime.reactor import Reactor
 
 __all__ = ["LogRelay"]
 
-_CHUNK = 1 << 16  # what a pipe holds: a read empties it, so that lines are seldom cut in the tee
-_CREDIT = 1 << 20  # bytes the client may owe
-_PER_LINE = 64  # bytes a line costs in memory beyond its characters
+_CHUNK = 1 << 16  # what a pipe holds: a read empties the pipe, so the tee seldom cuts lines
+_CREDIT = 1 << 20  # bytes that the client may owe
+_PER_LINE = 64  # bytes of memory that a line costs in addition to its characters
 _OUT, _ERR = 1, 2
 
 
@@ -88,11 +89,13 @@ class _Stream:
 
 
 class LogRelay:
-    """See the module. Methods return at once; callbacks come on the relay's thread.
+    """Reads and passes on the output of procs; see the module.
+
+    Methods return at once. Callbacks are called on the relay's thread.
 
     Args:
         tell: sends a message to the client, from any thread.
-        agent: the name of this host in the client's job, which answers about the messages carry.
+        agent: the name of this host in the client's job, where acknowledgements go.
         run: names this run of the program, for the names of log files.
     """
 
@@ -103,11 +106,11 @@ class LogRelay:
         self._files = LogFiles(self._host, run)
         self._sources: dict[int, _Source] = {}
         self._open: set[_Stream] = set()
-        self._held: list[_Stream] = []  # left alone until the client has caught up
+        self._held: list[_Stream] = []  # not read until the client has caught up
         self._owed = 0
         self._ending: threading.Event | None = None
-        # Standard streams that take bytes. A descriptor that was closed at start may since be
-        # something else.
+        # The standard streams that accept bytes. If one was closed at start, its descriptor may be
+        # another file by now.
         standard = {_OUT: sys.__stdout__, _ERR: sys.__stderr__}
         self._taking = {number for number, stream in standard.items() if stream is not None}
         self._reactor = Reactor()
@@ -118,10 +121,10 @@ class LogRelay:
     def add(
         self, uid: int, label: str, rank: int, options: dict[str, Any], fds: tuple[int, int]
     ) -> None:
-        """Read what proc `uid` prints from the pipes `fds` (stdout, stderr), which become ours.
+        """Read the output of proc `uid` from the pipes `fds` (stdout, stderr), which become ours.
 
         `options`: ``ranked`` (lines show the rank), ``files`` (write them to files), ``tail`` (how
-        many to remember).
+        many lines to remember).
         """
         source = _Source(label, rank, options)
         source.streams = [_Stream(source, n, fd) for n, fd in zip((_OUT, _ERR), fds, strict=True)]
@@ -135,11 +138,11 @@ class LogRelay:
         window: int | None,
         then: Callable[[set[int]], None],
     ) -> None:
-        """Stream the output of these procs, or not; then call `then(those that are captured)`."""
+        """Stream the output of these procs, or stop that; then call `then(the captured ones)`."""
         self._reactor.call_soon(self._configure, uids, streaming, group, window, then)
 
     def finish(self, uid: int, then: Callable[[list[str]], None]) -> None:
-        """Proc `uid` ended: pass on all it printed, then call `then(its last lines)`."""
+        """Pass on all that the exited proc `uid` has printed, then call `then(its last lines)`."""
         self._reactor.call_soon(self._finish, uid, then)
 
     def flush(self, then: Callable[[], None]) -> None:
@@ -147,15 +150,15 @@ class LogRelay:
         self._reactor.call_soon(self._flush, then)
 
     def acknowledge(self, size: int) -> None:
-        """The client printed that much of what it was sent."""
+        """Note that the client has printed this much of what was sent to it."""
         self._reactor.call_soon(self._acknowledged, size)
 
     def client_left(self) -> None:
-        """Nobody prints what is streamed: it goes where it would without streaming."""
+        """Stop streaming, as no client prints the lines: they go where they go without it."""
         self._reactor.call_soon(self._unstream)
 
     def end(self, grace: float) -> None:
-        """The client is gone and the procs are killed: wait until all is out, at most `grace` s."""
+        """Wait until the output of the killed procs is passed on, at most `grace` seconds."""
         done = threading.Event()
         self._reactor.call_soon(self._end, done)
         done.wait(grace)
@@ -179,7 +182,7 @@ class LogRelay:
         self._reactor.register(stream.fd, ready)
 
     def _read(self, stream: _Stream) -> int:
-        """Pass on what one read gives; how many bytes that was."""
+        """Pass on what one read returns; return how many bytes that was."""
         data = os.read(stream.fd, _CHUNK)
         if not data:
             self._close(stream)
@@ -192,7 +195,7 @@ class LogRelay:
         return len(data)
 
     def _drain(self, stream: _Stream) -> None:
-        """Pass on what is in the pipe now; a read beyond that could wait for a later writer."""
+        """Pass on what is in the pipe now; one read more might wait for a later writer."""
         if stream.fd < 0:
             return
         unread = array.array("i", [0])
@@ -240,11 +243,11 @@ class LogRelay:
         while view and number in self._taking:
             try:
                 view = view[os.write(number, view) :]
-            except BlockingIOError:  # somebody else made it non-blocking
+            except BlockingIOError:  # another process made the descriptor non-blocking
                 poll = select.poll()
                 poll.register(number, select.POLLOUT)
                 poll.poll()
-            except OSError:  # the terminal or reader is gone: procs must not wait for it
+            except OSError:  # its reader has closed: procs must not wait for it
                 self._taking.discard(number)
 
     def _configure(
@@ -260,7 +263,7 @@ class LogRelay:
         for source in found.values():
             for stream in source.streams:
                 self._drain(stream)
-                if source.streaming != streaming:  # half a line goes where its beginning went
+                if source.streaming != streaming:  # half a line goes where it began
                     self._deliver(stream, stream.splitter.close())
             source.streaming, source.group, source.window = streaming, group, window
         for old in groups:
@@ -274,7 +277,7 @@ class LogRelay:
             then([])
             return
         for stream in source.streams:
-            # A child of the proc may keep the pipe open, and prints on until it ends, too.
+            # A child of the proc may keep the pipe open. Its later output is passed on, too.
             self._drain(stream)
             self._deliver(stream, stream.splitter.close())
         if source.window is not None and not any(

@@ -318,7 +318,7 @@ class Neighbour(Receiver):
             self.link.failed()
 
     def answer(self, sock: Wire) -> None:
-        """Use a connection that the other side has dialed, if its connection is to be used."""
+        """Use a connection that the other side has dialed, unless ours has precedence."""
         if self._dial is not None:
             if self._agent.name < self.name or self.channel.met:
                 sock.close()  # it gets ours; or it has a new session, and ours is about to end

@@ -1,14 +1,14 @@
-"""How others reach this host: what a worker that listens everywhere says of itself.
+"""The name of this host for other hosts, where a worker listens at all addresses.
 
-For an address such as ``tcp://*:4444``. In this order:
+For an address such as ``tcp://*:4444``. The first of these that exists is used:
 
 1. the host's name, if it resolves to an address of this machine that is no loopback address. On
    many systems it does not: ``/etc/hosts`` has 127.0.1.1 for it, or a container its former address;
 2. the address of the interface that the default route leads through;
-3. loopback, with a warning: nobody beyond this machine can dial that.
+3. loopback, with a warning: no other machine can dial that.
 
-No packet is sent for it but by the resolver. Who knows better says so: an address that is dialed
-and one to listen at, ``tcp://public:4444@tcp://*:4444``.
+Only the resolver sends packets for this. A user who knows better gives an address to dial along
+with the one to listen at: ``tcp://public:4444@tcp://*:4444``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["EVERYWHERE", "own_name"]
 EVERYWHERE = ("::", "0.0.0.0")  # noqa: S104 - looked for, not listened at
 """Addresses that mean all of a host's, where one listens."""
 
-_ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # of nobody (RFC 5737, RFC 3849): by the default route
+_ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # RFC 5737, RFC 3849: owned by no host
 _log = logging.getLogger("monarch.worker")
 
 
 def own_name() -> str:
-    """A name or an IP address of this host for others to dial."""
+    """Return a name or an IP address of this host for others to dial."""
     name = socket.gethostname()
     if any(map(_is_ours, _addresses_of(name))):
         return name
@@ -45,13 +45,13 @@ def own_name() -> str:
 
 
 def _addresses_of(name: str) -> Iterator[str]:
-    with contextlib.suppress(OSError):  # it is known to nobody
+    with contextlib.suppress(OSError):  # it does not resolve
         for *_, where in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
             yield str(where[0])
 
 
 def _is_ours(address: str) -> bool:
-    """Whether it is one of this machine's that others can dial."""
+    """Whether this machine has the address, and others can dial it."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified:
         return False
@@ -64,7 +64,7 @@ def _is_ours(address: str) -> bool:
 
 
 def _way_to(address: str) -> str:
-    """Which of its own addresses this host would use; empty if there is no way."""
+    """Return the local address that this host would connect from; empty without a route."""
     with contextlib.suppress(OSError), socket.socket(_family(address), socket.SOCK_DGRAM) as sock:
         sock.connect((address, 9))
         return str(sock.getsockname()[0])

@@ -1,4 +1,4 @@
-"""What an agent keeps for casts: a `Way` for each session with a host, a `Seam` for each tunnel.
+"""Ways and seams: an agent's state for casts, per session with a host, and per tunnel.
 
 All state of one session is in its `Way` and is dropped with it: a host that is attached again, or
 restarted, begins a new session under the same name. The `CastRelay` decides what is sent, and when.

@@ -1,17 +1,17 @@
 """The secret that the hosts of a job share, and where it is found.
 
-In this order:
+The first of these is used:
 
 1. the file descriptor or file that the launcher of a job passes on (``MONARCH_JOB_SECRET_FILE``):
-   the path is no secret, the content never is in an argument list, the environment or a log;
+   the path is no secret, and the content is never in an argument list, the environment or a log;
 2. the file that ``MONARCH_SECRET_FILE`` names;
 3. a file of the user, made at first use: ``$XDG_CONFIG_HOME/pymonarch/secret`` (``~/.config`` by
    default), mode 0600. So processes of one user on one machine, or on machines that share a home,
    simply work together, and those of another user are refused.
 
-A file must belong to this user (or root) and be closed to others, as with SSH's keys. What counts
-is its content without surrounding white space; the key is a digest of it, so any text will do.
-Whoever chooses one: ``head -c 32 /dev/urandom | base64``.
+A file must belong to this user (or root) and be closed to others, as with SSH's keys. The secret is
+its content without surrounding white space. The key is a digest of the secret, so any text will do.
+To make one: ``head -c 32 /dev/urandom | base64``.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class SecretError(RuntimeError):
 
 
 def find_secret(of_job: str | None = None) -> bytes:
-    """The key of this process's job, 32 bytes; or of the job whose secret file is `of_job`.
+    """Return the key of this process's job, or of the job with the secret file `of_job`.
 
-    Raises SecretError.
+    A key has 32 bytes. Raises SecretError.
     """
     if of_job is not None:
         return _read(Path(of_job), "the secret file of a job")
@@ -59,12 +59,12 @@ def find_secret(of_job: str | None = None) -> bytes:
 
 
 def settings_of(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """What of an environment says where secrets and certificates are, for `take_settings`."""
+    """Return the variables that locate secrets and certificates, for `take_settings`."""
     return {name: environ.get(name) for name in _VARIABLES}
 
 
 def take_settings(found: Mapping[str, str | None]) -> None:
-    """Use those of another process: a script may have set its own after its agent was started."""
+    """Adopt another process's variables: a script may set some after its agent was started."""
     for name in _VARIABLES:
         value = found[name]
         if value is None:
@@ -80,7 +80,7 @@ def _user_file() -> Path:
 
 
 def _make(path: Path) -> None:
-    """Write a fresh secret; when several processes try, one wins and all read the same."""
+    """Write a new secret. If several processes do, one wins, and all read the same."""
     content = os.urandom(32).hex().encode() + b"\n"  # noqa: TID251 - the point of it
     draft = path.with_name(f"secret.{os.urandom(8).hex()}")  # noqa: TID251 - one was killed
     try:
@@ -90,7 +90,7 @@ def _make(path: Path) -> None:
             os.write(fd, content)
         finally:
             os.close(fd)
-        with contextlib.suppress(FileExistsError):  # another process came first
+        with contextlib.suppress(FileExistsError):  # another process was faster
             os.link(draft, path)
         os.unlink(draft)
     except OSError as error:

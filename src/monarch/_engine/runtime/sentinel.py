@@ -1,13 +1,13 @@
-"""The sentinel: heartbeats to the agents of other hosts, and what follows from silence.
+"""The sentinel: sends heartbeats to the agents of other hosts, and acts when a host is silent.
 
 It drives `protocol.detector`. The bound is one number, `host_timeout`: a host that is silent (or
-deaf) for less is never given up, one that is for longer always is. In between, as soon as the
-silence is longer than usual, the side that dials tries new connections, again and again: this one
-may be half-open, or TCP may have doubled its pauses so often that it sleeps past the end of an
-outage.
+does not receive) for less time is never given up, and for more time always is. Before that, as soon
+as the silence is longer than usual, the dialing side tries new connections, again and again: the
+present one may be half-open, or TCP may have doubled its pauses so often that it sleeps past the
+end of an outage.
 
-Heartbeats are so many within the timeout, not so many within a second: who drives thousands of
-hosts, and can wait a little longer for the news that one is gone, pays less for it.
+The number of heartbeats is fixed per timeout, not per second. So a program that drives thousands of
+hosts, and accepts that it learns of a loss a little later, pays less for heartbeats.
 """
 
 from __future__ import annotations
@@ -21,34 +21,37 @@ from monarch._engine.runtime.reactor import Reactor, Timer
 
 __all__ = ["Sentinel", "Watched"]
 
-_BEATS = 12  # within the timeout
+_BEATS = 12  # heartbeats per timeout
 
 
 class Watched(Hashable, Protocol):
-    """Another host, as the sentinel sees it: one object per session."""
+    """A session with another host, as the sentinel sees it."""
 
     def send_heartbeat(self, payload: bytes) -> None:
-        """Send it if there is a connection."""
+        """Send a heartbeat if there is a connection."""
         ...
 
     def suspect(self) -> None:
-        """It is silent for longer than usual."""
+        """React to a silence that is longer than usual."""
         ...
 
     def suspect_deaf(self) -> None:
-        """It is heard, but for longer than usual it has not heard us. Said again and again."""
+        """React to a peer that sends, but has not received from us for longer than usual.
+
+        Called repeatedly.
+        """
         ...
 
     def give_up(self, reason: str) -> None:
-        """It has been silent for too long."""
+        """Give the peer up: it has been silent, or has not received, for too long."""
         ...
 
 
 class Sentinel:
-    """See the module.
+    """Watches sessions with other hosts; see the module.
 
     Args:
-        reactor: everything here happens on its thread.
+        reactor: all methods run on its thread.
         timeout: seconds of silence after which a host is given up.
     """
 
@@ -60,23 +63,23 @@ class Sentinel:
         self._timer_at = 0.0
 
     def be_patient(self, timeout: float) -> None:
-        """Another timeout, from now on."""
+        """Change the timeout, from now on."""
         self._detector.set_bounds(timeout / _BEATS, timeout, timeout)
 
     def watch(self, peer: Watched) -> None:
-        """There is a session with it, from now on."""
+        """Watch a session that has just begun."""
         if peer not in self._peers:
             self._peers.add(peer)
             self._detector.add(peer, drivers.current.now())
             self._set_timer()
 
     def forget(self, peer: Watched) -> None:
-        """The session is over."""
+        """Stop watching a session that is over."""
         self._peers.discard(peer)
         self._detector.remove(peer)
 
     def close(self) -> None:
-        """Forget all, now."""
+        """Stop watching all sessions."""
         for peer in list(self._peers):
             self.forget(peer)
         if self._timer is not None:
@@ -84,11 +87,11 @@ class Sentinel:
             self._timer = None
 
     def heard(self, peer: Watched) -> None:
-        """Bytes came from it."""
+        """Note that bytes arrived from a peer."""
         self._detector.heard(peer, drivers.current.now())
 
     def on_heartbeat(self, peer: Watched, payload: bytes) -> None:
-        """A heartbeat came from it. Raises ProtocolError if it is none."""
+        """Handle a heartbeat of a peer. Raises ProtocolError if it is invalid."""
         self._perform(self._detector.on_heartbeat(peer, payload, drivers.current.now()))
 
     def _tick(self) -> None:
@@ -98,9 +101,9 @@ class Sentinel:
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            peer: Any = effect.peer  # a `Watched`: only such are added
+            peer: Any = effect.peer  # always a `Watched`, as only such are added
             if peer not in self._peers:
-                continue  # forgotten by an effect before this one
+                continue  # forgotten through an earlier effect
             if isinstance(effect, SendHeartbeat):
                 peer.send_heartbeat(effect.payload)
             elif isinstance(effect, Suspect):

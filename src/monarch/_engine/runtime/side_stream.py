@@ -1,13 +1,13 @@
-"""A side stream: bytes from proc to proc beside the links, for features that move many of them.
+"""A side stream: a connection for bytes between two procs, for features that move many of them.
 
-It is made like a link (`Proc.open_stream`): a socket pair, one end of which the agent hands to the
-peer, with the purpose. On one host that is a connection, with nothing in between and nothing to
-authenticate. Between hosts the agents carry the bytes (`stream_tunnel`): slowly, and always, since
-they do so on the connection that they have. It ends when a process ends, or its host is lost, and
-never before: what it carries, and its end, are as certain as a link's.
+A side stream is made like a link (`Proc.open_stream`): the agent hands one end of a socket pair,
+with the purpose, to the peer. On one host that is a direct connection, which needs no
+authentication. Between hosts the agents carry the bytes (`stream_tunnel`). That is slow but always
+possible, since the agents use the connection that they have. A side stream ends when a process
+exits or its host is lost, and never before: delivery and EOF are as certain as on a link.
 
-Two procs on different hosts that want more meet at a door (`invitation`). Who is called learns how:
-`Caller.via`.
+Two procs on different hosts that need more speed connect directly (`invitation`). The called proc
+learns from `Caller.via` how the hosts are connected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Caller", "Via"]
 
 
 class Via(NamedTuple):
-    """How the agents of two hosts are connected, seen from the one that was called."""
+    """How the agents of two hosts are connected, seen from the host of the called proc."""
 
     here: str
     """The address of this host to which the connection leads; empty if it has no IP address."""
@@ -26,7 +26,7 @@ class Via(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """Who opened a side stream."""
+    """The proc that opened a side stream."""
 
     uid: int
     via: Via | None

@@ -1,8 +1,8 @@
-"""A clock for looks that are in no hurry, on a thread of its own.
+"""A clock for checks that are in no hurry, on a thread of its own.
 
-While a timer of the reactor or of an event loop is pending, each of its sleeps has a time limit,
-and that costs the kernel 1 µs per wake-up: per message, that is. Whoever only wants to look in a
-few times a second has its timer here, where nobody else sleeps. The thread is started by the first.
+While a timer of the reactor or of an event loop is pending, each of its sleeps has a time limit.
+That costs the kernel 1 µs per wake-up, which means per message. A check that runs only a few times
+a second has its timer here, where it costs no other thread. The first timer starts the thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["SlowClock"]
 
 
 class SlowClock:
-    """See the module."""
+    """Runs callbacks after a delay, on one thread that is shared by all of them."""
 
     def __init__(self) -> None:
         self._soon: deque[tuple[float, int, Callable[[], None]]] = deque()
@@ -30,7 +30,7 @@ class SlowClock:
         self._lock = threading.Lock()
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> None:
-        """Run `callback()` on the clock's thread, after `delay` seconds; from any thread."""
+        """Run `callback()` on the clock's thread after `delay` seconds. For any thread."""
         self._soon.append((time.monotonic() + delay, next(self._order), callback))
         self._changed.set()
         if not self._started:
@@ -39,13 +39,13 @@ class SlowClock:
             if not started:
                 try:
                     threading.Thread(target=self._run, name="monarch-clock", daemon=True).start()
-                except RuntimeError:  # there can be none, of a limit or at the interpreter's end
-                    self._started = False  # the next look tries again
+                except RuntimeError:  # a limit is reached, or the interpreter exits
+                    self._started = False  # the next call tries again
 
     def _run(self) -> None:
         timers: list[tuple[float, int, Callable[[], None]]] = []
         while True:
-            self._changed.clear()  # first: who adds a timer from here on sets it again
+            self._changed.clear()  # before the queue is read, so that no new timer is missed
             while self._soon:
                 heapq.heappush(timers, self._soon.popleft())
             self._changed.wait(timers[0][0] - time.monotonic() if timers else None)

@@ -1,8 +1,9 @@
 """The file of a Unix socket that a worker listens at.
 
-The system leaves it when the process ends, and refuses to make it again. So one where no process
-accepts connections is replaced. Two workers that start at the same time do not take each other's
-for such a one: each looks, binds and begins to listen while it holds a lock on a file beside it.
+The system keeps the file when the process exits, and then refuses to create it again. So a file is
+replaced if no process accepts connections there. Two workers that start at the same time must not
+each take the other's new file for an old one. Therefore a worker checks the file, binds and begins
+to listen while it holds a lock on a file beside it.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from monarch._engine.runtime import driver as drivers
 
 __all__ = ["listen_at", "remove"]
 
-_PATIENCE = 5.0  # seconds for another that is about to listen, or to remove its file
+_PATIENCE = 5.0  # seconds to wait for another process that is binding, or removing its file
 _PAUSE = 0.01
 
 
 def listen_at(path: str, backlog: int) -> socket.socket:
-    """A socket that listens there. Raises OSError: EADDRINUSE if a process does already."""
+    """Return a listening socket. Raises OSError: EADDRINUSE if a process listens there already."""
     sock = socket.socket(socket.AF_UNIX)
     try:
-        if path.startswith("\0"):  # no file
+        if path.startswith("\0"):  # an abstract name has no file
             sock.bind(path)
             sock.listen(backlog)
             return sock
@@ -44,14 +45,14 @@ def listen_at(path: str, backlog: int) -> socket.socket:
 
 
 def remove(path: str) -> None:
-    """Remove the file, unless a process listens there (again); for one that has just ended."""
+    """Remove the file after a worker has ended, unless a process listens there (again)."""
     with contextlib.suppress(OSError), _alone(path):
         if _is_left(path):
             os.unlink(path)
 
 
 def _is_left(path: str) -> bool:
-    """Whether this is the socket of a process of this user that has ended."""
+    """Whether this is a socket of this user whose process has exited."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -64,7 +65,7 @@ def _is_left(path: str) -> bool:
             sock.connect(path)
         except ConnectionRefusedError:
             return True
-        except OSError:  # it has no room for more, but listens
+        except OSError:  # its backlog is full, so a process listens
             return False
     return False
 
@@ -86,13 +87,13 @@ def _alone(path: str) -> Generator[None]:
 
 
 def _take(name: str) -> int | None:
-    """The lock of this file, which only its user can open; None if another process has it."""
+    """Take the lock file, which only its user can open; None if another process holds it."""
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.lstat(name), os.fstat(fd)):
             return fd
-    except (BlockingIOError, FileNotFoundError):  # it is held, or was removed when it was released
+    except (BlockingIOError, FileNotFoundError):  # held, or just removed by its holder
         pass
     except BaseException:
         os.close(fd)

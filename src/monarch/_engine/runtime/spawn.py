@@ -1,7 +1,7 @@
-"""SPAWN frames become actors.
+"""Spawning: makes the actor that a SPAWN frame describes.
 
-The actor's thread starts at once; what is constructed, and how, is in the frame's body, which that
-thread decodes. The bootstrap callable of `spawn_procs` is an actor, too, and holds the others back.
+The actor's thread starts at once. That thread decodes the frame's body, which describes what to
+construct. The bootstrap callable of `spawn_procs` is an actor, too, and holds back the others.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ __all__ = ["ASYNC", "READY", "SETUP", "SetupGate", "spawn_cell"]
 
 # Flags of a SPAWN frame.
 ASYNC = 1  # the actor needs an event loop
-SETUP = 2  # the actor runs the bootstrap callable: others wait for it
+SETUP = 2  # the actor runs the bootstrap callable, which the others wait for
 
 READY = "ready:"
 """The endpoint that every actor has for its supervisor: its first message, if it has one."""
 
 
 class SetupGate:
-    """Holds back the actors of a process until its bootstrap callable is done.
+    """Holds back the actors of a process until its bootstrap callable has returned.
 
-    Use as a context manager around the callable. If it raised, what waits is refused with the
-    same error.
+    Use as a context manager around the callable. If the callable raises, messages for the waiting
+    actors are answered with its error.
     """
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
         self._done = drivers.current.event()
-        self.answer: Any = None  # what callers get when the callable failed
+        self.answer: Any = None  # the answer to callers if the callable failed
 
     def __enter__(self) -> None:
-        """The callable starts."""
+        """Enter the block that runs the callable."""
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
@@ -58,9 +58,9 @@ class SetupGate:
 
 
 def spawn_cell(proc: Proc, link: Any, frame: Frame) -> None:
-    """The actor of a SPAWN frame: started on its own thread, constructed there."""
+    """Start the actor of a SPAWN frame, which is constructed on a thread of its own."""
     name, label, display, *first = json.loads(frame.meta)
-    if first and isinstance(first[0], list):  # to many, who have to add which of them they are
+    if first and isinstance(first[0], list):  # sent to many ranks, so each adds its own point
         labels, sizes = first.pop(0)
         point = Point(frame.rank, Extent(labels, sizes)) if labels else ""
         display = f"{display}{point}>"
@@ -75,7 +75,7 @@ def spawn_cell(proc: Proc, link: Any, frame: Frame) -> None:
     identity = Identity(name, label, display, build)
     is_async = bool(frame.flags & ASYNC)
     cell = Cell(proc, frame.dest, frame.rank, frame.port, identity, is_async=is_async)
-    if first:  # for a supervisor: to be answered when the actor is ready for others
+    if first:  # a supervisor wants an answer when the actor is ready
         port, incarnation, reason = first
         body = encode_call((incarnation, reason), {}, 1 << 62).stream or b""
         meta = call_meta(READY, b"\0")
@@ -85,10 +85,10 @@ def spawn_cell(proc: Proc, link: Any, frame: Frame) -> None:
         Fence(cell, link, predecessor)
     if frame.flags & SETUP:
         proc.setup = SetupGate(cell)
-    proc.early.admit(cell)  # before it runs: it may end at once
+    proc.early.admit(cell)  # before the thread runs, since the actor may end at once
     run = run_sync
     if is_async:
-        # Loaded with asyncio, by the first async actor: in workers the launcher did.
+        # It imports asyncio, which the first async actor loads here; launchers load it for workers.
         from monarch._engine.runtime.dispatch_async import run_async
 
         run = run_async

@@ -214,9 +214,9 @@ class TlsSocket:
         return sock
 
     def part(self) -> tuple[socket.socket, bytes]:
-        """As `step_aside`, where the side that was dialed speaks first.
+        """End TLS as `step_aside` does, for a connection where the dialed side sends first.
 
-        Also what it has said: it may have been read together with the end of TLS.
+        Returns the bare connection, and the plaintext that was read together with the end of TLS.
         """
         if self._tls.server_side and self.recv(1):
             raise ConnectionError("it did not end TLS when it was to")

@@ -1,24 +1,24 @@
-"""Which host a dialer means, and whether that is the one that listens: see `protocol.handshake`.
+"""Which host a dialer means, and whether it reached that host: see `protocol.handshake`.
 
-A dialer says two things: the address that it was to dial, and where its connection led, as its own
-system sees that. The listener compares the second with what its system says of the connection:
+A dialer sends two facts: the address that it was to dial, and where its connection led, as its own
+system reports. The listener compares the second with what its own system reports:
 
-* TCP: the IP address and port of the listening side. A loopback address is one of many machines, so
-  the machine is named with it: by the kernel's identity since its start, and the network namespace.
+* TCP: the IP address and port of the listening side. Every machine has the same loopback address,
+  so the machine is added to it: the kernel's identity since its start, and the network namespace.
 * A Unix socket: the file, by device and inode, which are the same by whatever path, and the
   machine; an abstract name has the network namespace instead.
 
-If that is the same, the dialer talks to the host it meant. If not, somebody stands in between:
-perhaps rightly (a forwarded port, address translation, a service address). Then the address that
-was dialed has to be one of the names that the worker was given (`MONARCH_WORKER_NAMES`, ``monarch
-worker --name``, or the first half of ``tcp://public:4444@tcp://*:4444``). No name is looked up for
-that.
+If the two agree, the dialer has reached the host that it meant. If not, something stands in
+between: perhaps rightly (a forwarded port, address translation, a service address). Then the
+address that was dialed has to be one of the names that the worker was given
+(`MONARCH_WORKER_NAMES`, ``monarch worker --name``, or the first half of
+``tcp://public:4444@tcp://*:4444``). No name is looked up for that.
 
-With TLS the certificate says who is there, for the name that was dialed, and nothing is compared.
+With TLS the certificate identifies the host by the name that was dialed, and nothing is compared.
 
 Across a Unix socket both sides can ask the kernel for the other's user. Only the same user and root
-are talked to, unless the secret is in a file that ``MONARCH_SECRET_FILE`` names: who does that may
-mean to share it with somebody else.
+are accepted, unless ``MONARCH_SECRET_FILE`` names the file of the secret: that may be meant to be
+shared with another user.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 def meant(address: ChannelAddr, end: str) -> str:
-    """The words of a dialer of `address` whose connection led to `end` (see `far_end`)."""
+    """Return what a dialer of `address` sends if its connection led to `end` (see `far_end`)."""
     return f"{_plain(address)}\n{end}"
 
 
 def far_end(sock: socket.socket, address: ChannelAddr) -> str:
-    """Where this connection to `address` leads, as far as this system knows."""
+    """Return where this connection to `address` leads, as far as this system knows."""
     if sock.family == getattr(socket, "AF_UNIX", None):
         return path_end(unix_path(address))
     return _ip_end(sock.getpeername())
 
 
 def unix_path(address: ChannelAddr) -> str:
-    """The name of a Unix socket as the system has it."""
+    """Return the name of a Unix socket in the system's form."""
     name = address.name
     return "\0" + name[1:] if name.startswith("@") else name
 
@@ -90,10 +90,10 @@ def _plain(address: ChannelAddr) -> str:
 def listener_names(
     sock: socket.socket, names: Sequence[str] = (), end: str | None = None
 ) -> Verdict:
-    """For a connection that was accepted, of a listener that is called `names` as well.
+    """Return the verdict for an accepted connection; `names` are other names of the listener.
 
-    `end`: of a listener at a Unix socket, what `listening_end` was when it began: another socket
-    may have the same path since.
+    `end`: for a Unix socket, the `listening_end` of the listener at its start, since another socket
+    may have taken over the path.
     """
 
     def verdict(said: str) -> str:
@@ -112,18 +112,18 @@ def listener_names(
 
 
 def tls_names(said: str) -> str:
-    """For a listener with TLS, whose certificate says who it is."""
+    """Return the verdict of a listener with TLS, whose certificate identifies it."""
     dialed, _, _ = said.partition("\n")
     return "" if dialed.startswith(_TLS) else "one with TLS"
 
 
 def as_invited(said: str) -> str:
-    """For who listens for somebody that it has invited."""
+    """Return the verdict of a listener for peers that it has invited."""
     return "" if said == INVITATION else "no worker"
 
 
 def listening_end(listener: socket.socket) -> str | None:
-    """Of a socket that has just begun to listen; None for TCP: there each connection says it."""
+    """Return the end of a new listening socket; None for TCP, where each connection has its own."""
     return _near_end(listener) if listener.family == getattr(socket, "AF_UNIX", None) else None
 
 
@@ -146,7 +146,7 @@ def _ip_end(where: tuple[str, int]) -> str:
 
 
 def path_end(name: str) -> str:
-    """Of the Unix socket with this name; empty if it cannot be found."""
+    """Return the end that a Unix socket of this name has; empty if there is no such file."""
     if not name:
         return ""
     if name.startswith("\0"):
@@ -159,14 +159,14 @@ def path_end(name: str) -> str:
 
 @functools.cache
 def _machine() -> str:
-    """Which kernel this is, and since when it runs."""
+    """Return an identity of this kernel since its start."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
     return socket.gethostname()
 
 
 def _network() -> str:
-    """The network namespace: each has a loopback of its own."""
+    """Return the network namespace, each of which has its own loopback interface."""
     with contextlib.suppress(OSError):
         return f"{os.stat('/proc/self/ns/net').st_ino:x}"
     return ""
@@ -195,6 +195,6 @@ def _peer_user(sock: socket.socket) -> int:
 
 
 def _shared_on_purpose() -> bool:
-    """Whether the secret is in a file that somebody has named for it."""
+    """Whether the user has named the file of the secret."""
     named = os.environ.get("MONARCH_SECRET_FILE")
     return bool(named) and not os.environ.get("MONARCH_JOB_SECRET_FILE")

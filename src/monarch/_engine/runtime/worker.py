@@ -1,13 +1,14 @@
-"""The worker loop: the door of a host. It lets clients in, and runs one host agent for each.
+"""The worker loop: accepts the clients of a host, and runs one host agent for each.
 
-A worker listens at one address. Whoever comes proves that it knows the secret (`greeting`) and says
-for which client it comes: its own host agent, or that of another host of the same job. The first
-connection for a client starts an agent for it, a process of its own; that one gets the connection,
-and all further ones for the same client. So jobs share nothing but the door, an agent's end takes
-everything of its job with it and nothing of others, and the worker itself never parses what an
-agent says. (With TLS an agent ends it for itself, see `greeting`.)
+A worker listens at one address. A peer proves that it knows the secret (`greeting`), and names the
+client that it comes for: the peer is the client's own host agent, or the agent of another host of
+the same job. The first connection for a client starts an agent for that client, a process of its
+own, which gets this connection and all further ones for the same client. So jobs share nothing but
+the listening socket. When an agent exits, everything of its job ends with it, and nothing of other
+jobs. The worker itself never parses the messages of a session. (With TLS, the agent makes a second
+handshake, see `greeting`.)
 
-A refused stranger is counted, and logged with its address; `audit` says what else is recorded.
+A refused connection is counted, and logged with its address; `audit` lists what else is recorded.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from monarch._engine.wire.frame import CONTROL, pack
 __all__ = ["Worker"]
 
 _FRAME_LIMIT = 1 << 20
-_MOST_STRANGERS = 1000  # in the middle of a handshake
-_OWN = 64  # descriptors that are not for strangers
+_MOST_STRANGERS = 1000  # handshakes in progress
+_OWN = 64  # descriptors that are not for handshakes
 _log = logging.getLogger("monarch.worker")
 _OPEN_WARNING = (
     "%s lets in ANYBODY who can reach it, and runs whatever code they send as this user: "
@@ -51,12 +52,12 @@ _OPEN_WARNING = (
 
 
 class _Job:
-    """A client's agent on this host, for one of its sessions: who attaches again gets another."""
+    """A client's agent on this host, for one session. A client that attaches again gets another."""
 
     __slots__ = ("link", "name", "process", "reign", "session")
 
     def __init__(self, process: subprocess.Popen[bytes], link: Link, session: int) -> None:
-        self.name = ""  # if it outlives its client, see `JobKeeper`
+        self.name = ""  # set if the job may outlive its client, see `JobKeeper`
         self.reign = 0
         self.process = process
         self.link = link
@@ -64,18 +65,18 @@ class _Job:
 
 
 class Worker:
-    """See the module. `run` serves until a client shuts this host down, or `stop` is called.
+    """Serves the clients of a host. `run` returns when a client shuts down the host, or on `stop`.
 
     Args:
-        address: where to listen; raises OSError when that is not possible, ValueError for what
-            hosts cannot use, SecretError without a usable secret or certificates.
-        names: other addresses (URLs) at which clients reach it, see `whereabouts`.
+        address: where to listen. Raises OSError when that is not possible, ValueError for a scheme
+            that hosts cannot use, SecretError without a usable secret or certificates.
+        names: other addresses (URLs) at which clients reach this worker, see `whereabouts`.
     """
 
     def __init__(self, address: ChannelAddr, names: Sequence[str] = ()) -> None:
         key = find_secret()
         self._keys = {key_name(key): key}
-        # Nothing but a call in this very process: neither the environment nor a client.
+        # Only a call in this very process may turn this on: neither the environment nor a client.
         self._open = settings.allow_unauthenticated
         self._open &= settings.origin("allow_unauthenticated") == "configure"
         if self._open:
@@ -94,7 +95,7 @@ class Worker:
         self._jobs: dict[int, _Job] = {}
         self._relays = Relays(self._reactor)
         self._strangers = 0
-        # Half of what is left is for agents, and for who has come in.
+        # Half of the remaining descriptors are for agents, and for accepted connections.
         self._most = max(8, min(_MOST_STRANGERS, (raise_descriptor_limit() - _OWN) // 2))
         self.refused = 0
         """Connections that were turned away."""
@@ -104,12 +105,12 @@ class Worker:
 
     @property
     def port(self) -> int:
-        """The port it listens at; 0 for a Unix socket."""
+        """The port that the worker listens at; 0 for a Unix socket."""
         name: tuple[str, int] | str | bytes = self._sock.getsockname()
         return 0 if isinstance(name, (str, bytes)) else int(name[1])
 
     def run(self) -> None:
-        """Serve. Returns once shut down; everything that ran here for clients has ended."""
+        """Serve; blocks. Returns after a shutdown, when all that ran here for clients has ended."""
         try:
             self._reactor.run()
         finally:
@@ -119,15 +120,15 @@ class Worker:
                 remove(name)
             self._relays.close()
             for job in self._jobs.values():
-                job.link.sock.close()  # its agent ends, and what that started
+                job.link.sock.close()  # its agent exits, with all processes that it started
             for job in self._jobs.values():
                 job.process.wait()
 
     def stop(self) -> None:
-        """Have `run` return; from any thread, also before it was called."""
+        """Make `run` return. Callable from any thread, also before `run`."""
         self._reactor.call_soon(self._reactor.stop)
 
-    # -- the door --------------------------------------------------------------------------------
+    # -- connections -----------------------------------------------------------------------------
 
     def _came(self, sock: socket.socket, address: Any) -> None:
         if self._strangers >= self._most:
@@ -140,7 +141,7 @@ class Worker:
             self._strangers -= 1
             try:
                 self._admit(arrival, address)
-            except OSError as error:  # of starting a process
+            except OSError as error:  # the agent's process could not be started
                 arrival.sock.close()
                 text = error.strerror or str(error)
                 self._refuse(address, f"a process for it cannot be started: {text}")
@@ -166,7 +167,7 @@ class Worker:
         record("refused", peer=_show(address), reason=why, count=self.refused)
 
     def _admit(self, arrival: Arrival, address: Any) -> None:
-        """Pass an authenticated connection on to the agent it is for."""
+        """Pass an authenticated connection to the agent that it is for."""
         sock, purpose = arrival.sock, arrival.purpose
         if purpose.get(PROBE):
             sock.close()
@@ -191,13 +192,13 @@ class Worker:
         job = self._jobs.get(client)
         new_home = job is not None and not host and reign > job.reign
         if job is not None and not host and session != job.session and not new_home:
-            if session < job.session:  # a late one
+            if session < job.session:  # it is of a session before the present one
                 sock.close()
                 return
-            job.link.sock.shutdown(socket.SHUT_WR)  # its agent has yet to learn that it is over
+            job.link.sock.shutdown(socket.SHUT_WR)  # that agent may not know that it is over
             job = None
         if job is None:
-            if host:  # another host of a job that has not come here, or has ended
+            if host:  # from another host of a job that is not here, or no longer
                 sock.close()
                 return
             job = self._start(client, here, session)
@@ -226,7 +227,7 @@ class Worker:
         arrival.sock.close()
 
     def _pass_claim(self, arrival: Arrival, address: Any) -> None:
-        """Somebody asks for a job that has lost its driver: its agent answers, if there is one."""
+        """Pass on a claim to a job without a driver. The job's agent answers, if there is one."""
         name = arrival.purpose[CLAIM]
         job = next((job for job in self._jobs.values() if name and job.name == name), None)
         if job is None:
@@ -235,7 +236,7 @@ class Worker:
             self._pass_on(job, arrival, address, {"from": "", "claim": True})
 
     def _relay(self, arrival: Arrival, address: Any) -> None:
-        """Somebody wants to be connected to another worker: this one is its `Gateway`."""
+        """Connect a peer to another worker: this worker is its `Gateway`."""
         client, target = arrival.purpose.get("client"), arrival.purpose[RELAY]
         sock = arrival.sock
         assert isinstance(sock, socket.socket)  # TLS has been ended, see `Greeting`
@@ -306,9 +307,9 @@ class Worker:
 
 def _show(address: Any) -> str:
     if isinstance(address, (str, bytes)) and address:
-        # A name that its owner has chosen: it must not write lines of its own into a log.
+        # The owner of a file chooses its name: the name must not add lines of its own to a log.
         return ascii(os.fsdecode(address))[1:-1]
     if isinstance(address, tuple):
-        host = f"{address[0]}".removeprefix("::ffff:")  # IPv4, at a door for both
+        host = f"{address[0]}".removeprefix("::ffff:")  # IPv4 on a socket for both protocols
         return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
     return "this machine"
