@@ -38,9 +38,10 @@ class KillCount:
         self._seen = _count(self._file) or 0
 
     def claim(self) -> str:
-        """Return the killer, for people, of a process that just died of a SIGKILL.
+        """Attribute an out-of-memory kill to a process that just died of a SIGKILL.
 
-        Empty if there was no further out-of-memory kill; each accounts for one call.
+        Return a text such as "by the kernel's out-of-memory killer"; empty if all kills counted so
+        far have been attributed already.
         """
         if (_count(self._file) or 0) <= self._seen:
             return ""

@@ -1,4 +1,4 @@
-"""`Accumulator`: fold the answers of a mesh as they arrive."""
+"""`Accumulator`: folds the answers of a mesh as they arrive."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ A = TypeVar("A")
 
 
 class Accumulator(Generic[P, R, A]):
-    """Folds an endpoint's answers.
+    """Calls an endpoint on every actor of its mesh and folds the answers.
 
     Args:
-        endpoint: called on every actor of its mesh.
+        endpoint: the endpoint to call.
         identity: the starting value, and the result of an empty mesh.
-        combine: ``combine(accumulated, answer)``, in the order answers arrive.
+        combine: called as ``combine(accumulated, answer)``, in the order in which answers arrive.
     """
 
     def __init__(self, endpoint: Endpoint[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
@@ -30,9 +30,10 @@ class Accumulator(Generic[P, R, A]):
         self._combine = combine
 
     def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
-        """Call the endpoint now; the fold, which runs when observed, in the observer's thread.
+        """Call the endpoint now, and return a future of the fold; does not block.
 
-        Errors of actors and of `combine` are raised unchanged.
+        The fold runs when the future is first awaited or read, in that thread. The future raises
+        errors of actors and of `combine` unchanged.
         """
         stream = self._endpoint.stream(*args, **kwargs)
 

@@ -290,7 +290,7 @@ class _Acks(RollCall[Any]):
             self._resolve(VALUE, None)
 
     def waiting_for(self) -> str:
-        """Return, for people, the actors that delay a stop; empty if none is in an endpoint."""
+        """Return a text that names the actors that delay a stop; empty if there are none."""
         uids = list(dict.fromkeys(link.uid for link in self._owing()))
         busy = who_is_busy(uids, self._mesh._uid)
         return f"waiting for {busy}" if busy else ""

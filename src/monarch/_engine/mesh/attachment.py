@@ -100,7 +100,7 @@ class Attachment:
         tell_while(self._known, self._missed)
 
     def _missed(self) -> str:
-        """Return, for people, a host that has not been reached, and the reason."""
+        """Return a text that names a host that has not been reached, and the reason."""
         missing = sorted(self._missing)
         if not missing:
             return ""

@@ -1,8 +1,9 @@
-"""The cause of a long stop: actors of a process that are still at work, and the line they are in.
+"""The cause of a long stop: which actors still execute code of the program, and at which line.
 
-A stop comes after the messages before it, so an actor that is in an endpoint keeps its process from
-ending. The process that waits asks it, and its reactor answers, which does not wait for the
-actor. Where a thread stands is read off its stack; for a task that awaits, off its coroutines.
+An actor handles earlier messages before it stops, so an actor that is in an endpoint keeps its
+process from exiting. The process that waits for the stop asks the other process. The reactor there
+answers, without waiting for the actor. The reactor reads the line off the stack of the actor's
+thread or, for a task that awaits, off the task's coroutines.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ _MOST = 3  # processes that are asked, and actors that are named
 
 
 def who_is_busy(uids: Sequence[int], mesh: int = 0) -> str:
-    """The actors (of one mesh) on these processes that are still at work, for people.
+    """Return a text that names actors on these processes that still execute code of the program.
 
-    Blocks for a moment.
+    Empty if there are none. `mesh` is the uid of the actor mesh to report; 0: all. Only the first
+    few processes are asked. Blocks for about a second at most.
     """
     body = mesh.to_bytes(8, "big")
     answers = [ask(uid, _SERVICE, body, _PATIENCE) for uid in uids[:_MOST]]
@@ -38,7 +40,7 @@ def who_is_busy(uids: Sequence[int], mesh: int = 0) -> str:
     for answer in answers:
         try:
             found += json.loads(answer.get())
-        except (Unreachable, TimeoutError):  # it has ended, or nothing moves there
+        except (Unreachable, TimeoutError):  # it has exited, or its reactor does not run
             continue
     more = len(uids) - len(answers) + max(0, len(found) - _MOST)
     return ", ".join(found[:_MOST]) + (f" and {more} more" if found and more else "")
@@ -54,7 +56,7 @@ def _answer(request: Request) -> None:
 
 
 def _story(cell: Cell, frame: FrameType | None) -> str:
-    """The actor and its line; empty if it is in none of the program's."""
+    """Return the actor and its line, as text; empty if it executes no code of the program."""
     place = ""
     while frame is not None and not place:
         place = _place(frame)
@@ -80,7 +82,7 @@ def _place(frame: FrameType) -> str:
 
 
 def _is_users(filename: str) -> bool:
-    """Whether a person would look there: not in the standard library."""
+    """Whether a file belongs to the program or its packages, and not to the standard library."""
     return not filename.startswith(("<frozen", _LIBRARY))
 
 

@@ -1,4 +1,4 @@
-"""Named singletons: one actor per name in the client's process, found from anywhere in the tree."""
+"""Controllers: one actor per name, in the client's process, found from every proc of the client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAME = "controller_controller"
 
 
 class _ControllerController(Actor):
-    """Owns all controllers. One per client; its mesh uid is the client's plus one."""
+    """The owner of all controllers; one per client. Its mesh uid is the client's uid plus one."""
 
     def __init__(self) -> None:
         self._controllers: dict[str, Any] = {}
@@ -64,7 +64,10 @@ _ControllerController.__module__ = "monarch._src.actor.proc_mesh"
 
 
 def start_controllers() -> None:
-    """In the client: make the owner of controllers reachable for the procs about to start."""
+    """In the client: spawn the owner of controllers, unless that has been done.
+
+    Called before procs are spawned, which may call it.
+    """
     proc = client_proc()
     if proc.client and proc.uid + 1 not in proc.cells and proc.uid + 1 not in proc.graves:
         with as_process():
@@ -75,7 +78,7 @@ before_spawn.append(start_controllers)
 
 
 def _get_controller_controller() -> Any:
-    """The owner of controllers, from anywhere in the tree."""
+    """Return the mesh of the owner of controllers; works in the client and in every proc."""
     client = client_proc().spec.get("client")
     if client is None:
         start_controllers()
@@ -100,11 +103,13 @@ def get_or_spawn_controller(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> Future[TActor]:
-    """The controller called `name`, constructed as ``Class(*args, **kwargs)`` on first use.
+    """Return a future of the controller called `name`; does not block.
 
-    It runs in the client's process and outlives the actor that asked for it; use `call_one` on it.
-    Later calls return the same actor and ignore the arguments. The future raises `ActorError` if
-    the controller of that name is of another class, or once it has failed.
+    A controller is an actor in the client's process, constructed as ``Class(*args, **kwargs)`` by
+    the first call with its name. It outlives the actor that asked for it. Later calls return the
+    same actor, and their arguments are ignored. The result is a mesh of one, to be used with
+    `call_one`. The future raises `ActorError` if the controller of that name has another class or
+    has failed. Raises ValueError or TypeError like `ProcMesh.spawn`.
     """
     cls = check_constructor(Class, args, kwargs)
     found: Future[TActor] = _get_controller_controller().get_or_spawn.call_one(

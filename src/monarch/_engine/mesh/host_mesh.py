@@ -1,7 +1,7 @@
-"""`HostMesh`: the machines, where processes are spawned.
+"""`HostMesh`: a mesh of hosts, on which processes are spawned.
 
-Each host has a name by which the host agents know it; the client's own is `HOME`. A spawn says
-where each process is to run, and the agents see to it.
+The host agents identify each host by a name; the client's own host is `HOME`. A spawn request names
+the host of each process, and the agents start the processes there.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ if TYPE_CHECKING:
 
 __all__ = ["HostMesh", "default_bootstrap_cmd", "local_host", "own_proc_mesh", "this_host"]
 
-before_spawn: list[Callable[[], None]] = []  # what the first processes of a client rely on
+before_spawn: list[Callable[[], None]] = []  # called before each spawn: what procs rely on
 _MAIN_MODULE = "monarch._src.actor.bootstrap_main"
 
 
 class HostMesh(MeshTrait):
     """A mesh of hosts. `this_host()` is the local one, of extent ``{}``.
 
-    Two that denote the same hosts in the same shape are equal and hash alike, however they were
-    obtained.
+    Two meshes of the same hosts in the same shape are equal and have the same hash, however they
+    were obtained.
 
     Args:
-        shape: over the ranks of `hosts`.
-        python: the interpreter of the processes, or None.
-        hosts: what the hosts are called in this job (see `attach_to_workers`).
+        shape: a shape over the ranks of `hosts`.
+        python: the path of the interpreter that processes run, or None for that of the script.
+        hosts: the names of the hosts in this job (see `attach_to_workers`).
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class HostMesh(MeshTrait):
         self._python = python
         self._hosts = hosts
         self._stream_logs = False
-        self._attachment: Attachment | None = None  # of who attached to them
+        self._attachment: Attachment | None = None  # None for this host and for received meshes
         self._is_slice = False
 
     # -- mesh ------------------------------------------------------------------------------------
@@ -89,21 +89,21 @@ class HostMesh(MeshTrait):
         return mesh
 
     def _host_at(self, rank: int) -> HostMesh:
-        """The host at `rank` of this mesh, as a mesh of one."""
+        """Return the host at `rank` of this mesh, as a mesh of one."""
         return HostMesh(Shape.unity(), self._python, (self._hosts[self._shape.ndslice[rank]],))
 
     def _names(self) -> list[str]:
-        """The names of the hosts of this mesh, rank by rank."""
+        """Return the names of the hosts of this mesh, by rank."""
         return [self._hosts[rank] for rank in self._shape.ranks()]
 
     @property
     def region(self) -> Any:
-        """The region of hosts."""
+        """The region of this mesh's shape."""
         return self._shape.region
 
     @property
     def stream_logs(self) -> bool:
-        """Whether output of the procs is streamed to the client from the start."""
+        """Whether output of procs is streamed to the client from their start."""
         return self._stream_logs
 
     @property
@@ -125,19 +125,22 @@ class HostMesh(MeshTrait):
         proc_bind: list[dict[str, str]] | None = None,
         bootstrap_command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None = None,
     ) -> ProcMesh:
-        """Start processes on every host; the mesh of them, at once.
+        """Start processes on every host; return the mesh of them at once.
 
         Args:
             per_host: names and sizes of the dimensions to add per host; None: one process.
-            bootstrap: called once in each process before any actor there, without arguments; may
-                be async. If it fails, everything on the mesh fails with its error.
-            name: label of the processes, ``<name>-<rank>``.
-            proc_bind: one dict per process of a host, with ``cpus`` or ``physcpubind``,
-                ``cpunodebind``, ``membind``: CPU and memory binding, set before user code runs.
-            bootstrap_command: execute this instead of forking; or a function of the `Point` of
-                each process that gives it.
+            bootstrap: called without arguments in each process, once, before any actor runs there;
+                may be async. If it fails, everything on the mesh fails with its error.
+            name: the processes are labelled ``<name>-<rank>``.
+            proc_bind: CPU and memory bindings, applied before user code runs: one dict per process
+                of a host, with the keys ``cpus`` or ``physcpubind``, ``cpunodebind``, ``membind``.
+            bootstrap_command: a command to execute instead of forking, or a function that returns
+                the command for the `Point` of a process.
 
-        The processes inherit environment, cwd and ``sys.path`` as they are at this call.
+        The processes inherit environment, working directory and ``sys.path`` as they are at this
+        call. `ProcMesh.initialized` resolves when they have started. Raises TypeError,
+        AttributeError or ValueError for impossible arguments, and RuntimeError if a host has been
+        released (see `shutdown` and `stop`).
         """
         extent = self._extent_with(per_host)
         count = extent.nelements
@@ -201,7 +204,7 @@ class HostMesh(MeshTrait):
 
             try:
                 mesh._setup = set_up(mesh)
-            except BaseException:  # it cannot be pickled: nobody gets the mesh
+            except BaseException:  # the callable cannot be pickled, and the mesh is not returned
                 mesh.stop()
                 raise
             mesh._recipe.set_up = set_up
@@ -242,7 +245,10 @@ class HostMesh(MeshTrait):
         return command
 
     def with_python_executable(self, path: str) -> HostMesh:
-        """The same hosts, whose processes run another interpreter that has monarch installed."""
+        """Return a mesh of the same hosts whose processes run the interpreter at `path`.
+
+        That interpreter must have monarch installed.
+        """
         mesh = HostMesh(self._shape, os.fspath(path), self._hosts)
         mesh._attachment = self._attachment
         return mesh
@@ -251,10 +257,10 @@ class HostMesh(MeshTrait):
 
     @property
     def initialized(self) -> Future[Literal[True]]:
-        """Resolves to True when the hosts can spawn.
+        """A future that is True once processes can be spawned on all hosts.
 
-        Raises RuntimeError that names the workers that could not be reached, and why; and after
-        `shutdown` or `stop`.
+        The future raises RuntimeError if workers could not be reached, with their names and the
+        reasons, and after `shutdown` or `stop`.
         """
         if self._attachment is not None:
             return self._attachment.ready()
@@ -262,29 +268,36 @@ class HostMesh(MeshTrait):
         return Future._of(True)
 
     def shutdown(self, *, timeout: float | None = None) -> Future[None]:
-        """Stop what was spawned here, and end the worker loops of these hosts; starts at once.
+        """Stop all meshes of this program on these hosts, then end the hosts' worker loops.
+
+        Return a future at once. It resolves when each host has received the order or is known to be
+        lost; the program may exit after that.
 
         Args:
-            timeout: as that of `ProcMesh.stop`.
+            timeout: seconds, as in `ProcMesh.stop`.
 
-        All meshes of this program on these hosts end, by whatever handle they were spawned; that
-        is no failure. Only for hosts that were attached; the local one lives as long as the client.
-        The Future resolves when each host has the order, or is known to be lost: a program may end
-        at once after that.
-        Other clients of these workers lose their processes, too. Afterwards `spawn_procs` raises
-        RuntimeError, until somebody attaches to the workers again.
+        All meshes are stopped, including those spawned through other handles; this is not reported
+        as a failure. Other clients of these workers lose their processes, too. Afterwards
+        `spawn_procs` raises RuntimeError until the program attaches to the workers again.
+
+        Raises RuntimeError unless this is the mesh that attached to the hosts. (The local host
+        cannot be shut down; its agent exits with the client.)
         """
         return self._own("shut down").leave(shutdown=True, timeout=timeout)
 
     def stop(self, *, timeout: float | None = None) -> Future[None]:
-        """Stop what was spawned on these hosts through this mesh; starts at once.
+        """Stop the meshes that were spawned through this mesh or its slices.
+
+        Return a future at once. It resolves when these meshes have stopped and the hosts that are
+        released (see below) have received the order.
 
         Args:
-            timeout: as that of `ProcMesh.stop`.
+            timeout: seconds, as in `ProcMesh.stop`.
 
-        The workers go on for other clients. A host to which this program has no other mesh
-        attached is let go: what else the program has there ends, too, which is no failure. Only for
-        hosts that were attached.
+        The workers keep serving other clients. A host to which this program has no other mesh
+        attached is released: all other meshes of the program there are stopped as well, which is
+        not reported as a failure. Raises RuntimeError unless this is the mesh that attached to the
+        hosts.
         """
         return self._own("stop").leave(shutdown=False, timeout=timeout)
 
@@ -311,22 +324,24 @@ class HostMesh(MeshTrait):
     async def sync_workspace(
         self, workspace: Any, conda: bool = False, auto_reload: bool = False
     ) -> None:
-        """Make directories of the hosts like those of this machine; what they have is not sent.
+        """Make directories on the hosts equal to those of this machine; send only what differs.
 
         Args:
-            workspace: a `monarch.tools.config.Workspace`: each of its directories goes to
-                ``$WORKSPACE_DIR/<where it says>`` of every host, once per host. Files that differ
-                in size or time of change are copied, with their modes; links as links; what is not
-                here is removed there.
-            conda: also the active conda environment, to the hosts' ``$CONDA_PREFIX``; its files
-                name that place then. What is installed from a directory (``pip install -e``) is
-                not part of it: name the directory in the workspace.
-            auto_reload: then have the processes that were spawned on these hosts load modules
-                anew whose files have changed.
+            workspace: a `monarch.tools.config.Workspace`. Each of its directories is copied to
+                ``$WORKSPACE_DIR/<destination>`` of every host, once per host. Files that differ in
+                size or modification time are copied, with their modes; links are copied as links;
+                entries that do not exist here are removed there.
+            conda: also copy the active conda environment to the hosts' ``$CONDA_PREFIX``, and
+                replace its path in the files. Packages installed from a directory
+                (``pip install -e``) are not part of the environment: add the directory to the
+                workspace.
+            auto_reload: afterwards, have the processes spawned on these hosts reload the modules
+                whose files have changed.
 
-        Only for the mesh that `attach_to_workers` or a job returned: RuntimeError for slices,
-        received ones and `this_host`, which has the workspace; also for a host without the
-        variable. ValueError and OSError for directories that cannot be copied.
+        Raises RuntimeError on any mesh but the one that `attach_to_workers` or a job returned:
+        slices, received meshes, and `this_host`, which has the workspace anyway. Raises
+        RuntimeError if a host lacks the variable, ValueError and OSError for directories that
+        cannot be copied.
         """
         if self._attachment is None or self._is_slice:
             raise RuntimeError(
@@ -346,7 +361,7 @@ class HostMesh(MeshTrait):
         return hash(self._key())
 
     def _key(self) -> tuple[Any, ...]:
-        """Which hosts these are, in which shape: not how one came by them."""
+        """Return what identifies the hosts and their shape, for comparisons."""
         return self.extent, self._python, tuple(self._names())
 
     def __repr__(self) -> str:
@@ -373,7 +388,7 @@ def _check_binding(proc_bind: list[dict[str, str]], per_host: int) -> None:
 
 
 def _inherited_fields() -> dict[str, Any]:
-    """What every process of one runtime has in common: its client, and a name for the run."""
+    """Return the fields that all processes of one client share: the client, and the run's name."""
     spec = client_proc().spec
     if spec:
         return {key: spec[key] for key in ("client", "execution_id")}
@@ -383,13 +398,13 @@ def _inherited_fields() -> dict[str, Any]:
 
 
 def local_host() -> HostMesh:
-    """The host of this process, with the interpreter it was told to use."""
+    """Return the host of this process, with the interpreter that this process was given."""
     spec = client_proc().spec
     return HostMesh(Shape.unity(), spec.get("python_override"), (spec.get("host", HOME),))
 
 
 def own_proc_mesh() -> ProcMesh:
-    """This process as a mesh of one."""
+    """Return this process as a mesh of one."""
     proc = client_proc()
     return ProcMesh(proc.uid, proc.label, Shape.unity(), local_host())
 
@@ -398,9 +413,9 @@ contexts.set_own_proc_mesh(own_proc_mesh)
 
 
 def this_host() -> HostMesh:
-    """The host of the current actor, or of the script: where `spawn_procs` starts processes.
+    """Return the host of the current actor, or of the script, as a mesh of one.
 
-    In a script the first call starts the host agent in the background.
+    In a script the first call starts the host agent in the background; it does not wait for it.
     """
     start = context().actor_instance  # makes the client if need be
     start_agent()
@@ -408,7 +423,7 @@ def this_host() -> HostMesh:
 
 
 def default_bootstrap_cmd() -> BootstrapCommand:
-    """The command that turns a fresh interpreter into a proc."""
+    """Return the command that starts a proc in a new interpreter, the one of this process."""
     return BootstrapCommand(sys.executable, None, ["-m", _MAIN_MODULE], {})
 
 
@@ -425,7 +440,7 @@ class _Setup(Actor):
 
 
 class _AsyncSetup(Actor):
-    """The same for an async callable."""
+    """As `_Setup`, for an async callable."""
 
     def __init__(self, bootstrap: Callable[[], Any]) -> None:
         self._bootstrap = bootstrap

@@ -1,12 +1,13 @@
-"""Which records of Python's logging a proc shows.
+"""The level of Python's logging in a proc.
 
-A proc starts as one of the reference does: no handlers, and the root logger at INFO. So a handler
-that the program adds shows INFO, and without one Python's handler of last resort writes messages of
-WARNING and above to stderr. `ProcMesh.logging_option` names a level, and then that is the level one
-sees, handlers or not: it is set on the root logger and on the handler of last resort. (In the
-reference INFO stays invisible without a handler, whatever the level.)
+A proc starts like a proc of the reference: without handlers, and with the root logger at INFO. So a
+handler that the program adds shows INFO. Without one, Python's handler of last resort writes
+messages of WARNING and above to stderr. `ProcMesh.logging_option` sets its level on the root logger
+and on the handler of last resort, so the level applies with and without handlers. (In the reference
+INFO stays invisible without a handler, whatever the level.)
 
-The request comes from the host agent; the answer goes to whoever asked, over a link of its own.
+The request comes from the host agent. The answer goes to the process that called `logging_option`,
+over the link to that process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["set_level"]
 
 
 def set_level(proc: Proc, message: dict[str, Any]) -> None:
-    """Set the level of this process and answer at the asker's port, in the background."""
+    """Set the level of this process, then answer at the port in `message`; does not block."""
 
     def run() -> None:
         level = message["level"]
@@ -35,7 +36,7 @@ def set_level(proc: Proc, message: dict[str, Any]) -> None:
         link = proc.link_to(message["from"])
         proc.post(link, message["port"], message["rank"], message["captured"])
 
-    # Not on the reactor: logging takes a lock that user code holds, for as long as it likes.
+    # Not on the reactor: logging takes a lock that user code may hold for any time.
     threading.Thread(target=run, name="monarch-log-level", daemon=True).start()
 
 

@@ -1,9 +1,9 @@
 """The actor prefix in Python logs.
 
-Once a process has a context, every handler of the root logger, and every handler added later, gets
-a filter that puts ``[actor=<chain>] `` before the message and the chain into
-``record.actor_prefix``. Programs switch it off for their process by assigning
-``monarch.actor.config.prefix_python_logs_with_actor = False`` (this module).
+Once a process is a client or a proc, every handler of the root logger, and every handler added to
+any logger later, gets a filter. The filter puts ``[actor=<chain>] `` before the message, and the
+same text into ``record.actor_prefix``. A program disables the prefix in its process by assigning
+``monarch.actor.config.prefix_python_logs_with_actor = False`` (that is this module).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ prefix_python_logs_with_actor = True
 
 class _ActorPrefix(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        # Empty messages are left alone: torch logs them and looks at the result.
+        # Empty messages stay unchanged: torch logs them and inspects the result.
         fields = vars(record)
         if prefix_python_logs_with_actor and record.msg and "actor_prefix" not in fields:
             prefix = fields["actor_prefix"] = f"[actor={context().actor_instance}] "

@@ -1,8 +1,9 @@
-"""Texts for mistakes at a call: which endpoint, which argument, and what to do instead.
+"""Error texts for mistakes at a call: which endpoint, which argument, and what to do instead.
 
-Looked for only when something was refused. Inside the engine a mistake is a `Misused`, which knows
-what was wrong; the public method that the program called makes an error of it (`told`), so the
-traceback ends at the line of the program. `configure(full_tracebacks=True)` shows all.
+The texts are only made after something was refused. Inside the engine a mistake is a `Misused`,
+which holds what was wrong. The public method that the program called converts it to the error to
+raise (`Misused.told`), so the traceback ends at the program's line.
+`configure(full_tracebacks=True)` shows the engine's lines as well.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Misused", "constructor_signature", "no_such_endpoint", "signature_text"]
 
-_THRESHOLD = 1 << 16  # bytes that are not copied when something is tried
+_THRESHOLD = 1 << 16  # bytes from which a buffer is not copied when pickling is tried
 _TRIES = 2000
 _DEPTH = 16
 _MEMBERS = ("extent", "flatten", "initialized", "rename", "size", "sizes", "slice", "split", "stop")
@@ -31,7 +32,13 @@ _REWORDED = (TypeError, AttributeError, pickle.PicklingError)
 
 
 class Misused(Exception):
-    """A mistake in a call: `error` as it was found, and the `arguments` if they cannot be sent."""
+    """A mistake in a call.
+
+    Args:
+        error: the original error.
+        arguments: the positional and keyword arguments, if pickling them raised the error; None if
+            they do not fit the signature.
+    """
 
     def __init__(
         self, error: Exception, arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
@@ -41,9 +48,9 @@ class Misused(Exception):
         self.arguments = arguments
 
     def told(self, call: str, signature: inspect.Signature, cls: type | None = None) -> Exception:
-        """The error that is for the program.
+        """Return the error to raise to the program.
 
-        `call` is what was called, ``mesh.endpoint``, or the class `cls` that was to be spawned.
+        `call` names what was called: ``mesh.endpoint``, or the class `cls` that was to be spawned.
         """
         error = self.error
         trace = error.__traceback__
@@ -51,21 +58,21 @@ class Misused(Exception):
             trace = trace.tb_next
         if self.arguments is None:
             return TypeError(f"{call}{signature_text(signature)}: {error}")
-        if type(error) not in _REWORDED:  # of the program's own making
+        if type(error) not in _REWORDED:  # raised by the program's own pickling code
             return error.with_traceback(trace)
         named = [*_named(*self.arguments, signature), *([("", cls)] if cls else ())]
         return type(error)(_unsendable(named, call) or f"{call} cannot be sent: {error}")
 
     @property
     def cause(self) -> BaseException | None:
-        """The error that the one for the program is raised from."""
+        """The error from which that of `told` is raised."""
         if type(self.error) not in _REWORDED:
             return self.error.__cause__
         return self.error if settings.full_tracebacks else None
 
 
 def constructor_signature(cls: type) -> inspect.Signature:
-    """The arguments of the class, as far as it says."""
+    """Return the signature of the class's constructor, without ``self``."""
     import inspect
 
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]  # it is what will be called
@@ -73,7 +80,7 @@ def constructor_signature(cls: type) -> inspect.Signature:
 
 
 def signature_text(signature: inspect.Signature) -> str:
-    """The parameters without their types."""
+    """Return the parameters as text, without their types."""
     shown: list[str] = []
     for name, parameter in signature.parameters.items():
         kind = parameter.kind
@@ -84,7 +91,7 @@ def signature_text(signature: inspect.Signature) -> str:
 
 
 def no_such_endpoint(mesh: ActorMesh, name: str, endpoints: list[str]) -> AttributeError:
-    """The error for ``mesh.name``, which is none of `endpoints`."""
+    """Return the error for ``mesh.name``, where `name` is none of `endpoints`."""
     import difflib
 
     close = difflib.get_close_matches(name, [*endpoints, *_MEMBERS], 1)
@@ -96,7 +103,7 @@ def no_such_endpoint(mesh: ActorMesh, name: str, endpoints: list[str]) -> Attrib
 def _named(
     args: tuple[Any, ...], kwargs: dict[str, Any], signature: inspect.Signature
 ) -> Iterator[tuple[str, Any]]:
-    """The arguments, each with the name of its parameter."""
+    """Yield the arguments, each with the name of its parameter."""
     parameters = [
         p for p in signature.parameters.values() if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
     ]
@@ -112,7 +119,10 @@ def _named(
 
 
 def _unsendable(named: list[tuple[str, Any]], call: str) -> str:
-    """Which part of which argument cannot be sent, and why; empty if each can by itself."""
+    """Return which part of which argument cannot be pickled, and why.
+
+    Empty if each argument can be pickled by itself.
+    """
     search = _Search()
     for name, value in named:
         if (problem := search.problem(value)) is not None:
@@ -125,7 +135,7 @@ def _unsendable(named: list[tuple[str, Any]], call: str) -> str:
 
 
 class _Search:
-    """Looks for what cannot be pickled, with so many tries."""
+    """Searches for an object that cannot be pickled, in a limited number of tries."""
 
     def __init__(self) -> None:
         self._left = _TRIES
@@ -150,8 +160,8 @@ class _Search:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """The objects that `value` is pickled with, and how a program writes each."""
-    whole: Any = value  # which checkers do not narrow to parts of unknown types
+    """Yield the objects that are pickled as parts of `value`, each with its expression in code."""
+    whole: Any = value  # as Any, since type checkers would narrow `value` to unknown types
     if isinstance(value, dict):
         for key, part in whole.items():
             yield f"[{key!r}]", part

@@ -1,4 +1,4 @@
-"""Test doubles: `patch_actor` makes every spawn of one class spawn another instead."""
+"""Test doubles: under `patch_actor` every spawn of one class spawns another instead."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _mocks: dict[type, type] = {}
 
 
 def mock_of(cls: type) -> type:
-    """The class to spawn for `cls`."""
+    """Return the class to spawn in place of `cls`: its replacement, or `cls` itself."""
     return _mocks.get(cls, cls)
 
 
 def registry() -> dict[type, type]:
-    """The active replacements; procs spawned meanwhile inherit them."""
+    """Return the active replacements; procs that are spawned now inherit them."""
     return dict(_mocks)
 
 
 def inherited() -> dict[str, str]:
-    """What a spawn request says about active replacements."""
+    """Return the fields of a spawn request that describe the active replacements."""
     if not _mocks:
         return {}
     import base64
@@ -59,8 +59,8 @@ def install(mocks: dict[type, type]) -> None:
 class patch_actor:  # noqa: N801 - the interface's name
     """Replace `original` by `mock` in every spawn inside the block, here and in procs it spawns.
 
-    A context manager (also async) and a decorator; blocks nest, and leaving one restores what was
-    before.
+    A context manager (also async) and a decorator. Blocks can be nested; leaving a block restores
+    the previous replacement.
 
     >>> class Real: ...
     >>> class Fake: ...
@@ -113,5 +113,5 @@ class patch_actor:  # noqa: N801 - the interface's name
 
 
 def patch_tensor_engine(actor_class: type, factory: Any = None) -> NoReturn:
-    """Replace device meshes in tests; part of the tensor engine (NotImplementedError)."""
+    """Raise NotImplementedError: a part of the tensor engine, which this release does not have."""
     raise NotImplementedError("patch_tensor_engine: the tensor engine is not in this release")

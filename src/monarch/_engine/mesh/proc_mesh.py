@@ -1,8 +1,8 @@
 """`ProcMesh`: processes arranged in a mesh, on which actors are spawned.
 
-The processes of one `spawn_procs` have consecutive uids (``base + rank``), so a mesh of any size,
-and every slice of it, is a base, a shape and a reference to its hosts: cheap to pickle. Links are
-looked up when first needed.
+The processes of one `spawn_procs` have consecutive uids (``base + rank``). So a mesh of any size,
+and every slice of it, is a base, a shape and a reference to its hosts, and is cheap to pickle.
+Links are looked up when first needed.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ TActor = TypeVar("TActor", bound=Actor)
 
 
 class Recipe:
-    """How the processes of one `spawn_procs` are made: whoever spawned them can replace them."""
+    """How to make the processes of one `spawn_procs`; kept by the spawning process for restarts."""
 
     __slots__ = ("entries", "set_up", "spec", "stopped")
 
     def __init__(self, spec: dict[str, Any], entries: list[dict[str, Any]]) -> None:
-        self.spec = spec  # what all have in common
-        self.entries = entries  # what each has of its own
+        self.spec = spec  # the fields that all processes share
+        self.entries = entries  # the further fields of each process
         self.set_up: Callable[[ProcMesh], Any] | None = None  # runs the bootstrap callable
         self.stopped = False
 
 
 class ProcMesh(MeshTrait):
-    """A mesh of processes; `HostMesh.spawn_procs` returns it.
+    """A mesh of processes, as `HostMesh.spawn_procs` returns it.
 
-    Two that denote the same processes in the same shape are equal and hash alike.
+    Two meshes of the same processes in the same shape are equal and have the same hash.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class ProcMesh(MeshTrait):
         self._per_host = per_host
         self._uid_list: list[int] | None = None
         self._links: list[Any] | None = None
-        self._moves = 0  # of the process when `_links` was made
-        self._recipe: Recipe | None = None  # how its processes are made, if it made them here
+        self._moves = 0  # `Proc.moves` when `_links` was made
+        self._recipe: Recipe | None = None  # None if another process spawned the mesh
         self._setup: Future[Any] | None = None
         self._stopping: Future[None] | None = None
 
@@ -122,7 +122,7 @@ class ProcMesh(MeshTrait):
         return self._uid_list
 
     def _links_of(self, shape: Shape) -> list[Any]:
-        """The links to the ranks in `shape`, a shape over this mesh's own ranks 0 .. len - 1."""
+        """Return the links to the ranks in `shape`, a shape over this mesh's ranks 0 .. len - 1."""
         links = self._links
         if links is None or self._moves != client_proc().moves:
             proc = client_proc()
@@ -134,14 +134,17 @@ class ProcMesh(MeshTrait):
         return [links[rank] for rank in ranks]
 
     def _host_names(self, shape: Shape) -> list[str]:
-        """The names of the hosts of the ranks in `shape`, see `_links_of`."""
+        """Return the names of the hosts of the ranks in `shape`, see `_links_of`."""
         assert self._hosts is not None
         names = self._hosts._names()
         own = self._shape.ranks()
         return [names[own[rank] // self._per_host] for rank in shape.ndslice]
 
     def _plan_of(self, shape: Shape, links: list[Any]) -> Plan | None:
-        """How to cast to the ranks in `shape`, behind `links`; None if it is not worth it."""
+        """Return the plan of a cast to the ranks in `shape`, behind `links`.
+
+        None if sending to each rank is cheaper.
+        """
         hosts = self._hosts
         proc = client_proc()
         here = proc.spec.get("host", HOME)
@@ -168,10 +171,10 @@ class ProcMesh(MeshTrait):
         return self._recipe is not None and self._recipe.stopped
 
     def _replace(self, rank: int) -> tuple[Any, Callable[[], None]]:
-        """A new process in the place of `rank`: its link, and what launches it.
+        """Prepare a process that replaces that of `rank`; return its link and what launches it.
 
-        The bootstrap callable is the first that it will run. Raises RuntimeError if the mesh was
-        spawned by another process than this.
+        The new process runs the bootstrap callable before anything else. Raises RuntimeError if
+        another process spawned the mesh.
         """
         recipe = self._recipe
         if recipe is None:
@@ -198,12 +201,12 @@ class ProcMesh(MeshTrait):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> TActor:
-        """Run ``Class(*args, **kwargs)`` on every proc; the mesh of actors, at once.
+        """Run ``Class(*args, **kwargs)`` on every proc; return the mesh of actors at once.
 
         Constructors run in parallel, each on its actor's own thread; the first call waits for
-        them. Raises ValueError for a class that is no actor, mixes sync and async endpoints, or has
-        an endpoint named like a mesh member; TypeError for arguments that do not fit the
-        constructor; what pickling the arguments raises.
+        them. Raises ValueError for a class that is not an actor class, mixes sync and async
+        endpoints, or has an endpoint named like a mesh member; TypeError for arguments that do not
+        fit the constructor; and the errors of pickling the arguments.
         """
         cls = check_constructor(Class, args, kwargs)
         mesh: Any  # to a type checker a mesh of actors is what its class says
@@ -219,14 +222,18 @@ class ProcMesh(MeshTrait):
 
     @property
     def initialized(self) -> Future[Literal[True]]:
-        """Resolves to True when every process runs and its bootstrap callable is done."""
+        """A future that is True once every process runs and its bootstrap callable has returned.
+
+        The future raises the error of the bootstrap callable, ValueError if a process could not be
+        started, `SupervisionError` if one has exited, and RuntimeError after `stop`.
+        """
         if self._stopping is not None:
             return Future._failed(_already_stopped())
         return _Ready.of(self)
 
     @property
     def host_mesh(self) -> HostMesh:
-        """The host of the proc; only for a mesh of one."""
+        """The host of the proc; NotImplementedError for a mesh of more than one."""
         if len(self) != 1 or self._hosts is None:
             raise NotImplementedError(
                 "`ProcMesh.host_mesh` is not yet supported for non-singleton proc meshes."
@@ -244,16 +251,18 @@ class ProcMesh(MeshTrait):
     def stop(
         self, reason: str = "stopped by client", *, timeout: float | None = None
     ) -> Future[None]:
-        """Stop the actors (their `__cleanup__` runs), end the processes; starts at once.
+        """Stop the actors, whose `__cleanup__` runs, and end the processes.
+
+        Return a future at once; it resolves when every process has exited.
 
         Args:
-            reason: for those who call them later.
-            timeout: seconds until a process that has not ended is killed (default: the settings
-                `stop_actor_timeout` and `stop_grace_period`).
+            reason: the text of the error that later callers get.
+            timeout: seconds until a process that has not exited is killed (default: the sum of the
+                settings `stop_actor_timeout` and `stop_grace_period`).
 
-        An actor comes to its stop after the messages before it. If one takes longer than 2 seconds
-        a line on stderr says which, and where it is. Stopping twice is fine. Raises ValueError on a
-        slice or a received mesh, and for an impossible timeout.
+        Actors handle earlier messages before they stop. If that takes longer than 2 seconds, a line
+        on stderr names the actors and the lines that they execute. A second call returns the same
+        future. Raises ValueError on a slice or a received mesh, and for an impossible timeout.
         """
         if timeout is not None:
             _check_timeout(timeout)
@@ -289,20 +298,20 @@ class ProcMesh(MeshTrait):
         aggregate_window_sec: int | None = None,
         level: int = logging.INFO,
     ) -> None:
-        """How the procs log from now on.
+        """Set how the procs log from now on.
 
         Args:
             stream_to_client: print their lines in the process of the script, each as
                 ``[<host> <proc>] [<rank>] <line>``. Needs
-                ``configure(enable_log_forwarding=True)`` before the procs were spawned; without
-                it there is a UserWarning and nothing else happens.
-            aggregate_window_sec: fold similar lines of so many seconds into one; None prints
-                every line at once.
-            level: records of Python's logging below it are not shown, 0 .. 255.
+                ``configure(enable_log_forwarding=True)`` before the procs are spawned; without
+                it the only effect is a UserWarning.
+            aggregate_window_sec: seconds within which similar lines are folded into one; None
+                prints every line at once.
+            level: records of Python's logging below this level are not shown; 0 .. 255.
 
-        Returns when the procs go by it. Raises ValueError for an impossible level, OverflowError
-        for a negative window, RuntimeError for a window without streaming and for a mesh that was
-        stopped.
+        Returns when all procs apply the new settings. Raises ValueError for an impossible level,
+        OverflowError for a negative window, RuntimeError for a window without streaming and for a
+        mesh that was stopped.
         """
         await set_logging(self, stream_to_client, aggregate_window_sec, level)
 
@@ -311,7 +320,7 @@ class ProcMesh(MeshTrait):
         return LoggingManager(self)
 
     async def sync_workspace(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not for procs: workspaces are synchronised per host."""
+        """Raise NotImplementedError: workspaces are synchronised per host, not per proc."""
         raise NotImplementedError(
             "sync_workspace is not implemented for ProcMesh. Use HostMesh.sync_workspace instead."
         )
@@ -331,7 +340,7 @@ class ProcMesh(MeshTrait):
         raise AttributeError("ProcMesh.rank_tensors: the tensor engine is not in this release")
 
     def to_table(self) -> str:
-        """The ranks and where they run, as text."""
+        """Return a table of the ranks and the uids of their procs, as text."""
         labels = ", ".join(self._labels) or "-"
         rows = [f"{point_of(i, self.extent)}  {uid:x}" for i, uid in enumerate(self._uids())]
         return "\n".join([f"rank ({labels})  proc", *rows])
@@ -345,7 +354,7 @@ class ProcMesh(MeshTrait):
         return hash(self._key())
 
     def _key(self) -> tuple[Any, ...]:
-        """Which processes these are, in which shape: not how one came by them."""
+        """Return what identifies the processes and their shape, for comparisons."""
         return self.extent, tuple(self._uids())
 
     def __repr__(self) -> str:
@@ -368,7 +377,10 @@ def _already_stopped() -> RuntimeError:
 
 
 def check_constructor(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type[Actor]:
-    """`cls`, if it is an actor class that takes these arguments; else ValueError or TypeError."""
+    """Return `cls` if it is an actor class that takes these arguments.
+
+    Raises ValueError if it is not an actor class, TypeError if the arguments do not fit.
+    """
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
         hint = (
             "The name comes first: spawn('name', Class, ...)."
@@ -388,7 +400,7 @@ def check_constructor(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 class _StoppedMesh(ActorMesh):
-    """What spawning on a stopped proc mesh returns: every use says so."""
+    """The result of spawning on a stopped proc mesh: every use raises RuntimeError."""
 
     def __init__(self, cls: type, name: str, proc_mesh: ProcMesh) -> None:
         shape = proc_mesh._dense_shape()
@@ -403,7 +415,7 @@ class _StoppedMesh(ActorMesh):
 
 
 class _Ready(RollCall[Any]):
-    """Asks every proc whether it is there; the bootstrap callable counts as one more."""
+    """Queries whether every proc runs; the bootstrap callable counts as one rank more."""
 
     __slots__ = ()
 
@@ -455,7 +467,7 @@ def _proc_lost(rank: int, verdict: Verdict) -> BaseException:
 
 
 class _Stopped(Future[None]):
-    """Resolves when every process of a mesh has ended."""
+    """Resolves when every process of a mesh has exited."""
 
     __slots__ = ("_timer",)
 
@@ -476,7 +488,7 @@ class _Stopped(Future[None]):
             if not missing:
                 if self._timer is not None:
                     self._timer.cancel()
-                # What the processes printed has arrived: it also appears before the end does.
+                # All output of the processes has arrived by now. Print it before `stop` resolves.
                 when_printed(lambda: self._resolve(VALUE, None))
 
         self._timer = None
@@ -504,7 +516,7 @@ class _Stopped(Future[None]):
 
         tell_while(self, waiting_for)
         self._timer = proc.reactor.call_later(grace, lambda: proc.kill_procs(list(missing)))
-        if not missing:  # the last one ended meanwhile
+        if not missing:  # the last one exited meanwhile
             self._timer.cancel()
         return self
 
@@ -513,7 +525,7 @@ class _Stopped(Future[None]):
 
 
 def this_proc() -> ProcMesh:
-    """The process of the current actor, or the client's: a mesh of one to spawn actors on."""
+    """Return the process of the current actor, or of the client, as a mesh of one."""
     return context().actor_instance.proc
 
 
@@ -524,22 +536,22 @@ _active: dict[int, ProcMesh] = {}
 
 
 def register_proc_mesh_spawn_callback(callback: Callable[[ProcMesh], None]) -> None:
-    """Call `callback(mesh)` synchronously for every mesh spawned from now on."""
+    """Call `callback(mesh)` synchronously for every mesh that this process spawns from now on."""
     _callbacks.append(callback)
 
 
 def unregister_proc_mesh_spawn_callback(callback: Callable[[ProcMesh], None]) -> None:
-    """Undo `register_proc_mesh_spawn_callback`; ValueError if it is not registered."""
+    """Undo `register_proc_mesh_spawn_callback`; ValueError if `callback` is not registered."""
     _callbacks.remove(callback)
 
 
 def get_active_proc_meshes() -> list[ProcMesh]:
-    """The meshes spawned by this process that were not stopped."""
+    """Return the meshes that this process has spawned and not stopped."""
     return list(_active.values())
 
 
 def meshes_on(hosts: Collection[str], owner: Instance) -> list[ProcMesh]:
-    """The meshes of processes that `owner` has, of which all are on these hosts."""
+    """Return the proc meshes of `owner` whose processes all run on these hosts."""
     return [
         mesh
         for mesh in list(owner._meshes.values())
@@ -548,7 +560,7 @@ def meshes_on(hosts: Collection[str], owner: Instance) -> list[ProcMesh]:
 
 
 def announce(mesh: ProcMesh) -> None:
-    """A mesh was spawned: book it and tell the observers."""
+    """Record a new mesh as active and notify the observers."""
     _active[mesh._base] = mesh
-    for callback in list(_callbacks):  # noqa: PERF101 - one may unregister itself
+    for callback in list(_callbacks):  # noqa: PERF101 - a callback may unregister itself
         callback(mesh)

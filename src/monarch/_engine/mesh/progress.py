@@ -1,9 +1,10 @@
-"""A line on stderr about whatever a person waits for longer than two seconds.
+"""Lines on stderr about waits that take longer than two seconds.
 
-Two kinds of waits: a block of code that blocks (`progress`), and a future that is not settled
-(`tell_while`), which the program may wait for in any line, or not at all. While a block is waited
-for it alone speaks, and says what is known best: the newest future's text, or that of the innermost
-block. A simulation is silent: no real time passes in it.
+There are two kinds of waits: a block of code that blocks (`progress`), and a future that is not
+settled (`tell_while`), for which the program may wait at any line, or not at all. While there is a
+block, only the thread of the outermost block prints. It prints the most specific text: that of the
+newest future or, without one, of the innermost block. Under the simulator nothing is printed, since
+no real time passes.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ _FIRST = 2.0
 _NEXT = 10.0
 _LOOK = 0.5
 _blocks: list[str | Callable[[], str]] = []
-_pending: dict[Future[Any], tuple[Callable[[], str], float]] = {}  # what for, since when
-_told: weakref.WeakSet[Future[Any]] = weakref.WeakSet()  # those of them that a thread speaks for
+_pending: dict[Future[Any], tuple[Callable[[], str], float]] = {}  # future -> text, since when
+_told: weakref.WeakSet[Future[Any]] = weakref.WeakSet()  # futures that have a reporting thread
 _looking = False
 
 
 @contextlib.contextmanager
 def progress(what: str | Callable[[], str]) -> Generator[None]:
-    """Say that `what` is being waited for, after 2 seconds and every 10 from then on.
+    """Print `what` if the block takes longer than 2 seconds, and every 10 seconds from then on.
 
-    A function is asked each time. Within another wait nothing is printed in addition: the other
-    one says `what` instead of its own.
+    If `what` is a function, it is called for each line. Inside another such block there are no
+    further lines: those of the outer block have this `what` as their text.
     """
     _blocks.append(what)
     if len(_blocks) > 1:
@@ -59,9 +60,9 @@ def progress(what: str | Callable[[], str]) -> Generator[None]:
 
 
 def tell_while(future: Future[Any], what: Callable[[], str]) -> None:
-    """As `progress`, as long as `future` is not settled. Does not block; `what` may.
+    """As `progress`, while `future` is not settled. Does not block.
 
-    An empty `what` is not printed.
+    `what` is called in a thread of its own, so it may block. An empty text is not printed.
     """
     global _looking
     if type(drivers.current) is not drivers.Driver:
@@ -74,7 +75,7 @@ def tell_while(future: Future[Any], what: Callable[[], str]) -> None:
 
 
 def _look() -> None:
-    """Take up what is waited for long enough: no thread is started for what takes less."""
+    """Start a reporting thread for each future that has been pending for two seconds."""
     global _looking
     _looking = False
     now = drivers.current.now()
@@ -117,7 +118,7 @@ def _tell(wait: Callable[[float], bool], text: Callable[[], str], pause: float) 
 
 
 def _forked() -> None:
-    """In a child that user code forks: what its parent waits for, and who looks, is not here."""
+    """In a forked child: forget the waits of the parent, whose threads do not exist here."""
     global _looking
     _looking = False
     _blocks.clear()

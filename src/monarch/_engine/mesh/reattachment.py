@@ -1,8 +1,8 @@
 """`reattach`: take over the meshes of a script that has ended.
 
 The new script replaces the old one in the runtime: its process has the same uid, so all records of
-owners, parents and children stay valid. Ports and sockets of the two scripts are told apart by the
-number of the driver, its *reign* (protocol.succession).
+owners, parents and children stay valid. Each driver of a job has a number, its *reign*, from which
+its ports are numbered. So messages to the old script never reach the new one (protocol.succession).
 
 Failures that happen between two scripts are not collected in one place: the process that saw an
 exit remembers it. So the new owner queries every rank of every mesh that it takes over, as for

@@ -1,7 +1,7 @@
-"""Cancelled calls are taken back from the actors.
+"""Recall of cancelled calls: the actor that received the call is asked to drop it.
 
-The cell knows what to do with the message (`Cell.recall`). A recall travels on the link of the
-messages, behind the one that it is about.
+`Cell.recall` does that in the receiving process. A recall is sent on the same link as the call, so
+it arrives after the call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WHAT = struct.Struct("<QQ")  # the mesh, and the caller's port
 
 
 def recall(link: Any, mesh: int, port: int) -> None:
-    """Tell the actor of `mesh` behind `link` that the call with this `port` was cancelled."""
+    """Notify the actor of `mesh` behind `link` that the call with this `port` was cancelled."""
     tell(link.uid, _SERVICE, _WHAT.pack(mesh, port))
 
 

@@ -1,7 +1,8 @@
-"""The end of a client: stop what it owns, then the host agent and with it every process.
+"""Shutdown of a client: stop its meshes, then the host agent and with it every process.
 
-Registered with `atexit` when the client is made, so that calling it is optional. A client whose
-meshes are kept for another (`keepsake`) leaves them at its exit; only `shutdown_context` ends them.
+The shutdown is registered with `atexit` when the client is made, so calling `shutdown_context` is
+optional. A client whose meshes are kept for another script (`keepsake`) leaves them running at its
+exit; then only `shutdown_context` ends them.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ _begun = False
 
 
 def shutdown_context(host_timeout: float | None = None) -> Future[None]:
-    """Stop every process of the client on this host, and the client; starts at once.
+    """Stop all processes of the client, and the client itself.
+
+    Return a future at once; it resolves when the shutdown is complete.
 
     Args:
-        host_timeout: seconds the processes have to end in good order (default 10); then they
-            are killed.
+        host_timeout: seconds within which the processes must exit in good order (default 10);
+            after that they are killed.
 
-    Without a client it does nothing. Afterwards calls raise `SupervisionError`; a client cannot be
-    started again in the same process. Raises ValueError for an impossible timeout.
+    Does nothing in a process without a client. Afterwards calls raise `SupervisionError`; a client
+    cannot be started again in the same process. Raises ValueError for an impossible timeout.
     """
     global _begun
     proc = current_proc()
@@ -89,10 +92,11 @@ def _at_exit(proc: Proc) -> None:
 def _exit() -> None:
     Faults.current.close()
     leave_unobserved_to_exit()
-    if keeps():  # for the next driver
+    if keeps():  # leave the meshes to the next driver
         close_printer(_EXIT_GRACE)
     else:
-        # A little more than it can take; what is not done by then ends with this process anyway.
+        # Normally the shutdown takes less. After the timeout this process exits, and the kernel
+        # closes the agent's socket, which ends the agent and its processes as well.
         with contextlib.suppress(TimeoutError):
             shutdown_context(_EXIT_GRACE).get(timeout=3 * _EXIT_GRACE)
     report_unobserved(ending=True)

@@ -1,7 +1,7 @@
-"""`ValueMesh`: the results of a call on a mesh, in its shape, decoded one by one when looked at.
+"""`ValueMesh`: the results of a call on a mesh, in its shape; each is decoded when first read.
 
-The result of a call with ``options(on_failure="partial")`` also holds failures. They are kept apart
-from values, since an endpoint may well return an exception as its value.
+The result of a call with ``options(on_failure="partial")`` also holds failures. Failures are marked
+as such (`Failed`), since an endpoint may return an exception as an ordinary value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _decoding = threading.RLock()
 
 
 class _Undecoded:
-    """A value still as bytes, decoded by whoever looks first; or the error of doing so."""
+    """A value as received bytes, decoded when first read; or the error of decoding it."""
 
     __slots__ = ("_body", "error")
 
@@ -35,18 +35,18 @@ class _Undecoded:
         self.error: Any = None
 
     def decode(self) -> Any:
-        """The value, or this with its `error` set."""
+        """Return the value; if it cannot be decoded, this object with its `error` set."""
         if self.error is None:
             try:
                 return decode_body(self._body)
-            except BaseException as error:  # raised at every look, as the same error
+            except BaseException as error:  # kept, so that every read raises the same error
                 self.error = error
                 self._body = None
         return self
 
 
 class Failed(_Undecoded):
-    """Takes the place of a value that there is not."""
+    """The failure of a rank, in the place of its value."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class Failed(_Undecoded):
 
 
 class Answered(_Undecoded):
-    """A value as bytes, of a mesh with failures: that it cannot be decoded here is one, too."""
+    """As `_Undecoded`, in a mesh with failures: an error of decoding becomes a `Failed`."""
 
     __slots__ = ()
 
@@ -66,20 +66,20 @@ class Answered(_Undecoded):
 
 
 def failure_of(error: BaseException) -> Exception:
-    """`error` as what stands in for a value, always an Exception."""
+    """Return `error`, wrapped in an `ActorError` if it is not an `Exception`."""
     if issubclass(type(error), Exception):
         return cast("Exception", error)
     return ActorError(error, "The answer of a remote actor is not an ordinary exception.")
 
 
 class ValueMesh(MeshTrait, Generic[R_co]):
-    """Values in the shape of a mesh.
+    """Values in the shape of a mesh; read-only.
 
     Args:
-        shape: labels and sizes.
+        shape: labels and sizes of the dimensions.
         values: one per rank, row-major.
 
-    Raises ValueError when the number of values does not fit the shape.
+    Raises ValueError if the number of values does not fit the shape.
 
     >>> from monarch._engine.shapes import Shape, Slice
     >>> ValueMesh(Shape(["gpus"], Slice.new_row_major([2])), [8, 8])
@@ -116,7 +116,10 @@ class ValueMesh(MeshTrait, Generic[R_co]):
 
     @staticmethod
     def from_indexed(shape: Shape, values: Iterable[tuple[int, R]]) -> ValueMesh[R]:
-        """A mesh from (rank, value) pairs in any order; each rank exactly once."""
+        """Make a mesh from (rank, value) pairs in any order.
+
+        Raises ValueError unless every rank of the shape has a value, and no other rank.
+        """
         pairs = dict(values)
         if sorted(pairs) != list(range(len(shape))):
             raise ValueError(
@@ -128,15 +131,20 @@ class ValueMesh(MeshTrait, Generic[R_co]):
         return cls
 
     def get(self, rank: int) -> R_co:
-        """The value of the local rank, 0 .. len - 1. Raises ValueError outside."""
+        """Return the value of a rank of this mesh, 0 .. len - 1; ValueError for any other rank.
+
+        If the rank failed, return its exception (see `failures`). Raises the error of decoding a
+        value that cannot be decoded here.
+        """
         if not 0 <= rank < len(self._cells):
             raise ValueError(f"index {rank} out of range (len={len(self._cells)})")
         return self._at(rank)
 
     def item(self, **coordinates: int) -> R_co:
-        """The value at the coordinates; all dimensions are required.
+        """Return the value at the coordinates, as `get`; all dimensions are required.
 
-        Raises KeyError for missing or unknown dimensions, IndexError outside the shape.
+        Raises KeyError for missing or unknown dimensions, IndexError for an index that is too
+        large, OverflowError for a negative one.
         """
         rank = 0
         extent = self._shape.extent
@@ -158,27 +166,27 @@ class ValueMesh(MeshTrait, Generic[R_co]):
         return self._at(rank)
 
     def items(self) -> Generator[tuple[Point, R_co], None, None]:
-        """Pairs of (point, value), row-major; points are relative to this mesh."""
+        """Yield pairs of (point, value), row-major; points are relative to this mesh."""
         extent = self._shape.extent
         for rank in range(len(self._cells)):
             yield point_of(rank, extent), self._at(rank)
 
     def values(self) -> list[R_co]:
-        """The values, row-major; of a rank that failed, the exception (see `failures`)."""
+        """Return the values, row-major; for a rank that failed, its exception (see `failures`)."""
         return [self._at(rank) for rank in range(len(self._cells))]
 
     def failures(self) -> list[tuple[Point, Exception]]:
-        """Pairs of (point, exception) for the ranks that failed, row-major.
+        """Return pairs of (point, exception) for the ranks that failed, row-major.
 
-        Only a call with ``options(on_failure="partial")`` has any. An exception that an endpoint
-        returned is a value like others.
+        Only the result of a call with ``options(on_failure="partial")`` has any. An exception that
+        an endpoint returned is not a failure, but a value.
         """
         extent = self._shape.extent
         cells = enumerate(self._decoded())
         return [(point_of(rank, extent), c.error) for rank, c in cells if type(c) is Failed]
 
     def successes(self: ValueMesh[R | Exception]) -> list[tuple[Point, R]]:
-        """Pairs of (point, value) for the ranks that answered, row-major.
+        """Return pairs of (point, value) for the ranks that answered, row-major.
 
         >>> from monarch._engine.shapes import Shape, Slice
         >>> mesh = ValueMesh(Shape(["gpus"], Slice.new_row_major([2])), [7, 8])
@@ -222,7 +230,7 @@ class ValueMesh(MeshTrait, Generic[R_co]):
         return found
 
     def _cell(self, rank: int) -> Any:
-        """The value of the rank, or the `Failed` in its place."""
+        """Return the value of the rank, or the `Failed` in its place."""
         cell: Any = self._cells[rank]
         if isinstance(cell, _Undecoded):
             with _decoding:
@@ -265,7 +273,7 @@ def _rebuild_partial(shape: Shape, values: list[Any], failed: list[int]) -> Valu
 
 
 def _dense(shape: Shape) -> Shape:
-    """The shape with the same extent whose ranks are 0 .. len - 1."""
+    """Return the shape with the same extent whose ranks are 0 .. len - 1."""
     extent = shape.extent
     return shape_of(extent._labels, Slice.new_row_major(extent.sizes))
 

@@ -1,13 +1,14 @@
-"""`HostMesh.sync_workspace`: directories of the script's machine, on every host as they are here.
+"""`HostMesh.sync_workspace`: copy directories of the script's machine to every host.
 
-Once per host, by an actor there: it is told what there should be, answers what it lacks, and gets
-that (`runtime.file_tree`). So everything travels on the authenticated links between hosts, is read
-here once for all of them, and a tree that has not changed costs a round trip.
+One actor per host receives the list of files that should exist, answers which of them differ, and
+receives those (`runtime.file_tree`). So all data uses the authenticated links between hosts, each
+file is read once for all hosts, an unchanged tree costs one round trip, and no other program has to
+be installed.
 
-The reference calls rsync. That was rejected: its daemon has no authentication worth the name, its
-other transport is a remote shell that attached hosts need not have, and to carry its protocol
-through links of ours takes a program at each end and a process per host, for the sake of deltas
-within a file, which source code does not need. Nothing has to be installed.
+Rejected: rsync, which the reference calls. Its daemon has no adequate authentication, and its other
+transport is a remote shell, which attached hosts need not have. To carry its protocol over our
+links would take a program at each end and a process per host. The gain would be deltas within a
+file, which source code does not need.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _changed: weakref.WeakKeyDictionary[Attachment, set[str]] = weakref.WeakKeyDicti
 
 
 class _Tree(NamedTuple):
-    """A directory here, and where it goes: below the directory that `variable` names there."""
+    """A directory here and its destination: `below` a directory that a host's `variable` names."""
 
     source: str
     variable: str
@@ -50,7 +51,7 @@ class _Tree(NamedTuple):
 async def sync(
     hosts: HostMesh, attachment: Attachment, workspace: Any, conda: bool, auto_reload: bool
 ) -> None:
-    """See `HostMesh.sync_workspace`."""
+    """Do what `HostMesh.sync_workspace` describes."""
     trees = [_Tree(source, _WORKSPACE, below) for source, below in _folders(workspace)]
     if conda:
         trees.append(_Tree(_active_conda(), _CONDA, ""))
@@ -84,10 +85,10 @@ async def sync(
 
 
 async def _sync_tree(keepers: Any, tree: _Tree, roots: list[str]) -> set[str]:
-    """Bring one directory to all hosts; the files that have changed on any."""
+    """Copy one directory to all hosts; return the paths of files that changed on any host."""
     run = f"{new_uid():x}"
     entries = await asyncio.to_thread(scan, tree.source)
-    # A conda environment knows its own place, which may be another there.
+    # Files of a conda environment contain its path, which may be a different one on a host.
     moved = [root if tree.variable == _CONDA and root != tree.source else "" for root in roots]
     answers = await asyncio.gather(
         *(
@@ -117,12 +118,15 @@ def _below(place: str, path: str) -> str:
 
 
 def _one(mesh: Any, rank: int) -> Any:
-    """The actor with this rank."""
+    """Return the actor with this rank, as a mesh of one."""
     return mesh.flatten("rank").slice(rank=rank)
 
 
 def _folders(workspace: Any) -> Iterator[tuple[str, str]]:
-    """What is to be copied, and where below the workspace. Raises ValueError and OSError."""
+    """Yield each directory to copy, with its destination below the workspace.
+
+    Raises ValueError for an impossible destination, OSError for a directory that does not exist.
+    """
     dirs: Mapping[Any, Any] = getattr(workspace, "dirs", None) or {}
     taken: list[str] = []
     for given, wanted in dirs.items():
@@ -146,7 +150,10 @@ def _active_conda() -> str:
 
 
 def _read(root: str, entries: Iterable[Entry], moved_to: str) -> Iterator[Chunk]:
-    """Files in parts. `moved_to`: where `root` is called that over there, in its own files, too."""
+    """Yield the content of files in parts.
+
+    `moved_to`, if not empty, is the path of `root` on the hosts; it replaces `root` in the content.
+    """
     for entry in entries:
         with open(os.path.join(root, entry.path), "rb") as file:
             if moved_to:
@@ -175,10 +182,10 @@ def _next_batch(chunks: Iterator[Chunk]) -> list[Chunk]:
 
 
 def _move(data: bytes, former: str, place: str, path: str) -> bytes:
-    """The content of a file that may name the directory it is in, for another directory.
+    """Return the content of a file with the directory `former` replaced by `place`.
 
-    In text it is replaced. In binary files names end with a zero byte and have to keep their
-    length, so what is gained is filled with zeros at the end of the name.
+    In a binary file, a name that contains `former` ends with a zero byte and must keep its length.
+    So a name that gets shorter is padded with zero bytes. Raises ValueError if it would get longer.
     """
     old, new = os.fsencode(former), os.fsencode(place)
     if old not in data:
@@ -200,7 +207,7 @@ def _move(data: bytes, former: str, place: str, path: str) -> bytes:
 
 
 class _Keeper(Actor):
-    """Keeps the directories of a host as they should be."""
+    """Compares and writes the directories of one host."""
 
     def __init__(self) -> None:
         self._name = f"{new_uid():x}"
@@ -226,14 +233,13 @@ class _Keeper(Actor):
 
 
 class _Reloader(Actor):
-    """Has a process load changed modules anew."""
+    """Reloads changed modules in its process."""
 
     @endpoint
     def reload(self, files: set[str]) -> list[str]:
-        """Reload modules whose files these are; their names.
+        """Reload the modules whose files these are; return their names.
 
-        In the reverse of the order in which they were first imported: what a module imports comes
-        before it.
+        The order is the reverse of `sys.modules`: a module comes after the modules it imports.
         """
         importlib.invalidate_caches()
         real = {os.path.realpath(path) for path in files}
