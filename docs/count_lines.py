@@ -34,7 +34,7 @@ FURTHER = {
         mesh/log_level mesh/log_prefix mesh/logging_option""",
     "code for the hosts": "runtime/file_tree mesh/workspace",
 }
-"""What is not the core: modules of the engine, by capability."""
+"""Modules of the engine that are not part of the core, by capability."""
 
 _LAYOUT = (
     tokenize.COMMENT,

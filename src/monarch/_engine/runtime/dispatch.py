@@ -1,7 +1,7 @@
 """The loop of an actor: take a message, call the endpoint, send the reply.
 
 Budget per message: one mailbox get, one handler look-up, one context, one decode, one call, one
-encode, one send. Measured by ``benchmarks/programs/round_trip.py``. Everything rare (failures,
+encode, one send. Measured by ``benchmarks/programs/roundtrip.py``. Everything rare (failures,
 stops, explicit ports) is behind one branch in a named function.
 
 `run_sync` is the thread of an actor whose endpoints are all plain functions. Async actors have

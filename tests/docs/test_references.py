@@ -1,0 +1,117 @@
+"""Files and modules that comments, docstrings and Markdown name exist."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.prose import FOLDERS, ROOT, blocks, files
+
+PATH = re.compile(
+    r"(?<![\w/.:~$<{*-])((?:[\w.-]+/)*[\w-]+\.(?:py|pyi|md|toml|txt|svg|json|sh|pkl))\b(?![\w/(])"
+)
+DOTTED = re.compile(
+    r"(?<![\w./:@-])((?:monarch|base|shapes|wire|protocol|transport|launch|runtime|testing"
+    r"|rdma)(?:\.[A-Za-z_]\w*)+)(?![\w/])"
+)
+MONARCH = ROOT / "src" / "monarch"
+BASES = (ROOT, ROOT / "src", MONARCH, MONARCH / "_engine", MONARCH / "rdma")
+
+INVENTED = {
+    "20260101-120000.json",
+    "app.py",
+    "file.py",
+    "job_state.pkl",
+    "json.py",
+    "other.pkl",
+    "queue.py",
+    "state.pkl",
+    "stderr.txt",
+    "stdout.txt",
+    "train.py",
+    "x.py",
+}
+"""Files of users and of runs; a path counts by its last part."""
+
+LOGGERS = {"monarch.audit", "monarch.worker"}
+
+
+def names_of_files() -> set[str]:
+    inside = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*")}
+    return inside | {path.name for path in ROOT.iterdir()}
+
+
+NAMES = names_of_files()
+
+
+def file_exists(named: str, place: Path) -> bool:
+    """Whether a path leads to a file, from `place` or from one of the usual folders.
+
+    A bare name may be that of any file.
+    """
+    if "/" not in named:
+        return named in NAMES
+    return any((base / named).exists() for base in (*BASES, place.parent, place.parent.parent))
+
+
+def module_exists(named: str) -> bool:
+    """Whether a dotted name is a module of monarch, or an attribute of one.
+
+    Folders of the package may stand for themselves: `runtime.proc`. (Not `mesh`, which is a
+    variable in most examples.)
+    """
+    first, *rest = named.split(".")
+    if first != "monarch":
+        folders = [base / first for base in BASES if (base / first).is_dir()]
+        return any(
+            (folder / rest[0]).is_dir() or (folder / f"{rest[0]}.py").exists() for folder in folders
+        )
+    for end in range(len(rest), -1, -1):
+        try:
+            found = importlib.import_module(".".join([first, *rest[:end]]))
+        except ImportError:
+            continue
+        for attribute in rest[end:]:
+            try:
+                found = getattr(found, attribute)
+            except ImportError:
+                return True  # of the tensor engine: the package knows the name, and refuses it
+            except AttributeError:
+                return False
+        return True
+    return False
+
+
+def missing(path: Path) -> list[str]:
+    wrong = []
+    for block in blocks(path):
+        paths = [named for named in PATH.findall(block.text) if not file_exists(named, path)]
+        modules = [
+            named
+            for named in DOTTED.findall(block.text)
+            if not PATH.fullmatch(named) and named not in LOGGERS and not module_exists(named)
+        ]
+        wrong += [
+            f"{path.relative_to(ROOT)}:{block.line}: {named}"
+            for named in [*paths, *modules]
+            if named.rsplit("/", 1)[-1] not in INVENTED
+        ]
+    return wrong
+
+
+@pytest.mark.parametrize("folder", [".", *FOLDERS])
+def test_a_file_or_module_that_is_named_exists(folder: str) -> None:
+    own = [path for path in files() if (path.relative_to(ROOT).parts[:-1] or (".",))[0] == folder]
+    assert [place for path in own for place in missing(path)] == []
+
+
+def test_what_does_not_exist_is_found() -> None:
+    assert not file_exists("runtime/no_such.py", ROOT / "README.md")
+    assert file_exists("runtime/proc.py", ROOT / "README.md")
+    assert not module_exists("monarch.no_such")
+    assert not module_exists("runtime.no_such")
+    assert module_exists("runtime.proc.Proc")
+    assert module_exists("monarch.actor.Actor")
