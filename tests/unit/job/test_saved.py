@@ -16,7 +16,7 @@ import pytest
 import monarch.job
 from monarch.job import JobState, LocalJob, ProcessJob, job_load, job_loads
 from monarch.job.os_process import OsProcess, descendants, wait_for
-from monarch.job.saved import _locked_here, _opened, locked, open_folder
+from monarch.job.saved import _is_at, _locked_here, _opened, locked, open_folder
 
 
 def test_a_job_is_written_through_a_link(tmp_path: Path) -> None:
@@ -230,11 +230,20 @@ def test_the_file_of_a_lock_elsewhere_is_of_this_user(
     path = str(tmp_path / "job.pkl.lock")
     with _locked_here(path):
         (name,) = os.listdir(tmp_path)
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
     (tmp_path / name).touch()
     os.chown(tmp_path / name, 12345, 12345)
     with pytest.raises(PermissionError, match="belongs to another user"), _locked_here(path):
         pass
     assert os.listdir(tmp_path) == [name]
+
+
+def test_a_link_to_a_lock_is_not_the_lock(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "lock")
+    with (tmp_path / "lock").open("w") as file:
+        assert _is_at(file.fileno(), str(tmp_path / "lock"))
+        assert not _is_at(file.fileno(), str(tmp_path / "link"))
+        assert not _is_at(file.fileno(), str(tmp_path / "none"))
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import pwd
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,7 +26,7 @@ from monarch.job.current import (
     set_current_job,
     use_context,
 )
-from monarch.job.saved import locked
+from monarch.job.saved import _holder, _opened, _user, locked, open_folder
 
 SOMEBODY = 65534
 FOLDERS = (".monarch", ".monarch/default")
@@ -244,8 +247,104 @@ def test_a_wait_for_a_lock_has_a_limit(project: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("monarch.job.saved._LOCK_LIMIT", 0.1)
     Path("job.pkl.lock").touch(0o600)
     error = pytest.raises(TimeoutError, match=r"job.pkl.lock was locked by process \d+ of")
+    began = time.monotonic()
     with holding("job.pkl.lock"), error:
         LocalJob().state("job.pkl")
+    assert time.monotonic() - began >= 0.1
+
+
+@as_root
+def test_root_is_no_stranger(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are used, but not changed, and its locks are waited for."""
+    monkeypatch.setattr(os, "getuid", lambda: SOMEBODY)
+    monkeypatch.setattr("monarch.job.saved._LOCK_LIMIT", 0.1)
+    LocalJob().dump("job.pkl")
+    assert isinstance(job_load("job.pkl"), LocalJob)
+    Path("job.pkl.lock").touch()
+    os.chmod("job.pkl.lock", 0o644)
+    with locked("job.pkl"):
+        assert stat.S_IMODE(os.stat("job.pkl.lock").st_mode) == 0o644
+    with holding("job.pkl.lock"), pytest.raises(TimeoutError), locked("job.pkl"):
+        pass
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/locks"), reason="without it no holder is named")
+def test_it_is_said_which_process_has_a_lock(project: Path) -> None:
+    Path("other").touch()
+    with locked("job.pkl"), holding("other"), open("job.pkl.lock") as ours, open("other") as theirs:
+        me = f"process {os.getpid()} of {pwd.getpwuid(os.getuid()).pw_name}"
+        assert _holder(ours.fileno()) == (me, os.getuid())
+        name, uid = _holder(theirs.fileno())
+        assert name != me
+        assert name.startswith("process ")
+        assert uid == os.getuid()
+
+
+def test_directories_of_jobs_are_made_for_their_user_alone(project: Path) -> None:
+    os.umask(0)
+    with locked("project/.monarch/default/job.pkl"):
+        pass
+    for path in ("project/.monarch", "project/.monarch/default"):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o700
+
+
+def test_a_directory_is_made_only_where_that_is_wanted(project: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        open_folder("none")
+    assert not os.path.exists("none")
+
+
+def test_that_of_the_root_is_not_that_of_the_current_directory(applied: None) -> None:
+    try:
+        found = open_folder("/.monarch")
+    except (FileNotFoundError, PermissionError):
+        return
+    status = os.fstat(found)
+    os.close(found)
+    assert not os.path.samestat(status, os.stat(".monarch"))
+
+
+@pytest.mark.parametrize("path", FOLDERS)
+def test_a_file_in_the_place_of_a_directory_is_named(project: Path, path: str) -> None:
+    os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
+    Path(path).touch(0o600)
+    user = pwd.getpwuid(os.getuid()).pw_name
+    with pytest.raises(PermissionError, match=f"{path} is a file of {user}, .*: remove it"):
+        open_folder(path)
+
+
+def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nameless(_uid: int) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", nameless)
+    assert _user(12345) == "user 12345"
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("number", "expected"), [(errno.EACCES, "belongs to another user"), (errno.EMFILE, "Too many")]
+)
+def test_who_may_not_open_a_file_of_another_user_is_told_so(
+    project: Path, monkeypatch: pytest.MonkeyPatch, number: int, expected: str
+) -> None:
+    """The file's owner is the reason then, but not of other errors."""
+    Path("job.pkl").touch()
+    os.chown("job.pkl", SOMEBODY, SOMEBODY)
+    folder = os.open(".", os.O_RDONLY)
+
+    def refuse(*_args: object, **_options: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", refuse)
+            with pytest.raises(OSError, match=expected):
+                _opened(folder, "job.pkl", "job.pkl", os.O_RDONLY)
+            with pytest.raises(OSError, match=os.strerror(number)):
+                _opened(folder, "none", "none", os.O_RDONLY)
+    finally:
+        os.close(folder)
 
 
 def test_a_killed_job_leaves_no_dangling_link(applied: None) -> None:
