@@ -33,6 +33,7 @@ class SimProc(Proc):
     """A simulated process. `index` counts the processes of a simulation in spawn order."""
 
     reactor: SimReactor  # type: ignore[assignment]
+    in_band = _IN_BAND
 
     def __init__(
         self, world: World, host: SimHost, uid: int, spec: dict[str, Any], index: int
@@ -49,7 +50,6 @@ class SimProc(Proc):
         self.hostname = host.hostname
         self.pid = 1000 + index
         self.spec = spec
-        self.threshold = _IN_BAND
         self.ends: dict[SimLink, None] = {}
         self.stopping = False  # whether a stop was requested
         self.agent_watch = AgentWatch(self, on=False)

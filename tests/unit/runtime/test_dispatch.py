@@ -93,12 +93,16 @@ class Actor:
             Identity("name", "label", "<display>", lambda cell: self),  # type: ignore[arg-type,return-value]
             is_async=False,
         )
+        self.routes: dict[bytes, Any] = {}
         self.handlers = {
             name: Handler(name, function, explicit=name == "explicit")
             for name, function in endpoints.items()
         }
         self.has_children = False
         self.tickets: list[int] = []
+
+    def extent_of(self, data: bytes) -> bytes:
+        return data
 
     def enter(self, rank: int, extent: bytes) -> None: ...
     def plain_handler(self, name: str) -> None: ...

@@ -163,17 +163,16 @@ def test_nobody_waits_for_an_actor_that_ends_while_a_message_comes_in(is_async: 
         ending={},
     )
     identity = Identity("name", "label", "<display>", lambda cell: None)  # type: ignore[arg-type,return-value]
+
+    class EndsNow(Gauge):
+        def put(self, link: Any, size: int, depth: int) -> None:
+            cell.settle(Failure("<display>", Verdict(STOPPED, "stopped")))
+            super().put(link, size, depth)
+
     with settings.configured(mailbox_limit=LIMIT, mailbox_bytes_limit=BYTES):
         cell = Cell(proc, 7, 0, 2, identity, is_async=is_async)
-    sender, depth = Sender(), cell.depth
-
-    def ends_now() -> int:
-        found = depth()
-        cell.depth = depth  # type: ignore[method-assign]
-        cell.settle(Failure("<display>", Verdict(STOPPED, "stopped")))
-        return found
-
-    cell.depth = ends_now  # type: ignore[method-assign]
+        cell.gauge = EndsNow(proc, 7, cell.depth)
+    sender = Sender()
     cell.put(sender, Frame(CALL, 0, 7, 0, 0, 0, b"", bytes(2 * BYTES)))
     assert cell.depth() == 0
     assert not sender.waits

@@ -222,14 +222,15 @@ class ActorSpec:
 class _Behaviour:
     """A constructed actor as the runtime's loop drives it."""
 
-    __slots__ = ("_cleanup", "_extents", "actor", "cell", "handlers", "instance")
+    __slots__ = ("_cleanup", "actor", "cell", "enter", "handlers", "instance", "routes")
 
     def __init__(self, instance: Instance, actor: Actor, cell: Cell) -> None:
         self.instance = instance
         self.actor = actor
         self.cell = cell
         self.handlers: dict[str, Handler] = {}
-        self._extents: dict[bytes, Extent] = {}
+        self.routes: dict[bytes, tuple[Handler, Extent]] = {}
+        self.enter = functools.partial(enter, instance)
         cls: type = type(actor)
         for name, prop in endpoints_of(cls).items():
             function: Any = prop._method
@@ -256,11 +257,8 @@ class _Behaviour:
     def has_children(self) -> bool:
         return bool(self.instance._meshes)
 
-    def enter(self, rank: int, extent: bytes) -> None:
-        known = self._extents.get(extent)
-        if known is None:
-            known = self._extents[extent] = Extent.from_bytes(extent)
-        enter(self.instance, rank, known)
+    def extent_of(self, data: bytes) -> Extent:
+        return Extent.from_bytes(data)
 
     def plain_handler(self, name: str) -> Handler | None:
         """A method wrapped by `as_endpoint`: ``plain:name`` or, with a port, ``port:name``."""

@@ -359,6 +359,7 @@ for _public in (Context, CreatorInstance, Instance):
     _public.__module__ = "monarch._src.actor.actor_mesh"
 
 _context: ContextVar[Context | None] = ContextVar("monarch_context", default=None)
+_new = object.__new__
 _lock = threading.Lock()
 _own_proc_mesh: Callable[[], ProcMesh]
 
@@ -381,7 +382,11 @@ def context() -> Context:
 
 def enter(instance: Instance, rank: int, extent: Extent) -> None:
     """Make `instance` current, handling a message for `rank` of `extent`."""
-    _context.set(Context(instance, rank, extent))
+    current: Context = _new(Context)  # once per message: `__init__` would be one more call
+    current.actor_instance = instance
+    current._rank = rank
+    current._extent = extent
+    _context.set(current)
 
 
 def process_context() -> Context:

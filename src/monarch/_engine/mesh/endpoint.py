@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import (
@@ -335,9 +336,12 @@ def _pick(links: list[Any]) -> int:
 
 
 class _Check:
-    """The argument check of one method: a comparison for plain calls, `inspect` for the rest."""
+    """The argument check of one method: a comparison for plain calls, `inspect` for the rest.
 
-    __slots__ = ("_most", "_need", "_signature", "_simple")
+    Without keywords, from `least` to `most` positional arguments are right.
+    """
+
+    __slots__ = ("_signature", "least", "most")
 
     def __init__(self, signature: inspect.Signature) -> None:
         self._signature = signature
@@ -345,16 +349,15 @@ class _Check:
         positional = [
             p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
-        self._simple = all(
-            p.kind is not p.KEYWORD_ONLY or p.default is not p.empty for p in parameters
-        )
-        self._need = sum(p.default is p.empty for p in positional)
-        self._most = len(positional)
+        self.least = sum(p.default is p.empty for p in positional)
+        self.most = len(positional)
         if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-            self._most = 1 << 30
+            self.most = sys.maxsize
+        if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
+            self.most = -1  # none is right
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not kwargs and self._simple and self._need <= len(args) <= self._most:
+        if not kwargs and self.least <= len(args) <= self.most:
             return
         try:
             self._signature.bind(*args, **kwargs)
@@ -586,16 +589,20 @@ class ActorEndpoint(Generic[P, R_co]):
     def _one(
         self, links: list[Any], rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Reply[R_co]:
-        self._check(args, kwargs)
+        check = self._check
+        if kwargs or not check.least <= len(args) <= check.most:
+            check(args, kwargs)
+        proc = self.proc
         future: Reply[R_co] = Reply._new()
         future._endpoint = self
         future._link = links[rank]
         future._rank = rank
-        future._port = port = self.proc.open_port(future)
+        future._port = port = next(proc.port_ids)
+        proc.ports[port] = future
         try:
             self._send_one(links, rank, args, kwargs, port, future, ONCE, self._meta)
         except BaseException:
-            self.proc.close_port(port)
+            proc.close_port(port)
             raise
         return future
 

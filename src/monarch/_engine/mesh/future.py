@@ -87,7 +87,7 @@ class Future(Generic[R_co]):
         """
         if timeout is not None:
             _check_timeout(timeout)
-        if _on_running_loop():
+        if _running_loop() is not None:
             _warn_blocking()
         if self._phase == PENDING:
             self._block(timeout)

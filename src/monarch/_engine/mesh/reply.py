@@ -23,6 +23,7 @@ from monarch._engine.mesh.value_mesh import Answered, Failed, ValueMesh, failure
 from monarch._engine.runtime.body import decode_body, unreadable
 from monarch._engine.runtime.dispatch import rebuild_error, rebuild_raised
 from monarch._engine.runtime.ends import Verdict
+from monarch._engine.wire.codec import loads
 from monarch._engine.wire.frame import FAILURE
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class _Called(Future[R_co]):
         if flags:
             raise _error_of(flags, body, self._endpoint.name)
         try:
-            return decode_body(body)
+            return loads(body) if type(body) is bytes else decode_body(body)
         except (ImportError, AttributeError, SystemExit) as error:
             raise unreadable(error, f"the result of {self._endpoint.name}") from None
 

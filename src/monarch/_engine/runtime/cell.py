@@ -78,9 +78,14 @@ class Behaviour(Protocol):
     """What the mesh layer supplies: the user's object, seen through its endpoints."""
 
     handlers: dict[str, Handler]
+    routes: dict[bytes, tuple[Handler, Any]]
+    """By meta of a CALL: the endpoint and the extent. Filled by the loop that reads it."""
     has_children: bool
 
-    def enter(self, rank: int, extent: bytes) -> None:
+    def extent_of(self, data: bytes) -> Any:
+        """The extent that `enter` takes."""
+
+    def enter(self, rank: int, extent: Any, /) -> None:
         """Make the message's rank in `extent` the current one."""
 
     def plain_handler(self, name: str) -> Handler | None:
@@ -189,7 +194,8 @@ class Cell:
         if self.state is DEAD:  # it died between the look-up and the put
             self.refuse_queued()
         else:
-            self.gauge.put(link, len(frame.body), self.depth())
+            depth = len(self.mailbox) if self.is_async else self.mailbox.qsize()
+            self.gauge.put(link, len(frame.body), depth)
 
     def depth(self) -> int:
         """Messages waiting."""

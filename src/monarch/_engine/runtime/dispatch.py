@@ -31,8 +31,8 @@ from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import STOPPED
 from monarch._engine.runtime.body import decode_body, unreadable
-from monarch._engine.runtime.cell import DEAD, RUNNING, Cell, Handler
-from monarch._engine.wire.codec import Payload, encode
+from monarch._engine.runtime.cell import DEAD, RUNNING, Behaviour, Cell, Handler
+from monarch._engine.wire.codec import Payload, encode, loads
 from monarch._engine.wire.frame import CALL, ERROR, POST, Frame, pack
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ __all__ = [
     "stopped",
 ]
 
-_routes: dict[bytes, tuple[str, bytes]] = {}
-
+_ROUTES = 4096  # kept by each actor: a caller that wants messages back has one of its own
 
 _RETURNS = 0x8000  # of the length: a return port follows the name
 
@@ -89,15 +88,9 @@ def return_port_of(meta: bytes) -> int:
 
 def route(meta: bytes) -> tuple[str, bytes]:
     """The inverse of `call_meta`."""
-    known = _routes.get(meta)
-    if known is None:
-        length = int.from_bytes(meta[:2], "little")
-        end = 2 + (length & ~_RETURNS)
-        known = (meta[2:end].decode(), meta[end + 8 * bool(length & _RETURNS) :])
-        if len(_routes) > 4096:
-            _routes.clear()
-        _routes[meta] = known
-    return known
+    length = int.from_bytes(meta[:2], "little")
+    end = 2 + (length & ~_RETURNS)
+    return meta[2:end].decode(), meta[end + 8 * bool(length & _RETURNS) :]
 
 
 # -- sync actors ---------------------------------------------------------------------------------
@@ -144,7 +137,7 @@ def _serve_sync(cell: Cell) -> End:
         if frame.kind != CALL:
             return stopped(cell, frame)
         cell.current = item
-        cell.taken(frame)
+        cell.gauge.take(len(frame.body))
         handler = None
         try:
             handler, args, kwargs = prepare(cell, link, frame)
@@ -216,25 +209,31 @@ def construct(cell: Cell) -> bool:
 
 
 def prepare(cell: Cell, link: Any, frame: Frame) -> tuple[Handler, Any, Any]:
-    name, extent = route(frame.meta)
     behaviour = cell.behaviour
     assert behaviour is not None
-    handler = behaviour.handlers.get(name)
-    if handler is None:
-        handler = behaviour.plain_handler(name)
-        if handler is None:
-            raise AttributeError(f"actor {cell.identity.display} has no endpoint {name!r}")
+    handler, extent = behaviour.routes.get(frame.meta) or _look_up(cell, behaviour, frame.meta)
     behaviour.enter(frame.rank, extent)
     body = frame.body
     try:
-        args, kwargs = decode_body(body)
+        args, kwargs = loads(body) if type(body) is bytes else decode_body(body)
     except (ImportError, AttributeError) as error:
-        called = f"{cell.identity.name}.{name}()"
+        called = f"{cell.identity.name}.{handler.name}()"
         raise unreadable(error, f"the arguments of {called}") from None
     if handler.explicit:
         port = behaviour.explicit_port(link, frame, handler.name)
         args = (port, *args)
     return handler, args, kwargs
+
+
+def _look_up(cell: Cell, behaviour: Behaviour, meta: bytes) -> tuple[Handler, Any]:
+    name, extent = route(meta)
+    handler = behaviour.handlers.get(name) or behaviour.plain_handler(name)
+    if handler is None:
+        raise AttributeError(f"actor {cell.identity.display} has no endpoint {name!r}")
+    if len(behaviour.routes) >= _ROUTES:
+        behaviour.routes.clear()
+    found = behaviour.routes[meta] = (handler, behaviour.extent_of(extent))
+    return found
 
 
 def reply(cell: Cell, link: Any, frame: Frame, handler: Handler, answer: Payload) -> None:

@@ -20,6 +20,7 @@ once, while the agent hands the other end to the peer. Nothing waits for an intr
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -31,7 +32,6 @@ from typing import Any
 
 from monarch._engine.base.errors import (
     BackpressureError,
-    PayloadTooLarge,
     ProtocolError,
     format_all,
 )
@@ -115,6 +115,9 @@ class Proc:
         reign: how many processes have been this one before, see protocol.succession.
     """
 
+    in_band: int = 0
+    """Bytes below which buffers travel in the message; 0: as the settings say."""
+
     def __init__(
         self,
         uid: int,
@@ -164,11 +167,15 @@ class Proc:
         self._exit_sinks: dict[int, list[Callable[[Verdict], None]]] = {}
         self._links_lock = threading.Lock()
         # What is still sent to ports of an earlier one must not find any of ours.
-        self._port_ids = itertools.count((reign << _REIGN) + 1)
+        self.port_ids = itertools.count((reign << _REIGN) + 1)
         self._spawn = spawn
         self._stop = stop
-        self.threshold: int = settings.shm_threshold
+        self.threshold: int = self.in_band or settings.shm_threshold
         self.frame_limit: int = settings.codec_max_frame_length
+        threshold, limit = self.threshold, self.frame_limit
+        # `encode((args, kwargs))` and `encode(value)`, faster for plain scalars.
+        self.encode_call = functools.partial(encode_call, threshold=threshold, limit=limit)
+        self.encode_result = functools.partial(encode_result, threshold=threshold, limit=limit)
         self._queue_limit: int = settings.send_buffer_limit
         self._patience: float = settings.backpressure_timeout
         self.segments = SegmentPool(settings.shm_pool_limit)
@@ -203,24 +210,7 @@ class Proc:
 
         `inline`: without shared memory, so that it can be sent again at any later time.
         """
-        return self._limited(encode(obj, 1 << 62 if inline else self.threshold))
-
-    def encode_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Payload:
-        """`encode((args, kwargs))`, faster for plain scalars."""
-        return self._limited(encode_call(args, kwargs, self.threshold))
-
-    def encode_result(self, value: Any) -> Payload:
-        """`encode(value)`, faster for plain scalars."""
-        return self._limited(encode_result(value, self.threshold))
-
-    def _limited(self, payload: Payload) -> Payload:
-        if payload.nbytes > self.frame_limit:
-            raise PayloadTooLarge(
-                f"the message has {payload.nbytes} bytes, more than the limit of "
-                f"{self.frame_limit} (configuration key codec_max_frame_length); send it in "
-                "parts, or raise the limit"
-            )
-        return payload
+        return encode(obj, 1 << 62 if inline else self.threshold, self.frame_limit)
 
     def send(
         self,
@@ -304,7 +294,7 @@ class Proc:
             )
 
     def open_port(self, sink: Sink) -> int:
-        port = next(self._port_ids)
+        port = next(self.port_ids)
         self.ports[port] = sink
         return port
 

@@ -145,7 +145,7 @@ class Link:
             self._enqueue(memoryview(data), fds)
             return True
         try:
-            sent = self._write(data, fds)
+            sent = self._write(data, fds) if fds else self.sock.send(data)
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
@@ -241,9 +241,7 @@ class Link:
         self._queue.append((data, [os.dup(fd) for fd in fds] if fds else []))
         self.queued += len(data)
 
-    def _write(self, data: bytes | memoryview, fds: list[int] | None) -> int:
-        if not fds:
-            return self.sock.send(data)
+    def _write(self, data: bytes | memoryview, fds: list[int]) -> int:
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())
         return self.sock.sendmsg([data], [rights])
 
@@ -254,7 +252,7 @@ class Link:
 
         Raises ProtocolError when the peer sends something else than frames; the link is lost then.
         """
-        target = self.reader.target()
+        target = None if self.reader.big is None else self.reader.target()
         buffer = scratch if target is None else target
         try:
             count, ancillary, flags, _ = self.sock.recvmsg_into([buffer], _ANCILLARY, _RECV_FLAGS)

@@ -141,20 +141,20 @@ class FrameReader:
     b'ok'
     """
 
-    __slots__ = ("_big", "_filled", "_head", "_tail", "limit", "peer", "refused")
+    __slots__ = ("_filled", "_head", "_tail", "big", "limit", "peer", "refused")
 
     def __init__(self, limit: int, peer: str) -> None:
         self.limit = limit
         self.peer = peer
         self._tail = b""  # an incomplete frame that still fits into one read
-        self._big: bytearray | None = None  # meta and body of a big frame being filled
+        self.big: bytearray | None = None  # meta and body of a big frame: `target` has room in it
         self._filled = 0
         self._head: tuple[int, ...] = ()
         self.refused: ProtocolError | None = None
 
     def target(self) -> memoryview | None:
         """Where the next bytes belong when a big frame is under way, else None (use `feed`)."""
-        big = self._big
+        big = self.big
         if big is None:
             return None
         if self._filled == len(big):
@@ -163,12 +163,12 @@ class FrameReader:
 
     def filled(self, count: int) -> list[Frame]:
         """Report `count` bytes written into `target`; returns the frame once it is complete."""
-        big = self._big
+        big = self.big
         assert big is not None, "filled() without a target"
         self._filled += count
         if self._filled < self._head[0]:
             return []
-        self._big = None
+        self.big = None
         _, kind, flags, meta_len, dest, port, rank, nfd, _ = self._head
         meta = bytes(big[:meta_len])
         if meta_len:
@@ -213,17 +213,17 @@ class FrameReader:
     @property
     def idle(self) -> bool:
         """Whether the stream stands between two frames."""
-        return not self._tail and self._big is None
+        return not self._tail and self.big is None
 
     @property
     def kept(self) -> int:
         """Bytes of a frame that is not complete."""
-        return len(self._tail) if self._big is None else HEADER_SIZE + self._filled
+        return len(self._tail) if self.big is None else HEADER_SIZE + self._filled
 
     def _start_big(self, head: tuple[int, ...], got: memoryview) -> None:
         self._head = head
-        self._big = bytearray(min(head[0], max(len(got), _FIRST_STEP)))
-        self._big[: len(got)] = got
+        self.big = bytearray(min(head[0], max(len(got), _FIRST_STEP)))
+        self.big[: len(got)] = got
         self._filled = len(got)
 
     def _error(self, head: tuple[int, ...]) -> ProtocolError:
