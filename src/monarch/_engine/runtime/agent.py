@@ -229,7 +229,7 @@ class Agent:
         self._greeted = 0  # connections whose second handshake is in progress
         self._reign = 0  # the client's epoch, see `JobKeeper`
         self._gateway: str | None = None  # the address of the gateway to the workers
-        self._trusting = False  # whether workers that admit everyone are dialed, too
+        self._trusting = False  # of workers that admit any peer and prove nothing
         self._attaching: dict[str, int] = {}  # by host: the member that waits for it
         self._attach_limits: dict[str, float] = {}  # by host: seconds to wait, if not the default
         # Descriptors that wait for their receiver, by sender, receiver, and stream ("" for a link).
@@ -772,7 +772,7 @@ class Agent:
         fds: Sequence[int] = (),
         said: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Perform effects. Descriptors that are handed on are `fds`, described by `said`."""
+        """Perform effects. A `Hand` passes on `fds`, and the fields `said` with its notice."""
         for effect in effects:
             if isinstance(effect, Tell):
                 self._tell(self._processes[effect.to].link, effect.notice)

@@ -10,10 +10,10 @@ Procs see no difference. The agent of a proc's host writes an ordinary frame to 
 the tunnel to the caller, and reads the answer there. A small plain value is gathered. Anything else
 (errors, values in a segment) goes through the tunnel as usual, in order with the reports of exits.
 
-The caller's agent names the tunnels of a cast, since one end cannot know what the other end has
-opened: by the side that opened the tunnel, and by a number that counts the tunnels of that side. So
-the other host can tell a tunnel that is yet to be opened, for which the cast waits, from one that
-is closed.
+The agent at one end of a tunnel may not know yet, or no longer, that the other end opened one. So
+the caller's agent names the tunnels of a cast: by the side that opened the tunnel, and by a number
+that counts the tunnels of that side. By that number the other host can tell a tunnel that is yet to
+be opened, for which the cast waits, from one that is closed.
 
 On a link between hosts casts have lanes of their own: one for the casts of a caller, another for
 answers. A full lane, or a proc that does not read, puts back-pressure on the source: on the lane by

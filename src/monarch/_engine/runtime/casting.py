@@ -206,5 +206,5 @@ def answers_in(frame: Frame) -> Iterator[tuple[int, bytes]]:
 
 
 def gathers(port: int, flags: int) -> bool:
-    """Whether each rank answers such a CALL exactly once."""
+    """Whether each rank answers such a CALL once."""
     return bool(port and flags & (ONCE | FIRST))

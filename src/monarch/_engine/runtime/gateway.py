@@ -52,7 +52,7 @@ _NOTHING = memoryview(b"")
 
 
 class Gateway(NamedTuple):
-    """The route through a worker; see the module."""
+    """A worker as a route to other workers; see the module."""
 
     address: ChannelAddr
     key: bytes

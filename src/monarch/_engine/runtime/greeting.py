@@ -13,11 +13,11 @@ neither side wants such records.
 With TLS (`tls`) all of this happens inside TLS, twice. The worker, which accepts the connection, is
 another process than the agent that the connection is for, and the state of a TLS session cannot be
 handed over. So once the worker has authenticated the peer, both end TLS on that connection, and the
-worker passes the bare connection to the agent. Dialer and agent then repeat TLS handshake,
-certificates included, and handshake. Their secret is now the session key of the first handshake, so
-no other process can have taken the dialer's place in between. (Rejected: the worker stays in the
-middle and relays. That costs a hop and a copy for every byte, and the traffic of all jobs would
-pass one process.)
+worker passes the bare connection to the agent. Dialer and agent then repeat both handshakes, that
+of TLS with its certificates, and ours. The secret of the latter is now the session key of the first
+round, so no other process can have taken the dialer's place in between. (Rejected: the worker stays
+in the middle and relays. That costs a hop and a copy for every byte, and the traffic of all jobs
+would pass one process.)
 """
 
 from __future__ import annotations

@@ -274,7 +274,7 @@ class HostLink:
         self._pump()
 
     def _pump(self) -> None:
-        """Write what there is, as far as the socket takes it and other events need not wait."""
+        """Write what is queued, until the socket is full or other events need their turn."""
         now = drivers.current.now()
         out = self._out
         left = _TURN

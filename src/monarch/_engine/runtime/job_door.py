@@ -6,8 +6,8 @@ the driver. A process that connects proves the job's secret, as between hosts (`
 connection becomes the driver's link to the agent. The first frame on it is JSON, ``welcome`` or
 ``refused``, and holds all that the driver has to know.
 
-Files stay when processes are killed. So a job exists only if its door accepts a connection. A
-process that finds a door that does not replaces it.
+The file stays when the agent is killed. So a job exists only if its door accepts a connection. A
+driver that opens a door replaces a file at which no process accepts connections.
 
 The directory is ``$XDG_RUNTIME_DIR/pymonarch``, or ``pymonarch-<user id>`` in the temporary
 directory where there is no such variable.
@@ -152,7 +152,7 @@ def _dial(job: str, key: bytes, purpose: dict[str, Any], timeout: float) -> sock
 
 
 def _first_message(sock: socket.socket, timeout: float) -> dict[str, Any] | None:
-    """Return the agent's first message, which awaits an answer; None if the agent hangs up."""
+    """Return the agent's first message, sent before any answer of ours; None at EOF."""
     link = Link(sock, "the job", lambda _link, _on: None, _WELCOME_LIMIT, _WELCOME_LIMIT)
     scratch = memoryview(bytearray(1 << 16))
     deadline = drivers.current.now() + timeout

@@ -30,7 +30,7 @@ _Item = dict[str, Any] | Callable[[], object] | None  # a message, a call, or th
 
 
 class LogPrinter:
-    """Prints streamed logs. Methods may be called from any thread and return at once.
+    """Prints streamed logs. Methods are for any thread, and all but `close` return at once.
 
     Args:
         acknowledge: called with the name of the sending agent and the size of what was printed of

@@ -91,7 +91,7 @@ class _Stream:
 class LogRelay:
     """Reads and passes on the output of procs; see the module.
 
-    Methods return at once. Callbacks are called on the relay's thread.
+    Methods but `end` return at once. Callbacks are called on the relay's thread.
 
     Args:
         tell: sends a message to the client, from any thread.

@@ -1,4 +1,4 @@
-"""TLS between hosts: which certificates count, and a socket that a reactor can drive.
+"""TLS between hosts: which certificates are used, and a socket that a reactor can drive.
 
 Both sides show a certificate and verify the other's against one CA, in TLS 1.3 and nothing older. A
 dialer also checks that the certificate is valid for the name it dialed. The shared secret is proved

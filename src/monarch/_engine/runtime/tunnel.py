@@ -6,9 +6,9 @@ message, and are written to the socket at the other end. An empty message report
 closed its end.
 
 Big payloads arrive in shared segments, which cannot leave their host. So the agent sends the
-segment's table, and the bytes from where they are. The other agent receives them into a segment of
-its own, and passes that on with a table that locates the parts in it. Both hosts release their
-segment as for a message within a host, independently of each other.
+segment's table, and the bytes directly from the segment. The other agent receives both into a
+segment of its own, and passes that on with a table that locates the parts in it. Both hosts
+release their segment as for a message within a host, independently of each other.
 
 Back-pressure bounds all queues. A socket that does not take what arrives pauses its lane; a full
 lane stops the reading of its socket; then the proc that writes to the socket has to wait.
@@ -234,8 +234,8 @@ class Tunnel(Seam):
                 cast.segment = segment
                 weakref.finalize(cast, self._segments.release, None, ident)
             self._pass_on(link, ranked(cast.frame_here, rank), cast.segment)
-        if link.queued > _QUEUE_LIMIT:  # until the proc has read half of that
-            self.clogged = True  # until it has read half of that
+        if link.queued > _QUEUE_LIMIT:
+            self.clogged = True  # until the proc has read half of that
             return False
         return True
 
@@ -280,7 +280,7 @@ class Tunnel(Seam):
             self._reactor.call_later(0.01, self._close_when_flushed)
 
     def _end(self) -> None:
-        """Close this end, whose proc has closed its own, and report that to the other end."""
+        """Close the socket of this end, and report that to the other end once."""
         link = self._link
         if link is not None and link.fileno >= 0:
             self._reactor.unregister(link.fileno)

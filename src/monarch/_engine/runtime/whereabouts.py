@@ -68,7 +68,7 @@ def meant(address: ChannelAddr, end: str) -> str:
 
 
 def far_end(sock: socket.socket, address: ChannelAddr) -> str:
-    """Return where this connection to `address` leads, as far as this system knows."""
+    """Return the *end*: a text for where this connection to `address` leads, as seen from here."""
     if sock.family == getattr(socket, "AF_UNIX", None):
         return path_end(unix_path(address))
     return _ip_end(sock.getpeername())
