@@ -1,1 +1,1 @@
-"""Own child processes: fork them from a warm launcher or exec them, bind them, reap them."""
+"""Child processes: forked from a warm launcher or executed, bound to CPUs and memory, reaped."""

@@ -150,7 +150,7 @@ class ActorMesh(MeshTrait):
         """A future that resolves when every actor of the mesh has been created.
 
         Constructors may still be running then. The future raises `SupervisionError` if an actor has
-        failed.
+        failed, and ValueError if its process could not be started.
         """
         return self._ask(QUERY, b"")
 
