@@ -241,6 +241,7 @@ class _Behaviour:
                 explicit=prop._user_port,
                 concurrent=prop._concurrent,
                 is_async=is_async(prop._method),
+                instrument=prop._instrument,
             )
         self._cleanup = actor.__cleanup__ if hook(cls, "__cleanup__") is not None else None
         if hook(cls, "__supervise__") is not None:

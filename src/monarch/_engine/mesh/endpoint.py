@@ -240,7 +240,7 @@ def endpoint(
         propagate: how the tensor engine finds the shape of results of ``.rref``.
         explicit_response_port: the method is ``(self, port, *args)`` and answers by
             ``port.send(value)`` or ``port.exception(error)``, now or later, from any thread.
-        instrument: wrap each call in a tracing span when tracing is on.
+        instrument: report each call as a span named after the method, while telemetry is on.
 
     >>> class Adder:
     ...     @endpoint

@@ -56,7 +56,7 @@ _GRAVES = 10_000  # the ends of actors remembered beyond the configured number
 class Handler:
     """One endpoint, ready to call."""
 
-    __slots__ = ("concurrent", "explicit", "function", "is_async", "name")
+    __slots__ = ("concurrent", "explicit", "function", "instrument", "is_async", "name")
 
     def __init__(
         self,
@@ -66,12 +66,14 @@ class Handler:
         explicit: bool = False,
         concurrent: bool = False,
         is_async: bool = False,
+        instrument: bool = False,
     ) -> None:
         self.name = name
         self.function = function
         self.explicit = explicit
         self.concurrent = concurrent
         self.is_async = is_async
+        self.instrument = instrument  # whether calls are spans, see `spans`
 
 
 class Behaviour(Protocol):

@@ -18,6 +18,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
+from monarch._engine.base import instrument
 from monarch._engine.base.errors import (
     ActorError,
     BackpressureError,
@@ -32,6 +33,7 @@ from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import STOPPED
 from monarch._engine.runtime.body import decode_body, unreadable
 from monarch._engine.runtime.cell import DEAD, RUNNING, Behaviour, Cell, Handler
+from monarch._engine.runtime.spans import in_span
 from monarch._engine.wire.codec import Payload, encode, loads
 from monarch._engine.wire.frame import CALL, ERROR, POST, Frame, pack
 
@@ -222,6 +224,9 @@ def prepare(cell: Cell, link: Any, frame: Frame) -> tuple[Handler, Any, Any]:
     if handler.explicit:
         port = behaviour.explicit_port(link, frame, handler.name)
         args = (port, *args)
+    sink = instrument.sink
+    if sink is not None and handler.instrument:
+        handler = in_span(sink, handler)
     return handler, args, kwargs
 
 
