@@ -2,10 +2,11 @@
 
     python benchmarks/authentic.py [--rounds 5] [--megabytes 500] [--calls 3000]
 
-A worker loop on the loopback device, and an actor there: calls, over a connection of their own and
-by the agents, and an array of so many megabytes, acknowledged. Three kinds of connection take
-turns: authenticated (the default), without (`authenticate_packets` off at both ends), and TLS.
-Prints Markdown, for docs/security.md: medians over the rounds, of medians for calls.
+The program calls an actor on a worker loop at the loopback device: small calls, over a direct
+connection and through the agents, and an acknowledged array of so many megabytes. Three kinds of
+connection take turns: authenticated (the default), not authenticated (`authenticate_packets` off at
+both ends), and TLS. The output is Markdown, for docs/security.md: medians over the rounds, and for
+calls the medians of the rounds' medians.
 """
 
 import argparse

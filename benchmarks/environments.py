@@ -1,9 +1,9 @@
-"""One virtual environment for each engine, in the root of the project, made when needed.
+"""One virtual environment for each engine, in the root of the project, created when needed.
 
-Both Monarchs have the same import name, so they cannot share one. All take torch, numpy and
-whatever else they have in common from the project's constraints.txt: a difference in figures is
-never one of torch versions. A stamp in the environment names what it was made from; a change makes
-it anew.
+Both Monarchs have the same import name, so they cannot share an environment. All environments take
+torch, numpy and other common packages from the project's constraints.txt, so a difference in
+figures is never due to different versions of torch. A stamp in the environment names its
+requirements; if they change, the environment is created again.
 """
 
 import hashlib
@@ -19,7 +19,8 @@ from rows import OURS, RAY, REFERENCE
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
 
-# What pip installs, step by step: torch goes first, so that nothing pulls in another version of it.
+# The packages for pip, step by step: torch comes first, so that no other package pulls in another
+# version of it.
 STEPS = {
     OURS: ([TORCH, "numpy"], ["--editable", f"{ROOT}[rdma]"]),
     REFERENCE: ([TORCH, "numpy"], ["torchmonarch==0.7.0"]),
@@ -32,7 +33,7 @@ CONSTRAINTS = {
 }
 DISTRIBUTION = {OURS: "pymonarch", REFERENCE: "torchmonarch", RAY: "ray"}
 
-# Asks an interpreter what it would import, without importing it.
+# A program that prints which engine its interpreter would import, without importing the engine.
 PROBE = """
 import importlib.metadata, importlib.util, json, platform, sys
 def version(name):
@@ -52,11 +53,11 @@ print(json.dumps({
 
 
 class SetUpError(Exception):
-    """An engine cannot be measured: its environment could not be made, or holds something else."""
+    """Raised if an engine's environment cannot be created, or contains another engine."""
 
 
 def make(engine: str, say: Callable[[str], None]) -> Path:
-    """The interpreter of the engine's own environment, made or completed first if it has to be."""
+    """Return the interpreter of the engine's environment; create or complete it if necessary."""
     home = ROOT / f".venv-bench-{engine}"
     python = home / "bin" / "python"
     stamp = home / "made-from"
@@ -75,10 +76,10 @@ def make(engine: str, say: Callable[[str], None]) -> Path:
 
 
 def probe(engine: str, python: Path) -> dict[str, str]:
-    """The versions in the engine's environment.
+    """Return the versions in the engine's environment.
 
-    Raises if the interpreter would not import that engine: a figure under the wrong name is worse
-    than none.
+    Raises SetUpError if the interpreter would not import that engine: a figure under the wrong name
+    is worse than none.
     """
     if not python.exists():
         raise SetUpError(f"there is no {python}, which --python names for {engine!r}")
@@ -103,7 +104,7 @@ def _recipe(engine: str) -> str:
 
 
 def _run(command: list[str]) -> str:
-    # pip hands these to the pip that installs build requirements; options it keeps to itself.
+    # The pip that installs build requirements inherits these variables, but no options.
     pinned = str(ROOT / "constraints.txt")
     pins = {"PIP_CONSTRAINT": pinned, "PIP_BUILD_CONSTRAINT": pinned}
     environment = os.environ | pins | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}

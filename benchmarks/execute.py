@@ -1,8 +1,8 @@
-"""Run one program in one fresh process, and leave nothing of it behind.
+"""Run one program in one fresh process, and leave no process of it behind.
 
-A program's workers are its descendants, but an engine that dies badly leaves orphans, and those
-would slow down whoever is measured next. So this process adopts orphans (a *subreaper*), gives them
-a moment after each program, and kills the rest. Linux only, as is the memory row.
+A program's workers are its descendants. But an engine that crashes may leave orphans, which would
+slow down the next program. So this process adopts orphans (a *subreaper*), gives them some time to
+exit after each program, and kills the rest. Linux only, as is the memory row.
 """
 
 import ctypes
@@ -28,9 +28,10 @@ GRACE = 3.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of a program gave: figures, or the words why there are none.
+    """The result of one run of a program: figures, or a message why there are none.
 
-    `unavailable` says that there is nothing to measure here, which is not a failure.
+    `unavailable` is the reason if this machine lacks what the program measures, which is no
+    failure.
     """
 
     seconds: float
@@ -40,13 +41,13 @@ class Outcome:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant that loses its own."""
+    """Become the parent of every descendant whose parent exits."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def run_program(program: Program, engine: str, python: Path, span: float) -> Outcome:
-    """The outcome of `program` on `engine`. Blocks until all its processes are gone."""
+    """Run `program` on `engine`. Blocks until all its processes have exited."""
     needed = program.gigabytes.get(engine, 0)
     if (free := free_gigabytes()) < needed:
         return Outcome(0, failure=f"needs {needed:g} GB of free memory; there are {free:.1f}")
@@ -58,15 +59,15 @@ def run_program(program: Program, engine: str, python: Path, span: float) -> Out
 def run_command(
     command: list[str], timeout: float, span: float, environment: Mapping[str, str] | None = None
 ) -> Outcome:
-    """The outcome of a command that prints figures as programs/timing.py does."""
-    # A file and not a pipe: a surviving worker that holds it open delays nobody.
+    """Run a command that prints figures as programs/timing.py does, and return its outcome."""
+    # A file and not a pipe: a surviving worker that holds a pipe open would delay the reader.
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         printed = Path(scratch) / "printed"
         started = time.perf_counter()
         with printed.open("wb") as output:
             process = subprocess.Popen(
                 command,
-                cwd=PROGRAMS,  # where workers find `timing` and `values`
+                cwd=PROGRAMS,  # workers import `timing` and `values` from there
                 env=_environment(span, scratch) | dict(environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -96,7 +97,7 @@ def run_command(
 
 
 def _environment(span: float, scratch: str) -> dict[str, str]:
-    """The caller's environment without what could make one engine import another."""
+    """Return the caller's environment without variables that change what is imported."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     kept.pop("VIRTUAL_ENV", None)
     return kept | {
@@ -115,7 +116,7 @@ def _answer(words: str) -> dict[str, Any] | None:
 
 
 def _bury_orphans(grace: float) -> None:
-    """Wait up to `grace` seconds for the descendants of this process to end, then kill them."""
+    """Wait up to `grace` seconds for the descendants of this process to exit, then kill them."""
     deadline = time.monotonic() + grace
     while descendants := _descendants():
         if time.monotonic() > deadline:
@@ -132,7 +133,7 @@ def _descendants() -> set[int]:
             try:
                 after_name = (entry / "stat").read_text().rpartition(")")[2].split()
             except (FileNotFoundError, ProcessLookupError):
-                continue  # it ended while we looked
+                continue  # the process has just exited
             children.setdefault(int(after_name[1]), []).append(int(entry.name))
     found: set[int] = set()
     unseen = list(children.get(os.getpid(), ()))

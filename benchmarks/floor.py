@@ -1,8 +1,8 @@
-"""The floor under every engine in Python: a pickle ping-pong over a socket pair, and nothing else.
+"""The least time of a round trip between processes in Python: pickles over a socket pair.
 
-Two processes, blocking reads and writes, one small tuple each way: no threads, no dispatch, no
-futures. What an engine's round trip costs above this is what its features cost. Run it alone, or
-let run.py put it into the report.
+Two processes exchange one small tuple each way, with blocking reads and writes: no threads, no
+dispatch, no futures. The time that an engine's round trip takes beyond this is the cost of its
+features. Run this program alone, or let run.py put its figure into the report.
 """
 
 import os
@@ -19,7 +19,7 @@ CALL: tuple[str, tuple[int], dict[str, int]] = ("echo", (7,), {})
 
 
 def serve(peer: socket.socket) -> None:
-    """Answer each message with its first argument until the peer is gone."""
+    """Answer each message with its first argument until EOF."""
     while message := peer.recv(4096):
         _name, args, _kwargs = pickle.loads(message)
         peer.send(pickle.dumps(args[0]))

@@ -3,11 +3,11 @@
     sudo python benchmarks/hosts.py [--seconds 2] [--megabytes 1000] [--repeats 3]
         [--no-reference | --reference PYTHON]
 
-Needs root, iproute2, nftables (as tests/network.py does) and iperf3. One host is this machine, the
-other a network namespace of it, with a virtual cable between them; for torchmonarch, both are
-worker loops on the loopback device, as its transport cannot name other addresses here. Rounds
-alternate between what is compared, and figures are medians over the rounds of their medians.
-Prints Markdown, for docs/scale.md.
+Needs root, iproute2, nftables (as tests/network.py does) and iperf3. One host is this machine. The
+other host is a network namespace of it, with a virtual cable between them. For torchmonarch, both
+are worker loops on the loopback device, as its transport cannot name other addresses here. Rounds
+alternate between the compared programs, and the figures are medians of the rounds' medians. The
+output is Markdown, for docs/scale.md.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def environments(folder: Path, address: str) -> dict[str, str]:
-    """What lets the two hosts in: a secret, and one certificate for both."""
+    """Return the environment of both hosts: the secret, and one certificate for both."""
     secret = folder / "secret"
     secret.touch(mode=0o600)
     secret.write_text(os.urandom(16).hex())
@@ -103,7 +103,7 @@ def environments(folder: Path, address: str) -> dict[str, str]:
 
 @contextmanager
 def worker(host: Host, scheme: str, environment: dict[str, str]) -> Iterator[str]:
-    """A worker loop on that host; its address."""
+    """Run a worker loop on that host; yield its address."""
     address = f"{scheme}://{host.address}:26600"
     command = [sys.executable, "-c", WORKER, address]
     process = host.start(*command, env={**os.environ, **environment})
@@ -122,7 +122,7 @@ def run(
     seconds: float,
     environment: dict[str, str],
 ) -> list[str]:
-    """Run a program, note its figures; what went wrong."""
+    """Run a program and add its figures to `found`; return the errors."""
     outcome = run_command([python, *command], TIMEOUT, seconds, environment)
     if outcome.figures is None:
         return [f"{name}: {outcome.failure}"]
@@ -132,10 +132,10 @@ def run(
 
 
 def iperf3(host: Host, seconds: float) -> float:
-    """Bytes per second of one stream to that host."""
+    """Return the bytes per second of one stream to that host."""
     server = host.start("iperf3", "-s", "-1", stdout=subprocess.DEVNULL)
     try:
-        time.sleep(0.5)  # it does not say when it listens
+        time.sleep(0.5)  # the server does not report when it listens
         command = ["iperf3", "-c", host.address, "-J", "-t", f"{max(1, round(seconds))}"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         rate: float = json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"] / 8

@@ -1,4 +1,4 @@
-"""What the figures were taken on."""
+"""The machine, and its condition, under which figures are measured."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ MOST_LOAD = 0.5
 
 
 def facts() -> dict[str, str | float | int]:
-    """The machine, its load, the date and the commit: what a reader needs to judge a figure.
+    """Return facts that a reader needs to judge a figure: machine, load, date and commit.
 
     `changed` counts files that differ from the commit.
     """
@@ -30,7 +30,7 @@ def facts() -> dict[str, str | float | int]:
 
 
 def conditions_against(machine: dict[str, str | float | int]) -> list[str]:
-    """Reasons not to publish what is measured under these conditions."""
+    """Return reasons not to publish figures that were measured under these conditions."""
     reasons = []
     if (load := float(machine["load_before"])) > MOST_LOAD:
         reasons.append(
@@ -43,7 +43,7 @@ def conditions_against(machine: dict[str, str | float | int]) -> list[str]:
 
 
 def free_gigabytes() -> float:
-    """Memory that a program could take now without swapping."""
+    """Return the gigabytes of memory that a program could use now without swapping."""
     return _kilobytes("MemAvailable") / 1e6
 
 

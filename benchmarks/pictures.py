@@ -33,7 +33,7 @@ SIZES = (1, 8, 64, 256)
 
 
 def draw(results: Results, images: Path) -> None:
-    """Write all of them into the folder `images`."""
+    """Write all pictures into the folder `images`."""
     images.mkdir(parents=True, exist_ok=True)
     mpl.use("agg")
     # Equal figures give equal files, so that a diff shows what changed.
@@ -44,7 +44,7 @@ def draw(results: Results, images: Path) -> None:
 
 
 def draw_ratios(results: Results, path: Path) -> None:
-    """How many times cheaper than torchmonarch each row is, with the goal and with Ray."""
+    """Draw how many times cheaper than torchmonarch each row is, with the goal and with Ray."""
     elsewhere = {row for rows in TRANSFER_ROWS.values() for row in rows}
     rows = [
         row
@@ -86,7 +86,7 @@ def draw_ratios(results: Results, path: Path) -> None:
 
 
 def draw_scaling(results: Results, path: Path) -> None:
-    """The two no-op benchmarks of the field against the size of the mesh."""
+    """Draw the two no-op benchmarks against the size of the mesh."""
     figure, panels = plt.subplots(1, 2, figsize=(8, 3.2))
     for axes, kind, title in (
         (panels[0], "call", "no-op call of all"),
@@ -118,7 +118,7 @@ def draw_scaling(results: Results, path: Path) -> None:
 
 
 def draw_transfers(results: Results, path: Path) -> None:
-    """Bandwidth against size: reads, writes, and eight at once."""
+    """Draw bandwidth against size: reads, writes, and eight at once."""
     figure, panels = plt.subplots(1, 3, figsize=(10, 3.2), sharey=True)
     sizes = [size for size, nbytes in TRANSFERS.items() if nbytes > SMALL_TRANSFER]
     lines = [
@@ -168,13 +168,13 @@ def draw_transfers(results: Results, path: Path) -> None:
 
 
 def tidy(axes: Axes) -> None:
-    """Leave the frame out and the grid in the background."""
+    """Remove the frame, and draw the grid in the background."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="both", which="major", color="#e4e6ea", linewidth=0.7)
     axes.set_axisbelow(True)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the picture, readable on light and dark pages."""
+    """Write the picture, with a background for light and dark pages."""
     figure.savefig(path, bbox_inches="tight", facecolor="white", metadata={"Date": None})
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""Publish a run: make it benchmarks/results/performance.json, and the pages from it.
+"""Publish a run: copy it to benchmarks/results/performance.json, and generate the pages.
 
     python benchmarks/publish.py benchmarks/results/raw/20260101-120000.json
 
@@ -17,7 +17,7 @@ from rows import ENGINES, OURS, PROGRAMS, TITLES
 
 
 def reasons_against(results: Results) -> list[str]:
-    """Reasons not to publish these results; empty if there are none."""
+    """Return reasons not to publish these results; an empty list if there are none."""
     reasons = conditions_against(results.machine)
     if results.settings["quick"]:
         reasons.append("the run was a quick one")
@@ -34,7 +34,7 @@ def reasons_against(results: Results) -> list[str]:
 
 
 def publish(results: Results) -> list[Path]:
-    """Write results and pages, and say which files. The caller has asked `reasons_against`."""
+    """Write results and pages; return the files. The caller has checked `reasons_against`."""
     results.save(report.RESULTS)
     return [report.RESULTS, *report.write(results)]
 

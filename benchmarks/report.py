@@ -1,8 +1,8 @@
 """Make docs/performance.md, its pictures and the tables of two other pages from a file of results.
 
-All of it is generated; do not edit it. Remarks on a row (why it misses its
-goal, what was tried) goes into benchmarks/notes/<key of the row>.md and is put under the row's
-name; the keys are what `run.py --list` shows. A note has no figures: they would be of another run.
+All of it is generated; do not edit it. Remarks on a row (why it misses its goal, what was tried)
+belong into benchmarks/notes/<key of the row>.md and appear under the row's name; `run.py --list`
+shows the keys. A note has no figures: they would be of another run.
 """
 
 import argparse
@@ -32,7 +32,7 @@ VERDICTS = {MET: "met", MISSED: "**missed**", UNKNOWN: "not measured", "": ""}
 
 
 def write(results: Results, root: Path = ROOT) -> list[Path]:
-    """Write what is made from the figures: the page, its pictures, two tables; and say where."""
+    """Write the page, its pictures and the two tables; return the files."""
     from pictures import draw
 
     draw(results, root / "docs" / "images")
@@ -49,7 +49,7 @@ BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
 
 
 def replaced(page: str, lines: list[str]) -> str:
-    """The page with these lines between its two marks, indented as the first mark is."""
+    """Return the page with these lines between its two marks, indented as the first mark is."""
     found = re.search(rf"^( *){BEGIN}$.*^ *{END}$", page, re.DOTALL | re.MULTILINE)
     if found is None:
         raise ValueError(f"no place for the figures: {BEGIN} ... {END}")
@@ -66,7 +66,7 @@ kill import
 
 
 def overview(results: Results) -> list[str]:
-    """The table of README.md, and how many goals were met."""
+    """Return the table of README.md, and how many goals were met."""
     by_key = {row.key: row for row in ROWS}
     names = " | ".join(f"{TITLES[engine]}{version(results, engine)}" for engine in ENGINES)
     lines = [f"| median, same machine, same program | {names} | |", "|---|" + "---:|" * 4]
@@ -83,7 +83,7 @@ def overview(results: Results) -> list[str]:
 
 
 def version(results: Results, engine: str) -> str:
-    """`0.7`, of engines that have a release."""
+    """Return a version such as ` 0.7` for an engine with releases; otherwise an empty string."""
     found = results.engines.get(engine, {}).get("version", "")
     return f" {'.'.join(found.split('.')[:2])}" if engine != OURS and found else ""
 
@@ -92,7 +92,7 @@ KILLS = ("kill_idle", "kill_load", "kill_gloo", "restart", "stop_cleanup_64")
 
 
 def kills(results: Results) -> list[str]:
-    """The table of docs/reliability.md: how fast failures are noticed, and by how many samples."""
+    """Return the table of docs/reliability.md: how fast failures are detected, and the samples."""
     by_key = {row.key: row for row in ROWS}
     lines = [
         "| | median | 99th percentile | samples | torchmonarch, median |",
@@ -118,7 +118,7 @@ def kills(results: Results) -> list[str]:
 
 
 def paragraphs(results: Results) -> list[str]:
-    """Give the document from top to bottom."""
+    """Return the document from top to bottom."""
     return [
         HEADER,
         summary(results),
@@ -187,7 +187,7 @@ METHOD = """\
 
 
 def summary(results: Results) -> str:
-    """How many goals were met: first of those that the design had, then of the later ones."""
+    """Return how many goals were met: first of those that the design had, then of later ones."""
     words = f"**Goals met: {counts(results)}** (see [below](#missed-goals) for the missed ones)."
     if against := conditions_against(results.machine):
         words += (
@@ -198,7 +198,7 @@ def summary(results: Results) -> str:
 
 
 def counts(results: Results) -> str:
-    """`12 of the 25 of the design, 23 of the 28 that were added later`."""
+    """Return words like `12 of the 25 of the design, 23 of the 28 that were added later`."""
     words = []
     for of_design, name in ((True, "of the design"), (False, "that were added later")):
         rows = [row for row in ROWS if row.has_goal and (row.key in DESIGN) == of_design]
@@ -212,7 +212,7 @@ def counts(results: Results) -> str:
 
 
 def conditions(results: Results) -> str:
-    """What was measured on what, when."""
+    """Return the machine, the versions and the date of the measurement."""
     machine = results.machine
     versions = "; ".join(
         f"{TITLES[engine]} {found['version']} (Python {found['python']}, torch {found['torch']}, "
@@ -229,7 +229,7 @@ def conditions(results: Results) -> str:
 
 
 def tables(results: Results) -> list[str]:
-    """One table for each group of rows."""
+    """Return one table for each group of rows."""
     parts = []
     for title, rows in GROUPS.items():
         names = " | ".join(TITLES[engine] for engine in ENGINES)
@@ -252,7 +252,7 @@ def tables(results: Results) -> list[str]:
 
 
 def ratio_text(results: Results, row: Row) -> str:
-    """How many times faster than the reference, and which part of what the row is a part of."""
+    """Return how many times faster than the reference the row is, and its share if it has one."""
     ratio, share = results.ratio(row), results.share(row)
     parts = [f"{ratio:.1f}x" if ratio else ""]
     if row.timed_out and results.cell(row, REFERENCE):
@@ -263,9 +263,9 @@ def ratio_text(results: Results, row: Row) -> str:
 
 
 def cell_text(results: Results, row: Row, engine: str) -> str:
-    """Median and best, or `failed`, or nothing where the engine has nothing like it.
+    """Return median and best, or `failed`, or no text if the engine has no such feature.
 
-    With a percentile goes the number of samples.
+    A percentile is shown with the number of samples.
     """
     if cell := results.cell(row, engine):
         samples = f", n = {cell.samples:,}" if row.is_percentile else ""
@@ -276,7 +276,7 @@ def cell_text(results: Results, row: Row, engine: str) -> str:
 
 
 def floor(results: Results) -> list[str]:
-    """The round trip against what the machine allows."""
+    """Return the paragraphs that compare the round trip with the least time on the machine."""
     if results.floor is None:
         return []
     figure = MICROSECONDS.show(results.floor)
@@ -289,7 +289,7 @@ def floor(results: Results) -> list[str]:
 
 
 def missed(results: Results) -> list[str]:
-    """Each row that misses its goal, with what somebody found out about it."""
+    """Return a section for each row that misses its goal, with its note."""
     rows = [row for row in ROWS if results.verdict(row) == MISSED]
     return (
         ["## Missed goals", *(part for row in rows for part in section(results, row))]
@@ -299,13 +299,13 @@ def missed(results: Results) -> list[str]:
 
 
 def remarks(results: Results) -> list[str]:
-    """What there is to say about the other rows."""
+    """Return a section for each other row that has a note."""
     rows = [row for row in ROWS if results.verdict(row) != MISSED and note(row)]
     return ["## Remarks", *(part for row in rows for part in section(results, row))] if rows else []
 
 
 def section(results: Results, row: Row) -> list[str]:
-    """The row's name, where it stands, and its note."""
+    """Return the row's name, its figures against the goal, and its note."""
     heading = f"### {row.title[0].upper()}{row.title[1:]}"
     if results.verdict(row) != MISSED:
         return [heading, note(row)]
@@ -316,13 +316,13 @@ def section(results: Results, row: Row) -> list[str]:
 
 
 def note(row: Row) -> str:
-    """What somebody wrote about the row; empty if nobody did."""
+    """Return the note about the row; an empty string if there is none."""
     path = NOTES / f"{row.key}.md"
     return path.read_text().strip() if path.exists() else ""
 
 
 def failures(results: Results) -> list[str]:
-    """The programs that did not run to their end, with their last words."""
+    """Return a paragraph for each program that failed, with the end of its output."""
     parts = []
     for engine in results.engines:
         for name, words in results.failures(engine).items():
@@ -335,7 +335,7 @@ def failures(results: Results) -> list[str]:
 
 
 def main() -> None:
-    """Make everything again, for example after a note was written."""
+    """Generate all pages again, for example after a note was written."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     for path in write(Results.load(RESULTS)):
         print(path.relative_to(ROOT))

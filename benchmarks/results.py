@@ -1,4 +1,4 @@
-"""What a run gave, as it stands in the JSON file, and what follows from it for a row."""
+"""The results of a run, as stored in the JSON file, and the figures of a row computed from them."""
 
 import json
 import statistics
@@ -32,7 +32,7 @@ class Cell:
 
 @dataclass
 class Results:
-    """All that one run of the benchmarks found out."""
+    """The results of one run of the benchmarks."""
 
     machine: dict[str, str | float | int]
     settings: dict[str, float | int | bool]
@@ -42,7 +42,7 @@ class Results:
     interrupted: bool = False
 
     def add(self, program: Program, engine: str, outcome: Outcome) -> None:
-        """Keep what a run of a program gave."""
+        """Add the outcome of one run of a program."""
         runs = self.programs.setdefault(program.name, {}).setdefault(engine, Runs())
         runs.seconds += outcome.seconds
         if outcome.unavailable is not None:
@@ -53,7 +53,7 @@ class Results:
             runs.failures.append(outcome.failure or "unknown")
 
     def cell(self, row: Row, engine: str) -> Cell | None:
-        """The row's cost on `engine`; None if no run of its program got that far."""
+        """Return the row's cost on `engine`; None if no run of its program measured the cost."""
         summaries = self._summaries(row, engine, row.figure)
         if not summaries:
             return None
@@ -65,9 +65,9 @@ class Results:
         )
 
     def ratio(self, row: Row, engine: str = OURS) -> float | None:
-        """How many times cheaper `engine` is than the reference, by the medians.
+        """Return how many times cheaper `engine` is than the reference, by the medians.
 
-        None where the reference's figure is only its own time limit.
+        None if a figure is missing, or if the reference's figure is only its own time limit.
         """
         if row.timed_out:
             return None
@@ -75,7 +75,7 @@ class Results:
         return reference.median / cell.median if cell and reference else None
 
     def share(self, row: Row) -> float | None:
-        """The row's speed as a part of that of another figure, each run by itself."""
+        """Return the row's speed as a fraction of another figure's, computed per run."""
         if row.share is None:
             return None
         ours = self._summaries(row, OURS, row.figure)
@@ -84,7 +84,7 @@ class Results:
         return statistics.median(shares) if shares else None
 
     def unavailable(self, row: Row) -> str | None:
-        """Why ours has nothing to measure there."""
+        """Return why our program cannot measure the row on this machine; None if it can."""
         runs = self.programs.get(row.program, {}).get(OURS)
         return runs.unavailable if runs else None
 
@@ -94,7 +94,7 @@ class Results:
         return [run[figure] for run in runs.figures if figure in run] if runs else []
 
     def verdict(self, row: Row) -> str:
-        """Whether the row reaches every part of its goal."""
+        """Return the verdict: whether the row reaches every part of its goal."""
         if not row.has_goal:
             return NO_GOAL
         ours, ray, ratio = self.cell(row, OURS), self.cell(row, RAY), self.ratio(row)
@@ -113,7 +113,7 @@ class Results:
         return UNKNOWN if unmeasured else MET
 
     def failures(self, engine: str) -> dict[str, list[str]]:
-        """The programs that failed on `engine`, each with its words."""
+        """Return the programs that failed on `engine`, each with its error messages."""
         return {
             name: runs[engine].failures
             for name, runs in self.programs.items()
@@ -121,13 +121,13 @@ class Results:
         }
 
     def save(self, path: Path) -> None:
-        """Write all of it, in a form that a diff can show."""
+        """Write the results, with one value per line for readable diffs."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> "Results":
-        """Read what `save` wrote."""
+        """Read a file that `save` wrote."""
         stored = json.loads(path.read_text())
         stored.pop("later", None)
         stored["programs"] = {

@@ -1,8 +1,8 @@
-"""What is measured: the programs, and the rows of the table that their figures fill.
+"""The programs of the benchmarks, and the rows of the table that their figures fill.
 
 To add a row, write a program that calls `timing.emit(figure=...)`, name it in PROGRAMS, and name
-its figure in a Row. All figures are costs (seconds per operation, or bytes); a unit only says how
-to show one.
+its figure in a Row. All figures are costs (seconds per operation, or bytes); a unit only defines
+how a cost is shown.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ TITLES = {OURS: "pymonarch", REFERENCE: "torchmonarch", RAY: "Ray"}
 class Program:
     """A file in programs/ with its argument; on Ray the file with `ray_` before its name.
 
-    `repeats` limits the repetitions on an engine that takes long, `gigabytes` is the free memory
-    that an engine needs for it, `environment` is set for all engines alike, and `quick` says
-    whether a quick run includes it.
+    `repeats` limits the repetitions on a slow engine. `gigabytes` is the free memory that an engine
+    needs for the program. `environment` is set for all engines alike. `quick` is whether a quick
+    run includes the program.
     """
 
     file: str
@@ -32,7 +32,7 @@ class Program:
 
     @property
     def name(self) -> str:
-        """File and argument: `mesh 8`."""
+        """File and argument, such as `mesh 8`."""
         return f"{self.file} {self.argument}".strip()
 
 
@@ -45,7 +45,7 @@ class Unit:
     rate: bool = False
 
     def show(self, cost: float) -> str:
-        """The cost with three significant digits: `512 µs`, `6.21 k/s`."""
+        """Return the cost with three significant digits, such as `512 µs` or `6.21 k/s`."""
         value = self.scale / cost if self.rate else self.scale * cost
         digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
         return f"{value:,.{digits}f} {self.label}"
@@ -60,7 +60,7 @@ PER_SECOND = Unit("k/s", 1e-3, rate=True)
 
 @dataclass(frozen=True)
 class Share:
-    """Another figure of the same run, whose speed ours is a part of: at least this part."""
+    """A goal relative to another figure of the same run: at least this fraction of its speed."""
 
     figure: str
     words: str
@@ -69,14 +69,13 @@ class Share:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a figure of a program, and what it must reach.
+    """One line of the table: a figure of a program, and its goal.
 
     `ratio`: the reference costs at least this many times what ours does. `limit`: the most that
-    ours may cost. `share`: see there.
-    `ahead_of_ray`: ours costs less than Ray. A row without any of them is there to be read.
-    `compared`: the program to take the reference's figure from, if it is another.
-    `timed_out`: the reference does not notice, and its figure is its own time limit; a ratio would
-    say how long that is.
+    ours may cost. `share`: see `Share`. `ahead_of_ray`: ours costs less than Ray. A row without any
+    of them is for information. `compared`: the program to take the reference's figure from, if it
+    is another. `timed_out`: the reference does not detect the event, so its figure is its own time
+    limit, and a ratio would only measure that limit.
     """
 
     key: str
@@ -94,7 +93,7 @@ class Row:
 
     @property
     def reference_program(self) -> str:
-        """Whose figure the reference is compared by."""
+        """The program whose figure is used for the reference."""
         return self.compared or self.program
 
     @property
@@ -113,20 +112,20 @@ class Row:
 
     @property
     def has_goal(self) -> bool:
-        """Whether there is something to reach."""
+        """Whether the row has a goal."""
         return bool(self.goal)
 
     @property
     def is_percentile(self) -> bool:
-        """Whether the figure says little without the number of samples."""
+        """Whether the figure is a percentile, which needs the number of samples beside it."""
         return self.statistic != "median"
 
 
 # Ray has neither an actor in the caller's process nor several actors in one process.
 MONARCHS = (OURS, REFERENCE)
 
-# torchmonarch gives up on the slowest of 256 starting processes on a small machine; with longer
-# limits it succeeds.
+# torchmonarch with its default limits does not wait long enough for the slowest of 256 starting
+# processes on a small machine; with these limits it succeeds.
 PATIENCE = {
     "HYPERACTOR_HOST_SPAWN_READY_TIMEOUT": "5m",
     "HYPERACTOR_MESH_ACTOR_SPAWN_MAX_IDLE": "5m",
@@ -141,7 +140,7 @@ ONCE = {OURS: 1, REFERENCE: 1}
 SAME_HOST, SOCKETS, NIXL = ROUTES = ("process-vm", "stream", "nixl")
 TRANSFERS = {"8 B": 8, "1 MB": 1 << 20, "64 MB": 64 << 20, "512 MB": 512 << 20, "1 GB": 1 << 30}
 READERS = 8
-# What is moved 8 times at once; 8 GB through sockets take longer than they tell.
+# The sizes that are moved 8 times at once. 8 GB through sockets would take long and show no more.
 BY_SEVERAL = {
     SAME_HOST: ("8 B", "1 MB", "64 MB", "1 GB"),
     SOCKETS: ("8 B", "1 MB", "64 MB"),
@@ -149,23 +148,23 @@ BY_SEVERAL = {
 }
 
 
-# Once more between memory in huge pages, as torch and `bytearray` have it if glibc is told so.
+# The same between memory in huge pages, which glibc gives torch and `bytearray` with this setting.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 IN_HUGE_PAGES = {SAME_HOST: ("64 MB", "512 MB"), SOCKETS: (), NIXL: ()}
 
 
 def transfer(size: str, readers: int, route: str, huge: bool = False) -> str:
-    """The argument of the program `rdma`."""
+    """Return the argument of the program `rdma`."""
     return f"{TRANSFERS.get(size, size)}:{readers}:{route}{':huge' * huge}"
 
 
 def transfer_key(route: str, figure: str, size: str) -> str:
-    """The key of a row: `rdma_stream_read_64MB`."""
+    """Return the key of a row, such as `rdma_stream_read_64MB`."""
     return f"rdma_{route}_{figure}_{size.replace(' ', '')}"
 
 
 def transfers(route: str) -> tuple[Program, ...]:
-    """The programs for one route. The reference has one way, which is measured once."""
+    """Return the programs for one route. The reference has one route, which is measured once."""
 
     def program(size: str, readers: int, huge: bool = False) -> Program:
         gigabytes = TRANSFERS.get(size, 0) / 1e9 * (3 if readers == 1 else readers + 1)
@@ -215,7 +214,7 @@ PROGRAMS = (
     Program("torch_ready", timeout=120, repeats={REFERENCE: 2, RAY: 2}),
     Program("memory"),
     Program("kill"),
-    # 200 kills each, in one process; for torchmonarch those that fit into a minute.
+    # 200 kills each, in one process; for torchmonarch as many as fit into a minute.
     Program("kills", "idle", engines=MONARCHS, timeout=180, quick=False, repeats=ONCE),
     Program("kills", "load", engines=MONARCHS, timeout=180, quick=False, repeats=ONCE),
     Program("kills", "gloo", engines=MONARCHS, timeout=240, quick=False, repeats=ONCE),
@@ -234,7 +233,7 @@ PROGRAMS = (
     Program("import_time"),
 )
 
-# How many times faster than the reference, by route, size and number of readers.
+# Goals as factors of the reference's speed, by route, and size or number of readers.
 TRANSFER_GOALS = {
     (SAME_HOST, "many"): 20,
     (SAME_HOST, "8 B"): 20,
@@ -249,7 +248,7 @@ TOGETHER_GOALS = {(SAME_HOST, "1 GB"): 0.8}
 
 
 def transfer_rows(route: str) -> tuple[Row, ...]:
-    """The rows of one route: small ones by their time, others by their bandwidth."""
+    """Return the rows of one route: small transfers by their time, others by their bandwidth."""
 
     def unit(size: str) -> Unit:
         nbytes = TRANSFERS[size]

@@ -1,13 +1,12 @@
-"""Measure the same programs on this project, on torchmonarch and, where it has the like, on Ray.
+"""Measure the same programs on this project, on torchmonarch and, where it has the feature, on Ray.
 
-Each repetition is a fresh process, and the engines take turns within a program, so that what slows
-the machine for a while slows all of them. Environments are made on the first run. Figures go to
+Each repetition is a fresh process. The engines take turns within a program, so that a temporary
+load of the machine slows all of them. Environments are created on the first run. Figures go to
 benchmarks/results/raw/. With `--publish` a complete run becomes results/performance.json, and
-docs/performance.md and the tables of other pages are made from it; that is refused on a machine
-that is busy and from a tree with changes (publish.py).
+docs/performance.md and the tables of other pages are generated from it. Publishing is refused on a
+busy machine and from a tree with changes (publish.py).
 
-The machine should be quiet: a browser in the background is worth a factor of two in a 99th
-percentile.
+The machine should be quiet: a browser in the background can double a 99th percentile.
 """
 
 import argparse
@@ -42,7 +41,7 @@ COLOURS = {MET: "green", MISSED: "red", UNKNOWN: "yellow", "": "dim"}
 
 
 def main() -> int:
-    """Measure, show, write. The status says whether every program of ours ran."""
+    """Measure, print and write the figures. The status is 0 if every program of ours ran."""
     arguments = parse_arguments()
     console = Console()
     if not console.is_terminal:
@@ -106,7 +105,7 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What the user asked for."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -157,13 +156,13 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def is_complete(arguments: argparse.Namespace) -> bool:
-    """Whether everything is to be measured."""
+    """Whether the options select all rows on all engines."""
     every_row = len(chosen_rows(arguments.rows)) == len(ROWS)
     return not arguments.quick and every_row and set(arguments.engines) == {*ENGINES}
 
 
 def engine_list(text: str) -> list[str]:
-    """The engines named in `ours,reference`, in the order of the table."""
+    """Return the engines of a list such as `ours,reference`, in the order of the table."""
     names = set(text.split(","))
     if unknown := names - {*ENGINES}:
         raise argparse.ArgumentTypeError(
@@ -173,14 +172,14 @@ def engine_list(text: str) -> list[str]:
 
 
 def positive(text: str) -> int:
-    """A number of repetitions."""
+    """Return a number of repetitions."""
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError("at least 1")
     return number
 
 
 def chosen_rows(patterns: list[str]) -> list[Row]:
-    """The rows whose key, program or program's file matches one of the patterns."""
+    """Return the rows whose key, program or program's file matches one of the patterns."""
     return [
         row
         for row in ROWS
@@ -194,9 +193,9 @@ def chosen_rows(patterns: list[str]) -> list[Row]:
 
 
 def chosen_programs(rows: list[Row], engines: list[str], quick: bool) -> list[Program]:
-    """The programs that fill these rows on at least one of these engines.
+    """Return the programs that fill these rows on at least one of these engines.
 
-    One that is only compared with runs on the reference alone.
+    A program that is only compared with runs on the reference alone.
     """
     filling = {row.program for row in rows}
     compared = {row.reference_program for row in rows} - filling
@@ -213,12 +212,12 @@ def chosen_programs(rows: list[Row], engines: list[str], quick: bool) -> list[Pr
 def interpreters(
     arguments: argparse.Namespace, console: Console
 ) -> tuple[dict[str, Path], dict[str, dict[str, str]]]:
-    """The interpreter of each engine, and what is installed in it."""
+    """Return the interpreter of each engine, and the versions that are installed in it."""
     pythons, versions = {}, {}
     with console.status("environments") as status:
         for engine in arguments.engines:
             given = arguments.python.get(engine)
-            # Not resolved: an environment is found by the path of its link to the interpreter.
+            # Links are not resolved: Python finds its environment by the path of the link.
             pythons[engine] = Path(given).absolute() if given else make(engine, status.update)
             versions[engine] = probe(engine, pythons[engine])
     for engine, found in versions.items():
@@ -234,7 +233,7 @@ def measure(
     raw: Path,
     console: Console,
 ) -> None:
-    """Run everything, the engines in turn, and keep the raw figures after each program."""
+    """Run all programs, the engines in turn, and save the raw figures after each program."""
     columns = (
         TextColumn("{task.description:36}"),
         BarColumn(),
@@ -259,7 +258,7 @@ def measure(
 
 
 def turns(program: Program, pythons: dict[str, Path], repeat: int) -> list[str]:
-    """The order of engines: another one begins each round, none runs more often than it may."""
+    """Return the order of all runs: each round begins with another engine, limited by `repeats`."""
     engines = [engine for engine in pythons if engine in program.engines]
     return [
         engine
@@ -270,7 +269,7 @@ def turns(program: Program, pythons: dict[str, Path], repeat: int) -> list[str]:
 
 
 def lines_of(program: Program, results: Results) -> list[str]:
-    """What is known of the program's rows, one line for each."""
+    """Return one line with the present figures for each of the program's rows."""
     lines = []
     for row in ROWS:
         if row.program == program.name:
@@ -280,7 +279,7 @@ def lines_of(program: Program, results: Results) -> list[str]:
 
 
 def shown_cell(row: Row, engine: str, results: Results) -> str:
-    """A cost in its unit, or why there is none."""
+    """Return a cost in its unit, or why there is none."""
     if cell := results.cell(row, engine):
         return row.unit.show(cell.median)
     if engine == OURS and results.unavailable(row):
@@ -289,7 +288,7 @@ def shown_cell(row: Row, engine: str, results: Results) -> str:
 
 
 def table(rows: list[Row], results: Results) -> Table:
-    """Median and best of every engine, the ratio, the goal and the verdict."""
+    """Return a table of median and best of every engine, the ratio, the goal and the verdict."""
     shown = Table(title="median (best)", title_justify="left")
     shown.add_column("row")
     for engine in results.engines:

@@ -1,23 +1,24 @@
-"""One process has a checkpoint, and many load it: from the one, through a tree, and by message.
+"""One process has a checkpoint, and many load it: directly, through a tree, and by message.
 
-The loader maps the file into memory and registers the mapping, read-only: it reads nothing itself,
-and pages come from the disk when somebody wants them. Every other process has memory for the
-weights already, as a model has, and reads into it, piece by piece, from its *source*: the loader,
-or another process that is registered as well. A number beside the memory counts the pieces that
-have come; who reads from a process looks at its number, one-sidedly, and takes what is there. So in
-a tree the pieces travel through all levels at once, and no process waits for whole checkpoints.
+The loader maps the file into memory and registers the mapping read-only. It reads no data itself:
+the system reads a page from the disk when another process accesses the page. Each other process has
+memory for the weights already, as a model has. It reads the checkpoint piece by piece from its
+*source*, which is the loader or another process that has registered its memory. A number beside the
+memory counts the pieces that have arrived. A reader reads the number of its source one-sidedly, and
+then the new pieces. So in a tree the pieces pass through all levels at once, and no process waits
+for a whole checkpoint.
 
-    python examples/checkpoint_fanout.py                      # 256 MB made up, eight processes
+    python examples/checkpoint_fanout.py                      # 256 MB of noise, eight processes
     python examples/checkpoint_fanout.py --file model.safetensors --procs 4
     python examples/checkpoint_fanout.py --degree 3           # a tree in which each feeds three
-    python examples/checkpoint_fanout.py --damage 1           # process 1 spoils a byte: who has it?
+    python examples/checkpoint_fanout.py --damage 1           # process 1 damages a byte: see where
 
-On one host all ways are bound by the same memory, and a tree gains little. It is between hosts
-that the loader's network card sends the checkpoint once per process, or in a tree `degree` times,
-however many there are. A message is a copy into memory that all receivers share, made anew for each
-message, and then one for each into its own.
+On one host all ways are limited by the same memory, and a tree gains little. Between hosts a tree
+does: without one, the loader's network card sends the checkpoint once per process; with one, only
+`degree` times. A message is copied into memory that all receivers share, anew for each message, and
+then into the memory of each receiver.
 
-The check: each process compares the checksum of what it has with that of the file. Needs numpy and
+The check: each process compares the checksum of its memory with that of the file. Needs numpy and
 rich: pip install 'pymonarch[examples]'
 """
 
@@ -44,14 +45,14 @@ from monarch.actor import Actor, current_rank, endpoint, this_host
 from monarch.rdma import RDMAAction, RDMABuffer, explain
 
 PIECE = 8 << 20
-PAUSE = 0.0005  # seconds until somebody who waits for a piece looks again
+PAUSE = 0.0005  # seconds between two readings of the count by a process that waits for a piece
 
 Source = tuple[RDMABuffer, RDMABuffer]
 """The checkpoint in some process, and the number of pieces that are there."""
 
 
 class Loader(Actor):
-    """Has the checkpoint, as a mapped file."""
+    """The process that has the checkpoint, as a mapped file."""
 
     def __init__(self, path: str) -> None:
         with open(path, "rb") as file:
@@ -68,7 +69,7 @@ class Loader(Actor):
 
 
 class Replica(Actor):
-    """A process with memory for the weights, which also serves others from it."""
+    """A process with memory for the weights, from which other processes may read."""
 
     def __init__(self, size: int, damage: int) -> None:
         self.memory = np.zeros(size, np.uint8)
@@ -86,19 +87,19 @@ class Replica(Actor):
 
     @endpoint
     def clear(self) -> None:
-        """Forget the checkpoint."""
+        """Clear the memory and the count of pieces."""
         self.pieces[0] = 0
         self.memory[:] = 0
 
     @endpoint
     def load(self, sources: list[Source]) -> None:
-        """Get the checkpoint from this process's source, passing on what has come."""
+        """Read the checkpoint from this process's source, and offer each piece to others."""
         checkpoint, there = sources[current_rank().rank]
         size = len(self.memory)
         come = np.zeros(1, np.uint64)
         done = 0
         while done * PIECE < size:
-            # `fetch_add` of nothing: a look at the number while its owner may be changing it.
+            # `fetch_add` of zero reads the number atomically, while its owner may be changing it.
             RDMAAction().fetch_add(there, come, 0).submit().get()
             if come[0] == done:
                 time.sleep(PAUSE)
@@ -110,12 +111,12 @@ class Replica(Actor):
 
     @endpoint
     def take(self, checkpoint: Any) -> None:
-        """Get the checkpoint as a message."""
+        """Receive the checkpoint as a message."""
         self.memory[:] = checkpoint
         self.have(-(-len(self.memory) // PIECE))
 
     def have(self, more: int) -> None:
-        """So many more pieces are here, for everybody to see."""
+        """Add `more` to the count of pieces, which others read."""
         if self.damages and not self.pieces[0]:
             self.memory[0] ^= 1
         RDMAAction().fetch_add(self.count, np.zeros(1, np.uint64), more).submit().get()
@@ -126,11 +127,11 @@ class Replica(Actor):
 
 
 def affordable(wanted: int, copies: int) -> int:
-    """`wanted` megabytes, or what half of the free memory has room for, `copies` times."""
+    """Return `wanted` megabytes, or less if `copies` of them exceed half of the free memory."""
     try:
         with open("/proc/meminfo") as lines:
             sizes = dict(line.split(":") for line in lines)
-    except FileNotFoundError:  # not Linux: the user knows
+    except FileNotFoundError:  # not Linux: use the size that the user gave
         return wanted
     free = int(sizes["MemAvailable"].split()[0]) >> 10
     return max(1, min(wanted, free // 2 // copies))
@@ -145,7 +146,7 @@ def make_checkpoint(path: Path, megabytes: int) -> None:
 
 
 class FanOut:
-    """The processes, and what happened in them."""
+    """The processes, and the measurements of their loading."""
 
     def __init__(self, path: Path, procs: int, damage: int, console: Console) -> None:
         self.size = path.stat().st_size
@@ -161,22 +162,22 @@ class FanOut:
         self.wrong: dict[str, list[int]] = {}
 
     def sources(self, degree: int) -> list[Source]:
-        """Where each process reads from if each feeds `degree` others; 0: all from the loader."""
+        """Return the source of each process in a tree of this degree; 0: the loader for all."""
         if not degree:
             return [self.origin] * self.procs
         parents = [(rank - degree) // degree for rank in range(self.procs)]
         return [self.origin if parent < 0 else self.published[parent] for parent in parents]
 
     def load(self, title: str, degree: int) -> float:
-        """All read, from one or in a tree; the seconds that it took."""
+        """Let all processes read, from the loader or in a tree; return the seconds taken."""
         return self.watch(title, self.replicas.load, self.sources(degree))
 
     def send(self, title: str) -> float:
-        """All get the checkpoint by message."""
+        """Send the checkpoint to all processes by message; return the seconds taken."""
         return self.watch(title, self.replicas.take, np.fromfile(self.path, np.uint8))
 
     def watch(self, title: str, endpoint: Any, argument: Any) -> float:
-        """Call all with this; look at their memory meanwhile; compare the checksums at the end."""
+        """Call `endpoint` of all processes, show their progress, and compare the checksums."""
         self.replicas.clear.call().get()
         columns = (
             TextColumn("{task.description:16}"),
@@ -204,7 +205,7 @@ class FanOut:
         return seconds
 
     def come(self) -> int:
-        """Bytes that are where they belong, read from the processes' numbers."""
+        """Return the number of bytes that have arrived, from the processes' counts of pieces."""
         found = np.zeros(self.procs, np.uint64)
         action = RDMAAction()
         for rank, (_, count) in enumerate(self.published):
@@ -213,7 +214,7 @@ class FanOut:
         return sum(min(int(pieces) * PIECE, self.size) for pieces in found)
 
     def bandwidth(self, seconds: float) -> float:
-        """GB/s that arrived, over all processes."""
+        """Return the GB/s that all processes together received."""
         return self.procs * self.size / seconds / 1e9
 
     def stop(self) -> None:
@@ -254,7 +255,7 @@ def fan_out(path: Path, args: argparse.Namespace, console: Console) -> int:
         f"{os.path.getsize(path) / 1e6:,.0f} MB from one process to {args.procs}, "
         f"route {', '.join(ways)}, CRC {fan.wanted:08x}"
     )
-    fan.load("the first time", 0)  # pages from the disk, and memory that is new
+    fan.load("the first time", 0)  # reads pages from the disk, and touches new memory
     took = {
         "all from one": fan.load("all from one", 0),
         f"tree of {args.degree}": fan.load(f"tree of {args.degree}", args.degree),

@@ -1,9 +1,9 @@
 """Crawl a web site with several workers that share one queue.
 
 The queue is an actor in this process: it hands out each address once and knows when there is no
-work left. The workers, one per process, take an address, fetch the page, and give back the links
-they found, until the queue says that everything is done. The site is made up and served by this
-program itself, so that nothing leaves the machine and the result can be checked.
+work left. The workers, one per process, take an address, fetch the page, and report its links to
+the queue, until the queue has no more work. The program serves an artificial site itself, so that
+no request leaves the machine and the result can be checked.
 
     python examples/crawler.py --workers 4 --pages 200
 """
@@ -34,7 +34,7 @@ class Page:
 
 
 class Queue(Actor):
-    """The addresses still to visit, and the pages seen so far. Stays on the site of `start`."""
+    """The addresses still to visit, and the pages seen so far, all on the site of `start`."""
 
     def __init__(self, start: str) -> None:
         self.site = start
@@ -46,9 +46,10 @@ class Queue(Actor):
 
     @concurrent_endpoint
     async def take(self) -> str | None:
-        """The next address; waits for one. None when the whole site has been visited.
+        """Wait for the next address and return it; None when the whole site has been visited.
 
-        Concurrent, because a worker that waits here must not keep others from reporting pages.
+        The endpoint is concurrent, because a worker that waits here must not keep others from
+        reporting pages.
         """
         async with self.changed:
             await self.changed.wait_for(lambda: self.waiting or not self.in_work)
@@ -59,7 +60,7 @@ class Queue(Actor):
 
     @concurrent_endpoint
     async def report(self, page: Page) -> None:
-        """A worker is done with a page: remember it, and queue the addresses that are new."""
+        """Store a page that a worker has fetched, and queue its new addresses."""
         async with self.changed:
             self.in_work -= 1
             self.pages.append(page)
@@ -70,7 +71,7 @@ class Queue(Actor):
 
     @endpoint
     async def progress(self) -> tuple[int, int]:
-        """How many pages have been visited, and how many addresses are known."""
+        """Return how many pages have been visited, and how many addresses are known."""
         return len(self.pages), len(self.known)
 
     @endpoint
@@ -84,7 +85,7 @@ class Worker(Actor):
 
     @endpoint
     def crawl(self) -> int:
-        """Visit pages until the queue has no more; returns how many it were."""
+        """Visit pages until the queue has no more; return their number."""
         visited = 0
         while (url := self.queue.take.call_one().get()) is not None:
             self.queue.report.call_one(fetch(url)).get()
@@ -105,7 +106,7 @@ def fetch(url: str) -> Page:
 
 
 class LinkReader(HTMLParser):
-    """Collects the title and the links of a page."""
+    """A parser that collects the title and the links of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,10 +127,10 @@ class LinkReader(HTMLParser):
 
 
 class Site(ThreadingHTTPServer):
-    """A web site of `pages` pages on a free local port. `hits` counts how often each is asked for.
+    """A web site of `pages` pages on a free local port. `hits` counts the requests for each page.
 
-    Its links are as untidy as in real life: many ways to each page, links into the middle of a
-    page, to other sites, and one to a page that does not exist.
+    Its links are as irregular as those of real sites: many links to each page, links into the
+    middle of a page, links to other sites, and one to a page that does not exist.
     """
 
     def __init__(self, pages: int, delay: float) -> None:
@@ -153,7 +154,7 @@ class SiteHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.hits[self.path] += 1
-        time.sleep(self.server.delay)  # a real site is not that near
+        time.sleep(self.server.delay)  # simulates the latency of a real site
         name = self.path.removeprefix("/page").removeprefix("/") or "0"
         if not name.isdecimal() or int(name) >= self.server.pages:
             self.send_error(404)
@@ -165,7 +166,7 @@ class SiteHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Not a line per request."""
+        """Do not log requests."""
 
 
 def main() -> int:

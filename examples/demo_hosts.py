@@ -1,17 +1,18 @@
-"""Train across two machines made out of this one, over TLS: what `make demo-hosts` runs.
+"""Train across two simulated machines, over TLS: the program of `make demo-hosts`.
 
-Each machine is a network namespace: an address, an interface and a loopback device of its own, and
-a cable to a switch. A worker serves each (`monarch worker`), with a certificate and a secret that
-are made for this one run; then `train_digits.py --hosts` trains on both, as it would on real ones,
-and kills a trainer on the way.
+Each machine is a network namespace with an address, an interface and a loopback device of its own,
+and a virtual cable to a switch. A worker serves each machine (`monarch worker`), with a certificate
+and a secret that are created for this run. Then `train_digits.py --hosts` trains on both, as it
+would on real machines, and kills a trainer during the training.
 
     sudo python examples/demo_hosts.py
     sudo python examples/demo_hosts.py --machines 3 --procs 6 --epochs 40
     python examples/demo_hosts.py --loopback        # no root: worker loops on 127.0.0.1
 
-Nothing is left behind, whatever ends it. The switch and the client live in a namespace without a
-name, the machines in others, and all of these end with the last process in them; the workers end
-when their input does, which the system closes for whoever is killed; Ctrl-C removes the files, too.
+The program leaves no processes and no namespaces behind, however it ends. The switch and the client
+live in a namespace without a name, and so does each machine. Such a namespace ends with its last
+process. The workers end at EOF on their input, which the system closes even if the program is
+killed. Ctrl-C removes the files, too.
 
 Needs what train_digits.py needs, and cryptography: pip install 'pymonarch[examples,tls]'
 For network namespaces: Linux, the commands ip and unshare, and root (or user namespaces).
@@ -29,7 +30,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 try:
-    import cryptography  # noqa: F401 - here, rather than when half of it is set up
+    import cryptography  # noqa: F401 - fails here, and not when half of the set-up is done
 
     from monarch.security import Certificate, make_certificates
 except ImportError as missing:
@@ -39,7 +40,7 @@ TRAINING = Path(__file__).with_name("train_digits.py")
 WORKER = (sys.executable, "-m", "monarch.cli", "worker")
 SUBNET = "10.213.0"  # the switch and the client have .1, the machines .2, .3, ...
 PORT = 26600
-INSIDE = "MONARCH_DEMO_INSIDE"  # set in the program once it runs in a namespace
+INSIDE = "MONARCH_DEMO_INSIDE"  # set in the environment once the program runs in a namespace
 SWITCH = f"""
 ip link set lo up &&
 ip link add switch type bridge && ip address add {SUBNET}.1/24 dev switch && ip link set switch up
@@ -47,7 +48,7 @@ ip link add switch type bridge && ip address add {SUBNET}.1/24 dev switch && ip 
 PLUG = """
 ip link add {cable} type veth peer name eth0 netns {pid} && ip link set {cable} master switch up
 """
-# A machine waits for its cable before it takes its address and turns into a worker.
+# A machine waits for its cable, then sets its address, and then runs the worker.
 MACHINE = """
 echo unplugged; read plugged &&
 ip link set lo up && ip address add "$1/24" dev eth0 && ip link set eth0 up && shift && exec "$@"
@@ -55,13 +56,13 @@ ip link set lo up && ip address add "$1/24" dev eth0 && ip link set eth0 up && s
 
 
 def namespace(*command: str) -> list[str]:
-    """A command line that runs `command` in a network namespace of its own."""
+    """Return a command line that runs `command` in a network namespace of its own."""
     own = ["unshare", "-n"] if os.geteuid() == 0 else ["unshare", "-r", "-n"]
     return [*own, "--", *command]
 
 
 def unavailable() -> str:
-    """Why there can be no network namespaces here; empty if there can."""
+    """Return why network namespaces cannot be used here; an empty string if they can."""
     if sys.platform != "linux":
         return "they are a feature of Linux"
     for command in ("unshare", "ip"):
@@ -76,13 +77,13 @@ def unavailable() -> str:
 
 
 class Machine:
-    """A machine with a worker that serves it; `ready` says where, `end` ends both.
+    """A simulated machine with a worker. `ready` returns its address, `end` ends both.
 
     Args:
         number: 0 for the first.
-        folder: for what the worker prints.
-        environ: of the worker.
-        loopback: have it listen on this machine's loopback device instead.
+        folder: the directory for the worker's output.
+        environ: the environment of the worker.
+        loopback: whether the worker listens on this machine's loopback device instead.
     """
 
     def __init__(self, number: int, folder: Path, environ: dict[str, str], loopback: bool) -> None:
@@ -99,11 +100,11 @@ class Machine:
                 stderr=log,
                 text=True,
                 env=environ,
-                start_new_session=True,  # Ctrl-C is for the client: the machines end after it
+                start_new_session=True,  # Ctrl-C reaches the client only: the machines end later
             )
 
     def ready(self) -> str:
-        """The address that the worker serves, once it does."""
+        """Connect the cable, wait until the worker listens, and return its address."""
         assert self.process.stdin is not None
         if self.cable and self.said() == "unplugged":
             subprocess.run(
@@ -120,7 +121,7 @@ class Machine:
         return self.process.stdout.readline().strip()
 
     def end(self) -> None:
-        """End the worker, and whatever may still run there."""
+        """End the worker, and all other processes of the machine."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
@@ -133,15 +134,15 @@ class Machine:
 
 
 def with_identity(certificate: Certificate, folder: Path) -> dict[str, str]:
-    """The environment of a worker, or of the client: who it is, and the secret of this run."""
+    """Return the environment of a worker or of the client: its certificate, and the secret."""
     secret = {"MONARCH_SECRET_FILE": str(folder / "secret")}
     return {**os.environ, **certificate.environment, **secret}
 
 
 def train(arguments: list[str], environ: dict[str, str]) -> int:
-    """Run the training; its exit status. Ctrl-C is passed on, once, and it ends what it started."""
+    """Run the training; return its exit status. A Ctrl-C is forwarded to it once."""
     command = [sys.executable, str(TRAINING), *arguments]
-    if shutil.which("setpriv"):  # should this program be killed, it goes along
+    if shutil.which("setpriv"):  # the kernel then kills the training if this program is killed
         command = [*"setpriv --pdeathsig KILL".split(), *command]
     with subprocess.Popen(command, env=environ, start_new_session=True) as client:
         try:
@@ -167,7 +168,7 @@ def demonstrate(machines: int, loopback: bool, arguments: list[str]) -> int:
         started = []
         for number, certificate in enumerate(hosts):
             environ = with_identity(certificate, folder)
-            # They only look like machines: they share the cores of this one.
+            # The simulated machines share the cores of this one.
             environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // machines))
             started.append(Machine(number, folder, environ, loopback))
             ends.callback(started[-1].end)
@@ -201,7 +202,7 @@ def main() -> int:
                 file=sys.stderr,
             )
             return 1
-        # From here on in a namespace that has no name, and ends with the last process in it.
+        # Start again inside a namespace, which has no name and ends with its last process.
         sys.stdout.flush()
         command = namespace(sys.executable, *sys.argv)
         os.execvpe(command[0], command, {**os.environ, INSIDE: "1"})

@@ -1,9 +1,10 @@
 """A parameter server: workers improve one set of weights without waiting for each other.
 
 Each worker takes the current weights from the server, computes a gradient on its own data, and
-sends it back. Meanwhile others may have moved the weights on: the gradient is *stale* by that many
-versions. The server applies it all the same, with a smaller step the staler it is. Because an
-actor handles one message at a time, the server needs no lock.
+sends the gradient back. Meanwhile other workers may have changed the weights: the gradient is
+*stale* by the number of these changes. The server applies it nevertheless, with a step that is the
+smaller the staler the gradient is. An actor handles one message at a time, so the server needs no
+lock.
 
     python examples/parameter_server.py --workers 4 --steps 200
 
@@ -23,11 +24,11 @@ except ImportError as missing:
 from monarch.actor import Actor, Channel, Port, current_rank, endpoint, this_host
 
 FEATURES = 50
-NOISE = 0.1  # of the data: no weights can bring the loss below NOISE ** 2
+NOISE = 0.1  # in the data: no weights can have a loss below NOISE ** 2
 
 
 class Server(Actor):
-    """Owns the weights. `version` counts the gradients that went into them."""
+    """The owner of the weights. `version` counts the gradients that were applied to them."""
 
     def __init__(self, rate: float, progress: Port[tuple[int, float]]) -> None:
         self.weights, self.version = torch.zeros(FEATURES), 0
@@ -41,7 +42,7 @@ class Server(Actor):
     @endpoint
     def push(self, gradient: Tensor, version: int, loss: float) -> None:
         stale = self.version - version
-        # A new tensor each time: nobody who holds the old weights sees them change.
+        # A new tensor each time: a worker's reference to the old weights stays valid.
         self.weights = self.weights - self.rate / (1 + stale) * gradient
         self.version += 1
         self.staleness[stale] += 1
@@ -53,7 +54,7 @@ class Server(Actor):
 
 
 class Worker(Actor):
-    """Computes gradients of a linear regression on data of its own."""
+    """A process that computes gradients of a linear regression on data of its own."""
 
     def __init__(self, server: Server, truth: Tensor) -> None:
         torch.set_num_threads(1)
@@ -69,12 +70,12 @@ class Worker(Actor):
             chosen = torch.randint(len(self.targets), (batch,))
             error = self.inputs[chosen] @ weights - self.targets[chosen]
             gradient = 2 / batch * error @ self.inputs[chosen]
-            # One way: the next step need not wait until the server has used this one.
+            # Without a reply: the next step need not wait until the server has used this gradient.
             self.server.push.broadcast(gradient, version, float(error.square().mean()))
 
     @endpoint
     def loss(self, weights: Tensor) -> float:
-        """Mean squared error of `weights` on all of this worker's data."""
+        """Return the mean squared error of `weights` on all data of this worker."""
         return float((self.inputs @ weights - self.targets).square().mean())
 
 

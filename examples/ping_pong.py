@@ -1,9 +1,9 @@
-"""Ping-pong: two meshes of actors call each other, as many balls at a time as there are pairs.
+"""Ping-pong: two meshes of actors call each other, with one ball in play for each pair.
 
-A player returns a ball with `broadcast`, which sends and does not wait. It must not wait for the
-opponent's answer: an actor handles one message at a time, so a player that waits for its opponent
-could never take the ball that comes back. With the ball travels a port, and whoever hits it last
-reports through that port to the program that has thrown it in.
+A player returns a ball with `broadcast`, which sends and does not wait. A player must not wait for
+the opponent's answer: an actor handles one message at a time, so a waiting player could never
+receive the ball that comes back. Each message carries a port along with the ball. The player who
+hits the ball last reports through that port to the program that served the ball.
 
     python examples/ping_pong.py --pairs 2 --hits 2000
 """
@@ -16,7 +16,7 @@ from monarch.actor import Actor, Channel, Port, current_rank, endpoint, this_hos
 
 
 class Player(Actor):
-    """Returns every ball to the player of the same rank in the other mesh."""
+    """A player that returns every ball to the player of the same rank in the other mesh."""
 
     def __init__(self) -> None:
         self.hits = 0

@@ -1,27 +1,28 @@
 """A parameter server whose workers read weights and write gradients without a single message.
 
-The server registers three things: the weights; for each worker a *mailbox*, room for one gradient
-and a few numbers; and a counter of tickets, one for each step that is to be done. A worker takes a
-ticket (`fetch_add`), reads the weights, computes a gradient and writes it into its mailbox; then it
-goes on with the next ticket, and waits only if the server has not yet emptied the mailbox. So who
-is fast does more steps, and who dies has at most one ticket. The server goes round the mailboxes
-and applies what it finds, with a smaller step the staler it is, that is, the more updates there
-were since its worker read the weights.
+The server registers three areas of memory: the weights; for each worker a *mailbox*, with room for
+one gradient and a few numbers; and a counter of tickets, one ticket for each step to do. A worker
+takes a ticket (`fetch_add`), reads the weights, computes a gradient and writes it into its mailbox.
+Then it continues with the next ticket, and waits only if the server has not yet emptied the
+mailbox. So a fast worker does more steps, and a worker that dies holds at most one ticket. The
+server visits the mailboxes in turn and applies the gradients. The more updates there were since a
+worker read the weights, the *staler* its gradient is, and the smaller the step.
 
     python examples/rdma_parameter_server.py                     # 16 MB of weights, 4 workers
     python examples/rdma_parameter_server.py --megabytes 64 --workers 8 --steps 400
 
-What may be torn, and what may not. Weights are read while the server changes them, so a worker may
-see some before and some after an update. Asynchronous descent does not mind (it is as if these were
-a little staler), and needs no generation number; where it matters see weight_sync.py. A gradient
-must be whole, and applied once. So each mailbox has a number that says whose turn it is: the worker
-writes its gradient while it is 0, waits until that is done, and only then writes 1; the server uses
-the gradient while it is 1, and then writes 0. Only one byte of it ever changes, and only who has
-the turn changes it. examples/parameter_server.py does the like by messages.
+Reads that may be torn, and writes that may not. Weights are read while the server changes them, so
+a worker may see some weights before an update and some after it. Asynchronous descent tolerates
+that (as if some weights were a little staler), and needs no generation number; weight_sync.py shows
+the method where it matters. A gradient must be whole, and applied once. So each mailbox has a
+number for the turn. While the number is 0, the worker may write a gradient; it waits until the
+write is complete, and only then writes 1. While the number is 1, the server may use the gradient;
+then it writes 0. Only one byte of the number ever changes, and only the side whose turn it is
+changes it. examples/parameter_server.py does the same by messages.
 
-The task is a made-up one of any size, whose answer is known: each worker sees the gradient towards
-it through noise. The check: every ticket was applied exactly once, and the weights are near the
-answer. Needs numpy and rich: pip install 'pymonarch[examples]'
+The task is artificial and of any size, and its answer is known: each worker computes the gradient
+towards the answer and adds noise. The check: every ticket was applied exactly once, and the weights
+are near the answer. Needs numpy and rich: pip install 'pymonarch[examples]'
 """
 
 import argparse
@@ -45,16 +46,16 @@ from monarch.rdma import RDMAAction, RDMABuffer, explain
 
 RATE = 0.2
 NOISE = 0.1
-PAUSE = 0.0002  # seconds until somebody whose turn it is not looks again
+PAUSE = 0.0002  # seconds between two readings of the turn by the side that waits
 TURN, TICKET, VERSION = range(3)  # the numbers in a mailbox
 WORDS = 3
 
-Array = Any  # of numpy, whichever release
+Array = Any  # a numpy array, whose type differs between releases of numpy
 
 
 @dataclass
 class Mailbox:
-    """What one worker writes to."""
+    """The memory that one worker writes to."""
 
     numbers: RDMABuffer
     gradient: RDMABuffer
@@ -62,7 +63,7 @@ class Mailbox:
 
 @dataclass
 class Shared:
-    """All that a worker has to know of the server."""
+    """The memory of the server that a worker uses."""
 
     weights: RDMABuffer
     version: RDMABuffer
@@ -71,12 +72,12 @@ class Shared:
 
 
 def answer(size: int) -> Array:
-    """The weights that are looked for."""
+    """Return the weights that the training should find."""
     return np.random.default_rng(42).standard_normal(size, np.float32)
 
 
 class Server(Actor):
-    """Owns the weights. `version` counts the gradients that went into them."""
+    """The owner of the weights. `version` counts the gradients that were applied to them."""
 
     def __init__(self, size: int, workers: int) -> None:
         self.weights = np.zeros(size, np.float32)
@@ -100,7 +101,7 @@ class Server(Actor):
 
     @endpoint
     def serve(self, steps: int) -> tuple[Counter[int], Counter[int]]:
-        """Apply so many gradients; how often each ticket, and each staleness, was seen."""
+        """Apply `steps` gradients; return how often each ticket and each staleness occurred."""
         tickets: Counter[int] = Counter()
         staleness: Counter[int] = Counter()
         while self.version[0] < steps:
@@ -121,12 +122,12 @@ class Server(Actor):
 
     @endpoint
     def loss(self) -> float:
-        """Mean squared distance from the answer."""
+        """Return the mean squared distance from the answer."""
         return float(np.square(self.weights - answer(len(self.weights))).mean())
 
 
 class Worker(Actor):
-    """Computes gradients, for as long as there are tickets."""
+    """A process that computes gradients, for as long as there are tickets."""
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
@@ -135,7 +136,7 @@ class Worker(Actor):
         self.weights = np.zeros(size, np.float32)
         self.answer = answer(size)
         self.chance = np.random.default_rng(current_rank().rank)
-        # Any window of this is noise: it is not made anew for each step.
+        # Each step uses a random window of this array, which is cheaper than new noise.
         self.noise = NOISE * self.chance.standard_normal(size + 1000, np.float32)
         self.numbers = np.zeros(WORDS, np.uint64)  # as the mailbox has them
 
@@ -145,14 +146,14 @@ class Worker(Actor):
 
     @endpoint
     def work(self, steps: int) -> int:
-        """Take tickets until there are none; how many this worker got."""
+        """Take tickets until there are none; return how many this worker got."""
         done = 0
         ticket, version = np.zeros(1, np.uint64), np.zeros(1, np.uint64)
         while True:
             RDMAAction().fetch_add(self.shared.tickets, ticket, 1).submit().get()
             if ticket[0] >= steps:
                 return done
-            # The version first: the weights are then of this version, or newer.
+            # The version is read first, so the weights are of this version or newer.
             self.shared.version.read_into(version).get()
             self.shared.weights.read_into(self.weights).get()
             self.post(self.gradient(), int(ticket[0]), int(version[0]))
@@ -165,7 +166,7 @@ class Worker(Actor):
         return self.weights
 
     def post(self, gradient: Array, ticket: int, version: int) -> None:
-        """Put a gradient into the mailbox, as soon as it is empty."""
+        """Wait until the mailbox is empty, and write a gradient into it."""
         while True:
             self.mailbox.numbers.read_into(self.numbers).get()
             if not self.numbers[TURN]:
@@ -174,7 +175,7 @@ class Worker(Actor):
         self.numbers[TICKET], self.numbers[VERSION] = ticket, version
         content = RDMAAction().write_remote(self.mailbox.gradient, gradient)
         content.write_remote(self.mailbox.numbers, self.numbers).submit().get()
-        # All of that is there. From here on it is the server's.
+        # The gradient is complete. With the next write the turn goes to the server.
         self.numbers[TURN] = 1
         self.mailbox.numbers[:8].write_from(self.numbers[:1]).get()
 

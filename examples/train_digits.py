@@ -2,8 +2,8 @@
 
 Every process of a mesh holds one `Trainer` actor with its own copy of the network and its own share
 of the 1,797 images that come with scikit-learn. In each step the trainers average their gradients
-with `torch.distributed`, *inside* the actors; the script only says "one more epoch" to the whole
-mesh in one line and gets everyone's losses back as an array.
+with `torch.distributed`, *inside* the actors. The script only asks the whole mesh for one more
+epoch, in one line, and gets the losses of all trainers back as an array.
 
     python examples/train_digits.py                       # 4 processes, CUDA if there is one
     python examples/train_digits.py --procs 2 --epochs 30
@@ -11,14 +11,14 @@ mesh in one line and gets everyone's losses back as an array.
     python examples/train_digits.py --kill                # one trainer dies on the way
     python examples/train_digits.py --hosts tcp://node1:4444,tcp://node2:4444
 
-The main job survives: a `Supervisor` replaces a trainer whose process ends, whoever ended it. The
-script then forms the process group anew, sends everybody back to the last checkpoint, and goes on:
-see `Training.run`.
+The training survives the loss of a trainer: a `Supervisor` replaces a trainer whose process exits,
+for whatever cause. The script then forms the process group anew, resets all trainers to the last
+checkpoint, and continues: see `Training.run`.
 
 With `--hosts` the trainers run on other machines, where `monarch worker` serves these addresses
-(and pymonarch, torch and scikit-learn are installed); examples/demo_hosts.py makes two such
-machines out of this one. What the script and the trainers say to each other is encrypted if the
-addresses begin with tls://; gradients go from trainer to trainer by gloo or NCCL, without that.
+(and pymonarch, torch and scikit-learn are installed); examples/demo_hosts.py simulates two such
+machines. Messages between the script and the trainers are encrypted if the addresses begin with
+tls://. Gradients go from trainer to trainer by gloo or NCCL, unencrypted.
 
 Needs torch, scikit-learn, matplotlib and rich: pip install 'pymonarch[examples]'
 """
@@ -39,12 +39,12 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
-START = time.perf_counter()  # before the heavy imports: they are part of the bill
+START = time.perf_counter()  # before the heavy imports, whose time is part of the bill
 if __name__ == "__main__":
     print("importing torch, scikit-learn ...", flush=True)
 try:
     import torch
-    import torch._dynamo  # what the first optimizer imports: here, or in each process for itself
+    import torch._dynamo  # the first optimizer imports it: once here, or in each process again
     import torch.distributed as dist
     from rich import box
     from rich.console import Console
@@ -67,7 +67,7 @@ try:
 except ImportError as missing:
     sys.exit(f"{missing}. Try: pip install 'pymonarch[examples]'")
 
-GLOBAL_BATCH = 128  # images per step over all trainers, so the result hardly depends on --procs
+GLOBAL_BATCH = 128  # images per step of all trainers, so the result hardly depends on --procs
 TEST_IMAGES = 360
 CHECKPOINT_EVERY = 5  # epochs
 GOAL = 0.95
@@ -79,7 +79,7 @@ Images = tuple[Tensor, Tensor]
 
 
 def load(seed: int) -> tuple[Images, Images]:
-    """The digits as a training and a test part, shuffled in an order that `seed` fixes."""
+    """Return a training and a test part of the digits, in a random order given by `seed`."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(seed))
     pictures = torch.tensor(digits.images, dtype=torch.float32).div(16).unsqueeze(1)[order]
@@ -91,18 +91,18 @@ def load(seed: int) -> tuple[Images, Images]:
 
 
 def way_to(host: str) -> tuple[str, str]:
-    """This machine's address on the way to `host`, and the network interface that has it.
+    """Return this machine's address on the route to `host`, and the interface that has it.
 
-    An empty name stands for an interface that was not found.
+    The name of an interface that was not found is an empty string.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.connect((host, 9))  # sends nothing: it only looks at the routes
+        sock.connect((host, 9))  # sends no packet: UDP only looks up the route
         address = sock.getsockname()[0]
         for _, name in socket.if_nameindex():
             if address == LOOPBACK and name.startswith("lo"):  # "lo", on macOS "lo0"
                 return address, name
             request = struct.pack("256s", name.encode())
-            with suppress(OSError):  # it has no address
+            with suppress(OSError):  # an interface without an address
                 answer = fcntl.ioctl(sock, 0x8915, request)  # SIOCGIFADDR of Linux
                 if socket.inet_ntoa(answer[20:24]) == address:
                     return address, name
@@ -120,10 +120,10 @@ class Trainer(Actor):
         self, train_set: Images, test_set: Images, device: str, seed: int, hosts: list[str]
     ) -> None:
         self.rank, self.world = current_rank().rank, current_size()["procs"]
-        # How the other machines reach this one (of one machine: how it reaches itself).
+        # The address by which the next machine (or, without others, this one) reaches this one.
         here = self.rank * len(hosts) // self.world
         self.address, self.interface = way_to(hosts[(here + 1) % len(hosts)])
-        # The trainers share the cores: more threads than cores would only slow all of them down.
+        # The trainers share the cores: more threads than cores would slow down all trainers.
         neighbours = self.world // len(hosts)
         torch.set_num_threads(max(1, torch.get_num_threads() // neighbours))
         if device == "cuda":
@@ -147,18 +147,18 @@ class Trainer(Actor):
 
     @endpoint
     def open_store(self) -> tuple[str, int]:
-        """Open the meeting point of the process group; returns its address and port."""
-        # (The system chooses the port.)
+        """Open the store through which the process group forms; return its address and port."""
+        # Port 0: the system chooses a free port.
         self.store = dist.TCPStore(self.address, 0, is_master=True, wait_for_workers=False)
         return self.address, self.store.port
 
     @endpoint
     def join(self, address: str, port: int, backend: str) -> None:
-        """Meet the other trainers and form the process group."""
+        """Connect to the other trainers and form the process group."""
         self.leave()
         if self.rank != 0:
             self.store = dist.TCPStore(address, port, is_master=False)
-        if self.interface:  # else gloo takes the one that this machine's name resolves to
+        if self.interface:  # by default gloo uses the one that this machine's name resolves to
             os.environ.setdefault("GLOO_SOCKET_IFNAME", self.interface)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", self.interface)
         dist.init_process_group(
@@ -166,23 +166,23 @@ class Trainer(Actor):
             store=self.store,
             rank=self.rank,
             world_size=self.world,
-            timeout=timedelta(seconds=30),  # the end of every wait for a trainer that is gone
+            timeout=timedelta(seconds=30),  # limits every wait for a trainer that has exited
         )
 
     def leave(self) -> None:
-        """Hang up on all other trainers."""
+        """Close the connections to all other trainers."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
     @endpoint
     def train_epoch(self) -> list[float]:
-        """Go once over the training images; returns the loss of every step on this share."""
+        """Train once on all training images; return the loss of every step on this share."""
         images, labels = self.train_set
         order = torch.randperm(
             len(labels), generator=torch.Generator().manual_seed(self.seed + self.epoch)
         )
         losses = []
-        # Leave out the last, incomplete batch: everyone must take the same number of steps.
+        # Leave out the last, incomplete batch: all trainers must do the same number of steps.
         for start in range(0, len(order) - GLOBAL_BATCH + 1, GLOBAL_BATCH):
             batch = order[start : start + GLOBAL_BATCH][self.rank :: self.world].to(images.device)
             loss = nn.functional.cross_entropy(self.model(images[batch]), labels[batch])
@@ -196,14 +196,14 @@ class Trainer(Actor):
         return shares
 
     def average_gradients(self) -> None:
-        """Replace every gradient by its mean over all trainers, in one message for all of them."""
+        """Replace every gradient by its mean over all trainers, with a single all-reduce."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         flat = torch.cat([g.flatten() for g in gradients])
         try:
             dist.all_reduce(flat)
         except RuntimeError:
-            # A neighbour is gone. Only its neighbours see that; whoever waits for one of *them*
-            # would wait until the timeout. So pass it on.
+            # A neighbour in the ring has exited. Only its neighbours see that, and trainers that
+            # wait for these neighbours would wait until the timeout. So close all connections.
             self.leave()
             raise
         flat /= self.world
@@ -213,19 +213,19 @@ class Trainer(Actor):
 
     @endpoint
     def count_correct(self) -> int:
-        """How many of this trainer's share of the test images the network gets right."""
+        """Return how many test images of this trainer's share the network recognizes."""
         images, labels = self.test_set
         with torch.inference_mode():
             return int((self.model(images).argmax(1) == labels).sum())
 
     @endpoint
     def fingerprint(self) -> float:
-        """A number that differs between replicas that have drifted apart."""
+        """Return a number that differs between replicas with different weights."""
         return sum(float(p.detach().double().abs().sum()) for p in self.model.parameters())
 
     @endpoint
     def checkpoint(self) -> bytes:
-        """All that trainers, here or elsewhere, need in order to go on from this epoch."""
+        """Return the state that trainers need in order to continue from this epoch."""
         saved = {
             "epoch": self.epoch,
             "model": self.model.state_dict(),
@@ -236,7 +236,7 @@ class Trainer(Actor):
 
     @endpoint
     def restore(self, checkpoint: bytes) -> int:
-        """Go back, or ahead, to a checkpoint; returns its epoch."""
+        """Load a checkpoint, older or newer than the present state; return its epoch."""
         saved = torch.load(io.BytesIO(checkpoint), map_location=self.device, weights_only=True)
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
@@ -248,7 +248,7 @@ class Trainer(Actor):
 
 
 class Killer(Actor):
-    """Ends processes of its machine as the system does when it is out of memory: without a word."""
+    """An actor that kills processes of its machine, as the kernel does when memory runs out."""
 
     @endpoint
     def kill(self, pid: int) -> None:
@@ -256,26 +256,26 @@ class Killer(Actor):
 
 
 def connect(trainers: Trainer, backend: str) -> None:
-    """Form one process group of all trainers of the mesh, whatever groups they were in before."""
-    # Rank 0 lets the system pick a free port and keeps it, so no one can take it in between.
+    """Form one process group of all trainers of the mesh; they leave any group they were in."""
+    # Rank 0 opens a port that the system chooses, and keeps it, so no other process can take it.
     address, port = trainers.slice(procs=0).open_store.call_one().get()
     trainers.join.call(address, port, backend).get()
 
 
 class Training:
-    """The script's side of the training: all that has to outlive a trainer."""
+    """The script's side of the training: the state that has to outlive a trainer."""
 
     def __init__(self, trainers: Trainer, supervisor: Supervisor, backend: str) -> None:
         self.trainers, self.supervisor, self.backend = trainers, supervisor, backend
         self.losses: dict[int, list[float]] = {}  # by epoch: mean over all trainers, per step
-        self.checkpoint, self.saved = b"", 0.0  # and when
+        self.checkpoint, self.saved = b"", 0.0  # the last checkpoint, and its time
         self.victim = trainers.slice(procs=trainers.size() // 2)
         self.killer: Killer | None = None  # on the victim's machine
         self.kill_in: int | None = None  # the epoch in which to kill a trainer
-        self.moments: dict[str, float] = {}  # of the kill and of the way back
+        self.moments: dict[str, float] = {}  # times of the kill and of each step of the recovery
 
     def run(self, checkpoint: bytes | None, epochs: int, console: Console) -> None:
-        """Train up to epoch number `epochs`, whatever happens to the trainers on the way."""
+        """Train up to epoch number `epochs`. Replace trainers that exit during the training."""
         self.save(checkpoint)
         columns = [BarColumn(), MofNCompleteColumn(), TextColumn("epochs  {task.description}")]
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -285,24 +285,24 @@ class Training:
                 try:
                     return self.attempt(epochs, progress)
                 except (SupervisionError, ActorError):
-                    # A trainer ended. The first to complain may be another one, which has lost the
-                    # connection to it.
+                    # A trainer has exited. The first error may come from another trainer, which
+                    # has lost its connection to the first.
                     self.moments.setdefault("noticed", time.perf_counter())
-                    self.supervisor.healthy.get()  # until all are back; raises if that is hopeless
+                    self.supervisor.healthy.get()  # waits for all; raises if one cannot be replaced
                     ranks = sorted(event.rank for event in self.supervisor.restarts[before:])
                     if not ranks:
-                        raise  # nobody ended: a mistake in the program
+                        raise  # all trainers run: the error is a mistake in the program
                     self.moments.setdefault("replaced", time.perf_counter())
                     console.print(f"replaced: trainer {str(ranks)[1:-1]}")
 
     def attempt(self, epochs: int, progress: Progress) -> None:
-        """Train from the last checkpoint on."""
+        """Connect the trainers and train from the last checkpoint."""
         connect(self.trainers, self.backend)
         epoch = self.trainers.restore.call(self.checkpoint).get().values()[0]
         self.moments.setdefault("connected", time.perf_counter())
         if self.losses:
             progress.console.print(f"all go on after epoch {epoch}")
-        seconds = 0.04  # that an epoch takes
+        seconds = 0.04  # duration of the last epoch; at first an estimate
         while epoch < epochs:
             pid = self.victim.pid.call_one().get() if epoch == self.kill_in else None
             start = time.perf_counter()
@@ -322,13 +322,13 @@ class Training:
                 print(f"epoch {epoch:3}/{epochs}  {status}", flush=True)
 
     def save(self, checkpoint: bytes | None = None) -> None:
-        """Keep what it takes to go on from here."""
-        rank0 = self.trainers.slice(procs=0)  # they are all alike
+        """Keep a checkpoint: the given one, or the present state."""
+        rank0 = self.trainers.slice(procs=0)  # all replicas are equal
         self.checkpoint = checkpoint or rank0.checkpoint.call_one().get()
         self.saved = time.perf_counter()
 
     def kill(self, pid: int, after: float) -> None:
-        """Have a trainer killed."""
+        """Kill a trainer after so many seconds."""
         assert self.killer is not None
         time.sleep(after)
         self.moments = {"saved": self.saved, "killed": time.perf_counter()}
@@ -336,7 +336,7 @@ class Training:
         self.kill_in = None
 
     def price(self) -> "Bill":
-        """What the kill cost, from the last checkpoint before it until all were back there."""
+        """Return the cost of the kill, from the last checkpoint before it to its restoration."""
         phases = ("steps to do again", "until noticed", "until replaced", "process group, restore")
         bill = Bill()
         for phase, (start, end) in zip(phases, pairwise(self.moments.values()), strict=True):
@@ -345,10 +345,10 @@ class Training:
 
 
 def draw(curve: list[float], title: str, path: Path) -> None:
-    """Write the loss curve to a picture."""
+    """Write a picture of the loss curve."""
     import matplotlib as mpl
 
-    mpl.use("Agg")  # to a file, no display needed
+    mpl.use("Agg")  # draws to a file and needs no display
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
@@ -359,7 +359,7 @@ def draw(curve: list[float], title: str, path: Path) -> None:
 
 
 class Bill:
-    """Where the time went: seconds by phase, in the order in which the phases began."""
+    """The time used: seconds by phase, in the order in which the phases began."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -454,10 +454,10 @@ def main() -> int:
         f"images: {len(train_set[1])} to learn from, {len(test_set[1])} to be tested on",
         flush=True,
     )
-    # NCCL insists on a GPU of its own for each process.
+    # NCCL requires a GPU of its own for each process.
     per_host = args.procs // len(args.hosts or [""])
     own_gpu = args.device == "cuda" and per_host <= torch.cuda.device_count()
-    # Trainers that wait in NCCL for one that is gone cannot be called back, so all have to go.
+    # Trainers that wait in NCCL for an exited one cannot be interrupted, so all are replaced.
     policy = args.policy or ("one_for_all" if own_gpu else "one_for_one")
     with bill.phase("spawn"), console.status("starting the trainers ..."):
         if args.hosts:
@@ -496,7 +496,7 @@ def main() -> int:
     with bill.phase("stop"):
         procs.stop().get()
         if args.hosts:
-            hosts.stop().get()  # and whatever else runs there; the workers go on for others
+            hosts.stop().get()  # ends all processes there; the workers then serve other clients
     with bill.phase("files"):
         (args.out / "digits.pt").write_bytes(checkpoint)
         picture = args.out / "digits_loss.png"
@@ -513,7 +513,7 @@ def main() -> int:
     print(f"loss curve: {picture}")
     print(f"checkpoint: {args.out / 'digits.pt'}")
     print(f"test accuracy: {accuracy:.4f}")
-    if max(replicas) > (1 + 1e-6) * min(replicas):  # room for the last bits of unlike GPUs
+    if max(replicas) > (1 + 1e-6) * min(replicas):  # different GPUs may differ in the last bits
         print(f"error: the replicas have drifted apart: {replicas}", file=sys.stderr)
         return 1
     if accuracy < GOAL:

@@ -1,28 +1,29 @@
-"""One trainer publishes weights, many generators pull them; nobody ever uses half of a version.
+"""One trainer publishes weights, many generators pull them, and no generator uses a torn version.
 
 The loop of reinforcement learning: the trainer makes version after version of the weights, and the
-generators work with the newest one that they can get. Weights do not travel in messages. The
-trainer registers its memory once, and the generators read it (`RDMABuffer.read_into`) whenever they
-like; the trainer runs no Python for it, and does not know how many there are.
+generators work with the newest version that they can get. Weights are not sent in messages. The
+trainer registers its memory once, and the generators read it (`RDMABuffer.read_into`) at any time.
+The trainer runs no Python code for a read, and does not know how many generators there are.
 
     python examples/weight_sync.py                        # 1 GB, eight generators
     python examples/weight_sync.py --megabytes 64 --generators 4 --versions 50 --step 0
-    python examples/weight_sync.py --slots 1 --step 0     # only one copy: see who is overtaken
+    python examples/weight_sync.py --slots 1 --step 0     # only one copy: many pulls are overtaken
     python examples/weight_sync.py --slots 1 --step 0 --unchecked      # and without the check: torn
 
-A read that nobody answers can see memory in the middle of being written. So each copy of the
-weights has a *generation*, a number beside it: twice the version, and odd while it is written
-(a seqlock). A generator reads the number, then the weights, then the number again, each when the
-one before it is done, since within one action there is no order. If both numbers are equal and
-even, what it has is that version; else it was overtaken, and begins again.
+A one-sided read can see memory in the middle of a write. So each copy of the weights has a
+*generation*, a number beside it: twice the version, and odd while the copy is written (a seqlock).
+A generator reads the number, then the weights, then the number again. It waits for each read before
+it starts the next, since the operations of one action have no order. If both numbers are equal and
+even, the weights are of that version. Otherwise the read was *overtaken*, and the generator starts
+again.
 
-Two copies in turn make that rare: while the trainer writes one, the newest version lies untouched
-in the other, and is overwritten only when the version after the next is made. Rejected: one copy
-(a generator gets through only while the trainer pauses), and locks (a generator that dies with one
-would stop the trainer). The numbers are read and written by `fetch_add`, which is atomic whichever
-way it takes.
+Two copies in turn make that rare: while the trainer writes one copy, the newest version is
+untouched in the other, which is overwritten only by the version after the next. Rejected: one copy
+(a generator succeeds only while the trainer pauses), and locks (a generator that dies while it
+holds a lock would stop the trainer). The numbers are read and written by `fetch_add`, which is
+atomic on every route.
 
-The check: every number of the weights tells its place and its version, and each generator looks at
+The check: every number of the weights encodes its place and its version, and each generator checks
 all of them before it uses them. Needs numpy and rich: pip install 'pymonarch[examples]'
 """
 
@@ -45,22 +46,22 @@ from monarch.actor import Actor, endpoint, this_host
 from monarch.rdma import RDMAAction, RDMABuffer, explain
 
 ROW = 1 << 18  # numbers that are written or checked at a time: 1 MB, which fits into a cache
-PAUSE = 0.002  # seconds until a generator that has the newest version looks again
+PAUSE = 0.002  # seconds between two looks for a newer version
 
-Array = Any  # of numpy, whichever release
+Array = Any  # a numpy array, whose type differs between releases of numpy
 RAMP = np.arange(ROW, dtype=np.uint32)
 
 
 @dataclass
 class Published:
-    """What a generator has to know: the copies of the weights, and their generations."""
+    """The memory that generators read: the copies of the weights, and their generations."""
 
     copies: list[RDMABuffer]
     generations: list[RDMABuffer]
 
 
 def generations_of(published: Published) -> list[int]:
-    """The generation of each copy, as of now."""
+    """Read and return the present generation of each copy."""
     found = np.zeros(len(published.generations), np.uint64)
     action = RDMAAction()
     for place, generation in enumerate(published.generations):
@@ -70,14 +71,14 @@ def generations_of(published: Published) -> list[int]:
 
 
 class Trainer(Actor):
-    """Makes versions 1, 2, 3, ... of the weights; version v is written to copy v % slots."""
+    """The writer of versions 1, 2, 3, ... of the weights. Version v goes to copy v % slots."""
 
     def __init__(self, rows: int, slots: int) -> None:
         self.copies = [np.empty((rows, ROW), np.uint32) for _ in range(slots)]
         self.generations = np.zeros(slots, np.uint64)
         numbers = RDMABuffer(self.generations)
         self.published = Published(
-            # Nobody else may write to the weights, by mistake or otherwise.
+            # Read-only: no other process can write to the weights.
             [RDMABuffer(copy, read_only=True) for copy in self.copies],
             [numbers[8 * slot : 8 * slot + 8] for slot in range(slots)],
         )
@@ -91,7 +92,7 @@ class Trainer(Actor):
     @endpoint
     def train(self, versions: int, step: float) -> None:
         for _ in range(versions):
-            time.sleep(step)  # stands for the work on the batch, which a GPU does
+            time.sleep(step)  # in place of a training step on a GPU
             self.make_version()
 
     def make_version(self) -> None:
@@ -103,7 +104,7 @@ class Trainer(Actor):
         self.mark(slot, 2 * self.version)
 
     def mark(self, slot: int, generation: int) -> None:
-        """Set the generation of a copy, as seen by everybody."""
+        """Set the generation of a copy atomically."""
         before = np.zeros(1, np.uint64)
         more = generation - int(self.generations[slot])
         buffer = self.published.generations[slot]
@@ -111,7 +112,7 @@ class Trainer(Actor):
 
 
 class Generator(Actor):
-    """Works with the newest version of the weights. `status` is read by the script, one-sidedly."""
+    """A user of the newest version of the weights. The script reads `status` one-sidedly."""
 
     def __init__(self, published: Published, unchecked: bool) -> None:
         self.published = published
@@ -130,13 +131,13 @@ class Generator(Actor):
 
     @endpoint
     def pull(self, times: int) -> None:
-        """Read the weights, whatever is in them: to see how long it takes."""
+        """Read the weights without a check, to measure the time."""
         for _ in range(times):
             self.published.copies[0].read_into(self.weights).get()
 
     @endpoint
     def generate(self, last: int) -> None:
-        """Use one version after the other, until the last one."""
+        """Pull and use newer versions, until the last one."""
         while self.status[0] < last:
             version = self.pull_newer()
             if version is None:
@@ -146,7 +147,10 @@ class Generator(Actor):
             self.status += np.array([version - int(self.status[0]), 1, 0, torn], np.uint64)
 
     def pull_newer(self) -> int | None:
-        """Get the newest version that is whole; None if there is no other than before."""
+        """Pull the newest version and return its number.
+
+        Return None if there is no newer version than before, or if the read was overtaken.
+        """
         before = generations_of(self.published)
         generation = max((number for number in before if number % 2 == 0), default=0)
         if generation <= 2 * self.status[0]:
@@ -159,7 +163,7 @@ class Generator(Actor):
         return generation // 2
 
     def holds(self, version: int) -> bool:
-        """Whether every one of the weights is of this version, and where it belongs."""
+        """Whether each of the weights is of this version, and in its place."""
         return all(
             np.array_equal(numbers, RAMP + np.uint32(row * ROW + version & 0xFFFFFFFF))
             for row, numbers in enumerate(self.weights)
@@ -167,18 +171,18 @@ class Generator(Actor):
 
 
 def affordable(wanted: int, copies: int) -> int:
-    """`wanted` megabytes, or what half of the free memory has room for, `copies` times."""
+    """Return `wanted` megabytes, or less if `copies` of them exceed half of the free memory."""
     try:
         with open("/proc/meminfo") as lines:
             sizes = dict(line.split(":") for line in lines)
-    except FileNotFoundError:  # not Linux: the user knows
+    except FileNotFoundError:  # not Linux: use the size that the user gave
         return wanted
     free = int(sizes["MemAvailable"].split()[0]) >> 10
     return max(1, min(wanted, free // 2 // copies))
 
 
 def seconds_of_pulls(generators: Any, times: int) -> float:
-    """Seconds until all of these have pulled so often, the best of three times."""
+    """Return the seconds until all generators have pulled `times` times: the best of three."""
     took = []
     for _ in range(3):
         started = time.perf_counter()
@@ -212,7 +216,7 @@ def main() -> int:
         generators = procs.spawn("generators", Generator, published, args.unchecked)
         shown = generators.show.call().get().values()
         (route,) = set(generators.route.call().get().values())
-        generators.pull.call(1).get()  # the first touches memory that is new
+        generators.pull.call(1).get()  # the first pull touches new memory and is not timed
         seconds = seconds_of_pulls(generators, 1)
         moved = args.generators * size
         together = moved / seconds
@@ -228,14 +232,14 @@ def main() -> int:
     status = np.zeros((len(shown), 4), np.uint64)
 
     def look() -> list[int]:
-        """The generators' figures, summed; the version is that of the slowest."""
+        """Return the sums of the generators' figures, and the version of the slowest."""
         action = RDMAAction()
         for buffer, row in zip(shown, status, strict=True):
             action.read_remote(row, buffer)
         action.submit().get()
         return [int(status[:, 0].min()), *(int(n) for n in status[:, 1:].sum(axis=0))]
 
-    last = args.versions + 1  # one was there from the beginning
+    last = args.versions + 1  # version 1 exists from the beginning
     words = TextColumn("{task.fields[words]}")
     columns = (TextColumn("version"), BarColumn(), MofNCompleteColumn(), words)
     started = time.perf_counter()

@@ -2,8 +2,8 @@
 
     python hosts_net.py ADDRESS MEGABYTES GIGABYTES
 
-Calls to an actor on this host and to one on the other take turns, so that whatever slows the
-machine slows both.
+Calls to an actor on this host and to one on the other take turns, so that a load of the machine
+slows both.
 """
 
 import sys
@@ -64,7 +64,7 @@ def main() -> None:
         def transfer() -> None:
             sent = [sink.take.call_one(array)]
             for _ in range(2 * gigabytes - 1):
-                sent.append(sink.take.call_one(array))  # there is always something under way
+                sent.append(sink.take.call_one(array))  # at least one array is always in flight
                 sent.pop(0).get()
             sent.pop().get()
             over.set()

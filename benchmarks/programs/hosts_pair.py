@@ -1,7 +1,7 @@
 """Two worker loops on this machine, over TCP: a call from an actor of one to an actor of the other.
 
-And a large array as its argument, acknowledged. The worker loops are processes of this program, and
-their procs inherit what they need.
+The argument is small, or a large array, which the receiver acknowledges. The worker loops are
+processes of this program, and their procs inherit its environment.
 """
 
 import os
@@ -42,7 +42,7 @@ class Peer(Actor):
 
 
 class Blocking(Actor):
-    """The same call, by functions that are no coroutines."""
+    """The same call, by endpoints that are no coroutines."""
 
     @endpoint
     def echo(self, value: int) -> int:

@@ -14,7 +14,7 @@ print(perf_counter() - started)
 
 
 def import_once(module: str) -> float:
-    """Seconds that the import of `module` takes in a new interpreter."""
+    """Return the seconds that the import of `module` takes in a new interpreter."""
     program = [sys.executable, "-c", PROGRAM.format(module=module)]
     return float(subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True).stdout)
 

@@ -1,10 +1,10 @@
 """From `kill -9` of a worker to the exception in its caller, many times, in one of three ways.
 
-`idle`: nothing else happens. `load`: a thread of the caller keeps other workers busy with calls.
-`gloo`: the survivors sit in a collective that the victim will never enter.
+`idle`: there is no other load. `load`: a thread of the caller keeps other workers busy with calls.
+`gloo`: the survivors wait in a collective that the victim will never enter.
 
-200 kills, or as many as a minute has time for: an engine that takes ten seconds for one gets a few.
-The report says how many there were.
+The program kills 200 times, or as often as fits into a minute, which is a few times for an engine
+that takes ten seconds per kill. The report shows the number.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Worker(Actor):
 
 
 class Member(Worker):
-    """Of a process group."""
+    """A worker in a process group."""
 
     @endpoint
     def join(self, port: int) -> None:
@@ -60,7 +60,7 @@ class Member(Worker):
 
 
 class Load:
-    """Calls to some workers, from a thread, until the end of the block."""
+    """A thread that calls some workers, until the end of the block."""
 
     def __init__(self, workers: Worker) -> None:
         self.workers = workers
@@ -82,7 +82,7 @@ class Load:
 
 
 def kill_one(victim: Worker) -> float:
-    """Seconds until who called the victim is told."""
+    """Return the seconds from the kill to the exception in the victim's caller."""
     pid = victim.pid.call_one().get()
     port, started = Channel.open()
     waiting = victim.hang.call_one(port)
@@ -123,13 +123,13 @@ def gloo() -> float:
     for _ in range(WORKERS - 1):
         started.recv().get()
     taken = kill_one(members.slice(gpus=0))
-    assert blocked.exception(timeout=60) is not None  # gloo noticed, too
+    assert blocked.exception(timeout=60) is not None  # gloo has detected the kill, too
     stop(procs)
     return taken
 
 
 def stop(procs: ProcMesh) -> None:
-    """Stop the survivors, as far as the engine can stop a mesh of which one is gone."""
+    """Stop the survivors, if the engine can stop a mesh with an exited process."""
     with contextlib.suppress(Exception):
         procs.stop().get(timeout=30)
 

@@ -1,6 +1,6 @@
-"""Memory for an idle process of a mesh of 8: of all that the program started, divided by 8.
+"""Memory per idle process of a mesh of 8: that of all processes of the program, divided by 8.
 
-`pss` is that of the 8 alone.
+`pss` counts the 8 processes only.
 """
 
 import os
@@ -21,7 +21,7 @@ class Idle(Actor):
 def main() -> None:
     procs = this_host().spawn_procs({"gpus": 8})
     pids = procs.spawn("idle", Idle).pid.call().get().values()
-    time.sleep(1.0)  # what a process does after its first call is over by then
+    time.sleep(1.0)  # by then a process has finished its work after the first call
 
     emit(
         pss_of_all=pss_below(os.getpid()) / len(pids),

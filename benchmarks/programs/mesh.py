@@ -1,7 +1,7 @@
 """A mesh of N processes from first to last: bootstrap, no-op call, stop, and spawn again.
 
-`bootstrap` is all that a fresh program waits for: host, processes, actors and the first call.
-`spawn` is the same in a program that has done it before.
+`bootstrap` is the total time until a fresh program's first answer: host, processes, actors and the
+first call. `spawn` is the same time in a program that has spawned a mesh before.
 """
 
 from time import perf_counter

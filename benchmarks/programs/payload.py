@@ -1,8 +1,8 @@
 """Large values to another process and back, and to 8 processes at once.
 
-`out` ends with the receiver's acknowledgement; `back` starts with a small call. A stamp in the
-value tells each transfer from the one before, and the receiver checks it at both ends: a value that
-never arrived, or arrived stale, fails the program.
+`out` ends with the receiver's acknowledgement; `back` starts with a small call. A stamp at both
+ends of the value distinguishes each transfer from the one before, and the receiver checks both. So
+the program fails if a value did not arrive, or if a stale one arrived.
 """
 
 from timing import argument, emit, samples

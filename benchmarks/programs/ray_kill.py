@@ -24,7 +24,7 @@ def kill_one() -> float:
     victim = Victim.remote()
     pid = ray.get(victim.pid.remote())
     waiting = victim.hang.remote()
-    time.sleep(0.2)  # Ray has nothing by which the call could tell that it has begun
+    time.sleep(0.2)  # Ray offers the call no means to report that it has begun
 
     killed = perf_counter()
     os.kill(pid, signal.SIGKILL)

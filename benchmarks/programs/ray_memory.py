@@ -19,7 +19,7 @@ def main() -> None:
     start()
     idle = [Idle.remote() for _ in range(8)]
     pids = ray.get([actor.pid.remote() for actor in idle])
-    time.sleep(1.0)  # what a process does after its first call is over by then
+    time.sleep(1.0)  # by then a process has finished its work after the first call
 
     emit(pss_of_all=sum(map(pss, pids)) / len(pids))
 

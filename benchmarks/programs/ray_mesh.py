@@ -2,7 +2,7 @@
 
 Each Ray actor is a process. `bootstrap` includes the start of Ray itself.
 
-`stop` ends when the last process is gone, as it does for a mesh.
+`stop` ends when the last process has exited, as it does for a mesh.
 """
 
 import os

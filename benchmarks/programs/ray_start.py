@@ -1,4 +1,4 @@
-"""How the Ray programs start Ray: one node, and nothing that a benchmark does not use."""
+"""How the Ray programs start Ray: one node, without the services that no benchmark uses."""
 
 import ray
 

@@ -2,13 +2,13 @@
 
 The argument is SIZE:READERS:ROUTE[:WORDS], where SIZE is in bytes, or `many` for 32 reads of 4 kB,
 in one action and as separate calls. The variable MONARCH_RDMA_ROUTES has to force the route (see
-rows.py): this program only makes sure that it is the one taken, where the engine can tell. Words
-tell apart what differs in its environment only, such as the size of pages.
+rows.py). This program only checks that the transfers use the route, if the engine can report it.
+WORDS distinguish programs that differ in their environment only, such as the size of pages.
 
-One reader is the script itself: `read` and `write` are whole transfers, future and all; `copy` is
-the floor, between two places of one process in the same run. Several are processes that go on for
-the same span of time: `together` is the time divided by the number of all their transfers, and
-`alone` the same for one of them while the others rest.
+A single reader is the script itself: `read` and `write` are the times of whole transfers, future
+included; `copy` is the lower bound, a copy within one process in the same run. Several readers are
+processes that transfer for the same span of time: `together` is the time divided by the number of
+all their transfers, and `alone` the same for one of them while the others are idle.
 """
 
 from time import perf_counter
@@ -44,13 +44,13 @@ class Reader(Actor):
 
     @endpoint
     def transfer(self, write: bool, span: float) -> int:
-        """Go on for so long, at least once; how often that was."""
+        """Transfer for `span` seconds, at least once; return the number of transfers."""
         act = self.buffer.write_from if write else self.buffer.read_into
         return sum(act(self.memory).get() is None for _ in rounds(span))
 
 
 def make_sure(buffer: RDMABuffer, route: str) -> None:
-    """End the program if transfers would not go this way."""
+    """End the program if transfers would not use this route."""
     if explain is not None:
         found = explain(buffer)
         if found.route != route:
@@ -85,7 +85,7 @@ def several(buffer: RDMABuffer, readers: int) -> None:
     def cost(who: object, write: bool) -> list[float]:
         taken = []
         for turn in range(1 + AT_LEAST):
-            span = SPAN_OF_MANY / AT_LEAST if turn else 0.0  # the first touches new memory
+            span = SPAN_OF_MANY / AT_LEAST if turn else 0.0  # turn 0 only touches new memory
             started = perf_counter()
             transfers = sum(who.transfer.call(write, span).get().values())
             taken.append((perf_counter() - started) / transfers)
@@ -122,7 +122,7 @@ def main() -> None:
     if explain is not None:
         try:
             RDMABuffer(bytearray(8)).drop().get()
-        except (RuntimeError, ValueError) as error:  # a kind of route that this release lacks
+        except (RuntimeError, ValueError) as error:  # a route that this release does not have
             unavailable(str(error))
     procs = this_host().spawn_procs({"gpus": 1})
     shape = (SMALL, COUNT) if size == "many" else (int(size), 1)

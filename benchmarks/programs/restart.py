@@ -1,4 +1,4 @@
-"""From `kill -9` of a supervised worker to its successor's answer, which is a torch operation's."""
+"""From `kill -9` of a supervised worker to its successor's answer after a torch operation."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ class Trainer(Actor):
 
 
 def main() -> None:
-    # Without a delay, since these failures are made; the first restart of a rank has none anyway.
+    # Without a delay, since the failures are deliberate; a rank's first restart has none anyway.
     supervisor = Supervisor(max_restarts=1_000_000, backoff=0.0)
     procs = this_host().spawn_procs({"gpus": 4})
     trainers = supervisor.spawn(procs, "trainers", Trainer)

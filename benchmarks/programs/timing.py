@@ -1,12 +1,12 @@
 """How every benchmark program measures, and what it prints.
 
-A program is one fresh process. It warms up, repeats an action until its time is spent, and prints
-one line of JSON: median, best, 99th percentile and number of samples of each figure. Every figure
-is a cost (seconds per operation, or bytes): less is always better and a ratio always means the
-same. Rates are a matter of display.
+A program is one fresh process. It warms up, repeats an action for a span of time, and prints one
+line of JSON: median, best, 99th percentile and number of samples of each figure. Every figure is a
+cost (seconds per operation, or bytes): less is always better and a ratio always means the same.
+Rates are only computed for display.
 
-An action is repeated for a span of time, not a number of times. So a slow engine takes no longer to
-measure than a fast one, and a fast one still gets enough samples for a 99th percentile.
+An action is repeated for a span of time and not a number of times. So a slow engine takes no longer
+to measure than a fast one, and a fast one still gets enough samples for a 99th percentile.
 `BENCH_SECONDS` sets the span.
 """
 
@@ -23,7 +23,7 @@ AT_LEAST = 3
 
 
 def rounds(span: float = SECONDS, at_least: int = 1, at_most: int = 1_000_000) -> Iterator[int]:
-    """0, 1, 2, ... until the span is over."""
+    """Yield 0, 1, 2, ... until `span` seconds have passed."""
     end = perf_counter() + span
     for number in range(at_most):
         if number >= at_least and perf_counter() >= end:
@@ -34,7 +34,7 @@ def rounds(span: float = SECONDS, at_least: int = 1, at_most: int = 1_000_000) -
 def samples(
     action: Callable[[], object], *, per_action: int = 1, span: float = SECONDS
 ) -> list[float]:
-    """Seconds per operation of `action`, which performs `per_action` of them, after a warm-up."""
+    """Return seconds per operation of `action`, which does `per_action` of them; warm up first."""
     for _ in rounds(span / 4):
         action()
     taken = []
@@ -46,7 +46,7 @@ def samples(
 
 
 async def samples_of_await(action: Callable[[], Awaitable[object]]) -> list[float]:
-    """Seconds that each `await action()` took in the running loop, after a warm-up."""
+    """Return the seconds of each `await action()` in the running loop, after a warm-up."""
     for _ in rounds(WARM_UP):
         await action()
     taken = []
@@ -63,13 +63,13 @@ def emit(**figures: Sequence[float] | float) -> None:
 
 
 def unavailable(reason: str) -> NoReturn:
-    """End the program: what it measures is not to be had here, and that is no failure."""
+    """End the program, since this machine lacks what it measures, which is no failure."""
     print(json.dumps({"figures": {}, "unavailable": reason}), flush=True)
     sys.exit()
 
 
 def argument() -> str:
-    """The program's one argument."""
+    """Return the program's one argument."""
     return sys.argv[1]
 
 

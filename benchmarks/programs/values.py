@@ -1,4 +1,4 @@
-"""The values that the payload programs send, and how a receiver knows that it got the right one."""
+"""The values that the payload programs send, and how a receiver checks that a value is right."""
 
 import random
 from collections.abc import Callable
@@ -7,9 +7,10 @@ import numpy as np
 
 
 def arrays(size: int) -> Callable[[int], np.ndarray]:
-    """One array of `size` random bytes that carries the stamp in its first and last element.
+    """Return a function that puts a stamp into the first and last element of an array.
 
-    (The pages of an array of zeros that was never written to are all the same one.)
+    The array has `size` random bytes, not zeros: the pages of an array of zeros that was never
+    written to are all the same physical page.
     """
     array = np.frombuffer(bytearray(random.Random(1).randbytes(size)), dtype=np.int64)
 
@@ -21,7 +22,10 @@ def arrays(size: int) -> Callable[[int], np.ndarray]:
 
 
 def byte_strings(size: int) -> Callable[[int], bytes]:
-    """Two strings of random bytes between two stamps, one for either stamp, built beforehand."""
+    """Return a function from a stamp, 0 or 1, to random bytes between two such stamps.
+
+    Both strings are built beforehand.
+    """
     between = random.Random(1).randbytes(size - 2)
     return [bytes([stamp]) + between + bytes([stamp]) for stamp in (0, 1)].__getitem__
 
