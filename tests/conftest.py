@@ -1,11 +1,12 @@
-"""Every test module must leave the machine as it found it.
+"""Checks for every test: no leaked resources, and no unexpected faults.
 
-Measured around each module, once its meshes are stopped: processes, descriptors, threads and named
-shared memory. What the runtime keeps for the life of a client is base line, not a leak: one host
-agent, a launcher per launch environment, the reactor, pooled segments. Of processes we know these
-by where they hang: the agent is our child and launchers are its children; procs hang below them.
+Processes, descriptors, threads and named shared memory are counted before and after each module,
+once its meshes are stopped. The resources that the runtime keeps for the life of a client are no
+leak: one host agent, a launcher for each launch environment, the reactor, pooled segments. The
+position in the process tree identifies these processes: the agent is a child of the test process,
+launchers are children of the agent, and procs are below the launchers.
 
-Killed processes end when the kernel says so, hence a bounded wait for those that are on their way.
+A killed process takes some time to exit, so the check waits for processes, within a limit.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ GRACE = 60.0
 LONG_LIVED_FDS = 16
 """Descriptors that the runtime may open in a module and keep: agent, launchers, reactor."""
 
-RUN = "pymonarch-run-"  # directories of test runs
+RUN = "pymonarch-run-"  # prefix of the directories of test runs
 
 RUNTIME_PROCESS = "monarch._engine"
 RUNTIME_THREAD = "monarch-"
 
-# No run fails for what another one passes: the examples are the same each time, and may take what
-# they take. Others are tried with --hypothesis-profile=explore.
+# The examples are the same in each run and have no deadline, so that a run does not fail by chance.
+# Use --hypothesis-profile=explore for random examples.
 hypothesis.settings.register_profile(
     "explore", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -55,11 +56,11 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("steady")
 
-# Whatever port is free: the default may be another run's.
+# Any free port: another test run may use the default one.
 os.environ["MONARCH_DEBUG_SERVER_PORT"] = "0"
 
-# A run that was started in the background (`nohup make test &`) ignores these signals, and would
-# pass that on to the programs that tests interrupt.
+# A test run in the background (`nohup make test &`) ignores these signals. The programs that tests
+# interrupt would inherit that.
 for number, handler in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGHUP, signal.SIG_DFL),
@@ -69,14 +70,14 @@ for number, handler in (
 
 
 def pytest_collection_finish() -> None:
-    """What is there before the first test stays: the many collections below need not look."""
+    """Freeze the objects that exist before the first test, to speed up later collections."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any) -> Generator[None, Any, Any]:
-    """Right above the closing line: what was skipped, and what would have it run."""
+    """Print the skipped tests, and what they need, just before the last line of the run."""
     result = yield
     skipped = terminalreporter.stats.get("skipped", [])
     for line in summary(report.longrepr[2] for report in skipped):
@@ -107,11 +108,11 @@ class Resources:
 
 
 def children_of_all() -> dict[int, list[int]]:
-    """Who is whose child on this machine, zombies included."""
+    """Return the children of each process of this machine, zombies included."""
     found: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # The command name, in parentheses, may itself hold spaces and parentheses.
+            # The command name is in parentheses, and may contain spaces and parentheses itself.
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
         except (FileNotFoundError, ProcessLookupError):
             continue
@@ -124,7 +125,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(root: int) -> Iterator[int]:
-    """The processes below `root` less the agent and its launchers."""
+    """Yield the processes below `root`, except the agent and its launchers."""
     below = children_of_all()
     level, depth = below.get(root, []), 1
     while level:
@@ -145,18 +146,18 @@ def is_runtime(pid: int) -> bool:
 
 
 def descriptors() -> Iterator[str]:
-    """What is open, less the shared memory that is pooled for reuse."""
+    """Yield the open descriptors, except those of shared memory that is pooled for reuse."""
     for fd in Path("/proc/self/fd").iterdir():
         try:
             target = str(fd.readlink())
         except FileNotFoundError:
-            continue  # the listing's own
+            continue  # the descriptor of the listing itself
         if not target.startswith("/memfd:monarch"):
             yield target
 
 
 def named_segments() -> Iterator[str]:
-    """Shared memory that outlives its processes, made by this process or one below it."""
+    """Yield the named shared memory of this process and its descendants, which outlives them."""
     ours = re.compile(rf"monarch|_{os.getpid()}_")
     shm = Path("/dev/shm")
     return (entry.name for entry in shm.iterdir() if ours.search(entry.name))
@@ -175,12 +176,12 @@ def await_end(pids: frozenset[int], deadline: float) -> None:
 
 
 def leaks(before: Resources) -> list[str]:
-    """One line for each thing that is there and was not before."""
+    """Return one line for each resource that exists now and did not exist before."""
     deadline = time.monotonic() + GRACE
     await_end(Resources.now().processes - before.processes, deadline)
     threads = Resources.now().threads - before.threads
     while threads.intersection(threading.enumerate()) and time.monotonic() < deadline:
-        time.sleep(0.001)  # (one that is about to start cannot be joined)
+        time.sleep(0.001)  # no `join`: it fails for a thread that has not yet started
     after = Resources.now()
     found = [f"process {pid}: {command(pid)}" for pid in after.processes - before.processes]
     found += [f"thread {thread}" for thread in after.threads - before.threads]
@@ -193,10 +194,10 @@ def leaks(before: Resources) -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the processes of this run report their faults, see `no_faults`.
+    """Set the file to which the processes of this run report their faults, see `no_faults`.
 
-    Not when this module is loaded: processes of meshes load it, too. The next run removes the
-    directory of one that was killed.
+    This is not done on import, since processes of meshes import this module, too. If a run is
+    killed, the next run removes its directory.
     """
     own_folder.remove_stale(RUN, tempfile.gettempdir())
     folder, fd = own_folder.make(RUN, tempfile.gettempdir())
@@ -204,34 +205,34 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(functools.partial(shutil.rmtree, folder))
     path = Path(folder, "faults")
     path.touch()
-    os.environ["MONARCH_FAULT_FILE"] = str(path)  # of the processes that are started, too
+    os.environ["MONARCH_FAULT_FILE"] = str(path)  # processes that are started inherit it
 
 
 MARKERS = {"error": "internal_errors", "failure": "failures"}
 
 
 class FaultFile:
-    """Errors of reactors and failures that reach the root, of all processes, in order."""
+    """The file with errors of reactors and failures that reach the root, of all processes."""
 
     def __init__(self) -> None:
         self._path = Path(os.environ["MONARCH_FAULT_FILE"])
         self._read = 0
-        self._tests: list[tuple[float, set[str]]] = []  # when they began, and what they want
+        self._tests: list[tuple[float, set[str]]] = []  # start time, and expected kinds of records
 
     def begin(self, wanted: set[str]) -> None:
-        """A test begins that wants these kinds of records."""
+        """Note the start of a test that expects these kinds of records."""
         self._tests.append((time.time(), wanted))
 
     def _is_wanted(self, kind: str, when: float) -> bool:
-        """Whether the test under way wants it, or the one during which it happened.
+        """Whether the present test expects such a record, or the test during which it was made.
 
-        A failure may be noticed after the test that caused it.
+        A failure may be detected after the test that caused it.
         """
         then = [wanted for began, wanted in self._tests if began <= when][-1:]
         return kind in self._tests[-1][1] or (bool(then) and kind in then[0])
 
     def unwanted(self) -> list[str]:
-        """The new records that no test wants."""
+        """Return the new records that no test expects."""
         with self._path.open("rb") as file:
             file.seek(self._read)
             records = file.readlines()
@@ -252,11 +253,11 @@ def fault_file() -> FaultFile:
 def no_faults(request: pytest.FixtureRequest, fault_file: FaultFile) -> Iterator[None]:
     """Fail a test during which a reactor reported an internal error, or a failure reached the root.
 
-    Unless it says that it wants them: by a marker (`internal_errors`, `failures`), or, of the
-    latter, by asking for the fixture `faults`, which holds them.
+    A test can expect such records: by a marker (`internal_errors`, `failures`), or, for failures,
+    by using the fixture `faults`, which collects them.
     """
     wanted = {kind for kind, name in MARKERS.items() if request.node.get_closest_marker(name)}
-    function = getattr(request.node, "function", None)  # (a doctest has none)
+    function = getattr(request.node, "function", None)  # a doctest has no function
     if function is not None and "faults" in inspect.signature(function).parameters:
         wanted.add("failure")
     fault_file.begin(wanted)
@@ -267,7 +268,7 @@ def no_faults(request: pytest.FixtureRequest, fault_file: FaultFile) -> Iterator
 
 @pytest.fixture(scope="module", autouse=sys.platform == "linux")
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a module whose tests leave something behind."""
+    """Fail a module whose tests leave resources behind."""
     before = Resources.now()
     yield
     if found := leaks(before):
@@ -276,12 +277,12 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def end_of_client(fault_file: FaultFile) -> Iterator[None]:
-    """End the client while pytest can still report, not in an exit handler."""
+    """End the client while pytest can still report errors, and not in an exit handler."""
     yield
     if "monarch.actor" in sys.modules:
         from monarch.config import configure
 
-        configure(report_unobserved_errors=False)  # the last line of a run is pytest's
+        configure(report_unobserved_errors=False)  # pytest's summary stays the last line
         sys.modules["monarch.actor"].shutdown_context().get(timeout=30)
         assert fault_file.unwanted() == []
         if sys.platform == "linux":

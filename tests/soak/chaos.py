@@ -1,20 +1,20 @@
-"""`python tests/soak/chaos.py [--seconds 600] [--procs 16] [--seed N]`: calls while all fails.
+"""`python tests/soak/chaos.py [--seconds 600] [--procs 16] [--seed N]`: calls under many failures.
 
-Callers in several processes send calls of every kind to supervised meshes, while their processes
-are killed and stopped, their actors raise, exit, fork, cannot be constructed, restored or cleaned
-up, callers are killed, meshes are given up and stopped by their owner, and launchers die. All write
-down what they do (`history`), and afterwards that is checked: each call has had one outcome,
-nothing was executed twice or out of order, and nothing reached an actor that was meant for the one
-before it.
+Callers in several processes send calls of every kind to supervised meshes. Meanwhile processes of
+these meshes are killed and stopped; actors raise, exit, fork, cannot be constructed, restored or
+cleaned up; callers are killed; meshes are given up and stopped by their owner; and launchers die.
+All participants write down what they do (`history`). Afterwards the history is checked: each call
+has had one outcome, no message was executed twice or out of order, and no message for an earlier
+incarnation of an actor reached a later one.
 
-The program is a client that is watched by another process. It works in rounds: spawn everything,
-chaos, then calm, in which everything must be answered, then stop everything; after the first
-round it must be back to base line after each. When it has ended, within a second no process that it
-started is left. At the end a second client is killed in the middle of its first round: nothing of
-that one is left either.
+The program is a client, and another process watches it. The client works in rounds. It spawns all
+meshes, injects failures, then lets the system recover, after which every call must be answered, and
+stops all meshes. After each round but the first the resources must be back to their base line.
+Within a second after the client has exited, no process that it started is left. At the end a second
+client is killed in the middle of its first round, and must leave no process either.
 
-A fault prints the seed and the lines that show it; the folder of the run is kept. The seed gives
-the same choices again, not the same interleaving.
+When a check fails, the program prints the seed and the lines of the history that show the fault,
+and keeps the folder of the run. The seed repeats the random choices, but not the interleaving.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ QUIET = {"max_restarts": 1_000_000, "within": 5.0, "backoff": 0.01, "max_backoff
 
 
 class Group:
-    """Meshes under one supervisor, and how to make them anew when it has given up."""
+    """Meshes under one supervisor, and how to spawn them again when it has given up."""
 
     def __init__(
         self, name: str, make: Callable[[str], tuple[Supervisor, list[Any], list[Target]]]
@@ -86,7 +86,7 @@ class Group:
 
     @property
     def targets(self) -> list[Target]:
-        """What is to be called."""
+        """The meshes to call."""
         return self.own
 
     def await_health(self) -> None:
@@ -98,14 +98,14 @@ class Group:
 
 
 class OwnersGroup(Group):
-    """An owner, whose mesh is called; it is another one with each incarnation."""
+    """A group of one owner, whose mesh is called. Each incarnation of the owner has a new mesh."""
 
     _owned: tuple[Target, ...] = ()
 
     @property
     def targets(self) -> list[Target]:
         (owner,) = self.own
-        with contextlib.suppress(SupervisionError):  # then we call those that went with it
+        with contextlib.suppress(SupervisionError):  # the owner has failed: call its former mesh
             self._owned = (owner.mesh.target.call_one().get(timeout=WAIT),)
         return list(self._owned)
 
@@ -116,7 +116,7 @@ class OwnersGroup(Group):
 
 
 class Chaos:
-    """One round."""
+    """One round: its meshes, callers and faults."""
 
     def __init__(self, folder: Path, procs: int, seed: int, number: int) -> None:
         self.folder = folder
@@ -130,7 +130,7 @@ class Chaos:
         self.problems: queue.Queue[str] = queue.Queue()
         callers = max(2, procs // 4)
         rest = procs - callers
-        sizes = [(rest + 3 - i) // 5 for i in range(5)]  # and a process for the owner
+        sizes = [(rest + 3 - i) // 5 for i in range(5)]  # these leave a process for the owner
         self.callers = Group(f"callers{number}", lambda name: self._callers(name, callers))
         self.owners = OwnersGroup(f"d{number}", lambda name: self._owner(name, sizes[4] or 1))
         self.groups = [
@@ -156,7 +156,7 @@ class Chaos:
         return supervisor, procs, targets
 
     def _one_for_one(self, name: str, count: int) -> tuple[Supervisor, list[Any], list[Target]]:
-        """Actors of two meshes share their processes, and are replaced in them."""
+        """Spawn two meshes on the same processes, whose actors are restarted in place."""
         supervisor = Supervisor(**QUIET)
         procs = this_host().spawn_procs({"gpus": count})
         targets = [
@@ -166,7 +166,7 @@ class Chaos:
         return supervisor, [procs], targets
 
     def _one_for_all(self, name: str, count: int) -> tuple[Supervisor, list[Any], list[Target]]:
-        """Its processes are replaced, too; and it gives up now and then."""
+        """Spawn a mesh with processes that are restarted, and a supervisor that may give up."""
         limits = {**QUIET, "max_restarts": 4, "within": 1.5}
         supervisor = Supervisor("one_for_all", fresh_process=True, patience=0.3, **limits)
         procs = this_host().spawn_procs({"gpus": count})
@@ -228,7 +228,7 @@ class Chaos:
 
     def _load_there(self, target: Target, rank: int) -> None:
         while not self.over.is_set():
-            with contextlib.suppress(SupervisionError):  # callers fail, too
+            with contextlib.suppress(SupervisionError):  # callers are killed, too
                 target.mesh.slice(gpus=rank).load.call_one(self.targets(), 50).get(timeout=WAIT)
 
     def _calm(self) -> None:
@@ -271,7 +271,7 @@ class Chaos:
             self._renew_one: 0.4,
         }
         while time.monotonic() < until and not self.over.is_set():
-            for group in self.groups:  # one of them gives up easily
+            for group in self.groups:  # the supervisor of one of them gives up easily
                 if group.supervisor._fallen is not None:
                     self.journal.write("note", "given-up", group.own[0].name)
                     self._renew(group)
@@ -329,13 +329,13 @@ class Chaos:
         self._make_fail(self.chance.choice(("fork", "daemon", "command")))
 
     def _kill_owner(self) -> None:
-        """What it owns goes with it."""
+        """Kill the owner; its mesh ends with it."""
         (owner,) = self.owners.own
         self.journal.write("note", "kill-owner", owner.name)
         self._signal(signal.SIGKILL, owner.name, 0)
 
     def _too_much(self) -> None:
-        """More failures of the second group than its supervisor puts up with."""
+        """Cause more failures of the second group than its supervisor tolerates."""
         (target,) = self.groups[1].own
         self.journal.write("note", "too-much", target.name)
         for _ in range(8):
@@ -344,7 +344,7 @@ class Chaos:
             self.over.wait(0.1)
 
     def _launcher(self) -> None:
-        """With a launcher all that it started goes."""
+        """Kill a launcher; all processes that it started end with it."""
         if launchers := self._runtime()[1:]:
             self.journal.write("note", "kill-launcher")
             signal_own(self.chance.choice(launchers), signal.SIGKILL)
@@ -357,7 +357,7 @@ class Chaos:
         signal_own(pid, signal.SIGCONT)
 
     def _runtime(self) -> list[int]:
-        """The host agent, and the launchers."""
+        """Return the pids of the host agent and of the launchers."""
         agent = next(pid for pid in children(os.getpid()) if is_own(pid))
         return [agent, *(pid for pid in children(agent) if is_own(pid))]
 
@@ -373,7 +373,7 @@ class Chaos:
 
 
 def client(folder: Path, seconds: float, procs: int, seed: int) -> None:
-    """The program that is watched: rounds of chaos. Prints what is wrong; exit code 1 if it is."""
+    """Run rounds of chaos: the watched program. Print the faults; exit with 1 if there are any."""
     die_with_parent()
     configure(cleanup_timeout="300ms", stop_actor_timeout="2s", stop_grace_period="1s")
     given_up: list[Any] = []
@@ -414,7 +414,7 @@ def children(pid: int) -> list[int]:
 
 
 def is_own(pid: int, mark: str | None = None) -> bool:
-    """Whether the process belongs to this run: pids are used again, and others run as well."""
+    """Whether the process belongs to this run: pids are reused, and other programs run as well."""
     variable = f"{MARK}={os.environ[MARK] if mark is None else mark}".encode()
     try:
         return variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -439,13 +439,13 @@ def signal_own(pid: int, number: int) -> bool:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes of a run that have not ended."""
+    """Return the processes of a run that have not exited."""
     found = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
     return [pid for pid in found if pid != os.getpid() and is_own(pid, mark)]
 
 
 def is_runtime(pid: int) -> bool:
-    """Whether it is the client, its agent, or a launcher: procs are below these."""
+    """Whether the process is the client, its agent, or a launcher, and no proc."""
     parent = ""
     with contextlib.suppress(FileNotFoundError):
         parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
@@ -457,14 +457,14 @@ def is_runtime(pid: int) -> bool:
 
 
 class Run:
-    """A client under watch."""
+    """A client, as seen by the process that watches it."""
 
     def __init__(self, folder: Path, arguments: list[str]) -> None:
         folder.mkdir()
         self.folder = folder
         self.mark = uuid.uuid4().hex
         self.wrong: list[str] = []
-        with (folder / "printed").open("w") as printed:  # no pipe: what is left would hold it open
+        with (folder / "printed").open("w") as printed:  # processes left behind keep a pipe open
             self.client = subprocess.Popen(
                 [sys.executable, __file__, "--client", str(folder), *arguments],
                 env={**os.environ, MARK: self.mark, "TMPDIR": str(folder)},
@@ -473,7 +473,7 @@ class Run:
             )
 
     def finish(self) -> list[str]:
-        """Wait for the client to end; everything that was wrong, the history included."""
+        """Wait for the client to exit; return all faults, including those of the history."""
         code = self.client.wait()
         ended = time.monotonic()
         if code not in (0, -signal.SIGKILL):

@@ -1,7 +1,7 @@
 """`python tests/soak/cluster.py [N=1000]`: N simulated hosts with 8 actors each, 1 % of them lost.
 
 All actors are called; during a second call one host in a hundred loses power. Every rank has one
-outcome, the right one, and the owner is told of each that is gone.
+outcome, the right one, and each lost rank is reported to the owner.
 """
 
 from __future__ import annotations

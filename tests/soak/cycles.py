@@ -1,4 +1,4 @@
-"""`python tests/soak/cycles.py [N=1000]`: spawn two procs, call, stop, N times; nothing is left."""
+"""`python tests/soak/cycles.py [N=1000]`: N times spawn two procs, call, stop, without a leak."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a client and its runtime hold: the figures that come back to base line after work is done.
+"""Resources of a client and its runtime, which must return to a base line after the work is done.
 
-Seen from outside, through /proc, of the client, its host agent and the launchers: descriptors,
-threads and resident memory; of the client also the sizes of its tables. A base line is taken after
-a warm-up, since pools are filled on first use and kept. Memory gets a tolerance, as allocators keep
-what they had; the rest must be back exactly, or below.
+The figures are the descriptors, threads and resident memory of the client, its host agent and the
+launchers, read from /proc, and the sizes of the client's tables. The base line is taken after a
+warm-up, since pools are filled on first use and kept. Memory gets a tolerance, as allocators keep
+freed memory; the other figures must return to the base line exactly, or below it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Footprint = dict[str, int]
 
 
 def footprint() -> Footprint:
-    """The figures as of now, by name."""
+    """Return the present figures, by name."""
     gc.collect()
     figures = {"files in /dev/shm": sum("monarch" in name for name in os.listdir("/dev/shm"))}
     for name, pid in _processes().items():
@@ -47,7 +47,7 @@ def footprint() -> Footprint:
 
 
 def excess(before: Footprint) -> list[str]:
-    """What stays above `before`, one sentence each; waits for what is on its way out."""
+    """Return a sentence for each figure that stays above `before`, after a limited wait."""
     deadline = time.monotonic() + PATIENCE
     while (found := _above(before, footprint())) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -63,7 +63,7 @@ def _above(before: Footprint, now: Footprint) -> list[str]:
 
 
 def _processes() -> dict[str, int]:
-    """The client and what the runtime keeps for it: its agent, and below that the launchers."""
+    """Return the pids of the client, its agent, and the launchers below the agent, by name."""
     found = {"the client": os.getpid()}
     for agent in _children(os.getpid()):
         if b"monarch._engine" in Path(f"/proc/{agent}/cmdline").read_bytes():
@@ -79,10 +79,10 @@ def _children(pid: int) -> list[int]:
 
 
 def _descriptors(folder: Path) -> list[str]:
-    """What is open, less the shared memory that is pooled for reuse (a bounded amount)."""
+    """Return the open descriptors, except those of pooled shared memory, whose size is bounded."""
     found: list[str] = []
     for entry in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the listing's own
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             found.append(os.readlink(entry))
     return [target for target in found if not target.startswith("/memfd:monarch")]
 

@@ -1,10 +1,11 @@
 """`python tests/soak/fuzz.py [N=1000000] [SEED=1]`: N inputs that no honest peer would send.
 
-They go to what reads the bytes of strangers, or text that people typed: both sides of the
-handshake, the greeting at the door over a real socket, the packet stream of a session, addresses.
-Some are noise; most are what an honest peer says with bits flipped, bytes cut, repeated, inserted
-or moved, or a pickle put in; so many get past the first checks. Each is refused or ignored, in the
-one way that is documented for it; nothing is unpickled, and memory does not grow.
+The inputs go to all code that reads bytes of unauthenticated peers, or text typed by users: both
+sides of the handshake, the handshake over a real socket, the packet stream of a session, addresses.
+Some inputs are noise. Most are honest messages with bits flipped, with bytes cut, repeated,
+inserted or moved, or with a pickle inserted, so that many pass the first checks. Each input must be
+refused or ignored, in the way that is documented for it. No input may be unpickled, and memory must
+not grow.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PYTHON = (3, 11)
 
 
 class Canary:
-    """Unpickling it is what must not happen."""
+    """An object that must never be unpickled: it reports if it is."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _sing, ()
@@ -56,7 +57,7 @@ rng = random.Random()
 
 
 def mutated(data: bytes) -> bytes:
-    """`data` with something wrong about it."""
+    """Return `data` with one or more random alterations."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
         at = rng.randrange(len(changed) + 1)
@@ -86,14 +87,14 @@ def hostile(honest: bytes) -> bytes:
 
 
 def cuts(data: bytes) -> list[bytes]:
-    """The same bytes as they may come in."""
+    """Return the same bytes, cut into pieces as a connection may deliver them."""
     if rng.random() < 0.5:
         return [data]
     at = rng.randrange(len(data) + 1)
     return [data[:at], data[at:]]
 
 
-# -- what is fuzzed: each returns how it ended, or raises what is a fault --------------------------
+# -- the fuzzed code: each function returns the result, or raises an exception for a fault ---------
 
 
 def misdirected(meant: str) -> str:
@@ -118,13 +119,13 @@ def handshake() -> str:
             said, to, other = answer, other, to
     except HandshakeError:
         return "refused"
-    # (What was added behind the last byte that is read is no alteration.)
+    # Bytes added behind the last one that is read are no alteration.
     assert dialer.peer is None or not altered
     return "waits" if dialer.peer is None else "unaltered"
 
 
 class Door:
-    """As much of a reactor as a greeting needs."""
+    """The part of a reactor that a greeting needs."""
 
     scratch = memoryview(bytearray(1 << 18))
 
@@ -171,14 +172,15 @@ def greeting() -> str:
             dialer.receive(ours.recv(dialer.wants))
             tell(hostile(purpose + purpose_tag(dialer.session, purpose)))
     ours.close()
-    if door.ready is not None:  # it sees the end of the connection
+    if door.ready is not None:  # still registered: let it read EOF
         door.ready(READ)
     assert len(ended) == 1, ended
     assert wrong == 2 or ended == ["refused"], ended
     return ended[0]
 
 
-# A member of the job may send messages of 10 GB, and memory is made ready for what it announces.
+# A member of the job may send messages of 10 GB, and the receiver allocates the announced size, so
+# the limit is smaller here.
 TERMS = Terms(message_limit=1 << 20)
 KINDS = (HELLO, DATA, DATA, DATA, FLOW, ACK, PING, BYE)
 
@@ -259,7 +261,7 @@ def main() -> None:
     for number in range(inputs):
         if number == min(WARM_UP, inputs // 2):
             before = resident()
-        rng.seed(seed << 40 | number)  # so that each can be repeated alone
+        rng.seed(seed << 40 | number)  # so that each input can be repeated alone
         target = TARGETS[number % len(TARGETS)]
         try:
             ends[f"{target.__name__} {target()}"] += 1

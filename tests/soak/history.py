@@ -1,42 +1,46 @@
-"""What everybody did in a run, as they wrote it down, and whether it may have happened.
+"""The history of a run, as written by its callers and actors, and the checks of its consistency.
 
 Callers and actors of all processes append lines to one file (`Journal`). A line is one write to a
-file opened for appending, so it survives the SIGKILL of its writer, and what was written before
-something else began stands before it. Hence there are no clocks here: "before" is "above". Only the
-line during whose writing its writer is killed may be cut, where a page of the file ends; it lacks
-its mark at the end, and counts as if the writer had been killed before it.
+file opened for appending, so a line survives the SIGKILL of its writer, and lines have the order in
+which they were written. Hence no clocks are needed: "before" means "above". Only the line that is
+being written when its writer is killed may be cut, at the end of a page of the file. Such a line
+lacks its end mark, and counts as if the writer had been killed before writing it.
 
-The lines, words separated by blanks; ``call`` is the caller's name and a number it uses once::
+The lines, words separated by blanks; ``call`` is the caller's name and a number that the caller
+uses once::
 
     sent   call verb mesh ranks      a call will now be sent to these ranks (0,1,2)
     unsent call                      sending it raised an exception
-    got    call rank outcome token   what came of it at one rank (* : of all ranks, or of one that
-                                     the caller cannot name); a text may follow
-    heard  call mesh rank token      an actor answered through a port of a channel
-    end    caller                    this caller has seen the outcome of everything it sent
-    born   mesh rank token           an actor was constructed; the token is its own
-    back   mesh rank token number    ... and it replaces another: its incarnation
+    got    call rank outcome token   the outcome at one rank (* : of all ranks, or of one that the
+                                     caller cannot name); a text may follow
+    heard  call mesh rank token      the caller received an answer through a port of a channel
+    end    caller                    this caller has received the outcomes of all its calls
+    born   mesh rank token           an actor was constructed; the token is unique to it
+    back   mesh rank token number    this actor replaces another; the number is its incarnation
     ran    mesh rank token call      an actor executes a message of a call
-    note   ...                       for the reader
+    note   ...                       a remark for the reader
 
 Verbs: ``one``, ``calm`` (one that has to be answered), ``choose``, ``call``, ``partial`` (a call
 with an outcome for each rank), ``stream``, ``tell`` (a broadcast) and ``port`` (a broadcast that is
-answered through a channel). Outcomes: ``value``, ``error`` (the actor raised it), ``failed`` (there
-will be no answer, and why), ``timeout`` (the call's own); anything else must not happen.
+answered through a channel). Outcomes: ``value``, ``error`` (the actor raised an exception),
+``failed`` (there will be no answer, with the reason), ``timeout`` (that of the call itself). Any
+other outcome is a violation.
 
-`violations` knows what must hold:
+`violations` checks these rules:
 
-* **accounted**: a call has one outcome at each rank it was sent to; or, if it is a ``call``, one
-  for all that is no value. Only callers that did not come to their ``end`` may lack outcomes.
-* **once**: no message is executed twice, be it by the same actor or by a later incarnation, nor by
-  an actor that it was not sent to.
-* **order**: what an actor executes of one caller it executes in the order of sending, and nothing
-  in between is missing.
-* **answered**: a value comes from an execution, of this call, at this rank, by the actor that it
-  names. What is heard through a port likewise, once, in order, with nothing missing in between.
-* **incarnation**: an actor is born when the one it replaces executes nothing any more, and knows
-  whom it replaces; and nothing reaches it that was sent while an older one still executed.
-* **calm**: when nothing fails any more, everything is answered.
+* **accounted**: a call has one outcome at each rank that it was sent to. A ``call`` may instead
+  have one outcome for all ranks that is no value. Only callers without an ``end`` line may lack
+  outcomes.
+* **once**: no message is executed twice, neither by the same actor nor by a later incarnation, and
+  no message is executed by an actor that it was not sent to.
+* **order**: an actor executes the messages of one caller in the order of sending, without a gap.
+* **answered**: a value comes from an execution of this call, at this rank, by the actor that the
+  value names. The same holds for an answer through a port; such answers arrive once, in order, and
+  without a gap.
+* **incarnation**: an actor is born after the last execution of the actor that it replaces, and has
+  the right incarnation number. It receives no message that was sent while an older actor still
+  executed messages.
+* **calm**: after the last failure every call is answered.
 """
 
 from __future__ import annotations
@@ -61,27 +65,28 @@ Place = tuple[str, int]
 
 
 class Journal:
-    """Appends lines to the file of a run, from any process."""
+    """A writer that appends lines to the file of a run, from any process."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
 
     def write(self, *words: object) -> None:
         line = " ".join(map(str, words)).replace("\n", "\\n")
-        self._file.write(f"\n{line}{_END}".encode())  # not behind what may have been cut
+        # The newline comes first, so that this line does not continue one that was cut.
+        self._file.write(f"\n{line}{_END}".encode())
 
     def close(self) -> None:
         self._file.close()
 
     @staticmethod
     def lines(path: Path) -> list[str]:
-        """What was written, oldest first."""
+        """Return the complete lines of a file, oldest first."""
         lines = path.read_text(errors="replace").split("\n")
         return [line.removesuffix(_END) for line in lines if line.endswith(_END)]
 
 
 class Violation(NamedTuple):
-    """Something that must not happen; `lines` are those that show it, oldest first."""
+    """A broken rule; `lines` are the lines of the history that show it, oldest first."""
 
     rule: str
     what: str
@@ -92,7 +97,7 @@ class Violation(NamedTuple):
 
 
 class _Call:
-    """What is known of one call. Values of dicts are line numbers."""
+    """The lines about one call. Values of dicts are line numbers."""
 
     __slots__ = ("at", "heard", "number", "outcomes", "ranks", "returned", "runs", "unsent", "verb")
 
@@ -101,15 +106,15 @@ class _Call:
         self.number = number
         self.verb = verb
         self.ranks = [(mesh, int(rank)) for rank in ranks.split(",")]
-        self.returned = 0  # the caller's next line: by then it had been sent
+        self.returned = 0  # number of the caller's next line, before which the call was sent
         self.unsent = False
         self.outcomes: list[tuple[str, str, str, int]] = []  # rank, outcome, token, line
-        self.runs: list[tuple[Place, str, int]] = []  # where, token, line
+        self.runs: list[tuple[Place, str, int]] = []  # place, token, line
         self.heard: list[tuple[Place, str, int]] = []
 
 
 class _Actor:
-    """What is known of one incarnation."""
+    """The lines about one incarnation of an actor."""
 
     __slots__ = ("at", "heard", "incarnation", "last", "place", "runs", "token")
 
@@ -120,11 +125,11 @@ class _Actor:
         self.incarnation = 0
         self.runs: defaultdict[str, list[_Call]] = defaultdict(list)  # by caller
         self.heard: defaultdict[str, list[_Call]] = defaultdict(list)
-        self.last = 0  # line of its last execution
+        self.last = 0  # line of this actor's last execution
 
 
 def violations(lines: Iterable[str]) -> list[Violation]:
-    """Everything in a history that must not happen; empty if all is well.
+    """Return all violations of the rules in a history; an empty list if there are none.
 
     >>> violations([
     ...     "born mesh 0 t", "sent me 1 one mesh 0", "ran mesh 0 t me 1", "got me 1 0 value t",
@@ -139,7 +144,7 @@ def violations(lines: Iterable[str]) -> list[Violation]:
 
 
 def summary(lines: Iterable[str]) -> dict[str, int]:
-    """How often what happened: calls by verb, outcomes, executions, restarts."""
+    """Return counts: calls by verb, outcomes, executions, restarts."""
     counts: Counter[str] = Counter()
     for line in lines:
         words = line.split()
@@ -316,7 +321,7 @@ class _Checker:
                     self._check_gaps(actor, caller, calls, kind)
 
     def _check_gaps(self, actor: _Actor, caller: str, calls: list[_Call], kind: str) -> None:
-        """Between the first and the last that came from `caller`, nothing may be missing."""
+        """Check that no call between the first and the last from `caller` is missing."""
         first, last = calls[0].number, calls[-1].number
         there = {call.number for call in calls}
         sent = actor.runs[caller] if kind == "heard" else self._by_caller[caller]
@@ -336,11 +341,11 @@ class _Checker:
 
     @staticmethod
     def _certain(call: _Call, place: Place) -> bool:
-        """Whether the call was sent to `place`, for all that its caller knows."""
+        """Whether the call was certainly sent to `place`, as far as its caller can know."""
         return place in call.ranks and not call.unsent and call.verb != "choose"
 
     def _check_incarnations(self, actors: list[_Actor]) -> None:
-        before: _Actor | None = None  # of the older ones, the last to execute something
+        before: _Actor | None = None  # the older incarnation with the latest execution
         incarnation = -1
         for actor in actors:
             if actor.runs:

@@ -1,9 +1,9 @@
 """`python tests/soak/hosts.py [--hosts 16] [--procs 32]`: one program on many worker loops.
 
-Starts the worker loops on this machine, attaches to them, spawns the procs with an actor on each,
-calls them all, with small and with big arguments, calls some, and stops everything. Prints how long
-that takes, and what a call to all costs the caller (frames and bytes that it writes) and the
-network (bytes of the connections, both ways; needs iproute2).
+The program starts the worker loops on this machine, attaches to them, spawns the procs with an
+actor on each, calls all actors, with small and with big arguments, calls some, and stops all of
+them. It prints how long each step takes, and the cost of a call to all: the frames and bytes that
+the caller writes, and the bytes on the network, both ways (needs iproute2).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Member(Actor):
 
 
 class Written:
-    """Frames and bytes that this process writes to its links."""
+    """Counters of the frames and bytes that this process writes to its links."""
 
     def __init__(self) -> None:
         self.frames = self.bytes = 0
@@ -64,7 +64,7 @@ class Written:
 
 
 class Network:
-    """What has passed between the caller's host and the workers, both ways, in bytes."""
+    """A counter of the bytes between the caller's host and the workers, both ways."""
 
     def __init__(self, where: list[str]) -> None:
         ports = [address.rpartition(":")[2] for address in where]

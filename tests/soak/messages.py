@@ -1,6 +1,6 @@
 """`python tests/soak/messages.py [N=1000000]`: N messages from 8 procs to 8 procs.
 
-Each proc of one mesh sends to each of another; every one arrives once, and in order.
+Each proc of one mesh sends to each proc of another. Every message arrives once, and in order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Receiver(Actor):
 
     @endpoint
     def mark(self, sender: int) -> tuple[int, int]:
-        """What came from `sender` before this question, which is its own last message."""
+        """Return the counts of messages from `sender`, whose last message is this call."""
         return self.received[sender], self.out_of_order[sender]
 
 

@@ -1,16 +1,17 @@
-"""Would a test notice? Changes security and ordering code, one place at a time, and runs its tests.
+"""Mutation tests: change security and ordering code in one place at a time, and run its tests.
 
     python tests/soak/mutations.py                       all files of the table below: hours
-    python tests/soak/mutations.py --files secret.py     those whose path ends so
-    python tests/soak/mutations.py --sample 40           so many changes of each file, spread evenly
+    python tests/soak/mutations.py --files secret.py     the files whose path ends so
+    python tests/soak/mutations.py --sample 40           40 changes of each file, spread evenly
 
-A *mutant* is the code with one condition turned round or made constant, one comparison shifted, one
-number off by one, or one statement left out. A mutant that no test fails with *survives*: either it
-changes nothing that is promised, or a test is missing. Texts of errors are not changed.
+A *mutant* is the code with one condition negated or made constant, one comparison shifted, one
+number off by one, or one statement left out. A mutant for which no test fails *survives*: either
+the change breaks no promise, or a test is missing. Texts of errors are not changed.
 
-No file is changed: a fork of this process compiles the mutant in the place of the module. That is
-why the mutants are made here. cosmic-ray, which works with this project, edits the file in place,
-starts Python and pytest for each of its mutants (ten times as long), and leaves no statement out.
+No file is changed: a fork of this process compiles the mutant in place of the module.
+
+Rejected: cosmic-ray, which works with this project. It edits the file in place, starts Python and
+pytest for each mutant (which takes ten times as long), and leaves no statement out.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import hypothesis.strategies  # the forks need not load it
+import hypothesis.strategies  # loaded here once, and not in each fork
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,10 +81,13 @@ _SHIFTED = {
 _LEFT_OUT = (ast.Expr, ast.Raise, ast.Assign, ast.AugAssign, ast.Delete, ast.Return)
 _FOR_OTHERS = ("__slots__", "__all__")
 """Without these names nothing that is promised changes."""
-_SLOW = 3.0  # times the processor time of a run without a change, and
-_GRACE = 2.0  # seconds more: then it hangs, which is noticed. So does one that
-_STUCK = 10.0  # takes that many times as long and
-_PATIENCE = 20.0  # so many seconds more without using the processor
+# A mutant hangs, and so counts as noticed, if it uses _SLOW times the processor time of a run
+# without a change and _GRACE seconds more, or takes _STUCK times as long and _PATIENCE seconds
+# more.
+_SLOW = 3.0
+_GRACE = 2.0
+_STUCK = 10.0
+_PATIENCE = 20.0
 
 
 class Mutant(NamedTuple):
@@ -94,7 +98,7 @@ class Mutant(NamedTuple):
 
 
 def mutants(tree: ast.Module) -> Iterator[Mutant]:
-    """All of a module, in the order of its lines."""
+    """Yield all mutants of a module."""
     for node in _code(tree):
         if isinstance(node, (ast.If, ast.While, ast.IfExp)):
             if not isinstance(node.test, ast.Constant):
@@ -117,7 +121,7 @@ def mutants(tree: ast.Module) -> Iterator[Mutant]:
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a tree that run: no annotations, asserts, texts of errors, `TYPE_CHECKING`."""
+    """Yield the nodes that are changed: no annotations, asserts, error texts, `TYPE_CHECKING`."""
     if isinstance(node, ast.Assert | ast.JoinedStr | ast.AnnAssign) and not (
         isinstance(node, ast.AnnAssign) and node.value is not None
     ):
@@ -133,7 +137,7 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _says_nothing(statement: ast.stmt) -> bool:
-    """To a test: it is a text, or one of the names above."""
+    """Whether leaving the statement out breaks no promise: a string, or one of the names above."""
     if isinstance(statement, ast.Assign):
         return any(getattr(target, "id", "") in _FOR_OTHERS for target in statement.targets)
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
@@ -156,7 +160,7 @@ def _leave_out(block: list[ast.stmt], index: int) -> Mutant:
 
 
 class _Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads a tree as the module of a file."""
+    """An import hook that loads a tree as the module of a file."""
 
     def __init__(self, name: str, path: Path, tree: ast.Module) -> None:
         self._name, self._path, self._tree = name, path, tree
@@ -178,9 +182,10 @@ class _Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def start(
     path: Path, tree: ast.Module, mutant: Mutant | None, tests: list[str], room: Path, most: float
 ) -> int:
-    """A process that runs the tests with this change; it exits with 0 if none fails.
+    """Start a process that runs the tests with this change; return its pid.
 
-    It is killed by SIGXCPU when it has used the processor for `most` seconds.
+    The process exits with 0 if no test fails. SIGXCPU kills it when it has used `most` seconds of
+    processor time.
     """
     pid = os.fork()
     if pid:
@@ -193,14 +198,14 @@ def start(
         with tempfile.TemporaryFile() as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-        # Files that it leaves behind go with this room, and it removes none elsewhere.
+        # The mutant's files are below this directory, which is removed, and it removes no others.
         tempfile.tempdir = os.environ["TMPDIR"] = str(room)
         if mutant is not None:
             mutant.apply()
         name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
         sys.meta_path.insert(0, _Instead(name, path, tree))
         tempfile.tempdir = str(room)
-        os.chdir(room)  # some mutants write where they are
+        os.chdir(room)  # some mutants write into the current directory
         options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported"]
         options += ["--tb=no", "--hypothesis-profile=mutations"]
         status = int(pytest.main([*options, "--basetemp", str(room / str(os.getpid())), *tests]))
@@ -209,7 +214,7 @@ def start(
 
 
 def end(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has no group of its own yet
+    with contextlib.suppress(ProcessLookupError):  # the process has no group of its own yet
         os.killpg(pid, signal.SIGKILL)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -223,7 +228,7 @@ class Result(NamedTuple):
 
 
 def run(path: Path, tests: list[str], sample: int, jobs: int, room: Path) -> Result:
-    """Try the mutants of a file."""
+    """Run the tests with each mutant of a file."""
     tree = ast.parse(path.read_text())
     began = time.monotonic()
     _, status, used = os.wait4(start(path, tree, None, tests, room, 600.0), 0)
@@ -270,8 +275,10 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="so many mutants of each (0: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at the same time")
     options = parser.parse_args()
-    sys.dont_write_bytecode = False  # whatever the environment says: three times as long otherwise
-    # The same examples as always. To make a failing one smaller takes longer than all the rest.
+    # Overrides the environment: without byte code files, a run takes three times as long.
+    sys.dont_write_bytecode = False
+    # The examples are the same as in other test runs, but failing ones are not shrunk: shrinking
+    # would take longer than all the rest.
     hypothesis.settings.register_profile(
         "mutations",
         deadline=None,
@@ -280,7 +287,8 @@ def main() -> None:
         database=None,
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
     )
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))  # with all that it started
+    # The exit ends all processes that were started.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
     results = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as room:
         for file, tests in TESTS.items():

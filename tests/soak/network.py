@@ -1,16 +1,23 @@
 """`python tests/soak/network.py [--seconds 300] [--seed N]`: hosts on a network that fails.
 
-Three hosts in network namespaces, with a worker loop each, on an emulator of cables. Callers here
-and on the hosts send numbered calls, several at a time, to one and to all, while one host after the
-other loses 1 % of its packets, has them delayed by 50 ms +/- 20 ms each way (so that they overtake
-each other), or that and doubled, may send no more than 200 kB a second, is cut off, inbound,
-outbound or both ways, for up to half of `host_timeout`, or is so again and again. Afterwards every
-call was answered, and every actor executed what each caller sent, once and in order. Nothing else
-may fail.
+Three hosts run in network namespaces, with a worker loop each, on an emulator of cables. Callers
+here and on the hosts send numbered calls, several at a time, to one actor and to all. Meanwhile one
+host after the other has a fault:
 
-That is a round. At the end of each one host is cut off for 10 s: it is reported as unreachable when
-`host_timeout` is over and not before, calls of others go on, and when the network is whole again
-the next round begins with the same workers. Three rounds, one for each way of being cut off.
+* it loses 1 % of its packets;
+* its packets are delayed by 50 ms +/- 20 ms each way (so that they overtake each other), or delayed
+  and duplicated;
+* it may send no more than 200 kB a second;
+* it is cut off, inbound, outbound or both ways, for up to half of `host_timeout`, once or
+  repeatedly.
+
+Afterwards every call must have been answered, and every actor must have executed the messages of
+each caller once and in order. No other error may occur.
+
+That is a round. At the end of each round one host is cut off for 10 s. The host must be reported as
+unreachable once `host_timeout` is over and not before, and calls to other hosts must continue. When
+the network works again, the next round begins with the same workers. There are three rounds, one
+for each direction of the cut.
 
 Needs root, iproute2, nftables and TAP devices.
 """
@@ -68,7 +75,7 @@ class Ledger(Actor):
 
     @endpoint
     def wrong(self) -> list[str]:
-        """Who sent something that did not come once and in order."""
+        """Return the callers whose messages did not arrive once and in order."""
         return [who for who, got in self.noted.items() if got != list(range(len(got)))]
 
     @endpoint
@@ -91,7 +98,7 @@ class Teller(Actor):
 
 
 class Caller(threading.Thread):
-    """Sends calls to one ledger until told to stop; counts the answers."""
+    """A thread that sends calls to one ledger until `over` is set, and counts the answers."""
 
     def __init__(self, name: str, ledger: Any) -> None:
         super().__init__(name=name, daemon=True)
@@ -119,7 +126,7 @@ class Caller(threading.Thread):
 
 
 class Between(Caller):
-    """Has one ledger send calls to another."""
+    """A thread that lets one ledger send calls to another."""
 
     def __init__(self, name: str, ledger: Any, other: Any) -> None:
         super().__init__(name, ledger)
@@ -130,7 +137,7 @@ class Between(Caller):
 
 
 class ToAll(Caller):
-    """Calls everybody of a mesh, at once or one by one in turns."""
+    """A thread that calls all actors of a mesh, some times by one call, others one by one."""
 
     def __init__(self, name: str, crowd: Any) -> None:
         super().__init__(name, crowd)
@@ -229,7 +236,7 @@ def soak(made: Network, addresses: list[str], seconds: float, seed: int) -> int:
 
 
 def reported(fault: Any) -> bool:
-    """Whether it is what was to be expected of a host that is cut off."""
+    """Whether the fault is the expected one for a host that is cut off."""
     return "unreachable" in str(fault)
 
 
@@ -257,7 +264,7 @@ class Round:
             caller.start()
 
     def finish(self) -> list[str]:
-        """End the callers; what is wrong."""
+        """End the callers; return the problems."""
         for caller in self.callers:
             caller.over.set()
         for caller in self.callers:
@@ -285,7 +292,7 @@ class Round:
 def befall(
     made: Network, chance: random.Random, done: dict[str, int], until: float, callers: list[Caller]
 ) -> None:
-    """Let something happen to one host after the other."""
+    """Inject a fault into one host after the other."""
     while time.monotonic() < until and all(caller.error is None for caller in callers):
         host = chance.choice(made.hosts)
         kind = chance.choice(KINDS)
@@ -314,11 +321,11 @@ def befall(
         host.impair(Conditions(), Conditions())
         if kind == "rate":
             host.limit(None)
-        time.sleep(chance.uniform(1.0, 2.0))  # else two outages would be one long one
+        time.sleep(chance.uniform(1.0, 2.0))  # otherwise two outages would be one long outage
 
 
 def cut_off(made: Network, one: Round, number: int, way: str, problems: list[str]) -> float:
-    """Seconds from the cut to the error of a call that was on its way; the others answer."""
+    """Cut a host off; return the seconds until a call in flight fails. Others must answer."""
     host, lost = made.hosts[number], one.each[number]
     others = [Caller(f"during, to {i}", one.each[i]) for i in range(HOSTS) if i != number]
     for caller in others:
@@ -334,7 +341,7 @@ def cut_off(made: Network, one: Round, number: int, way: str, problems: list[str
         took = time.perf_counter() - began
         if "unreachable" not in str(error):
             problems.append(f"host {number}, cut off {way}, is called something else: {error}")
-    # What it said last is at most a heartbeat old.
+    # At the cut, the host's last packet is at most one heartbeat old.
     if not TIMEOUT - HEARTBEAT - 0.05 <= took <= TIMEOUT + LATE:
         problems.append(f"host {number}, cut off {way}, was reported after {took:.2f} s")
     time.sleep(max(0.0, until - time.monotonic()))

@@ -1,4 +1,4 @@
-"""`python tests/soak/payloads.py [N=10000]`: N different MBs there and back; nothing is left."""
+"""`python tests/soak/payloads.py [N=10000]`: N different MBs there and back, without a leak."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""`python tests/soak/registrations.py [N=1000]`: N times 64 MB registered and dropped; none stays.
+"""`python tests/soak/registrations.py [N=1000]`: N times register and drop 64 MB, without a leak.
 
-Twice: dropped by hand, after somebody in another process has read it; and forgotten, with the
-option to be released with the last handle.
+There are two series. In the first the buffer is dropped explicitly, after another process has read
+it. In the second the buffer has the option to be released with its last handle, and the handles are
+deleted.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Reader(Actor):
 
     @endpoint
     def ends(self, buffer: RDMABuffer) -> bytes:
-        """Read all of it; its first and its last byte."""
+        """Read the whole buffer; return its first and its last byte."""
         buffer.read_into(self.memory, timeout=WAIT).get()
         return bytes((self.memory[0], self.memory[-1]))
 

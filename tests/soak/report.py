@@ -9,12 +9,12 @@ __all__ = ["count", "end"]
 
 
 def count(default: int) -> int:
-    """How many: the command's only argument."""
+    """Return the command's only argument, a number."""
     return int(sys.argv[1]) if len(sys.argv) > 1 else default
 
 
 def end(what: str, seconds: float, faults: list[str]) -> NoReturn:
-    """Print what was done, how long it took and what was wrong; exit 1 if anything was."""
+    """Print the work done, the time taken and the faults; exit with 1 if there are any."""
     verdict = "FAILED: " + "; ".join(faults) if faults else "ok"
     print(f"{what}: {seconds:.1f} s, {verdict}")
     sys.exit(bool(faults))

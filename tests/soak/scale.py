@@ -1,10 +1,11 @@
 """`python tests/soak/scale.py [--tables NAME ...] [--hosts 1000 10000] [--seconds 60] [--seed 1]`
 
-Simulated clusters, with 8 procs on each host: what a call and a spawn cost through the tree of
-agents, and without one; when a host that dies is noticed, and who is taken for dead by mistake,
-under loss; and partitions, shorter or longer than the timeout. The cores are the real ones, the
-network, the processors and the procs are a model: see tests/sim/scale.py. Prints Markdown: all
-tables, or those that are asked for, with the same figures.
+Simulated clusters, with 8 procs on each host. The tables show the cost of a call and of a spawn,
+through the tree of agents and without it; how soon the death of a host is detected under packet
+loss, and how many hosts are given up by mistake; and partitions that are shorter or longer than the
+timeout. The protocol cores are the real ones; the network, the processors and the procs are
+modelled: see tests/sim/scale.py. The output is Markdown: all tables, or the requested ones with the
+same figures.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def kilobytes(size: int) -> str:
 
 
 class Cost:
-    """What one call took."""
+    """The cost of one call."""
 
     def __init__(self, cluster: Cluster, what: str) -> None:
         cluster.run(1.0)
@@ -63,7 +64,7 @@ class Cost:
         call: Call = cluster.finish(getattr(cluster, what)())
         self.seconds = call.seconds
         self.worked = cluster.driver.worked - worked
-        cluster.run(1.0)  # what is told afterwards counts
+        cluster.run(1.0)  # messages after the call's end count, too
         assert call.answered == len(call.outcomes)
         after = [node.messages - was for node, was in zip(cluster.nodes, before, strict=True)]
         self.depth = call.depth
@@ -76,7 +77,7 @@ class Cost:
 
 
 def costs(sizes: list[int], seed: int) -> dict[tuple[str, int], Cost]:
-    """Casts without loss."""
+    """Measure calls and spawns without packet loss."""
     kinds = {
         "call": "call, tree",
         "call_one_by_one": "call, a message per rank",
@@ -112,7 +113,7 @@ def costs(sizes: list[int], seed: int) -> dict[tuple[str, int], Cost]:
 
 
 def fanouts(hosts: int, seed: int) -> None:
-    """Which fan-out."""
+    """Print a table of the cost by fan-out."""
     rows = []
     for fanout in FANOUTS:
         cluster = Cluster(hosts, model(hosts), seed=seed, fanout=fanout)
@@ -123,7 +124,7 @@ def fanouts(hosts: int, seed: int) -> None:
 
 
 def loss(hosts: int, seconds: float, rates: tuple[float, ...], seed: int) -> dict[float, Any]:
-    """False alarms, then deaths, under loss."""
+    """Measure false alarms, and then the detection of deaths, under packet loss."""
     rows = []
     found = {}
     for rate in rates:
@@ -182,7 +183,7 @@ def loss(hosts: int, seconds: float, rates: tuple[float, ...], seed: int) -> dic
 
 
 def partitions(hosts: int, seed: int) -> list[str]:
-    """A tenth of the hosts is cut off, for less than the timeout and for more."""
+    """Cut off a tenth of the hosts, for less than the timeout and for more."""
     rows = []
     problems = []
     timeout = Model().timeout
@@ -294,7 +295,7 @@ def main() -> None:
         fanouts(hosts, options.seed)
     noticed: dict[float, Any] = {}
     for hosts in options.hosts if "loss" in tables else ():
-        # (The work is hosts times seconds; the figures are per link-hour.)
+        # The work is proportional to hosts times seconds, and the figures are per link-hour.
         seconds = max(5.0, options.seconds * least / hosts)
         rates = LOSSES if hosts == least else LOSSES[::2]
         found_there = loss(hosts, seconds, rates, options.seed)

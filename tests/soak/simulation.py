@@ -1,8 +1,8 @@
 """`python tests/soak/simulation.py [N=1000]`: N seeds of the simulated programs, with faults.
 
-Each seed picks a program of ``tests/sim/programs.py``, one to three hosts and a random plan; the
-runtime's invariants are looked at all the way. Two interpreters share the work. A failure is shrunk
-and printed with how to replay it.
+Each seed selects a program of ``tests/sim/programs.py``, one to three hosts and a random plan of
+faults. The runtime's invariants are checked after each step. Two interpreters share the work. A
+failure is shrunk, and printed with the command to replay it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHUNK = 25
 
 
 def run(first: int, last: int) -> tuple[int, Counter[str], list[str]]:
-    """Steps, faults that struck, and what failed."""
+    """Run these seeds; return the number of steps, the faults that occurred, and the failures."""
     steps = 0
     struck: Counter[str] = Counter()
     failures: list[str] = []

@@ -21,7 +21,7 @@ class Who(Actor):
 
 
 def run(size: int) -> list[int]:
-    """Spawn, call, stop; the pids that answered."""
+    """Spawn, call, stop; return the pids that answered."""
     procs = this_host().spawn_procs(per_host={"gpus": size})
     pids = procs.spawn("who", Who).pid.call().get(timeout=WAIT).values()
     procs.stop().get(timeout=WAIT)

@@ -1,8 +1,8 @@
-"""The cast of `chaos.py`: actors that are called and fail in every way, and those who call them.
+"""The workload of `chaos.py`: actors that are called and fail in many ways, and their callers.
 
-Everybody writes into the history what it does, as it does it (see `history`): a `Worker` every
-message that it executes, before anything else; a `Sender` every call and what came of it. Senders
-are in the client, and in `Caller` and `AsyncCaller` actors in other processes.
+Each of them writes its actions into the history at once (see `history`): a `Worker` every message,
+before it executes the message; a `Sender` every call and its outcome. Senders are in the client,
+and in `Caller` and `AsyncCaller` actors in other processes.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ SILENT = ("tell", "port")
 
 
 class Target(NamedTuple):
-    """A mesh to be called: its name in the history, and itself."""
+    """A mesh to be called, and its name in the history."""
 
     name: str
     mesh: Any
 
 
 class _Work:
-    """What sync and async workers have in common."""
+    """The common part of sync and async workers."""
 
     def __init__(self, journal: Journal, mesh: str) -> None:
         self.journal = journal
@@ -91,7 +91,7 @@ class _Work:
         self.journal.write("ran", self.mesh, self.rank, self.token, *call)
 
     def answer(self, call: tuple[str, int], payload: Any) -> tuple[Any, ...]:
-        """Who did what; half of the payloads go back."""
+        """Return the answer to a call: the actor, the call, and half of the payloads."""
         back = payload if payload is not None and call[1] % 2 else None
         crc = 0 if payload is None else zlib.crc32(payload)
         return self.token, self.rank, call, crc, back
@@ -109,7 +109,7 @@ class _Work:
             subprocess.Popen(["/bin/sleep", "3600"])
         if (
             how in ("fork", "daemon") and os.fork() == 0
-        ):  # it has all that its parent has, and stays
+        ):  # the child has all descriptors of its parent, and stays
             if how == "daemon" and os.fork():
                 os._exit(0)
             signal.pause()
@@ -126,7 +126,7 @@ class _Work:
             _answer(*owed)
 
     def end(self) -> float:
-        """How `__cleanup__` goes: seconds that it takes, if it does not raise."""
+        """Decide the course of `__cleanup__`: return the seconds that it takes, or raise."""
         mood = self.chance.random()
         if mood < 0.2:
             raise RuntimeError("a clean-up that fails now and then")
@@ -134,7 +134,7 @@ class _Work:
 
 
 def _answer(port: Any, answer: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # the actor has ended meanwhile, and answered
+    with contextlib.suppress(RuntimeError):  # the actor has ended meanwhile, which answers the call
         port.send(answer)
 
 
@@ -213,7 +213,7 @@ class AsyncWorker(Actor):
 
 
 class Owner(Actor):
-    """Has a supervised mesh of its own, which goes with it."""
+    """An actor with a supervised mesh of its own, which ends with the actor."""
 
     def __init__(self, folder: Path, name: str, count: int) -> None:
         (folder / f"{name}.0.pid").write_text(str(os.getpid()))
@@ -235,7 +235,7 @@ OUTCOMES = {SupervisionError: "failed", ActorError: "error", TimeoutError: "time
 
 
 def _not_yet(value: Any) -> bool:
-    """Whether the wait has ended, not the call: a call's own timeout says more."""
+    """Whether the wait timed out and not the call, whose own timeout has a message."""
     return isinstance(value, TimeoutError) and not value.args
 
 
@@ -250,11 +250,11 @@ class _Sent(NamedTuple):
 
 
 class Sender:
-    """Sends calls of all kinds and writes down what came of them.
+    """A caller that sends calls of all kinds and writes their outcomes into the history.
 
-    `load`, `calm` and `finish` are coroutines in the old sense: they yield futures with a timeout,
-    and are sent what they give or raise, so that callers that block and callers that await share
-    them (`block`, `run`).
+    `load`, `calm` and `finish` are generator-based coroutines: they yield futures with a timeout,
+    and receive the value or exception. So blocking callers and awaiting callers share them
+    (`block`, `run`).
     """
 
     def __init__(self, journal: Journal, name: str, seed: int) -> None:
@@ -275,7 +275,7 @@ class Sender:
         return call
 
     def send(self, target: Target) -> None:
-        """One call of any kind, to any part of the mesh."""
+        """Send one call of a random kind, to a random part of the mesh."""
         chance = self.chance
         ranks, mesh = self._part(target)
         verb = chance.choice(VERBS)
@@ -318,7 +318,7 @@ class Sender:
         return _Sent(call, verb, [rank], 0, future)
 
     def _part(self, target: Target) -> tuple[list[int], Any]:
-        """Ranks and the slice of them: all, some that are neighbours, or one."""
+        """Return random ranks and their slice: all, some consecutive ones, or one."""
         size = len(target.mesh)
         (label,) = target.mesh._labels
         start = self.chance.randrange(size)
@@ -331,7 +331,7 @@ class Sender:
     # -- what came of it -------------------------------------------------------------------------
 
     def _book(self, sent: _Sent, rank: int | str, value: Any) -> None:
-        """Write down one outcome; `rank` is the one that was called, or "*"."""
+        """Write one outcome into the history; `rank` is the called rank, or "*"."""
         if isinstance(value, BaseException):
             outcome = OUTCOMES.get(type(value), type(value).__name__)
             text = [*str(value).strip().splitlines(), ""][0]
@@ -344,7 +344,7 @@ class Sender:
         self.journal.write("got", *sent.call, who, "value" if right else "WRONG", token)
 
     def settle(self, sent: _Sent, patience: float) -> Generator[Any, Any, bool]:
-        """Wait for the outcome and book it; False if it is not there in time."""
+        """Wait for the outcome and write it into the history. Return False after `patience`."""
         nobody: int | str = sent.ranks[0] if len(sent.ranks) == 1 else "*"
         if sent.verb == "stream":
             while sent.future:
@@ -365,7 +365,7 @@ class Sender:
         return True
 
     def _hear(self, patience: float) -> Generator[Any, Any, None]:
-        """Take what has come through the port."""
+        """Write the answers that have arrived through the port into the history."""
         while True:
             value = yield self.receiver.recv(), patience
             if isinstance(value, BaseException):
@@ -376,7 +376,7 @@ class Sender:
     # -- what a sender does ----------------------------------------------------------------------
 
     def load(self, targets: list[Target], calls: int) -> Generator[Any, Any, None]:
-        """So many calls, of all kinds, some with a short timeout."""
+        """Send `calls` calls of all kinds, some with a short timeout."""
         for _ in range(calls):
             target = self.chance.choice(targets)
             for _ in range(BURST if self.chance.random() < 0.02 else 1):
@@ -394,7 +394,7 @@ class Sender:
                 self.late.append(sent)
 
     def calm(self, targets: list[Target]) -> Generator[Any, Any, None]:
-        """Nothing fails any more: once the news has come everything has to be answered."""
+        """Call every rank after the last failure. Once failures are reported, all must answer."""
         for target in targets:
             for rank in range(len(target.mesh)):
                 for _ in range(200):
@@ -408,7 +408,7 @@ class Sender:
                     yield from self.settle(self.send_one(target, rank, "calm"), PATIENCE)
 
     def finish(self) -> Generator[Any, Any, None]:
-        """Wait for all that is owed, but not for ever: what does not come is missed later."""
+        """Wait for all outcomes, within a limit: the check of the history finds missing ones."""
         for sent in [*self.late, *self.window]:
             if not (yield from self.settle(sent, PATIENCE)):
                 break
@@ -417,7 +417,7 @@ class Sender:
 
 
 def block(steps: Generator[Any, Any, Any]) -> Any:
-    """Run what a sender does, on a thread that waits."""
+    """Run a coroutine of a sender on the calling thread, which blocks."""
     answer: Any = None
     while True:
         try:
@@ -435,7 +435,7 @@ def block(steps: Generator[Any, Any, Any]) -> Any:
 
 
 async def run(steps: Generator[Any, Any, Any]) -> Any:
-    """Run what a sender does, on an event loop."""
+    """Run a coroutine of a sender on an event loop."""
     answer: Any = None
     while True:
         try:
@@ -448,7 +448,7 @@ async def run(steps: Generator[Any, Any, Any]) -> Any:
             continue
         try:
             answer = await asyncio.wait_for(_result(future), max(seconds, 0.001))
-        except asyncio.TimeoutError as error:  # before 3.11 not the built-in one
+        except asyncio.TimeoutError as error:  # before 3.11 not the built-in TimeoutError
             answer = TimeoutError(*error.args)
         except Exception as error:
             answer = error
