@@ -1,8 +1,8 @@
-"""Addresses of listeners: transports, addresses, and what a server shall bind.
+"""Addresses of listeners: transports, addresses, and what a server binds.
 
 An address has two spellings. Users write URLs (``tcp://host:80``, ``ipc://@name``, ``inproc://3``);
 the *internal* spelling (``tcp:host:80``, ``unix:@name``, ``local:3``) is printed and logged. Every
-parser here reads both; ``str`` gives the internal spelling, ``ChannelAddr.url`` the URL.
+parser here reads both; ``str`` returns the internal spelling, ``ChannelAddr.url`` the URL.
 
 ============================== ============================= ===================================
 URL                            internal                      meaning
@@ -21,8 +21,8 @@ name to IP address text that raises ``OSError`` for an unknown name. It is used 
 and QUIC check certificates against the name). Without it, a name stays a name and is resolved when
 it is dialed, which is also the better moment where names move. ``localhost`` needs no resolution.
 
-``ChannelTransport`` is an ordinary enum. So it can be hashed and iterated, unlike that of the
-reference, and lacks nothing of it.
+``ChannelTransport`` is an ordinary enum. Unlike that of the reference it can be hashed and
+iterated; the rest is the same.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class ChannelAddr(NamedTuple):
 
 
 class BindSpec:
-    """The address that a server shall bind: a transport (at any address) or one address.
+    """The address that a server binds: a transport (at any address) or one address.
 
     Immutable, hashable, picklable. Raises ``TypeError`` for other types and ``ValueError`` for text
     that spells neither.

@@ -1,7 +1,7 @@
 """The address that a worker serves, as given on its command line.
 
 It is either only where to listen (``tcp://host:4444``; ``tcp://*:4444``: at all addresses of the
-host), or starts with the identity that its proc shall have (``service<4ER>@tcp://host:4444``), for
+host), or starts with the identity for the worker's proc (``service<4ER>@tcp://host:4444``), for
 launchers that number their workers themselves.
 """
 
@@ -26,7 +26,7 @@ class WorkerAddress(NamedTuple):
 
 
 def parse_worker_address(text: str, *, resolve: Resolver | None = None) -> WorkerAddress:
-    """Return where the worker with the argument ``text`` shall listen.
+    """Return where the worker with the argument ``text`` listens, and the identity of its proc.
 
     ``resolve`` resolves host names of TCP addresses, see `monarch._engine.base.address`.
 

@@ -23,9 +23,9 @@ when it knows that the old one is closed.
                down                 greeting                up                   over
 =============  ===================  ======================  ===================  ================
 opened         greeting             greeting                greeting             over
-HELLO fits     -                    up, replay              answered again       -
-HELLO not      -                    over, or refused        over                 -
-other packet   -                    dropped                 taken in             -
+HELLO matches  -                    up, replay              answered again       -
+HELLO does not -                    over, or refused        over                 -
+other packet   -                    dropped                 accepted             -
 BYE, end       over                 over                    over                 -
 lost           dial again, later    down, dial again        down, dial again     -
 patience ends  over                 over                    -                    -
@@ -320,7 +320,7 @@ class Channel:
 
         # Sending
         self._lanes = Lanes(terms.piece, terms.lane_limit)
-        self._flow: dict[int, bool] = {}  # lanes that the peer shall pause or resume
+        self._flow: dict[int, bool] = {}  # lanes that the peer is asked to pause or resume
         self._heartbeat: bytes | None = None
         self._hello_due = False
         self._bye: bytes | None = None
@@ -549,9 +549,9 @@ class Channel:
         return self.receive(HEADER.unpack(packet[0]), packet[1:], now)
 
     def place(self, header: Header) -> memoryview | None:
-        """Return where the payload of this packet belongs, or None if it must be passed on.
+        """Return where the payload of this packet belongs, or None if `receive` must get it.
 
-        After reading it there, call `receive` with None for the payload.
+        After reading the payload into its place, call `receive` with None for the payload.
         """
         kind, lane, size, seq, _, total = header
         if kind != DATA or seq != self._taken or self._state != _UP:

@@ -637,7 +637,10 @@ class Federation:
         return [Send(HOME, {"op": "where", "uid": uid})]
 
     def _unknown(self, uid: int, now: float) -> list[Effect]:
-        """Handle that home does not know `uid`: ask again later, or give up after `_WAIT_FOR`."""
+        """Handle that home does not know `uid`: ask again later, or give up after `_WAIT_FOR`.
+
+        As long as home does not answer at all, the question stays open.
+        """
         if uid not in self._asked:
             return []
         since = self._asked[uid]

@@ -2,8 +2,8 @@
 
 Messages wait in **lanes**. Within a lane they leave in order, one after the other. Between lanes
 they leave in pieces, interleaved, so that a big transfer on one lane delays the others by one piece
-at a time. The driver assigns lanes: messages that must stay in order share one (a sender and its
-receiver), other messages need not.
+at a time. The driver assigns lanes: messages that must stay in order (those of one sender to one
+receiver) share a lane, independent messages use different ones.
 
 Lane 0 (`CONTROL`) is served before all others; it carries the runtimes' own messages. The rest
 share by deficit round robin (Shreedhar and Varghese, SIGCOMM 1995): a lane whose turn it is may
@@ -11,8 +11,8 @@ send a *quantum* of bytes, and the excess is subtracted from its next turn, so l
 shares of the bytes whatever the sizes of their messages. As in RFC 8290 (section 4.2), a lane that
 was idle takes its first turn before the lanes that have been busy: a call does not wait for a
 hundred transfers, only for the piece that is leaving. A lane cannot abuse that: after its turn, or
-when it runs empty, it queues behind the others, and must reach the end of that queue before it
-counts as idle again.
+when it runs empty, it queues behind the others, and must reach the head of that queue before it can
+count as idle again.
 
 A lane that the receiver has paused keeps its messages. A lane counts the bytes that were queued and
 not yet acknowledged by the receiver; above `limit` it is full, until half of that is acknowledged.
@@ -106,7 +106,7 @@ class Lanes:
         self._quantum = quantum
         self._limit = limit
         self._control = _Lane(CONTROL)
-        self._lanes: dict[int, _Lane] = {}  # those in use or paused
+        self._lanes: dict[int, _Lane] = {}  # lanes in use, or paused
         self._new: deque[_Lane] = deque()  # lanes that were idle
         self._old: deque[_Lane] = deque()
 

@@ -174,10 +174,16 @@ class Roster:
     ) -> list[Effect]:
         """Spawn procs of member `parent`, through `launcher` (any hashable).
 
-        These keys of each of `procs` are used here: ``uid``; ``command``, present if it is a
-        command, which must become `ready` within `ready_timeout` seconds; ``replaces``, the uid of
-        the proc to replace, if any, whose current incarnation is killed if necessary; and ``lost``,
-        earlier incarnations that exited before this roster was made, each with its verdict.
+        Each of `procs` is a mapping, of which these keys are used here:
+
+        * ``uid``.
+        * ``command``, present if a command is executed, which must become `ready` within
+          `ready_timeout` seconds.
+        * ``replaces``, if present, the uid of a proc to replace; its current incarnation is killed
+          if necessary.
+        * ``lost``, if present, the earlier incarnations that exited before this roster was made,
+          each with its verdict.
+
         `unresponsive_timeout` is the number of seconds that the procs may stay `stopped`. Raises
         ValueError, and changes nothing, if the parent is not alive, a uid is not new, or the parent
         or the client is to be replaced.
