@@ -76,6 +76,27 @@ def test_an_end_need_not_be_preceded_by_an_exit(roster: Roster) -> None:
     assert ended(roster, 10) == [Kill([20]), gone(CLIENT, (10, *KILLED))]
 
 
+def test_an_exit_of_an_unknown_process_or_of_the_client_is_no_exit_of_a_proc(
+    roster: Roster,
+) -> None:
+    assert roster.exited([99, CLIENT]) == []
+    assert roster.alive(CLIENT)
+
+
+def test_a_child_may_end_long_after_its_parent(
+    roster: Roster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 10)
+    spawn(roster, 10, 20)
+    ended(roster, 10)
+    for uid in range(100, 120):
+        spawn(roster, CLIENT, uid)
+        ended(roster, uid)
+    assert not roster.knows(10)
+    assert ended(roster, 20) == []
+    assert roster.autopsy(11, 20, 0) == [gone(11, (20, *KILLED))]
+
+
 def test_with_the_client_goes_everything(roster: Roster) -> None:
     spawn(roster, 10, 20)
     ended(roster, 11)
@@ -130,6 +151,15 @@ def test_procs_of_a_client_that_is_away_live_and_die_alone(roster: Roster) -> No
     assert ended(roster, 11) == [Kill([20]), gone(CLIENT, (11, *KILLED))]
 
 
+def test_a_question_about_a_client_that_returns_is_answered_by_its_return(roster: Roster) -> None:
+    roster.autopsy(10, CLIENT, 0)
+    roster.autopsy(11, CLIENT, 0)
+    ended(roster, 11)
+    assert roster.client_left() == [away(10)]
+    assert roster.client_returned() == [back(10)]
+    assert roster.tick(10) == []
+
+
 def test_who_was_late_to_lose_the_old_client_is_led_to_the_new_one(roster: Roster) -> None:
     roster.client_left()
     roster.client_returned()
@@ -177,6 +207,15 @@ def test_an_autopsy_of_the_living_is_answered_in_time(roster: Roster) -> None:
     assert answer.notice["procs"][0][:2] == [10, FAILED]
     assert roster.alive(10)
     assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))], "one answer to one question"
+
+
+def test_each_question_has_its_own_time(roster: Roster) -> None:
+    roster.autopsy(11, 10, 0)
+    roster.autopsy(11, 10, 0.5)
+    assert len(roster.tick(ANSWER_WITHIN)) == 1
+    assert roster.autopsy(11, 10, 1.2) == []
+    assert roster.tick(1.5) == []
+    assert len(roster.tick(1.2 + ANSWER_WITHIN)) == 1
 
 
 def test_an_owner_that_cannot_reach_its_proc_gives_it_up(roster: Roster) -> None:
@@ -236,6 +275,7 @@ def test_a_guest_that_has_left_is_no_acquaintance(roster: Roster) -> None:
     assert not roster.alive(50)
     assert roster._members[10].known == {}
     assert roster.left(50) == roster.left(99) == roster.left(10) == []
+    assert roster.autopsy(10, 50, 0) == [gone(10, (50, *module._LEFT))]
     assert roster.alive(10)
     assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))]
 
@@ -246,6 +286,9 @@ def test_a_guest_that_has_left_is_no_acquaintance(roster: Roster) -> None:
 def test_a_command_must_become_a_proc(roster: Roster) -> None:
     spawn(roster, CLIENT, 20, 21, 22, command={})
     assert roster.is_ready(10), "no command"
+    assert roster.is_ready(CLIENT)
+    roster.admit(50)
+    assert roster.is_ready(50)
     assert not roster.is_ready(99)
     assert not roster.is_ready(20)
     roster.ready(99)
@@ -261,6 +304,12 @@ def test_a_command_must_become_a_proc(roster: Roster) -> None:
     assert effect.error.startswith("error creating proc")
     assert "host_spawn_ready_timeout" in effect.error
     assert roster.deadline == math.inf
+
+
+def test_a_spawn_reads_its_procs_once(roster: Roster) -> None:
+    roster.spawn(CLIENT, ({"uid": uid} for uid in (20, 21)), "launcher", 0)
+    assert roster.alive(20)
+    assert roster.alive(21)
 
 
 @pytest.mark.parametrize(
@@ -328,6 +377,8 @@ def test_who_is_stopped_may_also_end(roster: Roster) -> None:
     assert roster.tick(15) == []
     roster.stopped(10, "SIGSTOP", 20)
     roster.continued(10)
+    roster.stopped(99, "SIGSTOP", 20)
+    roster.continued(99)
     assert roster.deadline == math.inf
 
 
@@ -406,6 +457,27 @@ def test_a_successor_that_looks_for_the_one_before_finds_itself(roster: Roster) 
     spawn(roster, CLIENT, 20, replaces=10)
     assert roster.introduce(20, 10) == [Hand(20, 20), moved(20, 10, 20, handed=True)]
     assert ended(roster, 20) == [gone(CLIENT, (20, *KILLED))]
+
+
+def test_who_was_refused_by_the_old_one_hears_of_the_new_one(roster: Roster) -> None:
+    """It interacted with it, though its question has been answered."""
+    roster.autopsy(11, 10, 0)
+    assert len(roster.tick(ANSWER_WITHIN)) == 1
+    ended(roster, 10)
+    effects = spawn(roster, CLIENT, 20, replaces=10)
+    assert effects == [gone(11, (10, *KILLED)), moved(CLIENT, 10, 20), moved(11, 10, 20)]
+
+
+def test_those_before_it_may_have_ended_before_these_books_were_begun(roster: Roster) -> None:
+    other = Verdict(FAILED, "another reason")
+    ended(roster, 10)
+    assert spawn(roster, CLIENT, 20, lost=[[9, *other], [10, *other]]) == []
+    assert roster.autopsy(11, 9, 0) == [gone(11, (9, *other)), moved(11, 9, 20)]
+    assert roster.autopsy(12, 10, 0) == [gone(12, (10, *KILLED)), moved(12, 10, 20)]
+    assert roster.introduce(11, 9) == [Hand(20, 11), moved(11, 9, 20, handed=True)]
+    assert not roster.alive(9)
+    assert roster.kill([9]) == []
+    assert (9, 0) in roster.families(), "its parent is not known"
 
 
 # -- any order -------------------------------------------------------------------------------------
