@@ -105,8 +105,9 @@ class Casting:
     ) -> list[int]:
         """Send one message to all ranks of `plan`; return the ranks whose link was already lost.
 
-        `gathers`: each rank answers once, at `port`. If `who` is given, waits for room as any send
-        does, at most `patience` seconds; raises BackpressureError, which names `who`.
+        `gathers`: each rank answers once, at `port`. If `who` is given, first waits while agents
+        hold this caller back, for `patience` or `backpressure_timeout` seconds at most, and then
+        raises BackpressureError, which names `who`. Afterwards waits for room as any send does.
         """
         proc = self._proc
         agent: Any = proc.agent
