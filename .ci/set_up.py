@@ -2,7 +2,7 @@
 
     python3 .ci/set_up.py EXTRAS [FOLDER]     (FOLDER: another environment than .venv)
 
-Runs on any Python, so that a wrong one is told what is missing instead of a syntax error, and
+Runs on any Python, so that a wrong one gets a message about it instead of a syntax error, and
 needs nothing beside it. Versions come from constraints.txt, for build requirements too. While
 pip works, one line says what it is at; pip's own words appear only if it fails.
 """
