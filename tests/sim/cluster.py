@@ -1,4 +1,4 @@
-"""A program on many hosts, some of which are lost while it calls everybody."""
+"""A program on many hosts, some of which are lost while it calls all actors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Owner(Actor):
 
     @endpoint
     def run(self):
-        """Everybody answers; then everybody is called again, and some hosts are lost meanwhile."""
+        """Call all actors; then call all again, while some hosts are lost."""
         ranks = sorted(self.workers.work.call(0).get().values())
         outcomes = self.workers.work.options(on_failure="partial").call(10).get().values()
         answered = {outcome for outcome in outcomes if isinstance(outcome, int)}
@@ -41,14 +41,14 @@ class Owner(Actor):
 
 
 def program(hosts):
-    """Ranks that answered the first call, those of the second, its losses, and who was reported."""
+    """Return the ranks that answered each call, the lost ranks, and the reported failures."""
     owner = this_host().spawn_procs().spawn("owner", Owner, hosts)
     ranks, answered, lost = owner.run.call_one().get()
     return ranks, answered, lost, owner.told.call_one().get()
 
 
 def losses(hosts):
-    """One host in a hundred, all within the second call."""
+    """Return crashes of one host in a hundred, all within the second call."""
     return [CrashHost(5.0 + host / 1000, host) for host in range(min(7, hosts - 1), hosts, 100)]
 
 

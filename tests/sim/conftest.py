@@ -1,4 +1,4 @@
-"""Simulated programs start with the hook for unhandled faults that every program starts with."""
+"""Simulated programs start with the default hook for unhandled faults, as every program does."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ DEFAULT = monarch.actor.unhandled_fault_hook  # read before any test has run
 
 @pytest.fixture(autouse=True)
 def default_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests of real processes leave theirs in place, for failures that come late."""
+    """Restore the default hook: tests of real processes leave theirs, for late failures."""
     monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", DEFAULT)

@@ -1,7 +1,7 @@
-"""Programs that use the whole runtime, and check what they can see of its promises.
+"""Programs that use the whole runtime, and check its promises as far as a program can.
 
-Each survives any fault: what it may not survive is a broken promise. Used with many seeds by
-``tests/soak/simulation.py`` and with some by ``test_seeds.py``.
+Each program tolerates any injected fault, and fails only if a promise is broken.
+``tests/soak/simulation.py`` runs the programs with many seeds, ``test_seeds.py`` with some.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from monarch.testing import Rates
 
 
 class Ledger(Actor):
-    """Notes what it is told, and by whom."""
+    """An actor that stores the notes that it receives, by sender."""
 
     def __init__(self):
         self.notes = []
@@ -74,7 +74,7 @@ class AsyncLedger(Actor):
 
 
 class Writer(Actor):
-    """Sends numbered notes to ledgers of others."""
+    """An actor that sends numbered notes to ledgers."""
 
     @endpoint
     def write(self, name, ledgers, count, port):
@@ -94,7 +94,7 @@ class Writer(Actor):
 
 
 class Manager(Actor):
-    """Owns ledgers and writers, on the hosts it is given."""
+    """The owner of ledgers and writers, on the given hosts."""
 
     def __init__(self, hosts, cls):
         self.failures = []
@@ -148,7 +148,7 @@ class Manager(Actor):
 
 
 def managed(cls, count=6):
-    """A program in which writers tell ledgers of `cls`, through all adverbs."""
+    """Return a program in which writers send to ledgers of `cls`, through all adverbs."""
 
     def main(hosts):
         with quiet_faults():
@@ -163,7 +163,7 @@ def managed(cls, count=6):
 
 
 class Keeper(Actor):
-    """Keeps ledgers alive: what fails comes back."""
+    """The owner of supervised ledgers, which are restarted when they fail."""
 
     def __init__(self, hosts, cls, strategy, fresh):
         self.failures = []
@@ -196,7 +196,7 @@ class Keeper(Actor):
 
     @endpoint
     def check(self):
-        """Once it has settled: either all are back, or the supervisor gave up and said so."""
+        """Check, after the recovery, that all ledgers run, or that the supervisor has given up."""
         while True:
             try:
                 self.supervisor.healthy.get(timeout=120)
@@ -205,7 +205,7 @@ class Keeper(Actor):
             try:
                 return len(self.ledgers.all_notes.call().get(timeout=120).values())
             except SupervisionError:
-                continue  # a fault that waited for this very request
+                continue  # the plan had a fault for this very request
 
     @endpoint
     def told(self):
@@ -217,7 +217,7 @@ class Keeper(Actor):
 
 
 def kept(cls, strategy, fresh):
-    """A program whose ledgers are restarted when something happens to them."""
+    """Return a program whose ledgers are restarted when they fail."""
 
     def main(hosts):
         with quiet_faults():
@@ -240,7 +240,7 @@ def kept(cls, strategy, fresh):
 
 @contextlib.contextmanager
 def quiet_faults():
-    """What reaches the script was meant to."""
+    """Ignore failures that reach the script: the plan caused them."""
     former = monarch.actor.unhandled_fault_hook
     monarch.actor.unhandled_fault_hook = lambda failure: None
     try:
@@ -250,7 +250,7 @@ def quiet_faults():
 
 
 async def streams(hosts):
-    """An async script that consumes what arrives, and stops meshes in the middle."""
+    """An async script that consumes streams of answers, and stops meshes in between."""
     with quiet_faults():
         procs = hosts.spawn_procs({"gpus": 2}, name="s")
         ledgers = procs.spawn("ledger", AsyncLedger)
@@ -276,7 +276,7 @@ async def streams(hosts):
 
 
 def rates(hosts):
-    """How much goes wrong in a program on so many hosts: something in most runs."""
+    """Return the rates of faults for a program on so many hosts: most runs have some."""
     if hosts == 1:
         return Rates(crash=1.0, pause=0.5, slow=0.5, within=0.05)
     return Rates(
@@ -295,7 +295,7 @@ def rates(hosts):
 
 
 def cases(seeds):
-    """For each seed a program, and on how many hosts it runs: all pairs come up."""
+    """Yield a program and its number of hosts for each seed, so that all pairs occur."""
     for seed in seeds:
         name = list(PROGRAMS)[seed % len(PROGRAMS)]
         yield seed, name, 1 + seed // len(PROGRAMS) % 3

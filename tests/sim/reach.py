@@ -22,7 +22,7 @@ WAIT = 60.0
 
 
 class Target(Actor):
-    """One of the mesh."""
+    """An actor of the mesh whose handles are tried."""
 
     def __init__(self):
         self.count = 0
@@ -58,7 +58,7 @@ class Family:
         self.procs = self.mesh = self.supervisor = None
 
     def spawn(self, place, given, supervised):
-        """`given`: the hosts that are passed in, if any; `supervised`: what fails is restarted."""
+        """Spawn the mesh: on the `given` hosts if there are any, and `supervised` or not."""
         if place == "this_proc()":
             where = this_proc()
         else:
@@ -115,7 +115,7 @@ class Spawner(Actor):
 
 
 class Holder(Actor):
-    """Uses meshes, and gets one by itself."""
+    """An actor that uses meshes, and that obtains one itself."""
 
     @endpoint
     def fetch(self, spawner, *how):
@@ -143,7 +143,7 @@ class Holder(Actor):
 
 
 def use(mesh, what, third):
-    """`third` is a `Holder` on another host than this one."""
+    """Use the mesh in one of the ways of the table. `third` is a `Holder` on another host."""
     last = {label: size - 1 for label, size in mesh.extent.items()}
     if what == "call_one of an item":
         return [mesh.slice(**last).where.call_one().get(timeout=WAIT)]
@@ -181,7 +181,7 @@ def use(mesh, what, third):
 
 
 def loss(mesh):
-    """Why the mesh does not answer; it may yet have to end."""
+    """Wait until a call of the mesh fails, and return the error's text, or "it answers"."""
     deadline = time.monotonic() + WAIT
     while time.monotonic() < deadline:
         try:

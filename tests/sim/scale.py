@@ -1,26 +1,28 @@
-"""Clusters of thousands of hosts in virtual time: the real cores, and a model of all else.
+"""Clusters of thousands of hosts in virtual time: the real protocol cores, and a model of the rest.
 
-Each host has the cores of an agent: casts (`protocol.cast`), a channel to each host it has to do
-with (`protocol.channel`), the failure detector (`protocol.detector`) and the books
-(`protocol.federation` around `protocol.roster`). They are driven as `runtime` drives them. What is
-modelled is what lies below and above (`Model`):
+Each host has the cores of an agent: casts (`protocol.cast`), a channel to each host that it
+communicates with (`protocol.channel`), the failure detector (`protocol.detector`) and the
+membership of the job (`protocol.federation` around `protocol.roster`). They are driven as `runtime`
+drives them. The layers below and above them are modelled (`Model`):
 
-- **The network.** A packet takes `latency` and up to `jitter` more, and both hosts' `bandwidth`.
-  Each 1,448 bytes are lost with probability `loss`, and sent again as TCP does when nothing follows
-  that would tell it earlier: after `rto`, then twice that, and so on. What comes later on that
-  connection waits. (Real TCP does better in the middle of much traffic: this is the bad case.)
-- **The agent.** It is one Python process: each message in or out takes `handling` of its time, each
-  answer or host that it lists `entry` more, a heartbeat or an acknowledgement `beat`, and what it
-  owes meanwhile waits.
-- **The procs.** One is launched after the other, in `launch` each; a rank answers after `work`.
+- **The network.** A packet takes `latency` and up to `jitter` more, and the time that both hosts'
+  `bandwidth` implies. Each segment of 1,448 bytes is lost with probability `loss`. It is sent again
+  as TCP does when no later segment reveals the loss: after `rto`, then twice that, and so on. Later
+  packets of that connection wait. (Real TCP recovers faster in the middle of much traffic, so this
+  is the bad case.)
+- **The agent.** It is one Python process. Each message in or out takes `handling` of its time, each
+  answer or host listed in a message `entry` more, and a heartbeat or an acknowledgement `beat`.
+  Other messages wait meanwhile.
+- **The procs.** They are launched one after the other, in `launch` each. A rank answers after
+  `work`.
 
-There is a link between the driver's host and each other, as `attach_to_workers` makes them; those
-of the tree are dialed by the first cast that needs them. Suspicion and redials are those of
-`runtime.neighbour`. Everything follows from the seed.
+There is a link between the driver's host and each other host, as `attach_to_workers` makes them.
+The links of the tree are dialed by the first cast that needs them. Suspicion and redials follow
+`runtime.neighbour`. The seed determines the whole course.
 
-What must hold is checked all the way: per pair of hosts and direction every message arrives once
-and in order, unless one of the two gave the other up; a cast is delivered to a host at most once;
-each rank has one outcome.
+These invariants are checked at each step: per pair of hosts and direction every message arrives
+once and in order, unless one of the two hosts gave up the other; a cast is delivered to a host at
+most once; each rank has one outcome.
 """
 
 from __future__ import annotations
@@ -61,10 +63,10 @@ FANOUT = 16
 
 _CLIENT = 1
 _SEGMENT = 1448  # bytes of TCP in a packet of Ethernet
-_TRIES = 4  # to replace a silent connection, before its host is given up
-_DIALS = 6  # under way at the same time
+_TRIES = 4  # attempts to replace a silent connection before its host is given up
+_DIALS = 6  # most dials at the same time
 _DIAL_TRIPS = 6  # one-way trips of a connection and its handshake
-_BEATS = 12  # within the timeout
+_BEATS = 12  # heartbeats within the timeout
 _SYN_RTO = 1.0
 _ATTACHING = 60.0
 _HOLD = 0.02  # see `runtime.cast_relay`
@@ -72,7 +74,7 @@ _NEVER = float("inf")
 
 
 class Model(NamedTuple):
-    """Seconds, bytes per second, probabilities. See the module."""
+    """The parameters of the model: seconds, bytes per second, probabilities; see the header."""
 
     latency: float = 50e-6
     jitter: float = 50e-6
@@ -86,7 +88,7 @@ class Model(NamedTuple):
     work: float = 200e-6
     argument: int = 200  # bytes of a call, with its frame
     result: int = 64
-    spec: int = 4000  # bytes of what says how to launch procs
+    spec: int = 4000  # bytes of the description of procs to launch
     timeout: float = 3.0
 
 
@@ -94,7 +96,7 @@ _PLAIN = Model()
 
 
 class Call:
-    """A call of all ranks, or their spawn, and what has come of it."""
+    """A call of all ranks, or their spawn, with its outcomes."""
 
     def __init__(self, number: int, began: float, ranks: int) -> None:
         self.number = number
@@ -147,12 +149,12 @@ class Peer:
             terms=Terms(patience=3 * cluster.model.timeout if here.number else _ATTACHING),
         )
         self.link = 0  # the number of the connection
-        self.arrives = 0.0  # the last packet sent on it
+        self.arrives = 0.0  # when the last packet that was sent on the connection arrives
         self.alarm = _NEVER
         self.dialing = 0
         self.suspected = False
         self.deaf_until = self.fresh_until = 0.0
-        self.said = self.heard = 0  # messages, numbered
+        self.said = self.heard = 0  # numbers of the last message sent and received
         self.queued = False
 
 
@@ -171,13 +173,13 @@ class Node:
         self.lost: dict[str, float] = {}
         self.dead = False
         self.alarm = _NEVER
-        self.free = 0.0  # when the agent has done what it has to do,
-        self.queue: deque[Peer] = deque()  # connections with something to send
-        self.out = self.into = 0.0  # and when its network card has
+        self.free = 0.0  # time at which the agent has done its work
+        self.queue: deque[Peer] = deque()  # connections with messages to send
+        self.out = self.into = 0.0  # times at which the network card is free, by direction
         self.worked = 0.0
-        self.messages: Counter[str] = Counter()  # in and out, and their bytes
+        self.messages: Counter[str] = Counter()  # messages in and out, and their bytes
         self.delivered: set[int] = set()
-        self.told: Counter[int] = Counter()  # the client: of the ends of procs
+        self.told: Counter[int] = Counter()  # exits of procs that were reported to the client
 
     # -- what the agent does -----------------------------------------------------------------------
 
@@ -243,14 +245,14 @@ class Node:
             case ("done", call, rank, _):
                 cluster.direct(call, rank)
             case ("agents", {"op": "lost", "host": host, "end": end}):
-                if host not in self.lost:  # (its own detector sees to the connection)
+                if host not in self.lost:  # (this host's own detector handles the connection)
                     verdict = Verdict.from_fields(end)
                     self.perform(self.federation.host_lost(host, verdict))
             case ("agents", said):
                 self.perform(self.federation.heard(sender, said, now))
 
     def launch(self, uids: list[int], call: int, first: int) -> None:
-        """Start procs; each is up after those before it."""
+        """Start procs, one after the other."""
         cluster = self.cluster
         self.federation.admit(_CLIENT, HOME)
         procs = [{"uid": uid} for uid in uids]
@@ -262,7 +264,7 @@ class Node:
             cluster.at(up, self, self.answer, call, rank)
 
     def answer(self, call: int, rank: int) -> None:
-        """A rank of this host is done."""
+        """Send the answer of a rank of this host."""
         outcome = bytes(self.cluster.model.result)
         if call in self.cluster.flat:
             self.say(HOME, ("done", call, rank, outcome))
@@ -270,14 +272,14 @@ class Node:
         self.perform(self.casts.answered(call, rank, outcome, self.cluster.now))
 
     def work_on(self, call: int, rank: int) -> None:
-        """A rank of this host is called."""
+        """Let a rank of this host work on a call."""
         seconds = self.cluster.model.work * (0.5 + self.cluster.random.random())
         self.cluster.at(
             max(0.0, self.free - self.cluster.now) + seconds, self, self.answer, call, rank
         )
 
     def kill(self, uid: int) -> None:
-        """A proc of this host ends."""
+        """Let a proc of this host exit."""
         verdict = Verdict(FAILED, "killed", SYSTEM, self.name)
         self.perform(self.federation.ended([(uid, verdict)]))
 
@@ -306,7 +308,7 @@ class Node:
         return peer
 
     def pump(self, peer: Peer) -> None:
-        """Send what wants to go out, as the agent comes to it; be back when it is due."""
+        """Queue the connection for sending, and set the alarm for the channel's deadline."""
         cluster = self.cluster
         channel = peer.channel
         if not peer.queued:
@@ -320,7 +322,7 @@ class Node:
             cluster.at(deadline - cluster.now, self, self.on_alarm, peer)
 
     def serve(self) -> None:
-        """Send one packet of the connection whose turn it is."""
+        """Send one packet of the first connection in the queue."""
         cluster = self.cluster
         peer = self.queue.popleft()
         packet = peer.channel.next_packet(cluster.now)
@@ -333,7 +335,7 @@ class Node:
             cluster.at(max(0.0, self.free - cluster.now), self, self.serve)
 
     def beat(self, peer: Peer, payload: bytes) -> None:
-        """A heartbeat goes before all that waits."""
+        """Send a heartbeat, before all queued packets."""
         peer.channel.heartbeat(payload)
         packet = peer.channel.next_packet(self.cluster.now)
         if packet is not None:
@@ -362,7 +364,7 @@ class Node:
         self.pump(peer)
 
     def list_entries(self, message: tuple[Any, ...]) -> None:
-        """Spend the time that a list in a message takes."""
+        """Spend the time for the entries of a list in a message."""
         match message:
             case ("forward", _, _, route, _):
                 entries = len(route[0])
@@ -398,7 +400,7 @@ class Node:
                         self.detector.add(there, cluster.now)
                         self.watch()
                 case Ended():
-                    self.pump(peer)  # the farewell
+                    self.pump(peer)  # sends the BYE packet
                     self.lose(peer)
         self.watch()
 
@@ -493,7 +495,7 @@ class Node:
             self.dial(peer)
 
     def lose(self, peer: Peer) -> None:
-        """There is no way to that host any more."""
+        """Give up that host: its timeout is over, or its session has ended."""
         cluster = self.cluster
         there = peer.there
         del self.peers[there.name]
@@ -504,11 +506,11 @@ class Node:
         verdict = Verdict(FAILED, f"{there.name} is unreachable", INFRASTRUCTURE)
         self.perform(self.federation.host_lost(there.name, verdict))
         if there.name == HOME:
-            self.dead = True  # an agent without a job ends
+            self.dead = True  # an agent that has lost its job exits
 
 
 class Cluster:
-    """`hosts` of them and the driver's, which is number 0. See the module."""
+    """`hosts` hosts, and the driver's host, which is number 0; see the header."""
 
     def __init__(
         self, hosts: int, model: Model = _PLAIN, *, seed: int = 1, fanout: int = FANOUT
@@ -525,9 +527,9 @@ class Cluster:
         self._cuts: list[tuple[float, frozenset[int], bool, bool]] = []
         self.calls: dict[int, Call] = {}
         self.flat: set[int] = set()
-        self.sizes: dict[int, int] = {}  # of what a cast carries
+        self.sizes: dict[int, int] = {}  # bytes of a cast's payload
         self.at_ranks: dict[int, Callable[[Node, int, int, int], None]] = {}
-        self.level = 0  # of the forward that is being handled
+        self.level = 0  # depth in the tree of the forward that is being handled
         self.suspicions = 0
         self.given_up: list[GivenUp] = []
         self.nodes = [Node(self, number) for number in range(hosts + 1)]
@@ -542,15 +544,15 @@ class Cluster:
     # -- time --------------------------------------------------------------------------------------
 
     def at(self, delay: float, node: Node | None, call: Callable[..., None], *args: Any) -> None:
-        """Unless that node is dead by then."""
+        """Call `call` after a delay, unless `node` is dead by then."""
         self.when(self.now + delay, node, call, *args)
 
     def when(self, time: float, node: Node | None, call: Callable[..., None], *args: Any) -> None:
-        """The same, at a time."""
+        """Call `call` at a time, unless `node` is dead by then."""
         heapq.heappush(self._events, (time, next(self._order), node, call, args))
 
     def run(self, seconds: float = _NEVER, until: Callable[[], bool] | None = None) -> None:
-        """Let that much time pass, or enough for something to become true."""
+        """Let `seconds` pass, or less if `until` becomes true before."""
         events = self._events
         end = self.now + seconds
         while events and events[0][0] <= end:
@@ -582,16 +584,16 @@ class Cluster:
         if arrives == _NEVER:
             return
         data = [b"".join(packet)] if len(packet) == 1 else [packet[0], b"".join(packet[1:])]
-        # (Not after a delay: rounding would change the order of what arrives together.)
+        # An absolute time: adding a delay would round, and change the order of equal arrivals.
         self.when(arrives, receiver, receiver.on_packet, sender, peer.link, data, size)
 
     def trip(self, sender: Node, receiver: Node, when: float, segments: int, rto: float) -> float:
-        """Seconds that something takes to that host; infinity if it never gets there."""
+        """Return the seconds that a packet takes to that host; infinity if it never arrives."""
         model = self.model
         chance = self.random.random
         trip = model.latency + chance() * model.jitter
         if segments > 1 and chance() > (1 - model.loss) ** (segments - 1):
-            trip += 2 * model.latency + model.jitter  # seen by what follows it
+            trip += 2 * model.latency + model.jitter  # a later segment reveals the loss
         wait = 0.0
         while self._is_cut(sender, receiver, when + wait) or chance() < model.loss:
             wait += rto
@@ -611,7 +613,7 @@ class Cluster:
     def cut(
         self, some: Iterable[Node], seconds: float, *, to: bool = True, of: bool = True
     ) -> None:
-        """Nothing gets to those hosts, or from them to the others, for that long."""
+        """Drop all packets to these hosts, from them, or both, for `seconds`."""
         numbers = frozenset(node.number for node in some)
         self._cuts.append((self.now + seconds, numbers, to, of))
 
@@ -625,21 +627,21 @@ class Cluster:
 
     @property
     def links_up(self) -> int:
-        """Pairs of hosts that have a connection."""
+        """Return the number of pairs of hosts with a connection."""
         return sum(peer.channel.up for node in self.nodes for peer in node.peers.values()) // 2
 
     @property
     def replayed(self) -> int:
-        """Packets that were sent again on another connection."""
+        """Return the number of packets that were sent again on another connection."""
         peers = [peer for node in self.nodes for peer in node.peers.values()]
         return sum(peer.channel.replayed for peer in peers)
 
     def is_up(self, host: Node) -> bool:
-        """Whether the driver has a connection to it."""
+        """Whether the driver has a connection to the host."""
         return self.driver.peers[host.name].channel.up
 
     def give_up(self, node: Node, other: Node) -> None:
-        """`node` has given up `other`."""
+        """Note that `node` has given up `other`."""
         when = self.now
         cut = self._is_cut(node, other, when) or self._is_cut(other, node, when)
         self.given_up.append(GivenUp(when, node.number, other.number, other.dead or cut))
@@ -671,7 +673,7 @@ class Cluster:
         return self._cast(self.model.argument, work)
 
     def call_one_by_one(self) -> Call:
-        """The same without a tree: a message to each rank."""
+        """Call all ranks without a tree: send a message to each."""
         call = self._begin()
         self.flat.add(call.number)
         call.depth = 1
@@ -681,7 +683,7 @@ class Cluster:
         return call
 
     def _books(self) -> list[tuple[Node, list[int], list[Any]]]:
-        """Enter new procs into the driver's books; what these say for each host."""
+        """Enter new procs into the driver's roster; return their uids and effects for each host."""
         ranks = PROCS * len(self.hosts)
         spawn = next(self._uids) << 20
         self.uids = [spawn | rank for rank in range(ranks)]
@@ -704,7 +706,7 @@ class Cluster:
         return self._cast(self.model.spec + 100 * PROCS, launch)
 
     def spawn_one_by_one(self) -> Call:
-        """The same without a tree: the driver's host tells each of the others."""
+        """Spawn such a mesh without a tree: the driver's host sends to each other host."""
         call = self._begin()
         self.flat.add(call.number)
         call.depth = 1
@@ -722,7 +724,7 @@ class Cluster:
             call.ended = max(self.driver.free, self.now)
 
     def finish(self, call: Call, seconds: float = 100.0) -> Call:
-        """Let time pass until all ranks are accounted for."""
+        """Let time pass until all ranks have an outcome."""
         self.run(seconds, lambda: call.ended is not None)
         assert call.ended is not None, "not every rank is accounted for"
         assert 0 not in call.outcomes

@@ -26,7 +26,7 @@ from monarch.testing import simulate
 
 @pytest.fixture(params=["real", "simulated"])
 def run(request, monkeypatch):
-    """Runs a program: what it returns."""
+    """Return a function that runs a program and returns its result."""
     monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: None)
     if request.param == "real":
         return lambda main: main()
@@ -127,7 +127,7 @@ class Owner(Actor):
 
 
 class Holder(Actor):
-    """Owns two meshes, and does not handle the failure of the first."""
+    """The owner of two meshes, which does not handle the failure of the first."""
 
     def __init__(self, port):
         procs = this_host().spawn_procs()
@@ -151,7 +151,7 @@ def spawn(cls=Counter, *args, n=3):
 
 
 def until(condition):
-    """Poll: the news of an end is on its way."""
+    """Poll until the condition holds: the report of a failure takes some time."""
     for _ in range(1200):
         if found := condition():
             return found
@@ -275,7 +275,7 @@ def test_an_owner_that_does_not_handle_it_goes_too(run):
 
 
 class Thinker(Actor):
-    """Takes its time over each failure, and says when it begins and ends."""
+    """An owner that handles each failure slowly, and reports the start and the end."""
 
     def __init__(self, port):
         self.port = port

@@ -1,4 +1,4 @@
-"""Casts between simulated hosts: order with whatever else is sent, and hosts lost on the way."""
+"""Casts between simulated hosts: their order among other messages, and hosts lost meanwhile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ledger(Actor):
 
 
 class Caller(Actor):
-    """Sends numbered notes to all, to some and to one, in any mixture."""
+    """A caller of numbered notes to all, to some and to one, in any mixture."""
 
     def __init__(self, ledgers):
         self.ledgers = ledgers
@@ -100,7 +100,7 @@ class Owner(Actor):
 
     @endpoint
     def run(self, seed, count):
-        """What was lost to each caller, and whether every ledger has everybody's notes in order."""
+        """Return what was lost to each caller, and whether every ledger has all notes in order."""
         running = [
             self.callers.slice(hosts=host).run.call_one(host, 10 * seed + host, count)
             for host in range(3)
@@ -138,7 +138,7 @@ def program(seed, count=60, fanout=2):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("fanout", [1, 2, 16])
 def test_any_mixture_keeps_its_order(seed, fanout):
-    """The simulator's own invariant looks at every call on the way, too."""
+    """The simulator's own invariant checks every call as well."""
     faults = [
         Reorder(0.0, seconds=60, by=0.05),
         Duplicate(0.0, seconds=60, probability=0.3),
@@ -150,7 +150,7 @@ def test_any_mixture_keeps_its_order(seed, fanout):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_hosts_that_are_lost_in_the_middle(seed, monkeypatch):
-    """Inner ones of the tree too: everybody else gets everything, and every call ends."""
+    """Inner hosts of the tree, too: all other hosts get all notes, and every call ends."""
     monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: None)
     chance = random.Random(seed)
     lost = chance.sample(range(3, HOSTS), 2)
@@ -163,7 +163,7 @@ def test_hosts_that_are_lost_in_the_middle(seed, monkeypatch):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_two_hosts_that_do_not_reach_each_other(seed, monkeypatch):
-    """The caller reaches both: neither is lost to it."""
+    """The caller reaches both hosts, so that it loses neither."""
     monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: None)
     a, b = random.Random(seed).sample(range(3, HOSTS), 2)
     faults = [Partition(0.2, a, b, seconds=1e6)]
@@ -197,4 +197,4 @@ def test_the_network_carries_a_payload_once_for_each_host(monkeypatch):
     weights, size, messages = simulate(main, hosts=6).value
     assert weights == [1_000_000] * 20
     assert 5_000_000 < size < 5_100_000
-    assert messages <= 3 * 5  # there, back, and one that it is over
+    assert messages <= 3 * 5  # a cast, an answer, and a release for each

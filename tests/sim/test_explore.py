@@ -28,7 +28,7 @@ DISK: dict = {}
 
 
 class Account(Actor):
-    """Writes to a disk in two steps: wrong, if it may crash in between."""
+    """An actor that writes to a disk in two steps, which is wrong if it may crash in between."""
 
     @endpoint
     def move(self, amount):
@@ -61,7 +61,7 @@ def careless():
 
 
 def plan_of(seed):
-    """Much noise, and in the middle what breaks the program."""
+    """Return a plan with much noise, and in the middle the fault that breaks the program."""
     noise = list(random_faults(seed, Rates(crash=0, pause=4, slow=4)))
     culprit = Crash(Request(3, "account", "while_running"))
     return FaultPlan((*noise[:4], culprit, *noise[4:]))
@@ -106,7 +106,7 @@ def test_an_invariant_is_checked_after_each_step():
 
 
 def test_the_programs_of_all_faults_keep_the_invariants():
-    """Whatever happens to the processes, the runtime keeps its promises."""
+    """The runtime keeps its promises under all faults of processes."""
 
     def survives():
         DISK.update(left=100, right=0)

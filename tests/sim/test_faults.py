@@ -1,4 +1,4 @@
-"""Faults: where they strike, and what the program sees of them."""
+"""Faults: the points at which they are injected, and their effects on the program."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def owner_calls(cls, method, *args):
     ],
 )
 def test_a_crash_at_a_place_of_a_request(cls, place, method, done):
-    """Both ranks are to write; each dies at the given place of its request."""
+    """Both ranks should write; each crashes at the given place of its request."""
     DONE.clear()
     plan = FaultPlan.of(Crash(Request(1, "w", place)), Crash(Request(2, "w", place)))
     outcome, told = simulate(owner_calls(cls, method, "x"), faults=plan).value

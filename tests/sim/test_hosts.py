@@ -70,7 +70,7 @@ class Worker(Actor):
 
 
 class Owner(Actor):
-    """Spawns on all hosts and keeps what it is told."""
+    """An actor that spawns on all hosts, and keeps the failures that are reported to it."""
 
     def __init__(self, hosts):
         self.failures = []
@@ -233,7 +233,7 @@ def test_a_bad_network_loses_and_doubles_nothing(faults, seed):
 
 @pytest.mark.parametrize("one_way", [False, True])
 def test_a_partition_that_lasts_is_the_end_of_the_other_side(one_way):
-    """The procs there end, too: whoever owned them is gone for them."""
+    """The procs on the other side end, too: they have lost their owner."""
     faults = [Partition(2.0, 0, 1, seconds=100, one_way=one_way)]
     done = simulate(owned("stream", "nap", 10, rest=20), hosts=3, faults=faults, trace=True, seed=2)
     outcomes, told = done.value
@@ -258,13 +258,13 @@ def test_an_unhandled_loss_of_a_host_ends_the_program(capsys):
 class Matchmaker(Actor):
     @endpoint
     def tell(self, hosts, caller):
-        """Spawn there, and have somebody else call what is spawned."""
+        """Spawn a mesh on these hosts, and let `caller` call it."""
         fresh = hosts.spawn_procs({"gpus": 1}).spawn("fresh", Worker)
         return caller.ask.call_one(fresh).get()
 
 
 def test_who_hears_of_a_proc_before_its_host_does_reaches_it():
-    """The way from the spawner to the host of what it spawns is slow; the caller's is not."""
+    """The link from the spawner to the host of the mesh is slow; that of the caller is fast."""
 
     def main(hosts):
         procs = hosts.spawn_procs({"gpus": 1})
@@ -296,7 +296,7 @@ def test_a_host_whose_agent_ended_is_attached_anew_and_its_ranks_come_back(seed)
         time.sleep(5)
         supervisor.healthy.get()
         assert list(workers.where.call().get().values()) == names
-        assert peer.ask.call_one(workers).get() == names  # it had met the old ones
+        assert peer.ask.call_one(workers).get() == names  # `peer` had called the old ones before
         stranger = hosts.slice(hosts=2).spawn_procs().spawn("stranger", Survivor)
         assert stranger.ask.call_one(workers).get() == names
         plain = hosts.slice(hosts=1).spawn_procs().spawn("plain", Survivor)
@@ -314,7 +314,7 @@ def test_what_ends_with_hosts_that_were_let_go_is_no_failure():
     def main(hosts):
         one = hosts.slice(hosts=1)
         one._attachment = Attachment({"host1": "host1"})
-        received = HostMesh(one._shape, hosts=one._hosts)  # as an actor there returns it
+        received = HostMesh(one._shape, hosts=one._hosts)  # like one that an actor there returns
         mine = received.spawn_procs().spawn("mine", Survivor)
         theirs = hosts.slice(hosts=2).spawn_procs().spawn("owner", Owner, received)
         assert mine.where.call_one().get() == "host1"
@@ -336,7 +336,7 @@ def test_what_ends_with_hosts_that_were_let_go_is_no_failure():
 
 
 def test_machines_that_are_suspended_at_the_same_time_are_all_there_afterwards():
-    """Each receives nothing for a day, by its own clock: no reason to give up the others."""
+    """By its own clock, each receives nothing for a day, which must not make it give up others."""
     views = []
 
     def main(hosts):

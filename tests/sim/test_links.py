@@ -1,4 +1,4 @@
-"""One kit for links, real and simulated."""
+"""The conformance kit for links, applied to real and to simulated ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monarch.testing.link import socket_pair
 
 
 class RealPair:
-    """Two links over a socket pair, with a hand for a reactor."""
+    """Two links over a socket pair; the test plays the reactor."""
 
     def __init__(self, opened):
         self.opened = opened

@@ -1,7 +1,7 @@
 """The runtime against a model of plain dicts: any sequence of operations, in virtual time.
 
-What is spawned, called, sliced, killed, stopped and supervised must give what the model says. A
-sequence is data, which hypothesis shrinks; it is carried out by an actor in a simulation.
+The sequences spawn, call, slice, kill, stop and supervise meshes, and the results must be those of
+the model. A sequence is data, which hypothesis shrinks. An actor in a simulation executes it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class AsyncCounter(Actor):
 
 
 class Model:
-    """What should be: for each mesh the value of each living rank, and who was reported dead."""
+    """The expected state: for each mesh the value of each living rank, and the reported losses."""
 
     def __init__(self):
         self.meshes = []
@@ -94,7 +94,7 @@ class Model:
 
 
 class Owner(Actor):
-    """Carries operations out, and compares with the model as it goes."""
+    """The actor that executes operations, and compares each result with the model."""
 
     def __init__(self):
         self.model = Model()

@@ -1,8 +1,8 @@
-"""Handles work wherever they travel: a table of who spawns, where, who holds, and what is done.
+"""Handles work in every process: a table of spawners, places, holders of the handle, and uses.
 
 Each row of the table is a program. All rows, `SPAWNERS` x `PLACES` x `HOLDERS` x `USES`, run in the
-simulator. Those that are `CHOSEN`, in which each pair of entries of two columns occurs, run on the
-real hosts of one job. A row spawns a mesh of its own, whose processes no other has met.
+simulator. The rows in `CHOSEN`, in which each pair of entries of two columns occurs, run on the
+real hosts of one job. A row spawns a mesh of its own, whose processes have no connections yet.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ USES = (
 ROWS = [
     row
     for row in itertools.product(SPAWNERS, PLACES, HOLDERS, USES)
-    if row[0] != "the script" or not row[3].startswith("its owner")  # no caller is left
+    if row[0] != "the script" or not row[3].startswith("its owner")  # no caller would be left
 ]
 
 CHOSEN = [
@@ -70,11 +70,11 @@ OTHER = {"own": "a", "a": "b", "b": "a"}
 
 
 class Stage:
-    """Hosts, with actors that hold what they are given.
+    """Hosts, with actors that hold the handles that they receive.
 
     Args:
-        hosts: a and b.
-        faults: what reaches the script.
+        hosts: the hosts a and b.
+        faults: a list of the failures that reach the script.
     """
 
     def __init__(self, hosts, faults):
@@ -85,7 +85,7 @@ class Stage:
         self.holders = {name: procs.spawn("holder", Holder) for name, procs in self.procs.items()}
 
     def run(self, spawner, place, holder, what):
-        """Play one row, and look whether all is as it must be."""
+        """Run one row, and check its results."""
         home = SPAWNERS[spawner]
         given = {
             "hosts passed in": self.hosts,
@@ -155,7 +155,7 @@ class Stage:
         elif what == "its host mesh":
             assert run(what) == [(0, where[-1]), where[-1]]
         else:
-            if what != "its owner stops":  # (its first call comes when it has ended)
+            if what != "its owner stops":  # (there the first call follows the owner's end)
                 assert run("call of all") == everybody
             if what == "stopped by its owner":
                 (actor.stop_mesh.call_one().get(timeout=WAIT) if actor else family.stop())
@@ -174,7 +174,7 @@ class Stage:
             family.stop()
 
     def expected(self, home, place):
-        """The host of each rank."""
+        """Return the host of each rank."""
         if place == "this_proc()":
             return [self.at[home]]
         if place == "hosts passed in":
@@ -187,7 +187,7 @@ class Stage:
             assert ("as told" if place == "this_proc()" else "SIGKILL") in text, text
 
     def await_news(self, actor, place):
-        """The owner learns what ended, and why."""
+        """Wait until the end of the mesh and its cause have been reported to the owner."""
         for _ in range(int(WAIT / 0.02)):
             if actor is None:
                 told = [text for fault in self.faults if "Target" in (text := fault.report())]

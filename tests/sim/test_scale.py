@@ -1,4 +1,4 @@
-"""Many hosts in virtual time, in small. At full size: ``python tests/soak/scale.py``."""
+"""Clusters in virtual time, with few hosts. At full size: ``python tests/soak/scale.py``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HOSTS = 40
 
 
 def running(seed: int = 1, hosts: int = HOSTS, loss: float = 0.0) -> Cluster:
-    """A cluster with procs on each host."""
+    """Return a cluster with procs on each host."""
     cluster = Cluster(hosts, Model(loss=loss), seed=seed, fanout=4)
     spawned = cluster.finish(cluster.spawn())
     assert spawned.answered == PROCS * hosts
@@ -27,7 +27,7 @@ def test_the_driver_works_for_its_children_not_for_everybody() -> None:
     assert call.answered == PROCS * hosts
     assert call.depth == 5
     assert after["out"] == 2 * 4  # the call, and the release
-    assert 4 <= after["in"] <= 8  # answers that come late come apart
+    assert 4 <= after["in"] <= 8  # late answers arrive in messages of their own
     one_by_one = cluster.finish(cluster.call_one_by_one())
     assert one_by_one.seconds > 10 * call.seconds
 
@@ -58,7 +58,7 @@ def test_a_partition_that_heals_within_the_timeout_loses_and_doubles_nothing(see
         assert call.answered == PROCS * HOSTS
     cluster.run(2 * cluster.model.timeout)
     assert not cluster.given_up
-    assert cluster.replayed  # it was no idle outage
+    assert cluster.replayed  # packets were in flight during the outage
 
 
 def test_a_partition_that_does_not_heal_in_time_is_accounted_for() -> None:
@@ -71,7 +71,7 @@ def test_a_partition_that_does_not_heal_in_time_is_accounted_for() -> None:
         if number == 5:
             cluster.cut(cut, 4 * cluster.model.timeout)
     for call in calls:
-        cluster.finish(call)  # each rank once
+        cluster.finish(call)  # also checks that each rank has one outcome
     assert all(call.answered == PROCS * HOSTS for call in calls[:3])
     names = {host.name for host in cut}
     assert all(call.lost_with <= names for call in calls)

@@ -1,6 +1,6 @@
-"""Many seeds: whatever goes wrong, the runtime and the programs keep what they promise.
+"""Simulated programs with faults, for some seeds: the runtime and the programs keep their promises.
 
-A thousand of them: ``python tests/soak/simulation.py``.
+For a thousand seeds: ``python tests/soak/simulation.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def test_the_same_seed_is_the_same_run(seed, name, hosts):
     plan = random_faults(seed, rates(hosts), hosts)
     runs = []
     for run in range(3):
-        # Where objects lie in memory, and so in which order a set has them, must not matter.
+        # The addresses of objects, and so the order of a set, must not matter.
         shift = [object() for _ in range(1000 * run + seed)]
         runs.append(
             simulate(PROGRAMS[name], seed=seed, hosts=hosts, faults=plan, trace=True, strict=False)

@@ -107,7 +107,7 @@ class Tidy(Actor):
 
 
 class Owner(Actor):
-    """Spawns workers and keeps what it is told about them."""
+    """An actor that spawns workers, and keeps the failures that are reported to it."""
 
     def __init__(self, cls=Worker):
         self.failures = []
@@ -419,7 +419,7 @@ def naps():
 
 
 def test_a_script_is_as_it_was_after_each_of_its_simulations(monkeypatch):
-    """Its classes travel by value, and what it imported by name is virtual."""
+    """Its classes are pickled by value, and functions that it imported by name are virtual."""
     names = {}
     exec(SCRIPT, names)
     script = vars(sys.modules["__main__"])
