@@ -59,8 +59,8 @@ def is_ibverbs_available() -> bool:
 def get_rdma_backend() -> str:
     """Return how this process transfers between hosts: "ibverbs", "tcp" or "none".
 
-    "none" means that there is no card and the setting ``rdma_allow_tcp_fallback`` is off; then no
-    buffer can be made. Within a host the kernel copies, whatever this returns.
+    "none" means that there is no card and the setting ``rdma_allow_tcp_fallback`` is off; then this
+    process can make no buffer. Within a host the kernel copies, with or without a card.
 
     >>> get_rdma_backend() in ("ibverbs", "tcp", "none")
     True

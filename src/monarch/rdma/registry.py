@@ -76,8 +76,8 @@ class Registry:
     """All registrations of this process, see the module. Made on first use, by `own_registry`.
 
     `published` registrations are entered in a table, so that other processes reach the memory with
-    the help of the kernel alone. The simulator's are not: there all processes are this one, and
-    share one registry.
+    the help of the kernel alone. The simulator needs no table: all of its processes are in this
+    one, and share one registry.
     """
 
     def __init__(self, *, published: bool) -> None:

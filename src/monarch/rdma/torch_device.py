@@ -7,7 +7,7 @@ process maps it. Devices are identified by the driver's identifier, since two pr
 them differently (CUDA_VISIBLE_DEVICES). Some versions of torch cannot export memory of an allocator
 with ``expandable_segments:True``; those bytes go through main memory.
 
-The tests of this module need a device, and are skipped without one.
+Not yet run on a real device: the tests of this module need one, and are skipped without it.
 """
 
 from __future__ import annotations

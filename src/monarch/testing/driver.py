@@ -271,7 +271,7 @@ class SimDriver(drivers.Driver):
 
     Args:
         scheduler: runs the steps.
-        chance: the random generator for ids, and for `choose`.
+        chance: the random generator for ids, delays and the endpoint method `choose`.
         former: the driver for threads that do not belong to the simulation.
     """
 

@@ -69,7 +69,7 @@ class SimHost:
         self._coming: dict[tuple[int, int], SimLink] = {}  # link ends that await their receiver
         self._parents: dict[int, SimLink] = {}  # links to the parents of procs not spawned yet
         self.lost: set[str] = set()  # hosts that were given up
-        self._given_up: dict[str, Verdict] = {}  # the verdicts of those that HOME gave up
+        self._given_up: dict[str, Verdict] = {}  # verdicts on hosts that HOME gave up
         self._watch: Entry | None = None
         self.client = client
         self.procs: dict[int, SimProc] = {}  # procs that have not exited
@@ -145,7 +145,7 @@ class SimHost:
             uid = fields["uid"]
             self.roster.ready(uid)
             proc = world.new_proc(self, uid, {**spec, **fields, "parent": parent})
-            scheduler.pause(proc.place)  # until its start has taken its time
+            scheduler.pause(proc.place)  # until `_started`
             proc.adopt_agent(self.admit(proc))  # type: ignore[arg-type]
             proc.adopt(SimSocket(end), parent)  # type: ignore[arg-type]
             delay = _LAUNCH * (0.5 + scheduler.random.random())

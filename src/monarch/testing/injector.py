@@ -80,7 +80,7 @@ class Injector:
             world.scheduler.on_run = self.on_run
 
     def on_spawn(self, uid: int, meta: bytes) -> None:
-        """Record the name of actor mesh `uid`, which `meta` contains; its actors come next."""
+        """Record the name of actor mesh `uid` from `meta`, before its actors are made."""
         self._names[uid] = json.loads(meta)[0]
 
     # -- requests --------------------------------------------------------------------------------

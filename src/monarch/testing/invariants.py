@@ -80,7 +80,7 @@ class Invariants:
         # By sender and receiver: the calls in transit, oldest first.
         self._calls: dict[tuple[int, int], deque[tuple[int, int, int, int]]] = {}
         self._once: dict[tuple[int, int], set[int]] = {}  # (process, port): ranks that replied
-        self._gathered: dict[tuple[int, int], set[int]] = {}  # those that did in ANSWERS frames
+        self._gathered: dict[tuple[int, int], set[int]] = {}  # (process, port): ranks in ANSWERS
         self._names: dict[int, int] = {}  # by a proc that replaced another: the one it replaced
 
     # -- checks while the script runs ------------------------------------------------------------

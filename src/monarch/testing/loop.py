@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["ActorLoop", "SimLoop", "discard_tasks"]
 
 _SPIN = 8  # rounds that a loop takes without waiting, before other strands have a turn
-_SPIN_TIME = 1e-6  # virtual seconds that pass at that turn
+_SPIN_TIME = 1e-6  # virtual seconds that pass when a loop has taken _SPIN rounds
 
 
 class SimGate:

@@ -16,11 +16,10 @@ are ten thousand small objects.
     carrier 2                                  step, step, "resume A"
 
 A heartbeat, or another step that repeats as long as its process exists, is a background step
-(`aside`): the simulation does not count it as something left to do.
-
-If no step is left while the main strand waits, that is a deadlock; its report has what every strand
-waits for. A step that blocks outside the simulation (a socket, a lock of `threading`) would hang
-it: a watchdog in real time reports this.
+(`aside`): the simulation does not count it as something left to do. If the main strand waits and
+only background steps happen for 30 virtual seconds, or no step is left, that is a deadlock; its
+report has what every strand waits for. A step that blocks outside the simulation (a socket, a lock
+of `threading`) would hang it: a watchdog in real time reports this.
 
 Rejected: greenlets (a compiled dependency); a thread for each strand, with two switches a step
 (fifty times slower).
@@ -154,7 +153,7 @@ class Scheduler:
         self._heap: list[Entry] = []
         self._booked = 0
         self._awaited = 0  # entries that are not background steps
-        self._eventful = 0.0  # when the last such entry was taken
+        self._eventful = 0.0  # moment of the last step that was not a background step
         self._uneventful = _UNEVENTFUL
         self._time_limit = time_limit
         self._patience = patience
@@ -182,10 +181,9 @@ class Scheduler:
     def aside(
         self, when: float, place: Place | None, function: Callable[..., None], *args: Any
     ) -> Entry:
-        """Schedule a background step: it does not keep the simulation from being stuck.
+        """Schedule a background step; to wait for such steps alone is a deadlock.
 
-        For work that repeats as long as a process exists, such as heartbeats. To wait for such
-        steps alone is a deadlock.
+        For work that repeats as long as a process exists, such as heartbeats.
         """
         self._booked += 1
         entry = [when, self._booked, place, function, args, 0]

@@ -28,7 +28,7 @@ Piece = tuple[Op, int, int]
 
 INLINE = 1 << 20
 SLICE = 8 << 20
-_SPREAD = 8 << 20  # bytes for each thread beyond the first: with less, it gains nothing
+_SPREAD = 8 << 20  # bytes per thread beyond the first; with less, another thread gains nothing
 _MOST_THREADS = 4
 _TOGETHER = 256  # operations of one slice; the kernel accepts up to 1024
 _SPIN = 0.0002  # seconds that the caller's thread waits for another atomic operation

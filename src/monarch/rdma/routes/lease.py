@@ -7,8 +7,8 @@ copies with the kernel, for a card it caches registrations, and mapped memory st
 So the owner grants leases. Before its first transfer a peer requests the *lease* of a registration,
 over the message links, which are authenticated; the reply has the key. When the registration ends,
 the owner revokes the leases of all peers. The drop waits until each has replied that it begins no
-slice and that none is under way. A peer that has exited holds no lease. While a lease is valid
-transfers are one-sided: they send no messages.
+further slice and that none is under way. A peer that has exited holds no lease. While a lease is
+valid transfers are one-sided: they send no messages.
 
 Rejected: a request before and after every transfer, which costs a round trip and the owner's
 interpreter.

@@ -3,7 +3,7 @@
 NIXL (on top of UCX) drives network cards with verbs, EFA and memory of GPUs. It is an extra of this
 package, and is loaded when the first transfer needs it.
 
-We call the layer under its Python interface. The interface itself fixes the poll period of the
+We call the layer under NIXL's Python interface. The Python interface fixes the poll period of the
 progress thread to zero, which keeps a core busy as long as the agent exists. With a period the
 thread sleeps until an event.
 

@@ -6,8 +6,8 @@ The owner's user code takes no part, and may be busy; its interpreter must run f
 between two system calls.
 
 Within a host the socket is one end of a socket pair, and the agent passes the other end to the
-owner. Between hosts the agents carry the bytes until a direct connection is established; if there
-can be none (a firewall, a translated address, a missing certificate), they keep carrying them. A
+owner. Between hosts the agents carry the bytes until a direct connection is established. If there
+can be none (a firewall, a translated address, a missing certificate), the agents carry all bytes. A
 peer that the control links would refuse is refused here, too, and if the control links are
 encrypted, so are these connections: see docs/security.md.
 """

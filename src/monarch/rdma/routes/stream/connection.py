@@ -1,9 +1,9 @@
 """A connection of the data plane: sends and receives messages without blocking.
 
 Bytes of large transfers are sent from, and received into, the memory of users. Small messages are
-gathered into one system call. Any thread may call `send` and `flush`: that thread writes what the
-socket accepts at once, and the reactor writes the rest. All other methods run on the reactor's
-thread.
+gathered into one system call. Any thread may call `start`, `send` and `flush`. The sending thread
+writes what the socket accepts at once, and the reactor writes the rest. All other methods run on
+the reactor's thread.
 
 Registered memory is sent under the lock of its registration, slice by slice (`Lent`), so that a
 drop waits for at most one system call, which does not block. With TLS such a slice is first copied:

@@ -40,13 +40,13 @@ from monarch.rdma.transfer import ADD, WRITE, Transfer
 
 __all__ = ["Peer"]
 
-_WINDOW = 8 * CHUNK  # bytes of a lane that are requested or sent, and unanswered
-_UNANSWERED = 1024  # requests of a lane
+_WINDOW = 8 * CHUNK  # most bytes of a lane that are requested or sent, and unanswered
+_UNANSWERED = 1024  # most unanswered requests of a lane
 _BIG = 64 << 10  # bytes after which the next transfer has its turn
 _DIAL = 3.0  # seconds until a direct connection counts as impossible
 _SILENCE = 2.0  # seconds without a byte until a lane is closed on which a transfer timed out
 _AGAIN = 1.0  # seconds until a direct connection that broke is replaced
-_RETRY = 10.0  # seconds until that is tried again, if it fails
+_RETRY = 10.0  # seconds until another attempt, after the replacement has failed
 
 
 class Peer:
@@ -296,7 +296,7 @@ class Peer:
         self._first.connection.close("the process has ended")
 
     def _side_stream_ended(self, lane: Lane) -> None:
-        """Fail all transfers: the owner is lost, or refuses to talk to this process."""
+        """Fail all transfers: the owner is lost, or refuses this process's requests."""
         status, text = lane.farewell or (GONE, "")
         lost = text if status == GONE else None
         if lost == "" and not self._near:
