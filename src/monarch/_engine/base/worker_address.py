@@ -15,7 +15,11 @@ from monarch._engine.base.identity import ProcId
 if TYPE_CHECKING:
     from monarch._engine.base.address import Resolver
 
-__all__ = ["WorkerAddress", "parse_worker_address"]
+__all__ = ["InvalidWorkerAddress", "WorkerAddress", "parse_worker_address"]
+
+
+class InvalidWorkerAddress(ValueError):
+    """A text is no worker address; the message quotes it and shows a valid one."""
 
 
 class WorkerAddress(NamedTuple):
@@ -30,7 +34,7 @@ def parse_worker_address(text: str, *, resolve: Resolver | None = None) -> Worke
 
     ``resolve`` resolves host names of TCP addresses, see `monarch._engine.base.address`.
 
-    Raises ``ValueError`` for bad text.
+    Raises `InvalidWorkerAddress` for bad text.
 
     >>> parse_worker_address("service<4ER>@tcp://127.0.0.1:4444")
     WorkerAddress(proc=ProcId('service<4ER>'), address=ChannelAddr('tcp:127.0.0.1:4444'))
@@ -44,7 +48,7 @@ def parse_worker_address(text: str, *, resolve: Resolver | None = None) -> Worke
             raise ValueError("there is no `://` in it")
         return WorkerAddress(proc, ChannelAddr.parse(url, resolve=resolve))
     except ValueError as error:
-        raise ValueError(
+        raise InvalidWorkerAddress(
             f'invalid worker address "{text}": {error}; expected a URL such as '
             "'tcp://host:4444' or 'ipc:///path/of/a/socket'"
         ) from error

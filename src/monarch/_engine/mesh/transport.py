@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch._engine.base.address import BindSpec, ChannelAddr, parse_transport
 from monarch._engine.base.settings import settings
-from monarch._engine.base.worker_address import parse_worker_address
+from monarch._engine.base.worker_address import InvalidWorkerAddress, parse_worker_address
 from monarch._engine.mesh.attachment import Attachment
 from monarch._engine.mesh.context import context
 from monarch._engine.mesh.future import RAISED, VALUE, Future, _check_timeout
@@ -129,11 +129,10 @@ def addresses_of(workers: Sequence[str]) -> list[ChannelAddr]:
             resolve = _resolve if _gateway is None else None
             address = parse_worker_address(text, resolve=resolve).address
             uses_tls(address)  # raises for what hosts cannot use
+        except InvalidWorkerAddress as error:
+            raise RuntimeError(str(error)) from error
         except (ValueError, NotImplementedError) as error:
-            said = str(error)
-            if not said.startswith("invalid worker address"):
-                said = f'invalid worker address "{text}": {said}'
-            raise RuntimeError(said) from error
+            raise RuntimeError(f'invalid worker address "{text}": {error}') from error
         addresses.append(address)
     return addresses
 

@@ -58,7 +58,16 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["MAGIC", "NO_SECRET", "Dialer", "HandshakeError", "Listener", "Peer", "key_name"]
+__all__ = [
+    "MAGIC",
+    "NO_SECRET",
+    "ClosedInHandshake",
+    "Dialer",
+    "HandshakeError",
+    "Listener",
+    "Peer",
+    "key_name",
+]
 
 MAGIC = b"monarch\x01"
 """What both sides begin with, in all versions."""
@@ -93,6 +102,10 @@ _TLS_HANDSHAKE = b"\x16\x03"
 
 class HandshakeError(Exception):
     """One side refused the other; the text gives the reason and the remedy."""
+
+
+class ClosedInHandshake(ConnectionError):
+    """The peer closed the connection before the handshake was over."""
 
 
 class Peer(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from monarch._engine.base.address import ChannelAddr
-from monarch._engine.protocol.handshake import HandshakeError
+from monarch._engine.protocol.handshake import ClosedInHandshake, HandshakeError
 from monarch._engine.runtime import driver as drivers
 from monarch._engine.runtime.greeting import Route, Wire, dial, direct_way
 from monarch._engine.runtime.job_keeper import ANSWER, CLAIM
@@ -80,10 +80,8 @@ def _ask(
     deadline = drivers.current.now() + timeout
     try:
         sock = dial(worker, key, {CLAIM: job}, timeout, way=way)
-    except ConnectionError as error:
-        if "during the TLS handshake" in str(error):  # no agent was there for the second handshake
-            return None
-        raise
+    except ClosedInHandshake:  # no agent was there for the second handshake
+        return None
     try:
         sock.setblocking(False)
         head = _read(sock, ANSWER.size, deadline)

@@ -29,7 +29,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from monarch._engine.base.memory_file import memory_file
-from monarch._engine.protocol.handshake import MAGIC, HandshakeError
+from monarch._engine.protocol.handshake import MAGIC, ClosedInHandshake, HandshakeError
 from monarch._engine.runtime.secret import SecretError
 
 __all__ = ["TlsSocket", "client_context", "in_words", "own_digest", "server_context"]
@@ -127,7 +127,7 @@ def in_words() -> Generator[None]:
     try:
         yield
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-        raise ConnectionError("it closed the connection during the TLS handshake") from None
+        raise ClosedInHandshake("it closed the connection during the TLS handshake") from None
     except ssl.SSLCertVerificationError as error:
         raise HandshakeError(f"its TLS certificate: {error.verify_message}") from None
     except ssl.SSLError as error:
