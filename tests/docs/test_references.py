@@ -108,6 +108,18 @@ def test_a_file_or_module_that_is_named_exists(folder: str) -> None:
     assert [place for path in own for place in missing(path)] == []
 
 
+def test_each_name_of_the_glossary_is_in_its_module() -> None:
+    glossary = (ROOT / "docs" / "design.md").read_text().partition("## Glossary")[2]
+    rows = [line for line in glossary.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 25
+    named = re.findall(r"`(?:\w+\.)?(\w+)`(?: and `(\w+)`)? in `([\w/]+\.py)`", "\n".join(rows))
+    assert len(named) > 25
+    for *names, module in named:
+        text = (MONARCH / "_engine" / module).read_text()
+        for name in filter(None, names):
+            assert re.search(rf"\b(?:class|def) {name}\b|self\.{name}\b", text), (name, module)
+
+
 def test_what_does_not_exist_is_found() -> None:
     assert not file_exists("runtime/no_such.py", ROOT / "README.md")
     assert file_exists("runtime/proc.py", ROOT / "README.md")
