@@ -258,7 +258,7 @@ def measure(
 
 
 def turns(program: Program, pythons: dict[str, Path], repeat: int) -> list[str]:
-    """Return the order of all runs: each round begins with another engine, limited by `repeats`."""
+    """Return the engines in the order of their runs. Each round begins with another engine."""
     engines = [engine for engine in pythons if engine in program.engines]
     return [
         engine

@@ -181,7 +181,7 @@ class Node:
         self.delivered: set[int] = set()
         self.told: Counter[int] = Counter()  # exits of procs that were reported to the client
 
-    # -- what the agent does -----------------------------------------------------------------------
+    # -- the agent ---------------------------------------------------------------------------------
 
     def perform(self, effects: Iterable[Any]) -> None:
         cluster = self.cluster
@@ -445,7 +445,7 @@ class Node:
             peer.channel.lost(self.cluster.now, self.cluster.random.random())
             self.pump(peer)
 
-    # -- silence -----------------------------------------------------------------------------------
+    # -- silent peers ------------------------------------------------------------------------------
 
     def watch(self) -> None:
         cluster = self.cluster
@@ -646,7 +646,7 @@ class Cluster:
         cut = self._is_cut(node, other, when) or self._is_cut(other, node, when)
         self.given_up.append(GivenUp(when, node.number, other.number, other.dead or cut))
 
-    # -- what the driver does ----------------------------------------------------------------------
+    # -- the driver --------------------------------------------------------------------------------
 
     def _begin(self) -> Call:
         call = Call(next(self._numbers), self.now, PROCS * len(self.hosts))

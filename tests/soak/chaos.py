@@ -140,7 +140,7 @@ class Chaos:
             self.owners,
         ]
 
-    # -- who is there ----------------------------------------------------------------------------
+    # -- the meshes ------------------------------------------------------------------------------
 
     def _spawn(self, supervisor: Supervisor, procs: Any, name: str, cls: Any) -> Target:
         return Target(name, supervisor.spawn(procs, name, cls, self.folder, name))
@@ -192,7 +192,7 @@ class Chaos:
     def targets(self) -> list[Target]:
         return [target for group in self.groups for target in group.targets]
 
-    # -- what they do ----------------------------------------------------------------------------
+    # -- the calls -------------------------------------------------------------------------------
 
     def run(self, seconds: float) -> None:
         threads = [
@@ -253,7 +253,7 @@ class Chaos:
             block(sender.finish())
         self.callers.stop()
 
-    # -- what befalls them -----------------------------------------------------------------------
+    # -- the faults ------------------------------------------------------------------------------
 
     def _faults(self, until: float) -> None:
         faults = {

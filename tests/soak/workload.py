@@ -328,7 +328,7 @@ class Sender:
         part = start if stop == start + 1 else slice(start, stop)
         return list(range(start, stop)), target.mesh.slice(**{label: part})
 
-    # -- what came of it -------------------------------------------------------------------------
+    # -- outcomes --------------------------------------------------------------------------------
 
     def _book(self, sent: _Sent, rank: int | str, value: Any) -> None:
         """Write one outcome into the history; `rank` is the called rank, or "*"."""
@@ -373,7 +373,7 @@ class Sender:
             call, mesh, rank, token = value
             self.journal.write("heard", *call, mesh, rank, token)
 
-    # -- what a sender does ----------------------------------------------------------------------
+    # -- the parts of a round --------------------------------------------------------------------
 
     def load(self, targets: list[Target], calls: int) -> Generator[Any, Any, None]:
         """Send `calls` calls of all kinds, some with a short timeout."""

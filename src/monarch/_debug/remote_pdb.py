@@ -106,7 +106,7 @@ class RemotePdb(pdb.Pdb):
         )
         self.breaks: dict[str, list[int]] = {}  # drop those of other debuggers, from the table
 
-    # The life of a session.
+    # The start, the continuation and the end of a session.
 
     def call_ended(self, error: BaseException | None) -> None:
         """Close the session at the end of its call; after an exception, stop once more before."""
@@ -151,7 +151,7 @@ class RemotePdb(pdb.Pdb):
         if not self._scoped and not self.finished and (self.quitting or not self.breaks):
             self._finish()
 
-    # Talking to people.
+    # Prompts and output.
 
     def interaction(self, frame: FrameType | None, traceback: Any, *args: Any) -> None:
         """Stop in ``frame`` and run commands."""
@@ -181,7 +181,7 @@ class RemotePdb(pdb.Pdb):
         frame, lineno = self.stack[self.curindex]
         return f"{PurePath(frame.f_code.co_filename).stem}.{frame.f_code.co_name}", lineno
 
-    # Commands that take a terminal or a program for granted.
+    # Commands whose originals need a terminal, or a whole program.
 
     def do_quit(self, arg: str) -> bool:
         """q(uit) | exit: fail the endpoint with BdbQuit. To leave it as it is: detach."""
@@ -217,7 +217,7 @@ class RemotePdb(pdb.Pdb):
         """Whether the client has asked this session to clear its breakpoints and continue."""
         return self._releasing
 
-    # Breakpoints: ours among those of the process.
+    # Breakpoints: those of this session, among all of the process.
 
     def set_break(
         self,

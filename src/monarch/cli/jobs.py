@@ -140,7 +140,7 @@ def _add_environment(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kill", action="store_true", help="kill the job afterwards")
 
 
-# -- what they do ------------------------------------------------------------------------------
+# -- the commands ------------------------------------------------------------------------------
 
 
 def _apply(options: argparse.Namespace) -> int:
@@ -251,7 +251,7 @@ def _context(options: argparse.Namespace) -> int:
     return 0
 
 
-# -- parts of them -----------------------------------------------------------------------------
+# -- helpers -----------------------------------------------------------------------------------
 
 
 def _current_job() -> Any:

@@ -225,7 +225,7 @@ def _name(_root: str) -> Fact:
     return Fact("name", {"name": name, "addresses": addresses}, text, remark)
 
 
-# -- where facts come from ---------------------------------------------------------------------
+# -- reading the files of the system -----------------------------------------------------------
 
 
 def _group_file(root: str, name: str) -> str | None:

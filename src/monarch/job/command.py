@@ -55,7 +55,9 @@ def exec_command(
 ) -> Future[int]:
     """Run a command on all hosts at once; return a Future of the largest exit status.
 
-    Does not block. Args:
+    The call does not wait for the hosts.
+
+    Args:
         host_mesh: the hosts to run on.
         cmd: a program and its arguments. A file that ends in ``.py``, and ``-m module``, are run by
             the Python of the host.

@@ -84,7 +84,7 @@ class LoginJob(JobTrait):
         """Return the values that are equal in two jobs if each can serve as the other."""
         return type(self), self._meshes
 
-    # -- what a kind says ------------------------------------------------------------------------
+    # -- for subclasses --------------------------------------------------------------------------
 
     def _start_host(self, host: str) -> ProcessState:
         """Start a worker on `host`."""
@@ -99,7 +99,7 @@ class LoginJob(JobTrait):
         for process in processes:
             process.send(signal.SIGKILL)
 
-    # -- life ------------------------------------------------------------------------------------
+    # -- starting, connecting and ending ---------------------------------------------------------
 
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:

@@ -148,7 +148,7 @@ class ProcessJob(JobTrait):
         workers = [address for hosts in saved._hosts.values() for address, _ in hosts]
         return reattach(saved.apply_id, workers=workers, secret_file=secret_file(saved._folder))
 
-    # -- life ------------------------------------------------------------------------------------
+    # -- starting, connecting and ending ---------------------------------------------------------
 
     def _connect(self) -> JobState:
         state = super()._connect()
@@ -255,7 +255,7 @@ class ProcessJob(JobTrait):
         if still:
             raise RuntimeError(f"these processes do not end: {[p.pid for p in still]}")
 
-    # -- what is known of the hosts --------------------------------------------------------------
+    # -- the state of the hosts ------------------------------------------------------------------
 
     def _dead(self) -> list[tuple[int, str, OsProcess]]:
         hosts = [(mesh, process) for mesh, hosts in self._hosts.items() for _, process in hosts]

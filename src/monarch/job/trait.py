@@ -164,7 +164,7 @@ class JobTrait(ABC):
     def can_run(self, spec: JobTrait) -> bool:
         """Whether this (saved) job runs and may serve the description `spec`."""
 
-    # -- what a kind of job says -----------------------------------------------------------------
+    # -- for subclasses --------------------------------------------------------------------------
 
     @abstractmethod
     def _create(self, client_script: str | None) -> None:
@@ -186,7 +186,7 @@ class JobTrait(ABC):
         """Whether the hosts still run."""
         return self.can_run(self)
 
-    # -- how it works ----------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------
 
     def _running_as(self) -> JobTrait:
         return self._status if isinstance(self._status, JobTrait) else self
