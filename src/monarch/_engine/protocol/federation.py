@@ -686,7 +686,8 @@ class Federation:
             if self.here != HOME:  # each host reports to home
                 self._forget([uid for uid, *_ in notice["procs"]])
             for uid, *_ in notice["procs"]:
-                self._children.pop(uid, None)
+                if self._children.get(uid) == to:  # (another's answer is none for the parent)
+                    del self._children[uid]
                 for asked in self._open.values():
                     asked.discard((to, uid))
         elif notice["op"] == "away":
