@@ -27,7 +27,7 @@ SMALL = {
     "cluster": ["10"],
 }
 AT_LENGTH = {"chaos", "network", "hosts", "mutations"}
-"""What these print, too, are figures of one run; the suite has small ones of them elsewhere."""
+"""Their output, too, shows figures of one run; the suite has small runs of them elsewhere."""
 
 
 def run(name: str, *arguments: str) -> str:

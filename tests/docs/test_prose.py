@@ -6,20 +6,20 @@ The check finds symptoms only: a text without them can still be hard to read.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
-from tests.docs.prose import ROOT, Block, blocks, files
+from tests.docs.prose import ROOT, blocks, files
 
 LIMIT = 2.0
 """Per 1,000 words of a folder."""
 
 CEILINGS = {
-    "src/monarch/_engine/mesh": 2.8,
-    "src/monarch/_engine/runtime": 3.5,
+    "src/monarch/_engine/mesh": 2.5,
+    "src/monarch/_engine/runtime": 3.3,
     "src/monarch/_engine/transport": 3.3,
-    "tests": 11.0,
+    "tests": 9.9,
 }
 """Folders above the limit, with their present figure: to be lowered, and never raised."""
 
@@ -42,59 +42,54 @@ WORDS = (
     "whom",
 )
 
-BEGINNINGS = re.compile(rf"(?:^|[.!?]\s+|\(\s*)(?:{'|'.join(QUESTION_WORDS)})\b(?![^.!?]*\?)")
+BEGINNINGS = re.compile(rf"(?:^|[.!?]\s+|\(\s*)({'|'.join(QUESTION_WORDS)})\b(?![^.!?]*\?)")
 ANYWHERE = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
 CODE = re.compile(r"(`+)[^`]*\1")
 
 
-def folder_of(block: Block) -> str:
-    """Return the folder that a block counts for: of the engine and of src/monarch, each part."""
-    *folders, _ = block.path.relative_to(ROOT).parts
+def folder_of(path: Path) -> str:
+    """Return the folder that a file counts for: of the engine and of src/monarch, each part."""
+    *folders, _ = path.relative_to(ROOT).parts
     if folders[:2] == ["src", "monarch"]:
         return "/".join(folders[: 4 if folders[2:3] == ["_engine"] else 3])
     return folders[0] if folders else "docs"
 
 
 def tics(text: str) -> list[str]:
-    """Return the turns of phrase in a text.
-
-    >>> tics("Who asks is told so. What is it? `nobody` is code.")
-    ['Who', 'told']
-    """
+    """Return the turns of phrase in a text; code in backticks is none."""
     plain = " ".join(CODE.sub("x", text).split())
-    found = [*BEGINNINGS.finditer(plain), *ANYWHERE.finditer(plain)]
-    return [match[0].strip(".!? (") for match in found]
+    found = {match.end(): match[1] for match in BEGINNINGS.finditer(plain)}
+    found |= {match.end(): match[0] for match in ANYWHERE.finditer(plain)}
+    return [found[place] for place in sorted(found)]
 
 
-def measure() -> dict[str, tuple[int, list[str]]]:
-    """Return the number of words, and the places of all tics, by folder."""
-    words: dict[str, int] = defaultdict(int)
-    places: dict[str, list[str]] = defaultdict(list)
+def measure(folder: str) -> tuple[int, list[str]]:
+    """Return the number of words of a folder, and the places of all tics."""
+    words, places = 0, []
     for path in files():
+        if folder_of(path) != folder:
+            continue
         for block in blocks(path):
-            folder = folder_of(block)
-            words[folder] += len(block.text.split())
-            places[folder] += [
-                f"{path.relative_to(ROOT)}:{block.line}: {tic}" for tic in tics(block.text)
-            ]
-    return {folder: (words[folder], places[folder]) for folder in sorted(words)}
+            words += len(block.text.split())
+            places += [f"{path.relative_to(ROOT)}:{block.line}: {tic}" for tic in tics(block.text)]
+    return words, places
 
 
-MEASURED = measure()
+ALL = sorted({folder_of(path) for path in files()})
 
 
 def test_a_tic_is_found_where_a_sentence_begins_and_in_the_middle() -> None:
-    assert tics("It ends.\nWhoever asks is\ntold.") == ["Whoever", "Whoever", "told"]
+    assert tics("It ends.\nWhoever asks is\ntold.") == ["Whoever", "told"]
     assert tics("What is this?") == []
     assert tics("See `nobody` and ``gone``.") == []
 
 
-@pytest.mark.parametrize("folder", MEASURED)
+@pytest.mark.parametrize("folder", ALL)
 def test_the_prose_of_a_folder_is_plain(folder: str) -> None:
-    words, places = MEASURED[folder]
-    rate = 1000 * len(places) / words
+    words, places = measure(folder)
+    rate = 1000 * len(places) / max(1, words)
     assert rate <= CEILINGS.get(folder, LIMIT), "\n".join(places)
 
 
 def test_each_folder_with_a_ceiling_exists() -> None:
-    assert set(CEILINGS) <= set(MEASURED)
+    assert set(CEILINGS) <= set(ALL)
