@@ -60,7 +60,6 @@ TESTS = {
     "_engine/runtime/greeting.py": "unit/runtime/test_greeting.py unit/runtime/test_invitation.py",
     "_engine/runtime/authentic.py": "unit/runtime/test_authentic.py",
     "_engine/runtime/fence.py": "unit/runtime/test_fence.py",
-    "_engine/runtime/job_door.py": "unit/runtime/test_job_door.py",
     "_engine/runtime/whereabouts.py": "unit/runtime/test_whereabouts.py",
     "_engine/launch/own_folder.py": "unit/launch/test_scratch.py",
     "_engine/launch/scratch.py": "unit/launch/test_scratch.py",

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from monarch._engine.protocol.records import MOST, AlteredError, Sealer
 from monarch._engine.runtime.authentic import AuthenticSocket
@@ -137,3 +142,91 @@ def test_a_socket_that_blocks() -> None:
     assert other.recv(20_000) == b"x" * 10_000
     one.close()
     other.close()
+
+
+class Narrow(SimpleNamespace):
+    """A socket that takes and gives few bytes at a time, and sometimes none; to itself."""
+
+    def __init__(self, chances: list[int]) -> None:
+        nothing: Any = None
+        names = ("fileno", "getsockname", "setblocking", "setsockopt", "settimeout", "shutdown")
+        super().__init__(family=socket.AF_UNIX, **dict.fromkeys(names, nothing))
+        self.wire = bytearray()
+        self.sent, self.received = (itertools.cycle([*chances, 5000]) for _ in range(2))
+
+    def sendmsg(self, parts: Sequence[Any]) -> int:
+        data = b"".join(parts)[: next(self.sent)]
+        if not data:
+            raise BlockingIOError
+        self.wire += data
+        return len(data)
+
+    def send(self, data: Any) -> int:
+        return self.sendmsg([data])
+
+    def recv_into(self, room: memoryview) -> int:
+        assert len(room), "it would look like the end"
+        size = min(len(room), len(self.wire), next(self.received))
+        if not size:
+            raise BlockingIOError
+        room[:size] = self.wire[:size]
+        del self.wire[:size]
+        return size
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 30, 4096, 4097, 20_000]), min_size=1, max_size=6),
+    chances=st.lists(st.sampled_from([0, 1, 7, 50, 4200]), max_size=8),
+    ask=st.sampled_from([1, 50, 6000]),
+    split=st.sampled_from([0, 1, 2000]),
+)
+def test_every_byte_arrives_once_however_few_go_at_a_time(
+    sizes: list[int], chances: list[int], ask: int, split: int
+) -> None:
+    sock: Any = Narrow(chances)
+    source = AuthenticSocket(sock, SESSION, dialer=True)
+    target = AuthenticSocket(sock, SESSION, dialer=False)
+    left = [memoryview(filled(size, seed)) for seed, size in enumerate(sizes, 1)]
+    said = b"".join(left)
+    room, came = memoryview(bytearray(ask)), bytearray()
+    while left or len(came) < len(said):
+        if left:
+            with contextlib.suppress(BlockingIOError):
+                first = left[0]
+                parts = [first[:split], first[split:]]
+                sent = source.sendmsg(parts) if split else source.send(first)
+                assert 0 <= sent <= len(first)
+                left[0] = first[sent:]
+                if not left[0]:
+                    del left[0]
+        with contextlib.suppress(BlockingIOError):
+            came += room[: target.recv_into(room)]
+    assert bytes(came) == said
+
+
+def test_several_buffers_share_a_record() -> None:
+    sock: Any = Narrow([1 << 20])
+    source = AuthenticSocket(sock, SESSION, dialer=True)
+    assert source.sendmsg([memoryview(b"a"), memoryview(b"b")]) == 2
+    assert bytes(sock.wire) == b"".join(Sealer(SESSION, dialer=True).seal([b"ab"]))
+
+
+def test_what_is_left_when_it_is_closed_is_dropped() -> None:
+    near, far = socket.socketpair()
+    with far:
+        sock = AuthenticSocket(near, SESSION, dialer=True)
+        assert not sock.secured
+        sock.setblocking(False)
+        assert sock.fileno() == near.fileno() >= 0
+        assert sock.family == near.family
+        assert sock.getsockname() == near.getsockname()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        sock.settimeout(0.0)
+        sock.shutdown(socket.SHUT_RD)
+        with pytest.raises(BlockingIOError):
+            sock.sendall(bytes(1 << 20))
+        assert sock._leaving
+        sock.close()
+        assert not sock._leaving
+        assert near.fileno() == -1

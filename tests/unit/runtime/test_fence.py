@@ -11,7 +11,7 @@ from monarch._engine.base.failure import Failure
 from monarch._engine.runtime.cell import Cell
 from monarch._engine.runtime.fence import Fence
 from monarch._engine.runtime.spawn import spawn_cell
-from monarch._engine.wire.frame import CALL, SPAWN, Frame
+from monarch._engine.wire.frame import CALL, QUERY, SPAWN, Frame
 
 
 class Link:
@@ -25,18 +25,23 @@ class Proc:
         self.local = Link()
         self.links = dict(enumerate(links))
         self.asked: list[Any] = []
+        self.queries: list[tuple[int, ...]] = []
+        self.reached = True
+        self.opened = 0
         self.returned: list[Any] = []
         self.closed: list[int] = []
 
     def open_port(self, sink: Any) -> int:
+        self.opened += 1
         return 9
 
     def close_port(self, port: int) -> None:
         self.closed.append(port)
 
-    def say(self, link: Any, *_: Any) -> bool:
+    def say(self, link: Any, *query: int) -> bool:
         self.asked.append(link)
-        return True
+        self.queries.append(query)
+        return self.reached
 
     def give_back(self, link: Any, frame: Frame, failure: Failure) -> None:
         self.returned.append((link, frame, failure))
@@ -85,3 +90,43 @@ def test_the_successor_of_a_failed_actor_is_spawned_behind_a_fence(
     cell.put(owner, call(2))
     assert proc.returned == [(peer, call(1), grave)]
     assert cell.depth() == 1
+
+
+def test_the_fence_stands_until_all_links_have_answered_or_are_lost() -> None:
+    one, two, owner = Link(), Link(), Link()
+    proc = Proc([one, two, owner])
+    taken: list[Any] = []
+    cell: Any = SimpleNamespace(proc=proc, put=lambda link, frame: taken.append((link, frame)))
+    put = cell.put
+    fence = Fence(cell, owner, Failure("<root>.<x.A a>", "it failed"))
+    assert proc.queries == [(QUERY, 0, 9, 0)] * 2
+    fence.deliver(0, 0, b"", one)
+    cell.put(one, call(1))
+    cell.put(two, call(2))
+    assert taken == [(one, call(1))]
+    assert [frame for _, frame, _ in proc.returned] == [call(2)]
+    assert proc.closed == []
+    fence.peer_lost(two, None)  # type: ignore[arg-type]
+    assert proc.closed == [9]
+    assert cell.put is put, "then messages cost nothing more"
+
+
+def test_where_none_can_have_sent_anything_there_is_no_fence() -> None:
+    owner, lost = Link(), Link()
+    lost.lost = "it is closed"  # type: ignore[assignment]
+    proc = Proc([owner, lost])
+    cell: Any = SimpleNamespace(proc=proc, put=lambda *_: None)
+    put = cell.put
+    Fence(cell, owner, Failure("<root>.<x.A a>", "it failed"))
+    assert cell.put is put
+    assert (proc.asked, proc.opened) == ([], 0)
+
+
+def test_a_link_over_which_nothing_can_be_sent_is_not_waited_for() -> None:
+    proc = Proc([Link(), Link()])
+    proc.reached = False
+    cell: Any = SimpleNamespace(proc=proc, put=lambda *_: None)
+    put = cell.put
+    Fence(cell, Link(), Failure("<root>.<x.A a>", "it failed"))
+    assert cell.put is put
+    assert proc.closed == [9]
