@@ -33,6 +33,16 @@ def test_pieces_are_views_of_the_buffers() -> None:
     assert all(part.obj is body for part in parts[1:])
 
 
+def test_a_message_that_fits_is_sent_as_it_is() -> None:
+    buffers = [b"head", b"body"]
+    message = Message(1, buffers, "token")
+    assert message.take(8) is buffers
+    assert (message.left, message.token) == (0, "token")
+    rest = Message(1, buffers, None)
+    assert text(rest.take(3)) == b"hea"
+    assert text(rest.take(8)) == b"dbody"
+
+
 @pytest.mark.parametrize("sizes", [[], [0], [0, 0], [1], [QUANTUM], [QUANTUM, 1], [0, 25_000, 0]])
 def test_every_byte_once(sizes) -> None:
     buffers = [bytes([n % 251]) * size for n, size in enumerate(sizes, 1)]
@@ -80,6 +90,37 @@ def test_a_lane_that_is_always_new_starves_nobody() -> None:
         queue.put(Message(2, [b"ping"], None))
         got[queue.take()[0].lane] += 1
     assert got[1] >= 10
+
+
+def test_lanes_that_are_new_in_turn_starve_nobody() -> None:
+    queue = lanes()
+    queue.put(Message(1, [bytes(1000 * QUANTUM)], None))
+    got = Counter()
+    for number in range(1000):
+        queue.put(Message(2 + number % 4, [b"ping"], None))
+        got[queue.take()[0].lane] += 1
+    assert got[1] >= 10
+
+
+def test_a_pause_does_not_give_a_lane_another_turn() -> None:
+    queue = lanes()
+    for lane in (1, 2):
+        queue.put(Message(lane, [bytes(100 * QUANTUM)], None))
+    for _ in range(10):
+        queue.pause(1)
+        queue.resume(1)
+    got = Counter(queue.take()[0].lane for _ in range(40))
+    assert abs(got[1] - got[2]) <= 2
+
+
+def test_a_lane_that_is_done_with_leaves_no_trace() -> None:
+    queue = lanes()
+    message = Message(1, [b"x"], None)
+    queue.put(message)
+    queue.take()
+    queue.acknowledge(message, 1 + OVERHEAD)
+    assert queue.take() is None
+    assert queue._lanes == {}
 
 
 def test_nobody_overtakes_control() -> None:
