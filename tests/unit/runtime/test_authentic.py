@@ -230,3 +230,39 @@ def test_what_is_left_when_it_is_closed_is_dropped() -> None:
         sock.close()
         assert not sock._leaving
         assert near.fileno() == -1
+
+
+def test_records_may_be_cut_anywhere() -> None:
+    sealer = Sealer(SESSION, dialer=True)
+    wire = b"".join(b"".join(sealer.seal([part])) for part in (b"o", b"ne", b"two"))
+    for cut in range(1, len(wire)):
+        near, far = socket.socketpair()
+        with near, far:
+            sock = AuthenticSocket(far, SESSION, dialer=False)
+            sock.setblocking(False)
+            came = b""
+            for part in (wire[:cut], wire[cut:]):
+                near.send(part)
+                with contextlib.suppress(BlockingIOError):
+                    came += sock.recv(100)
+            assert came == b"onetwo"
+
+
+def test_what_is_read_may_end_within_a_record(pair: Pair) -> None:
+    one, other = pair
+    for seed in (1, 2):
+        assert one.sendmsg([memoryview(filled(60, seed))]) == 60
+    assert other.recv(100) == filled(60, 1) + filled(60, 2)[:40]
+    assert other.pending()
+    assert other.recv(100) == filled(60, 2)[40:]
+    assert not other.pending()
+
+
+def test_a_record_of_one_byte_is_pending(pair: Pair) -> None:
+    one, other = pair
+    for data in (b"1", b"2"):
+        assert one.sendmsg([memoryview(data)]) == 1
+    assert other.recv(1) == b"1"
+    assert other.pending()
+    assert other.recv(1) == b"2"
+    assert not other.pending()
