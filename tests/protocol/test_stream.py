@@ -494,7 +494,7 @@ def test_an_answer_to_another_greeting() -> None:
     a = Side(dials=True)
     a.outgoing()
     a.incoming(header(HELLO, lane=wire.VERSION, seq=77, total=78))
-    assert "not ours" in a.of(Ended)[0].reason
+    assert "did not send" in a.of(Ended)[0].reason
 
 
 @given(st.binary(max_size=200), st.booleans())

@@ -319,7 +319,11 @@ class SimHost:
                 peer.heartbeat(effect.payload)
             elif isinstance(effect, detectors.Unreachable):
                 seconds = self.world.scheduler.now - effect.since
-                what = "it has not heard us" if effect.deaf else "nothing was heard from it"
+                what = (
+                    "it received nothing from this host"
+                    if effect.deaf
+                    else "nothing arrived from it"
+                )
                 peer.give_up(f"{what} for {seconds:.1f} s")
         self._set_watch()
 

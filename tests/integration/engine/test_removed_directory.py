@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 TEXT = (
-    "[Errno 2] No such file or directory: the working directory was removed, and processes are to "
-    "start in it: change to another"
+    "[Errno 2] No such file or directory: the working directory of this process was removed, and "
+    "new processes start in it; change to another one with os.chdir()"
 )
 
 

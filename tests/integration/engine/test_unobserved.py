@@ -1,4 +1,4 @@
-"""Errors of calls whose results were never looked at: a line for each kind, on stderr."""
+"""Errors of calls whose results were never retrieved: a line for each kind, on stderr."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def main():
 asyncio.run(main())
 """
 
-LINE = "monarch: t.{}() failed and its result was never looked at: {} (rank {}"
+LINE = "monarch: t.{}() failed and its result was never retrieved: {} (rank {}"
 
 
 def stderr_of(tmp_path: Path, source: str) -> list[str]:
@@ -88,12 +88,13 @@ one.ok.call_one().get()
         0
     ].startswith("monarch: t.later() failed")
     assert sum("t.later()" in line and "KeyError: 'later'" in line for line in lines) == 1
-    assert "monarch: t.train() failed 2 times more, unnoticed: ValueError: loss is NaN" in lines
+    repeated = "monarch: t.train() failed 2 times more and its result was never retrieved: "
+    assert f"{repeated}ValueError: loss is NaN" in lines
 
 
 def test_a_mesh_reports_one_error(tmp_path: Path) -> None:
     (line,) = stderr_of(tmp_path, "trainers.train.call()\ntrainers.ok.call().get()")
-    assert "t.train() failed and its result was never looked at: ValueError" in line
+    assert "t.train() failed and its result was never retrieved: ValueError" in line
 
 
 @pytest.mark.parametrize(

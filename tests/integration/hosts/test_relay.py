@@ -210,7 +210,7 @@ def test_who_holds_an_address_cannot_lead_a_dialer_to_another_worker(
     assert f"MONARCH_WORKER_NAMES={held}" in text
     if worker.startswith("tcp"):
         assert f"the worker that answered is at {worker.removeprefix('tcp://')}" in text
-    with pytest.raises(RuntimeError, match="somebody passes connections on"):
+    with pytest.raises(RuntimeError, match="connections are forwarded on the way"):
         attach_to_workers(ca="trust_all_connections", workers=[held]).initialized.get(timeout=WAIT)
 
 

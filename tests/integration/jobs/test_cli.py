@@ -199,7 +199,7 @@ def test_doctor_of_a_worker(directory: Path) -> None:
             other.chmod(0o600)
             done = monarch("doctor", address, "--secret-file", str(other))
             assert done.returncode == 1
-            assert "the worker knows another secret than this side" in done.stdout
+            assert "the worker has another secret than this side" in done.stdout
         finally:
             worker.terminate()
             _, refused = worker.communicate(timeout=WAIT)
@@ -221,4 +221,4 @@ def test_doctor_says_why_not(directory: Path) -> None:
             assert why in done.stdout
         silent.listen()
         done = monarch("doctor", f"tcp://127.0.0.1:{closed}", "--timeout", "0.2")
-        assert "does not answer the handshake" in done.stdout
+        assert "its handshake was not answered" in done.stdout

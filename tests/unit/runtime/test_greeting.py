@@ -149,6 +149,6 @@ def test_who_does_not_finish_is_turned_away() -> None:
     visit = Visit()
     visit.say(b"m")
     visit.bell.late()
-    assert visit.refusals == ["it did not prove itself within 5 s"]
+    assert visit.refusals == ["it did not complete the handshake within 5 s"]
     visit.leave()
     assert len(visit.refusals) == 1

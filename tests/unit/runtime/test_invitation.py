@@ -143,7 +143,7 @@ def test_strangers_at_the_door_of_a_proc_are_limited(inviter: Inviter) -> None:
     waiting = [socket.create_connection(invitation[:2], WAIT) for _ in range(64)]
     with socket.create_connection(invitation[:2], WAIT) as one_more:
         assert one_more.recv(1) == b""
-    assert "too many are in the middle" in inviter.reports.get(timeout=WAIT)[1]
+    assert "too many connections are in the middle" in inviter.reports.get(timeout=WAIT)[1]
     assert inviter.door._strangers == 64
     for sock in waiting:
         sock.close()
@@ -203,7 +203,8 @@ def test_an_invitation_that_is_over_when_its_guest_has_proved_itself(inviter: In
             guest.sendall(side.receive(guest.recv(side.wants)))
         said = struct.pack("<H", 2) + b"{}"
         guest.sendall(said + purpose_tag(side.session, said))
-        assert inviter.reports.get(timeout=WAIT) == ("", "its invitation is over")
+        report = inviter.reports.get(timeout=WAIT)
+        assert report == ("", "its invitation was used or withdrawn meanwhile")
         assert guest.recv(1) == b""
     assert inviter.arrivals.empty()
     assert inviter.door._strangers == 0

@@ -186,7 +186,7 @@ def test_a_socket_in_the_place_of_the_worker_s_cannot_lead_to_it(tmp_path: Path)
                 lambda _mask: _join(relays, listener.accept()[0], far, relays.stop),
             )
             aside.start()
-            with pytest.raises(HandshakeError, match="somebody passes connections on"):
+            with pytest.raises(HandshakeError, match="connections are forwarded on the way"):
                 greet(address, find_secret(), WAIT)
             aside.join(WAIT)
             relays.unregister(listener.fileno())

@@ -362,7 +362,7 @@ class DeadlockError(RuntimeError):
     >>> print(DeadlockError([(me, "cook.taste()", "app.py:12, in cook")]))  # doctest: +ELLIPSIS
     <root>.<app.Cook cook> waits for itself, so it can never answer:
       it waits for cook.taste() at app.py:12, in cook
-    An actor handles one message at a time and answers nobody while it waits. ...
+    An actor handles one message at a time, and no other while it waits. ...
     """
 
     def __init__(self, cycle: Iterable[tuple[str, str, str]]) -> None:
@@ -383,10 +383,10 @@ class DeadlockError(RuntimeError):
 
 
 _REMEDY = (
-    "An actor handles one message at a time and answers nobody while it waits. Ways out: call a "
-    "plain method for what an actor wants of itself; send the call and return, without waiting for "
-    "the result; wait in a concurrent_endpoint of an async actor, which takes other messages "
-    "meanwhile; or give up after a time, with get(timeout=...)."
+    "An actor handles one message at a time, and no other while it waits. Ways out: within one "
+    "actor, call a plain method instead of an endpoint; send the call and return, without waiting "
+    "for the result; wait in a concurrent_endpoint of an async actor, which handles other messages "
+    "meanwhile; or limit the wait, with get(timeout=...)."
 )
 
 

@@ -315,7 +315,7 @@ class Settings:
     driver_grace = _seconds("0s", "MONARCH_DRIVER_GRACE", "how long meshes outlive the script that spawned them, for another to re-attach; 0: not at all")
     job_id = _text("", "MONARCH_JOB_ID", "the name by which another script finds the meshes of this one; empty: it gets one")
     full_tracebacks = _boolean(False, "MONARCH_FULL_TRACEBACKS", "show the errors behind those of a call that was refused, with what the runtime did")
-    report_unobserved_errors = _boolean(True, "MONARCH_REPORT_UNOBSERVED_ERRORS", "print a line for an error of a call whose result was never looked at")
+    report_unobserved_errors = _boolean(True, "MONARCH_REPORT_UNOBSERVED_ERRORS", "print a line for an error of a call whose result was never retrieved")
     authenticate_packets = _boolean(True, "MONARCH_AUTHENTICATE_PACKETS", "authenticate what goes between hosts without TLS; not, where both ends say false")
     worker_names = _text("", "MONARCH_WORKER_NAMES", "addresses, with commas between, at which clients reach a worker beside its own: forwarded ports, NAT")
     allow_unauthenticated = _boolean(False, "MONARCH_ALLOW_UNAUTHENTICATED", "let in, or talk to, hosts that do not know the secret; counts only where configure() sets it")

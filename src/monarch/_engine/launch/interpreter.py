@@ -58,7 +58,7 @@ def working_directory() -> str:
         return os.getcwd()
     except FileNotFoundError as error:
         text = (
-            "No such file or directory: the working directory was removed, and processes are to "
-            "start in it: change to another"
+            "No such file or directory: the working directory of this process was removed, and new "
+            "processes start in it; change to another one with os.chdir()"
         )
         raise FileNotFoundError(errno.ENOENT, text) from error

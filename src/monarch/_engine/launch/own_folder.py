@@ -47,7 +47,10 @@ def make(prefix: str, parent: str) -> tuple[str, int]:
             os.close(fd)
             os.rmdir(path)
             raise
-    raise OSError(f"no lock of a directory in {parent} can be had")
+    raise OSError(
+        f"cannot lock a new directory in {parent}: another process locked or removed each of the "
+        f"{_TRIES} that were made"
+    )
 
 
 def remove_stale(prefix: str, parent: str, ours: Callable[[str], bool] | None = None) -> None:

@@ -304,9 +304,9 @@ class HostMesh(MeshTrait):
     def _own(self, what: str) -> Attachment:
         if self._attachment is None or self._is_slice:
             raise RuntimeError(
-                f"cannot {what} `HostMesh` that is a reference instead of owned; this_host() ends "
-                "with the program, and attached hosts are let go by the mesh that "
-                "attach_to_workers returned; stop proc meshes instead"
+                f"cannot {what} `HostMesh` that is a reference instead of owned: only the mesh "
+                "that attach_to_workers() returned can do that, and this_host() ends with the "
+                "program; to end the processes there, stop their proc meshes"
             )
         return self._attachment
 

@@ -268,7 +268,8 @@ class ProcMesh(MeshTrait):
             _check_timeout(timeout)
         if self._owner is None:
             raise ValueError(
-                "ProcMesh is not owned; must be stopped by an owner: whoever spawned it"
+                "ProcMesh is not owned; must be stopped by an owner: call stop() on the whole "
+                "mesh, as spawn_procs() returned it, in the process that spawned it"
             )
         if self._stopping is None:
             if self._recipe is not None:

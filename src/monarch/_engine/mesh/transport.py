@@ -311,8 +311,9 @@ def _dialed(text: str, worker: Worker) -> str:
 def _check_security(private_key: Any, ca: Any) -> None:
     if private_key is not None or ca != "trust_all_connections":
         raise NotImplementedError(
-            "TLS security plumbing by arguments is not in this release: name the certificates with "
-            "HYPERACTOR_TLS_CERT, HYPERACTOR_TLS_KEY and HYPERACTOR_TLS_CA, use tls:// addresses, "
+            "TLS security plumbing, which takes certificates as arguments, is not in this release: "
+            "name the certificates with HYPERACTOR_TLS_CERT, HYPERACTOR_TLS_KEY and "
+            "HYPERACTOR_TLS_CA, use tls:// addresses, "
             'and pass ca="trust_all_connections" and no private_key'
         )
 

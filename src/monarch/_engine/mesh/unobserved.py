@@ -100,7 +100,7 @@ class _Lost:
             _tell_counts()
         _shown[name, text] = 0
         _write(
-            f"{name} failed and its result was never looked at: {text}{where}. To handle it, get() "
+            f"{name} failed and its result was never retrieved: {text}{where}. To handle it, get() "
             "or await what the call returned; configure(report_unobserved_errors=False) turns this "
             "report off."
         )
@@ -148,7 +148,7 @@ def _tell_counts() -> None:
     for (name, text), count in _shown.items():
         if count and settings.report_unobserved_errors:
             times = "once more" if count == 1 else f"{count} times more"
-            _write(f"{name} failed {times}, unnoticed: {text}")
+            _write(f"{name} failed {times} and its result was never retrieved: {text}")
     _shown.clear()
 
 

@@ -132,7 +132,10 @@ def _folders(workspace: Any) -> Iterator[tuple[str, str]]:
     for given, wanted in dirs.items():
         source, below = os.path.abspath(given), os.path.normpath(str(wanted))
         if os.path.isabs(below) or below.split("/")[0] in ("..", "."):
-            raise ValueError(f"{below!r} is no place below {_WORKSPACE}")
+            raise ValueError(
+                f"the destination {below!r} of {source} is not below {_WORKSPACE}: give a relative "
+                "path that names a directory there"
+            )
         for other in taken:
             if f"{below}/".startswith(f"{other}/") or f"{other}/".startswith(f"{below}/"):
                 raise ValueError(f"{below!r} and {other!r} would overwrite each other")

@@ -443,7 +443,7 @@ class Casts:
         former, state.children = state.children, {}
         if state.dropped:
             ranks = range(*route.starts[:2])
-            self._lose(state, self._me, ranks, "nobody asked for its answers for too long", True)
+            self._lose(state, self._me, ranks, "its answers were not collected in time", True)
         for part in route.parts():
             self._hand_on(cast, state, part, effects)
         # Former children that are no longer in the route get a release: the parent that adopted

@@ -595,14 +595,14 @@ class Channel:
     def _on_hello(self, header: Header, now: float, effects: list[Effect]) -> None:
         _, version, _, session, ack, known = header
         if version != VERSION:
-            raise self._violation(f"it speaks version {version} of the protocol, we {VERSION}")
+            raise self._violation(f"it speaks protocol version {version}, this side {VERSION}")
         met = self._greeted_by
         if self._dials:
             if met not in (0, session):
                 effects += self._over(self._anew())
                 return
             if known != self._session:
-                raise self._violation("it answered a greeting that was not ours")
+                raise self._violation("it answered a greeting that this side did not send")
         elif met == 0:
             self._hello_due = True
             if known:
@@ -625,7 +625,7 @@ class Channel:
         if ack <= self._acked:
             return
         if ack > self._sent:
-            raise self._violation("it acknowledged what was never sent")
+            raise self._violation("it acknowledged packets that were never sent")
         tokens: list[object] = []
         for seq in range(self._acked, ack):
             sent = self._unacked.pop(seq)
@@ -719,7 +719,7 @@ class Channel:
         return ProtocolError(f"protocol error from {self._name}: {what}")
 
     def _anew(self) -> str:
-        return f"{self._name} began a new session: it was restarted, or gave this one up"
+        return f"{self._name} began a new session: it was restarted, or it had ended this session"
 
     def _over(self, reason: str) -> list[Effect]:
         if self._state == _OVER:

@@ -85,7 +85,7 @@ _ASK_AGAIN = 0.05
 _WAIT_FOR = 5.0
 _RANKS = 20  # low bits of a uid that count the procs of one spawn
 
-_UNKNOWN = "the process does not exist, or ended long ago"
+_UNKNOWN = "the process does not exist, or exited long ago"
 
 
 class Send(NamedTuple):

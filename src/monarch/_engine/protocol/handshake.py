@@ -143,9 +143,9 @@ def _misdirected(meant: str, called: str) -> str:
     dialed, _, end = meant.partition("\n")
     end = end.partition(" of ")[0] or "an unknown place"
     return (
-        f"{dialed} was dialed, which led to {end}; the worker that answered is {called}: somebody "
-        "passes connections on. If that is meant (a forwarded port, NAT, a service address), start "
-        f"that worker with --name {dialed} or MONARCH_WORKER_NAMES={dialed}"
+        f"{dialed} was dialed, which led to {end}; the worker that answered is {called}: "
+        "connections are forwarded on the way. If that is intended (a forwarded port, NAT, a "
+        f"service address), start that worker with --name {dialed} or MONARCH_WORKER_NAMES={dialed}"
     )
 
 
@@ -271,15 +271,15 @@ class Dialer(_Side):
             )
         if outcome == _KEY:
             raise HandshakeError(
-                "the worker knows another secret than this side: give both the same "
+                "the worker has another secret than this side: give both the same "
                 "MONARCH_SECRET_FILE, or start the worker as the same user"
             )
         if outcome == _OPEN:
             if not self._trusting:
                 raise HandshakeError(
-                    "the worker knows another secret than this side and lets in anybody "
+                    "the worker has another secret than this side, and accepts all clients "
                     "(allow_unauthenticated is on there): give both the same MONARCH_SECRET_FILE; "
-                    "or trust whoever answers there, with configure(allow_unauthenticated=True)"
+                    "or accept a worker without proof: configure(allow_unauthenticated=True)"
                 )
             self._key = NO_SECRET
         elif outcome != _OK:
@@ -368,7 +368,7 @@ class Listener(_Side):
         outcome = _OK
         if key is None:
             if not self._open:
-                raise self._refusal(_KEY, "it knows another secret")
+                raise self._refusal(_KEY, "it has another secret")
             key, outcome = NO_SECRET, _OPEN
         self._key = _checked(key)
         self._hello = hello

@@ -57,7 +57,7 @@ class AlteredError(ConnectionError):
     """The received bytes are not the ones that the peer sent."""
 
     def __init__(self) -> None:
-        super().__init__("what came on the connection was altered on the way, or is not the peer's")
+        super().__init__("data on the connection was altered on the way, or is not from the peer")
 
 
 def purpose_tag(session: bytes, said: bytes) -> bytes:

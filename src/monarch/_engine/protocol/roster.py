@@ -50,9 +50,9 @@ ANSWER_WITHIN = 1.0
 REMEMBERED = 10_000
 """Members that are kept, gone ones included, before the oldest of the gone are forgotten."""
 
-_FORGOTTEN = Verdict(FAILED, "the process does not exist, or ended long ago")
+_FORGOTTEN = Verdict(FAILED, "the process does not exist, or exited long ago")
 _CLOSED = Verdict(FAILED, "the process this actor was running on closed its connection")
-_LEFT = Verdict(STOPPED, "it has left")
+_LEFT = Verdict(STOPPED, "the process exited or was lost")
 _AWAY = Verdict(FAILED, "the driver of this job has ended; another may take its place", SYSTEM)
 _LATE = 1.0  # a tick this many seconds late means that the driver did not run
 _LAUNCHER_LOST = "the process was killed: its launcher ended unexpectedly"
@@ -195,7 +195,7 @@ class Roster:
             if "replaces" in proc and (old := self._newest(proc["replaces"])) is not None
         }
         if not self.alive(parent):
-            raise ValueError(f"a process that is gone cannot spawn: {parent:x}")
+            raise ValueError(f"a process that has exited cannot spawn: {parent:x}")
         uids = {proc["uid"] for proc in procs}
         if len(uids) < len(procs) or not uids.isdisjoint(self._members):
             raise ValueError("a proc must have a uid of its own")

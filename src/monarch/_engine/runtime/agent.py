@@ -293,7 +293,8 @@ class Agent:
             if link.reader.refused is not None:
                 raise link.reader.refused
         except (ProtocolError, ValueError, TypeError, LookupError) as error:
-            print(f"monarch: {link.peer} sent what it must not: {error}", file=sys.stderr)
+            text = f"monarch: {link.peer} sent an invalid message and was disconnected: {error}"
+            print(text, file=sys.stderr)
             link.lose(str(error))
             if link is not self._first:
                 self._perform(self._roster.kill([link.uid]))  # its control link is unusable

@@ -72,7 +72,7 @@ class LostBody:
         self._nbytes = nbytes
 
     def load(self) -> Any:
-        raise OSError(errno.EMFILE, f"the payload could not be taken: {no_descriptor()}")
+        raise OSError(errno.EMFILE, f"the payload could not be received: {no_descriptor()}")
 
     def copy(self, threshold: int) -> Payload:
         """Raise OSError, as `load` does."""

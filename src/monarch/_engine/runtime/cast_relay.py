@@ -456,7 +456,10 @@ class CastRelay:
                     rank, body = outcome
                     parts += (ANSWER.pack(rank, len(body)), body)
             elif answer.dropped:
-                text = f"host {answer.host} does not know any more what became of the call"
+                text = (
+                    f"the answer to this call is lost: host {answer.host} discarded it, since no "
+                    "other host collected it in time; the actor may have handled the call"
+                )
                 failure = Failure("<unknown>", Verdict(FAILED, text, INFRASTRUCTURE)).to_bytes()
                 for index in answer.ranks:
                     rank = cast.ranks[index]

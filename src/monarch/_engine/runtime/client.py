@@ -95,7 +95,7 @@ def succeed(uid: int, reign: int, agent: tuple[socket.socket, int] | None) -> Pr
     global _agent_process
     with _lock:
         if _current is not None:
-            raise RuntimeError("this process has a part in a runtime already")
+            raise RuntimeError("this process is part of a runtime already")
         proc = _make_client(uid, reign)
         if agent is not None:
             sock, pid = agent

@@ -183,7 +183,10 @@ class DirectLink(CastLink):
         with self._holding():
             direct = self.direct
             if direct.told:
-                raise ProtocolError(f"protocol error from {self.peer}: it broke before")
+                raise ProtocolError(
+                    f"protocol error from {self.peer}: it reported the loss of one direct "
+                    "connection twice"
+                )
             self._turn_back()
             self.credit = _NEVER
             rest = direct.unconfirmed.rest(position)
@@ -211,7 +214,10 @@ class DirectLink(CastLink):
         frames = direct.turns.came(CONNECTION, frames)
         whole = reader.idle and reader.refused is None and direct.turns.idle
         if direct.heard or not whole or any(frame.kind == DIRECT for frame in frames):
-            raise ProtocolError(f"protocol error from {self.peer}: not what was lost")
+            raise ProtocolError(
+                f"protocol error from {self.peer}: what it sent again after the loss of a direct "
+                "connection is invalid"
+            )
         direct.heard = True
         return frames
 

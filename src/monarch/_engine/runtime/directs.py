@@ -133,7 +133,10 @@ class Directs:
         said = json.loads(frame.body)
         address, port = str(said["address"]), said["port"]
         if tried.invited or not isinstance(port, int) or not 0 < port < 1 << 16:
-            raise ProtocolError(f"protocol error from {link.peer}: not an invitation")
+            raise ProtocolError(
+                f"protocol error from {link.peer}: an invalid or repeated invitation to a direct "
+                "connection"
+            )
         tried.invited = True
         key, certificate = bytes.fromhex(said["key"]), bytes.fromhex(said["certificate"])
         invitation = Invitation(address, port, key, certificate)
@@ -176,11 +179,11 @@ class Directs:
     def _on_ask(self, link: Link, frame: Frame) -> None:
         number = frame.dest
         if not settings.direct_connections:
-            self._say(link, REFUSED, number, b"setting direct_connections")
+            self._say(link, REFUSED, number, b"switched off by the setting direct_connections")
         elif link in self._open or len(self._open) >= _MOST:
-            self._say(link, REFUSED, number, b"there are enough")
+            self._say(link, REFUSED, number, b"a direct connection is open, or too many are")
         elif link in self._tries and self._proc.uid > link.uid:
-            self._say(link, REFUSED, number, b"ours is under way")
+            self._say(link, REFUSED, number, b"the request of the other side comes first")
         else:
             asked = self._asked.setdefault(link.uid, [])
             asked.append((link, number))
@@ -373,7 +376,10 @@ class Directs:
         """Handle a frame about a direct connection."""
         handler = self._HANDLERS.get(frame.flags)
         if handler is None or not isinstance(link, Link):
-            raise ProtocolError(f"protocol error from {link.peer}: no such word {frame.flags}")
+            raise ProtocolError(
+                f"protocol error from {link.peer}: unknown message {frame.flags} about a direct "
+                "connection"
+            )
         handler(self, link, frame)
 
     def _on_refused(self, link: Link, frame: Frame) -> None:
@@ -384,7 +390,10 @@ class Directs:
     def on_turn(self, link: Any, frame: Frame) -> None:
         """Follow the peer, which changes between tunnel and connection."""
         if not isinstance(link, DirectLink):
-            raise ProtocolError(f"protocol error from {link.peer}: there is no other way")
+            raise ProtocolError(
+                f"protocol error from {link.peer}: it switched to a direct connection that does "
+                "not exist"
+            )
         link.turned(frame.dest)
 
     _HANDLERS = {  # noqa: RUF012 - a table

@@ -330,7 +330,7 @@ def send_error(
     else:
         return
     try:
-        stand_in = RemoteException(f"{type_name(error)} (what it says could not be sent: {kept})")
+        stand_in = RemoteException(f"{type_name(error)} (its text could not be sent: {kept})")
         _answer(proc, link, frame, proc.encode(error_body(cell, message, stand_in)), ERROR)
     except BaseException as problem:
         cell.owe_again(link, frame)

@@ -57,7 +57,7 @@ class Entrance:
                 raise
             if not self._scarce:
                 self._scarce = True
-                text = "no connection can be accepted (%s): they wait; raise the limit (ulimit -n)"
+                text = "cannot accept connections (%s): they wait; raise the limit (ulimit -n)"
                 _log.warning(text, error.strerror)
             self._reactor.watch(self._fd, reads=False, writes=False)
             self._reactor.call_later(_PAUSE, self._resume)

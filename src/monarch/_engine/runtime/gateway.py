@@ -84,7 +84,7 @@ class Gateway(NamedTuple):
                 raise HandshakeError(f"the gateway {self.address}: {error}") from error
             answer = _read_answer(sock, session, bytearray(came))
             if answer["error"] is not None:
-                text = f"the gateway {self.address} does not reach it: {answer['error']}"
+                text = f"the gateway {self.address} cannot connect to it: {answer['error']}"
                 raise ConnectionError(text)
         except BaseException:
             sock.close()
@@ -114,7 +114,7 @@ def _read_answer(sock: socket.socket, session: bytes, came: bytearray) -> dict[s
     said = head + _read(sock, _LENGTH.unpack(head)[0], came)
     tag = _read(sock, _TAG, came)
     if came or not hmac.compare_digest(tag, purpose_tag(session, said)):
-        raise ConnectionError("what the gateway said was altered on the way")
+        raise ConnectionError("the answer of the gateway was altered on the way")
     answer: dict[str, Any] = json.loads(said[_LENGTH.size :])
     return answer
 
@@ -154,7 +154,7 @@ class Relays:
         """End all relays; return when they have exited."""
         for link, process in self._links.values():
             self._reactor.unregister(link.fileno)
-            link.close("the worker ends")
+            link.close("the worker exits")
             process.wait()
         self._links.clear()
 
@@ -233,7 +233,7 @@ class _Relay:
                 near.settimeout(PATIENCE)
                 near.sendall(said + purpose_tag(session, said))
             except OSError:
-                error = error or "it did not wait"
+                error = error or "the client closed the connection"
             self.reactor.call_soon(self._connected, near, far, error)
 
         drivers.current.start_thread("monarch-relay", run)

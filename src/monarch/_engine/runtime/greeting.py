@@ -109,8 +109,8 @@ def uses_tls(address: ChannelAddr) -> bool:
     """Whether connections to `address` use TLS. Raises ValueError for a scheme without support."""
     if address.scheme not in ("tcp", "tls", "metatls", "unix"):
         raise ValueError(
-            f"{address.url}: hosts do not talk by {address.scheme} in this release; use tcp, tls "
-            "or ipc"
+            f"{address.url}: hosts cannot be connected by {address.scheme} in this release; use "
+            "tcp, tls or ipc"
         )
     return address.scheme in ("tls", "metatls")
 
@@ -285,7 +285,10 @@ def greet(address: ChannelAddr, key: bytes, timeout: float) -> Peer:
         else:
             side = introduce(sock, key, {PROBE: True}, whom)
     except TimeoutError as error:
-        text = "somebody listens there, and does not answer the handshake"
+        text = (
+            f"the connection was accepted, but its handshake was not answered within "
+            f"{min(timeout, PATIENCE):g} s: the worker hangs, or another program listens there"
+        )
         raise HandshakeError(text) from error
     finally:
         sock.close()
@@ -400,7 +403,7 @@ class Greeting:
     def _finish(self) -> None:
         said, tag = bytes(self._said[:-_TAG]), bytes(self._said[-_TAG:])
         if not hmac.compare_digest(tag, purpose_tag(self._side.session, said)):
-            raise HandshakeError("what it came for was altered on the way")
+            raise HandshakeError("the purpose of the connection was altered on the way")
         purpose: dict[str, Any] = json.loads(said[_LENGTH.size :])
         if type(purpose) is not dict:
             raise TypeError("a purpose that is no object")
@@ -424,7 +427,7 @@ class Greeting:
         return _LENGTH.size + int(size) + _TAG - len(self._said)
 
     def _too_slow(self) -> None:
-        self._close(f"it did not prove itself within {PATIENCE:g} s")
+        self._close(f"it did not complete the handshake within {PATIENCE:g} s")
 
     def _close(self, why: str) -> None:
         self._stop()

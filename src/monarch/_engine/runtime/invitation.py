@@ -129,7 +129,7 @@ class Door:
         peer = f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
         if self._strangers >= _MOST_STRANGERS:
             sock.close()
-            self._report(peer, "", "too many are in the middle of a handshake")
+            self._report(peer, "", "too many connections are in the middle of a handshake")
             return
         named: list[bytes] = []
 
@@ -144,7 +144,9 @@ class Door:
             found = self._expected.get(name)
             if found is None:  # the key was used or withdrawn during the handshake
                 arrival.sock.close()
-                self._report(peer, arrival.certificate, "its invitation is over")
+                self._report(
+                    peer, arrival.certificate, "its invitation was used or withdrawn meanwhile"
+                )
                 return
             self._forget(name)
             self._report(peer, arrival.certificate, "")

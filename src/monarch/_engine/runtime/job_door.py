@@ -147,7 +147,7 @@ def _dial(job: str, key: bytes, purpose: dict[str, Any], timeout: float) -> sock
             f"there is no job {job!r} on this machine (jobs of this user here: {others})"
         ) from None
     except HandshakeError as error:
-        raise RuntimeError(f"job {job!r} does not let this process in: {error}") from error
+        raise RuntimeError(f"job {job!r} refused this process: {error}") from error
     return sock
 
 
@@ -159,7 +159,10 @@ def _first_message(sock: socket.socket, timeout: float) -> dict[str, Any] | None
     while True:
         left = deadline - drivers.current.now()
         if left <= 0 or not select.select([sock], [], [], left)[0]:
-            raise TimeoutError(f"the host agent of the job said nothing within {timeout:g} s")
+            raise TimeoutError(
+                f"the host agent of the job did not answer within {timeout:g} s; it may be stopped "
+                "by a signal, or very busy"
+            )
         for frame in link.receive(scratch):
             message: dict[str, Any] = json.loads(frame.body)
             return message

@@ -219,7 +219,7 @@ class Pulse:
             stack.pop()
         text = (
             f"the event loop of {self._name} has not turned for {seconds:.1f} s{doing}; "
-            "meanwhile this actor answers nobody and none of its tasks runs. It is here:\n"
+            "meanwhile this actor answers no message and none of its tasks runs. It is here:\n"
         )
         hint = (
             "Long work belongs into an actor whose endpoints are plain functions, or into `await "

@@ -114,7 +114,11 @@ class Sentinel:
             else:
                 self._peers.discard(peer)
                 seconds = drivers.current.now() - effect.since
-                what = "it has not heard us" if effect.deaf else "nothing was heard from it"
+                what = (
+                    "it received nothing from this host"
+                    if effect.deaf
+                    else "nothing arrived from it"
+                )
                 peer.give_up(f"{what} for {seconds:.1f} s")
 
     def _set_timer(self) -> None:

@@ -117,7 +117,8 @@ def _check_closed(path: str) -> None:
 
 def _no_passphrase() -> str:
     raise SecretError(
-        "HYPERACTOR_TLS_KEY cannot be used: it has a passphrase, and nobody to ask for it"
+        "HYPERACTOR_TLS_KEY cannot be used: the key is protected by a passphrase; store it without "
+        "one (openssl pkey -in KEY -out FILE), in a file of mode 0600"
     )
 
 
@@ -210,7 +211,7 @@ class TlsSocket:
         """
         sock, early = self.part()
         if early:
-            raise ConnectionError("it went on before it was answered")
+            raise ConnectionError("it sent data before the end of TLS was confirmed")
         return sock
 
     def part(self) -> tuple[socket.socket, bytes]:
@@ -219,7 +220,7 @@ class TlsSocket:
         Returns the bare connection, and the plaintext that was read together with the end of TLS.
         """
         if self._tls.server_side and self.recv(1):
-            raise ConnectionError("it did not end TLS when it was to")
+            raise ConnectionError("it sent data where it had to end TLS")
         self._converse(self._tls.unwrap)
         return self._sock, self._arrived.read()
 

@@ -46,8 +46,9 @@ _MOST_STRANGERS = 1000  # handshakes in progress
 _OWN = 64  # descriptors that are not for handshakes
 _log = logging.getLogger("monarch.worker")
 _OPEN_WARNING = (
-    "%s lets in ANYBODY who can reach it, and runs whatever code they send as this user: "
-    "configure(allow_unauthenticated=True) was called. Without it only who knows the secret gets in"
+    "%s accepts ALL clients, also without the secret, and runs the code that they send as this "
+    "user: configure(allow_unauthenticated=True) was called. Without that call, only clients that "
+    "know the secret are accepted"
 )
 
 
@@ -133,7 +134,7 @@ class Worker:
     def _came(self, sock: socket.socket, address: Any) -> None:
         if self._strangers >= self._most:
             sock.close()
-            self._refuse(address, "too many are in the middle of a handshake")
+            self._refuse(address, "too many connections are in the middle of a handshake")
             return
         self._strangers += 1
 
@@ -187,7 +188,7 @@ class Worker:
                 raise TypeError("from or as")
         except (LookupError, TypeError) as error:
             sock.close()
-            self._refuse(address, f"it did not say what it came for: {error}")
+            self._refuse(address, f"the purpose of the connection is invalid: {error}")
             return
         job = self._jobs.get(client)
         new_home = job is not None and not host and reign > job.reign
@@ -242,7 +243,7 @@ class Worker:
         assert isinstance(sock, socket.socket)  # TLS has been ended, see `Greeting`
         with sock:
             if not isinstance(client, int) or not isinstance(target, str):
-                self._refuse(address, "it did not say for whom, or where to")
+                self._refuse(address, "its request for a way through this gateway is invalid")
                 return
             self._relays.take(client, target, sock, arrival.session)
         record(
