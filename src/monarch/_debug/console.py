@@ -40,7 +40,7 @@ BANNER = f"""
 PROMPT = "monarch_dbg> "
 
 _SETTLE = 0.5
-"""Seconds that the prompt waits for ranks to do what many of them were told."""
+"""How many seconds the prompt waits for ranks to finish a command that many of them got."""
 
 
 class Console:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Link", "RemotePdb"]
 
 _CHUNK = 1 << 16
-"""Characters of output that are held back for the next prompt."""
+"""The number of characters of output that are buffered until the next prompt."""
 
 _table = threading.Lock()  # guards the standard library's table of breakpoints
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["DebugSession", "DebugSessionInfo", "DebugSessions"]
 
 _KEPT = 1 << 20
-"""Characters of output that are kept for a debugger that does not look."""
+"""The number of characters of output that are kept while no debugger reads them."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ __all__ = ["MARK", "main"]
 _PREFIX = "monarch-login-host-"
 
 MARK = "monarch-host: "
-"""What the answer comes after: login shells may print something of their own."""
+"""Precedes the answer: a login shell may print text of its own before it."""
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
-"""Where the job of a directory is kept, unless a program says otherwise."""
+"""The default path of the file in which the job of a directory is kept."""
 
 _CHECKED = os.path.dirname(DEFAULT_JOB_PATH)
 _MOST_LINKS = 8

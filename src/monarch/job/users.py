@@ -40,7 +40,7 @@ class User(NamedTuple):
     script: str
     pid: int
     since: float
-    """Seconds since the epoch: for people, nothing depends on it."""
+    """The start time in seconds since 1970; only shown to people."""
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))

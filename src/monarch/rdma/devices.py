@@ -16,7 +16,7 @@ __all__ = ["copy", "device_of", "devices", "main_view"]
 _torch = TorchDevice()
 
 devices: dict[str, Device] = {}
-"""By type. All others are torch's."""
+"""The devices by type. All others belong to torch."""
 
 
 def device_of(memory: Memory) -> Device:

@@ -23,7 +23,7 @@ _jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 _lock = threading.Lock()
 _threads = 0
 _due = 0
-"""Jobs that are not done; the length of the queue leaves out those that a thread has taken."""
+"""The number of unfinished jobs, both queued ones and those that a thread has taken."""
 
 
 def spread(job: Callable[[], None], times: int) -> None:

@@ -20,9 +20,9 @@ class Host(NamedTuple):
     """The kernel and pid namespace within which pids are comparable."""
 
     boot: str
-    """The kernel since it was booted."""
+    """The boot id of the kernel."""
     namespace: int
-    """Of pids; 0 where there is only one."""
+    """The pid namespace; 0 where there is only one."""
 
 
 @functools.cache

@@ -55,7 +55,7 @@ class Registration:
         self.memory = memory
         self.ended = False
         self.lock = threading.Lock()
-        """Held by writers of this process for one slice, and by the drop when it has revoked."""
+        """Held by a writer of this process during a slice, and by the drop after the revocation."""
         self._withdraw: Callable[[], Any] | None = None
 
     @contextlib.contextmanager
@@ -207,7 +207,8 @@ class Registry:
 at_end: list[Callable[[Handle], Callable[[], None] | None]] = []
 """Called when a registration of this process is revoked: no route may begin a slice after it.
 
-Must not block. What comes back does, until none is under way: the drop waits for it.
+The function must not block. The function that it returns may: it returns when no slice is in
+progress, and the drop waits for that.
 """
 
 
@@ -228,7 +229,7 @@ def _on_drop(request: _spi.Request) -> None:
 
 
 services: dict[str, Callable[[_spi.Request], None]] = {_DROP: _on_drop}
-"""What an owner answers, by name: served from its first registration on."""
+"""The requests that an owner answers, by name. It serves them after its first registration."""
 
 _registries: dict[bool, Registry] = {}  # the key: whether it is the simulator's
 _making = threading.Lock()

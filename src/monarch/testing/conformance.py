@@ -16,10 +16,10 @@ from monarch._engine.wire.frame import CALL, CONTROL, HEADER, POST, Frame, pack
 __all__ = ["LinkHarness", "check_link"]
 
 FRAME_LIMIT = 1 << 20
-"""The largest frame that the links of a harness take, in bytes."""
+"""The largest frame that the links of a harness accept, in bytes."""
 
 QUEUE_LIMIT = 1 << 20
-"""Their queue limit, in bytes."""
+"""The queue limit of the links of a harness, in bytes."""
 
 _MANY = 10_000
 

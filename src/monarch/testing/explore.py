@@ -26,7 +26,7 @@ Main = Callable[..., Any]
 Faults = FaultPlan | Rates | Callable[[int], FaultPlan]
 
 _SHRINKING_RUNS = 300
-"""Simulations that one failure may cost to shrink."""
+"""The most simulations that are run to shrink one failure."""
 
 
 @dataclasses.dataclass(frozen=True)

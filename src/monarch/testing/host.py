@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 __all__ = ["SimHost"]
 
 _LAUNCH = 1.5e-3
-"""Seconds that a process takes to begin, on average."""
+"""The average start time of a process, in seconds."""
 
 _REAP = 300e-6
-"""Seconds until an exit is seen, on average."""
+"""The average time until an exit is noticed, in seconds."""
 
 _UNLIMITED = 1 << 60
 

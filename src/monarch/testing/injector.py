@@ -231,4 +231,4 @@ class Injector:
 
 _SHOWN = 8  # most targets that the report of a miss lists
 _OWN = frozenset({"", "setup", "controller_controller"})
-"""Names of actors that are not the program's: requests to any do not count those to them."""
+"""The names of actors of the runtime; a count of requests to any actor leaves them out."""

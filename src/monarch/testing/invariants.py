@@ -69,7 +69,7 @@ class View:
 
 
 Invariant = Callable[[View], object]
-"""Raises (an assertion, say) when something does not hold."""
+"""Raises an exception, such as AssertionError, when the invariant does not hold."""
 
 
 class Invariants:

@@ -23,10 +23,10 @@ from monarch.testing.scheduler import Place, Scheduler, Wait
 __all__ = ["SimLink", "SimSocket", "socket_pair"]
 
 CAPACITY = 212_992
-"""Bytes that the kernel takes for a receiver that does not read."""
+"""The number of bytes that the kernel buffers for a receiver that does not read."""
 
 LATENCY = 10e-6
-"""Seconds, on average, until a process of the same host notices what was sent to it."""
+"""The average time until data arrives at a process of the same host, in seconds."""
 
 
 class SimSocket:

@@ -43,7 +43,7 @@ __all__ = ["Network", "SimPeer", "SimTunnel"]
 _CONTROL = 0
 _DIAL_TIMEOUT = 1.0
 _UNREAD = 1 << 20
-"""Bytes that an agent holds for a process that does not read, before it says so."""
+"""How many bytes an agent queues for a process that does not read, before it reports that."""
 
 
 class Network:

@@ -43,16 +43,16 @@ from monarch.testing.stacks import describe_strand, stack_of
 __all__ = ["Entry", "Place", "Scheduler", "Strand", "Unwound", "Vanished", "Wait"]
 
 Entry = list[Any]
-"""A step that is booked: moment, order, place, function, arguments, whether it is not aside."""
+"""A scheduled step: time, order, place, function, arguments, False for a background step."""
 
 _UNEVENTFUL = 30.0
-"""Seconds in which things that go on aside may still make something happen."""
+"""How many seconds background steps may continue alone before the simulation is stuck."""
 
 _SETTLED = 5.0
-"""The same, once the script is over."""
+"""The same after the end of the script."""
 
 JITTER = 20e-6
-"""Seconds that whatever is ready waits at most for its turn."""
+"""The longest random delay of a step that is ready, in seconds."""
 
 
 class Unwound(BaseException):

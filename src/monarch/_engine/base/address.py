@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 Resolver: TypeAlias = Callable[[str], str]
-"""From a host name to the text of one of its IP addresses; raises ``OSError`` if it has none."""
+"""Returns one IP address of a host name, as text; raises ``OSError`` if it has none."""
 
 _SUN_LEN = 108  # sizeof(sockaddr_un.sun_path) on Linux; a path also needs its final NUL.
 

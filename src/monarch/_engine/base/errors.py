@@ -40,10 +40,10 @@ _REMOTE_HEADER = "Traceback of where the remote call failed (most recent call la
 
 
 LONGEST_TEXT = 1 << 16
-"""Characters of a traceback that are kept: its beginning and its end."""
+"""The number of characters of a traceback that are kept, half at the beginning, half at the end."""
 
 LONGEST_LINE = 1 << 11
-"""The same, of what happened in one line."""
+"""The same for a text of one line, such as the message of an exception."""
 
 
 def format_remote(exception: BaseException) -> str:
@@ -419,7 +419,7 @@ UnhandledFaultHookException.__module__ = "monarch._src.actor.supervision"
 _PUBLIC: dict[type, str] = {
     cls: f"monarch.actor.{cls.__qualname__}" for cls in (ActorError, SupervisionError)
 }
-"""By which names programs import what names another module in `__module__`."""
+"""The public names of errors whose `__module__` is that of the reference."""
 
 _FOUND_AT = {f"{cls.__module__}.{cls.__qualname__}": name for cls, name in _PUBLIC.items()}
 

@@ -28,7 +28,7 @@ from monarch._engine.base.address import AddressError, ChannelAddr
 __all__ = ["ActorAddr", "Entropy", "ProcId", "Uid", "normalize_label"]
 
 Entropy: TypeAlias = Callable[[int], bytes]
-"""Gives that many random bytes."""
+"""Returns the given number of random bytes."""
 
 _urandom = os.urandom  # noqa: TID251 - the default; a driver passes in its own
 

@@ -77,17 +77,17 @@ class _Kind(NamedTuple):
     """How values of one type are checked, parsed from text, and shown."""
 
     noun: str
-    """Completes the sentence "<variable> is not ..."."""
+    """What a valid value is called, as in "<variable> is not <noun>"."""
     accept: Callable[[Any], Any]
-    """From what the user passes to the stored value; raises what a user should read."""
+    """Converts a value from the user to the stored value; raises an error with a text for the user."""
     from_text: Callable[[str], Any]
-    """From an environment variable to the stored value; raises ``ValueError``."""
+    """Converts the text of an environment variable to the stored value; raises ``ValueError``."""
     show: Callable[[Any], Any] = lambda value: value
-    """From the stored value to what ``get_global_config`` returns."""
+    """Converts the stored value to the one that ``get_global_config`` returns."""
     send: Callable[[Any], str] = str
-    """From the stored value to text that ``from_text`` reads, for other processes."""
+    """Converts the stored value to text for other processes, which ``from_text`` reads."""
     engine: Callable[[Any], Any] = lambda value: value
-    """From the stored value to the attribute the engine reads."""
+    """Converts the stored value to the attribute that the engine reads."""
 
 
 def _wrong_type(value: object, wanted: str) -> TypeError:
@@ -199,7 +199,7 @@ class Key(NamedTuple):
     variable: str
     doc: str
     is_read: bool = True
-    """Whether anything here looks at the value; the others are the reference's, and only kept."""
+    """Whether this package uses the value. A key of the reference without a use is only stored."""
 
 
 class UnusedSettingWarning(RuntimeWarning):
@@ -618,7 +618,7 @@ class Settings:
 
 
 KEYS: dict[str, Key] = {name: row for name, row in vars(Settings).items() if isinstance(row, Key)}
-"""The table, by name."""
+"""All keys by name."""
 
 _DEFAULTS = {name: key.default for name, key in KEYS.items()}
 

@@ -38,21 +38,21 @@ class Verdict(NamedTuple):
     kind: str
     """FAILED or STOPPED."""
     error: str
-    """What happened, in words."""
+    """A text that says what happened."""
     cause: str = INFRASTRUCTURE
-    """One of `CAUSES`; of no meaning for what was STOPPED."""
+    """One of `CAUSES`; without meaning if `kind` is STOPPED."""
     host: str = ""
-    """Where; empty if unknown."""
+    """The host on which it happened; empty if unknown."""
     pid: int = 0
-    """Which process; 0 if unknown."""
+    """The process id; 0 if unknown."""
     when: float = 0.0
-    """Seconds since the epoch, by the clock of that host; 0 if unknown."""
+    """The time of the end: seconds since 1970 by the clock of that host; 0 if unknown."""
     tail: tuple[str, ...] = ()
     """The last lines that the process printed, if they were kept."""
     trace: str = ""
-    """The traceback: of an exception, or of the crash of a process."""
+    """The traceback of an exception, or of the crash of a process."""
     advice: str = ""
-    """What would have told more; empty if nothing is known to."""
+    """How to get a better report the next time; empty if no way is known."""
 
     @property
     def never_began(self) -> bool:

@@ -39,10 +39,10 @@ from monarch._engine.launch.scratch import remove_scratch
 __all__ = ["Children", "adopt_orphans", "continue_without_parent", "die_with_parent"]
 
 GRACE = 0.3
-"""Seconds for those that clean up after others."""
+"""How many seconds processes that clean up after others get, after the others have exited."""
 
 PATIENCE = 1.0
-"""Seconds for all to be gone at the end."""
+"""How many seconds all processes get to exit after a signal."""
 
 _CHANGES = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
 _JANITORS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")

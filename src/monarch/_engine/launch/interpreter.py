@@ -20,7 +20,7 @@ from collections.abc import Iterable
 __all__ = ["WITHOUT_CWD", "python_command", "with_folder", "working_directory"]
 
 WITHOUT_CWD = "import sys; sys.path[:] = filter(None, sys.path); "
-"""What code for ``python -c`` begins with."""
+"""The first statements of code for ``python -c``: remove the working directory from the path."""
 
 _ROOT = os.path.abspath(__file__).rsplit(os.sep, 4)[0]  # where this package is
 

@@ -47,12 +47,12 @@ class Reattached:
         )
         """The meshes of processes by their names (`spawn_procs(name=...)`).
 
-        Of several that have one name the second is ``name-2``, in the order in which they came.
+        If several meshes have one name, the second one, in the order of arrival, is ``name-2``.
         """
         self.actors: dict[str, Any] = _by_name(
             [(mesh._mesh_name, mesh) for mesh in meshes if isinstance(mesh, ActorMesh)]
         )
-        """The meshes of actors by the names they were spawned with; see `procs`."""
+        """The meshes of actors by the names that they were spawned with; see `procs`."""
         self._failures: Future[list[MeshFailure]] = _Interim.of(list(self.actors.values()))
 
     @property

@@ -37,7 +37,7 @@ _WORKSPACE = "WORKSPACE_DIR"
 _CONDA = "CONDA_PREFIX"
 
 _changed: weakref.WeakKeyDictionary[Attachment, set[str]] = weakref.WeakKeyDictionary()
-"""Files that were changed on hosts and not reloaded."""
+"""The files that were changed on hosts and not reloaded yet."""
 
 
 class _Tree(NamedTuple):

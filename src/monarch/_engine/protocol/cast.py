@@ -79,7 +79,7 @@ Host: TypeAlias = Hashable
 CastId: TypeAlias = Hashable
 
 REMEMBERED = 100_000
-"""Casts that a host knows to have delivered after they are over."""
+"""How many completed casts a host remembers, so that it delivers none of them again."""
 
 
 class Route(NamedTuple):

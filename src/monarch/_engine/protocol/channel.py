@@ -159,31 +159,31 @@ class Terms(NamedTuple):
     """Limits and times of a channel. Sizes in bytes, times in seconds."""
 
     piece: int = 1 << 20
-    """The most one packet carries, and so what a small message may have to wait for."""
+    """The most bytes in one packet. A small message may have to wait for one such packet."""
 
     window: int = 8 << 20
-    """Bytes under way, for bandwidth times round trip."""
+    """The most bytes that are sent and unacknowledged; at least bandwidth times round-trip time."""
 
     lane_limit: int = 64 << 20
-    """Bytes of one lane that wait or are under way; with more the lane is full."""
+    """A lane is full with more bytes than this, queued and unacknowledged ones together."""
 
     message_limit: int = 10 << 30
     """The largest message that is accepted from the peer."""
 
     ack_delay: float = 0.02
-    """How long an acknowledgement may wait for a packet to ride on."""
+    """How long an acknowledgement may wait for a packet that carries it."""
 
     redial: float = 0.05
     """The delay before the second dial in a row, doubled for each further one."""
 
     max_redial: float = 2.0
-    """The longest of those delays; a link that held for longer has them start over."""
+    """The longest delay between dials; a link that lasts longer resets the delay to `redial`."""
 
     patience: float = 30.0
-    """How long a session lives without a link."""
+    """How long a session lasts without a link."""
 
     rto: float | None = None
-    """On links that lose packets: what is not acknowledged for that long is sent again."""
+    """After how long unacknowledged packets are sent again; None for links that lose no packets."""
 
 
 _DEFAULT = Terms()
@@ -306,11 +306,11 @@ class Channel:
         self._state = _DOWN
         self._greeted_by = 0  # the peer's session; 0 before the first handshake
         self.ended: str | None = None
-        """Why the session is over, or None."""
+        """The reason why the session is over; None while it lasts."""
         self.replayed = 0
-        """Packets sent more than once."""
+        """The number of packets that were sent again."""
         self.duplicates = 0
-        """Numbered packets taken in before."""
+        """The number of packets that had been received before."""
 
         # Timers
         self._dial_at = now if dials else None

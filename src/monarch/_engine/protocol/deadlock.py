@@ -53,7 +53,7 @@ from typing import Any, NamedTuple, Protocol
 __all__ = ["Break", "Call", "Chase", "Deadlocks", "Node", "Probe", "Proof", "Story", "Wait"]
 
 PAUSE = 0.1
-"""Shortest time between two probes of one wait, in seconds."""
+"""The shortest time between two probes of one wait, in seconds."""
 
 _FIRST_REPEAT = 1.0
 _LAST_REPEAT = 60.0
@@ -198,7 +198,7 @@ class Deadlocks:
 
     def __init__(self, proc: int) -> None:
         self.deadline: float | None = None
-        """When `tick` is next wanted; None while there is no wait."""
+        """When `tick` must be called next; None while there is no wait."""
         self._proc = proc
         self._books: dict[int, list[_Book]] = {}
 

@@ -55,7 +55,7 @@ from monarch._engine.base.errors import ProtocolError
 __all__ = ["Detector", "Effect", "Peer", "SendHeartbeat", "Suspect", "Unreachable"]
 
 Peer: TypeAlias = Hashable
-"""Names one incarnation of one host."""
+"""Identifies one incarnation of one host."""
 
 _PAYLOAD = struct.Struct("<QQ")  # the heartbeat's number; microseconds since anything was received
 _MICROSECONDS = 1e6

@@ -70,11 +70,11 @@ __all__ = [
 ]
 
 MAGIC = b"monarch\x01"
-"""What both sides begin with, in all versions."""
+"""The first bytes of both sides, in all versions."""
 VERSION = 2  # of everything sent on the connection afterwards
 KEY_SIZE = 32
 NO_SECRET = bytes(KEY_SIZE)
-"""The key of those who agreed to prove nothing."""
+"""The key of a handshake without authentication."""
 _NONCE_SIZE = 32
 
 _GREETING = struct.Struct("<8sHBB12s8s32s")  # magic, version, Python, -, outcome
@@ -83,7 +83,7 @@ _DIGEST = hashlib.sha256().digest_size
 _SAID = struct.Struct("<BBH444s")  # flags, verdict, length of the text, text
 PROOF_SIZE = _SAID.size + _DIGEST
 MOST_MEANT = 444
-"""Bytes of text that a proof can say."""
+"""The most bytes of text in a proof."""
 
 # Flags.
 _BARE = 1  # dialer: packets need not be authenticated; listener: they are not
@@ -162,11 +162,11 @@ class _Side:
         self._got = bytearray()
         self._expected = expected
         self.peer: Peer | None = None
-        """Set when the peer has proved itself."""
+        """The peer; None until it has proved that it knows the key."""
         self.session = b""
-        """Set as well: a key that only these two have, unless somebody with the secret listens."""
+        """The session key; set with `peer`. An eavesdropper with the secret can compute it."""
         self.bare = False
-        """Set as well: whether both sides go without authentication of what follows."""
+        """Whether the data after the handshake is not authenticated; set with `peer`."""
 
     @property
     def wants(self) -> int:
@@ -348,7 +348,7 @@ class Listener(_Side):
         self._reply = b""
         self._key = b""
         self.farewell = b""
-        """What a peer that was refused may know; empty for one that does not speak this at all."""
+        """The reply to a refused peer, with the reason; empty for a peer with another protocol."""
 
     def _on_message(self, message: bytes) -> bytes:
         return self._on_proof(message) if self._hello else self._on_hello(message)

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["CONTROL", "OVERHEAD", "Lanes", "Message"]
 
 CONTROL = 0
-"""The lane that goes first."""
+"""The lane that is sent first."""
 
 OVERHEAD = 128
-"""What a message counts beyond its bytes, so that many tiny ones are bounded too."""
+"""The bytes that a message counts beyond its size, so that small messages are limited as well."""
 
 
 class Message:

@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 __all__ = ["LINE_LIMIT", "TRUNCATION_MARK", "Aggregator", "LineSplitter", "Tail", "format_line"]
 
 LINE_LIMIT = 4096
-"""Bytes of a line that are kept; the rest is cut."""
+"""The number of bytes of a line that are kept; the rest is discarded."""
 
 TRUNCATION_MARK = "... [TRUNCATED]"
 
 MAX_GROUPS = 128
-"""Groups of one stream and window."""
+"""The most groups of one stream in one window."""
 
 _COMPARED = 512
 _REMEMBERED = 1024

@@ -39,9 +39,12 @@ if TYPE_CHECKING:
 __all__ = ["HEADER_SIZE", "MOST", "TAG_SIZE", "AlteredError", "Opener", "Sealer", "purpose_tag"]
 
 MOST = 16 << 10
-"""Bytes of a payload, as in TLS. Nothing counts as received before its record is complete, so on a
-slow network big records would look like silence. And so much is in the processor's cache when it is
-checked, and copied, after it came."""
+"""The most bytes in the payload of a record, as in TLS.
+
+Data counts as received when its record is complete. So on a slow network, a larger record would
+look like a pause without data. A payload of this size is still in the processor's cache when it is
+checked and copied.
+"""
 
 _HEADER = struct.Struct("<II")
 HEADER_SIZE = _HEADER.size

@@ -69,7 +69,7 @@ __all__ = ["Child", "Effect", "GiveUp", "Restarts", "Start", "Strategy", "Termin
 Strategy: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
 
 Child: TypeAlias = tuple[int, int]
-"""Index of the mesh among the supervisor's meshes, and rank in it."""
+"""The index of the mesh among the supervisor's meshes, and the rank in it."""
 
 
 class Terminate(NamedTuple):

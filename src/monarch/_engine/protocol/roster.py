@@ -45,10 +45,10 @@ from monarch._engine.base.verdict import FAILED, STOPPED, SYSTEM, Verdict
 __all__ = ["ANSWER_WITHIN", "Condemn", "Effect", "Hand", "Kill", "Roster", "Tell", "gone", "moved"]
 
 ANSWER_WITHIN = 1.0
-"""Seconds that an asker waits at most for a proc that is not seen to end."""
+"""After how many seconds a question about the exit of a proc that is still alive is answered."""
 
 REMEMBERED = 10_000
-"""Members that are kept, gone ones included, before the oldest of the gone are forgotten."""
+"""The most members that are kept. Beyond that, the oldest exited ones are forgotten."""
 
 _FORGOTTEN = Verdict(FAILED, "the process does not exist, or exited long ago")
 _CLOSED = Verdict(FAILED, "the process this actor was running on closed its connection")

@@ -44,7 +44,7 @@ class Line(Generic[C]):
 
     def __init__(self) -> None:
         self.reached = 0
-        """The last cast that had its turn."""
+        """The number of the last cast that was handed on."""
         self._early: dict[int, tuple[int, C]] = {}  # by the number of the previous cast
 
     def cast(self, number: int, previous: int, cast: C) -> list[tuple[int, C]]:

@@ -56,9 +56,9 @@ class PacketStream:
         self._channel = channel
         self._peer = peer
         self.dry = True
-        """Whether the last `gather` took all there was."""
+        """Whether the last `gather` left no packet to send."""
         self.wanted = _MUCH
-        """How many bytes to read for `feed`."""
+        """How many bytes to read for the next `feed`."""
         self._tail = b""  # the start of an incomplete packet
         # A packet whose payload is read by itself: its header, where the payload goes, how many
         # bytes of it have arrived, and the argument for the channel (None: the payload is in its

@@ -51,7 +51,7 @@ class Succession:
         self.grace = grace
         self.reign = reign
         self.keepsakes: dict[int, str] = {}
-        """By the uid of what they are about."""
+        """The texts that the job keeps, by the uid of the object that each describes."""
         self._state = _DRIVEN
         self._until = math.inf
 

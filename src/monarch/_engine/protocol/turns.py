@@ -48,9 +48,9 @@ class Turns:
 
     def __init__(self) -> None:
         self.way = TUNNEL
-        """From where the next frame is taken."""
+        """The way from which the next frame is taken."""
         self.early = [0, 0]
-        """Bytes that wait, by the way they came: a reader may want to stop."""
+        """The bytes that wait for their turn, by way; a reader can limit them by not reading."""
         self._waiting: tuple[deque[Frame], deque[Frame]] = (deque(), deque())
 
     def came(self, way: int, frames: Iterable[Frame]) -> list[Frame]:
@@ -107,7 +107,7 @@ class Unconfirmed:
         self._sent: deque[bytes] = deque()
         self._first = 0  # position of the first byte that is kept
         self.end = 0
-        """The position after the last byte."""
+        """The position after the last byte that was sent."""
 
     def add(self, data: bytes) -> None:
         """Record data that is sent, or would be sent if the connection were intact."""

@@ -46,7 +46,7 @@ class AgentWatch:
 
     def __init__(self, proc: Proc, *, on: bool = True) -> None:
         self.far: set[int] = set()
-        """Procs of other hosts that were called: what is said to them goes through the agent."""
+        """The procs of other hosts that were called. Their messages pass through the host agent."""
         self._proc = proc
         self._on = on
         self._requests: deque[dict[str, Any]] = deque()  # possibly unanswered

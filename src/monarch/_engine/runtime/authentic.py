@@ -35,7 +35,7 @@ class AuthenticSocket:
     """
 
     secured = False
-    """Whether others cannot read it."""
+    """Whether the data is encrypted."""
 
     def __init__(self, sock: socket.socket, session: bytes, *, dialer: bool) -> None:
         self._sock = sock

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["ANSWER", "HEADS", "Casting", "Plan", "answers_in", "gathers", "heads_size"]
 
 HEADS = struct.Struct("<II")
-"""At the start of a CAST's body: the sizes of what is new in each cast, and of the plan (JSON)."""
+"""The start of a CAST's body: the sizes of what is new in each cast, and of the JSON plan."""
 
 ANSWER = struct.Struct("<II")
-"""In the body of ANSWERS, before each: its rank, and its size."""
+"""Stands before each answer in the body of ANSWERS: its rank, and its size."""
 
 _JSON = json.JSONEncoder(separators=(",", ":")).encode
 _FEWEST = 2  # ranks of a host that justify a cast

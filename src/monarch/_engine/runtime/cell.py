@@ -81,7 +81,7 @@ class Behaviour(Protocol):
 
     handlers: dict[str, Handler]
     routes: dict[bytes, tuple[Handler, Any]]
-    """By meta of a CALL: the endpoint and the extent. Filled by the loop that reads it."""
+    """The endpoint and extent by the meta of a CALL; a cache, filled by the loop that reads it."""
     has_children: bool
 
     def extent_of(self, data: bytes) -> Any:

@@ -287,17 +287,17 @@ class Direct:
         self.fileno = sock.fileno()
         self.number = number
         self.held = False
-        """Whether nothing is read, since too much that was waits for its turn."""
+        """Whether reading is paused, since too many bytes wait for their turn."""
         self.speaks = False
-        """Whether this side sends on it now."""
+        """Whether this side sends on the connection now."""
         self.broken = False
         """Whether the socket is closed."""
         self.told = False
-        """Whether the peer was sent the rest of what was sent on it, after a break."""
+        """Whether this side has sent its unconfirmed bytes again, after the connection was lost."""
         self.heard = False
-        """Whether the peer's rest has come."""
+        """Whether all unconfirmed bytes of the peer have arrived again."""
         self.rest = bytearray()
-        """What has come of it."""
+        """The bytes that the peer has sent again so far."""
         self.turns = Turns()
         self.unconfirmed = Unconfirmed()
         self._link = link
@@ -306,7 +306,7 @@ class Direct:
         self._queue: deque[memoryview] = deque()
         self._queued = 0
         self.received = 0
-        """Bytes."""
+        """The number of bytes received."""
         self._confirmed = 0  # bytes of `received` that were confirmed
         self._confirms = 0  # bytes of confirmations in `received`, which positions do not count
 

@@ -66,10 +66,10 @@ class Driver:
     """The real world."""
 
     loops_stall = True
-    """Whether time goes on while an event loop stands still."""
+    """Whether time passes while an event loop is blocked."""
 
     jobs_outlive = True
-    """Whether a job can be kept for another script."""
+    """Whether a job can outlive its script and be re-attached by another one."""
 
     def reactor(self) -> Reactor:
         """What fires a proc's timers and moves its bytes."""

@@ -35,7 +35,7 @@ class Entry(NamedTuple):
     mode: int
     size: int
     time: int
-    """Of the last change, in ns."""
+    """The time of the last change, in ns."""
     link: str | None = None
 
     @property

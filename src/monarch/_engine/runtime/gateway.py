@@ -40,7 +40,7 @@ from monarch._engine.wire.frame import CONTROL, pack
 __all__ = ["RELAY", "Gateway", "Relays", "relay_main"]
 
 RELAY = "relay"
-"""The purpose of who wants to be connected to another worker: its value is the address."""
+"""The purpose of a connection through this worker to another one; the value is the address."""
 
 _LENGTH = struct.Struct("<H")
 _TAG = 32

@@ -66,10 +66,10 @@ __all__ = [
 ]
 
 PATIENCE = 5.0
-"""Seconds that a handshake may take, name look-up and connection not included."""
+"""How many seconds a handshake may take, without name look-up and connection."""
 
 PROBE = "probe"
-"""The purpose of who only wants to know whether a worker is there."""
+"""The purpose of a connection that only tests whether a worker answers."""
 
 _BACKLOG = 1024
 _MOST = 4096
@@ -77,7 +77,7 @@ _LENGTH = struct.Struct("<H")
 _TAG = 32
 
 Wire: TypeAlias = "socket.socket | AuthenticSocket | TlsSocket"
-"""What carries the bytes of an authenticated connection."""
+"""The socket of an authenticated connection."""
 
 
 class Arrival(NamedTuple):
@@ -86,13 +86,13 @@ class Arrival(NamedTuple):
     sock: socket.socket | TlsSocket
     purpose: dict[str, Any]
     session: bytes
-    """The key that only the two sides have, see `Listener`."""
+    """The session key of the two sides, see `Listener`."""
     bare: bool
-    """Whether both go without authentication of what follows."""
+    """Whether the data after the handshake is not authenticated."""
     authenticated: bool
-    """False if it proved nothing and was let in all the same."""
+    """False if the peer was accepted without a proof."""
     certificate: str
-    """What its TLS certificate calls it; empty without TLS."""
+    """The name in the peer's TLS certificate; empty without TLS."""
 
     def __repr__(self) -> str:
         return f"Arrival({self.sock!r})"  # the key is a secret
@@ -167,7 +167,7 @@ def listen(address: ChannelAddr) -> socket.socket:
 
 
 Route: TypeAlias = Callable[[ChannelAddr, float], tuple[socket.socket, str]]
-"""Opens a connection where `connect` does not reach, and says where it leads (see `far_end`)."""
+"""Opens a connection; returns it, and where it leads (see `far_end`). A gateway supplies one."""
 
 
 def direct_way(address: ChannelAddr, timeout: float) -> tuple[socket.socket, str]:

@@ -51,7 +51,7 @@ class Invitation(NamedTuple):
     port: int
     key: bytes
     certificate: bytes
-    """SHA-256 of the certificate that the host shows; empty: no TLS."""
+    """The SHA-256 digest of the host's TLS certificate; empty without TLS."""
 
     def __repr__(self) -> str:
         return f"Invitation({self.address!r}, {self.port})"  # the key is a secret

@@ -22,9 +22,9 @@ class Found(NamedTuple):
     """A job that can be taken over."""
 
     uid: int
-    """Of its client."""
+    """The uid of the job's client."""
     reign: int
-    """The number that the next one has."""
+    """The epoch number of the next driver."""
     grace: float
 
 

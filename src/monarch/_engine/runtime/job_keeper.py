@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 __all__ = ["ANSWER", "CLAIM", "FAREWELL", "JobKeeper"]
 
 CLAIM = "claim"
-"""The purpose of who asks a worker for the job of that name."""
+"""The purpose of a connection that takes over a job; the value is the job's name."""
 
 ANSWER = struct.Struct("<H")
 """The length of the answer to a claim, which is JSON."""
 
 FAREWELL = "the client has ended"
-"""Why a session ends whose client is not to be waited for."""
+"""The reason of a session's end that says: do not wait for the client to come back."""
 
 
 class JobKeeper:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 __all__ = ["EVERYWHERE", "own_name"]
 
 EVERYWHERE = ("::", "0.0.0.0")  # noqa: S104 - looked for, not listened at
-"""Addresses that mean all of a host's, where one listens."""
+"""The wildcard addresses, at which a socket listens on all addresses of the host."""
 
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # RFC 5737, RFC 3849: owned by no host
 _log = logging.getLogger("monarch.worker")

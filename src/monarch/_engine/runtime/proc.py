@@ -116,7 +116,7 @@ class Proc:
     """
 
     in_band: int = 0
-    """Bytes below which buffers travel in the message; 0: as the settings say."""
+    """Buffers with fewer bytes are sent within the message; 0: as the settings say."""
 
     def __init__(
         self,

@@ -32,10 +32,10 @@ __all__ = [
 ]
 
 CASTS = 0xF000
-"""The first lane of a host link that is not a tunnel's: there, a caller's casts share one."""
+"""The first lane for casts; lower ones are for tunnels. The casts of one caller share a lane."""
 
 BACK = 0xFFFF
-"""The lane of what goes back."""
+"""The lane of answers and of reports that casts are over."""
 
 _RANK_AT = struct.calcsize("<IBBHQQ")  # in a frame's header
 

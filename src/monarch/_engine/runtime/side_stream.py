@@ -30,4 +30,4 @@ class Caller(NamedTuple):
 
     uid: int
     via: Via | None
-    """None for a proc of the same host."""
+    """The connection of the hosts; None for a proc of the same host."""

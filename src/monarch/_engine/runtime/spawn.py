@@ -26,7 +26,7 @@ ASYNC = 1  # the actor needs an event loop
 SETUP = 2  # the actor runs the bootstrap callable, which the others wait for
 
 READY = "ready:"
-"""The endpoint that every actor has for its supervisor: its first message, if it has one."""
+"""The endpoint of every actor that its supervisor, if it has one, calls before all others."""
 
 
 class SetupGate:

@@ -165,7 +165,7 @@ class TlsSocket:
     """
 
     secured = True
-    """Whether others cannot read it."""
+    """Whether the data is encrypted."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, name: str | None) -> None:
         self._sock = sock

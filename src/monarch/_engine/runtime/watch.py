@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 __all__ = ["AWAITING", "BLOCKING", "LONG", "Answer", "LongWait", "Watch", "place_of"]
 
 LONG = 0.15
-"""Seconds between two looks."""
+"""How many seconds pass between two checks."""
 
 BLOCKING: set[CodeType] = set()
-"""Code that blocks its thread: till ``self`` comes, at a ``parker``, at most ``timeout``."""
+"""Code that blocks its thread until ``self`` is resolved: at a ``parker``, with a ``timeout``."""
 
 AWAITING: set[CodeType] = set()
-"""Code of generators that await ``self``, which is there when it has ``arrived``."""
+"""Code of generators that await ``self``, until it has ``arrived``."""
 
 _PROOF = 1  # flag of a PROBE that comes back
 

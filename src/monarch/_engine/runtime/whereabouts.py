@@ -50,10 +50,10 @@ __all__ = [
 ]
 
 INVITATION = "who invited this side, with this key"
-"""What is meant by who follows an invitation, whose key only one listener knows."""
+"""What the dialer means when it follows an invitation, whose key only one listener knows."""
 
 Verdict = Callable[[str], str]
-"""From what a dialer means to what this listener is called, if that is another; else empty."""
+"""Returns what this listener is called if a dialer means another one; else an empty string."""
 
 _TLS = ("tls://", "metatls://")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid

@@ -99,7 +99,7 @@ class Worker:
         # Half of the remaining descriptors are for agents, and for accepted connections.
         self._most = max(8, min(_MOST_STRANGERS, (raise_descriptor_limit() - _OWN) // 2))
         self.refused = 0
-        """Connections that were turned away."""
+        """The number of connections that were refused."""
         self._entrance = Entrance(self._reactor, self._sock, self._came)
         secured = self._tls is not None
         record("listening", address=str(address), tls=secured, open_to_all=self._open)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from monarch._engine.shapes.natural import LIMIT
 
 MAX_DIMS = 64
-"""More dimensions than any mesh has; a hostile count is refused before anything is built."""
+"""More dimensions than any mesh has. A larger count is refused before memory is allocated."""
 
 
 def put_natural(out: bytearray, value: int) -> None:

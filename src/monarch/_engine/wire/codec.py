@@ -49,7 +49,7 @@ Reducer = Callable[[Any], Any]
 
 _reducers: dict[type, Reducer] = {}
 loads = pickle.loads
-"""`decode` of a stream without buffers, at the cost of one call less."""
+"""`decode` for a stream without buffers, without the cost of a Python call."""
 _dumps = pickle.dumps
 _NO_BUFFERS: list[memoryview] = []
 _UNLIMITED = sys.maxsize

@@ -46,13 +46,13 @@ __all__ = [
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-"""Bytes. A memoryview must be one of single bytes (`cast("B")`)."""
+"""A sequence of bytes. A memoryview must have items of one byte (`cast("B")`)."""
 
 HEADER = struct.Struct("<HHIQQQ")
 HEADER_SIZE = HEADER.size
 
 Header: TypeAlias = tuple[int, int, int, int, int, int]
-"""Kind, lane, size, seq, ack, total."""
+"""The fields kind, lane, size, seq, ack, total."""
 
 VERSION = 1
 

@@ -24,7 +24,7 @@ from monarch.rdma.transfer import ADD, READ, WRITE, Op, Transfer
 __all__ = ["CopyRoute", "Piece", "atomic_result", "slices"]
 
 Piece = tuple[Op, int, int]
-"""Of an operation: where in it, and how many bytes."""
+"""A part of an operation: the operation, the offset in it, and the number of bytes."""
 
 INLINE = 1 << 20
 SLICE = 8 << 20

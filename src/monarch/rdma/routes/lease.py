@@ -34,7 +34,7 @@ from monarch.rdma.routes import Unavailable
 __all__ = ["Lease", "Lender", "Lessee", "Peer", "answer_of", "answered", "claim", "claimed"]
 
 Run = Callable[[Callable[[], None]], None]
-"""Runs a task, later and elsewhere."""
+"""Runs a task later, on another thread."""
 
 _CLAIM = struct.Struct("=Q16s16sQQ?")  # number, identity, token, address, size, writable
 _KEY = struct.Struct("=Q16s")  # number, identity

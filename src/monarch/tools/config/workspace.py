@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["ACTIVE_CONDA_ENV", "Workspace"]
 
 ACTIVE_CONDA_ENV = "active"
-"""The conda environment that is active where the script runs, if there is one."""
+"""Stands for the conda environment that is active in the script's process, if there is one."""
 
 _Path = str | os.PathLike[str]
 
@@ -39,7 +39,7 @@ class Workspace:
             dict(dirs) if isinstance(dirs, Mapping) else dict.fromkeys(dirs or ())
         )
         self.dirs: dict[Path, Path] = {}
-        """From directories here to where they go."""
+        """The destinations by directory: local paths, and paths below the workspace of the host."""
         for source, below in given.items():
             path = Path(source).expanduser().absolute()
             self.dirs[path] = Path(path.name if below is None else below)

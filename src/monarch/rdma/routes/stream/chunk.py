@@ -17,7 +17,7 @@ from monarch.rdma.views import landed, source, target
 __all__ = ["CHUNK", "Chunk", "Job"]
 
 CHUNK = 1 << 20
-"""Bytes of most requests; the least that `rdma_max_chunk_size_mb` could ask for."""
+"""The number of bytes in most requests; the least value of `rdma_max_chunk_size_mb`."""
 
 _SMALL = 4 << 10  # most bytes of a write that are copied behind their request
 

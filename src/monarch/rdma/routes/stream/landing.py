@@ -7,7 +7,7 @@ from collections.abc import Callable
 __all__ = ["TRASH", "Text", "Trash"]
 
 TRASH = memoryview(bytearray(1 << 16))
-"""What is received into it is lost."""
+"""A buffer for bytes that are discarded."""
 
 
 class Trash:

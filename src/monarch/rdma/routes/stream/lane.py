@@ -51,13 +51,13 @@ class Lane:
     ) -> None:
         self.number = number
         self.chunks: dict[int, Chunk] = {}
-        """What is unanswered."""
+        """The unanswered chunks by number."""
         self.load = 0
-        """Bytes of it."""
+        """The number of bytes of the unanswered chunks."""
         self.heard = time.monotonic()
-        """When the last answer began, or what is unanswered was asked."""
+        """The time when the peer last sent something, or when its silence began to count."""
         self.farewell: tuple[int, str] | None = None
-        """What the owner said of the connection when it ended it."""
+        """The code and text that the owner sent when it ended the connection."""
         self.reason = ""
         self._peer = peer
         self._ended = ended

@@ -93,10 +93,10 @@ FAILED = 3  # RdmaError
 GONE = 4  # RdmaOwnerLost: the process is not the owner that the initiator expects
 
 CHUNK_LIMIT = 64 << 20
-"""Bytes that one request may ask for, or bring."""
+"""The most bytes that one request may ask for, or carry."""
 
 TEXT_LIMIT = 4096
-"""Bytes of the text of an END, and of an invitation."""
+"""The most bytes in the text of an END, and of an invitation."""
 
 
 def hello(identity: bytes, number: int = 0) -> bytes:
@@ -108,7 +108,7 @@ class Landing(Protocol):
     """The destination of the bytes that follow a header."""
 
     left: int
-    """Bytes that are still to come."""
+    """The number of bytes that are yet to arrive."""
 
     def put(self, data: memoryview) -> None:
         """Take these bytes, which are at most `left`."""

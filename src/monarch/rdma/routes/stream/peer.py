@@ -68,7 +68,7 @@ class Peer:
         self._broke = False  # whether a direct connection has broken
         self._near = handle.host == own_host()  # a guess, until the owner reports it
         self.how = "a socket"
-        """The way that bytes take, for people."""
+        """How the bytes are carried, as a text for people."""
         self._first = self._side_stream()
         self._dealt: tuple[Lane, ...] = (self._first,)  # the lanes that chunks are dealt out to
         self._invite()

@@ -61,7 +61,7 @@ from monarch.rdma.views import landed, source, target
 __all__ = ["PURPOSE", "Server"]
 
 PURPOSE = "rdma"
-"""Of the side streams that lead here."""
+"""The purpose of the side streams that this server accepts."""
 
 _SMALL = 16 << 10  # most bytes that are copied, instead of sent and received in place
 _ZEROS = memoryview(bytes(1 << 20))
