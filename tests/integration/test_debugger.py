@@ -727,7 +727,7 @@ def test_a_rank_that_is_gone_leaves_no_session(controller, person, end):
     with pytest.raises((ActorError, SupervisionError)) as raised:
         call.get(timeout=60)
     if end == "stop":
-        assert "told to stop while it was at a breakpoint" in str(raised.value)
+        assert "stopped while it was at a breakpoint" in str(raised.value)
     while controller.list.call_one(print_output=False).get(timeout=60):
         pass
     if end == "kill":

@@ -282,8 +282,8 @@ def test_what_ends_with_a_host_that_was_let_go_is_no_failure() -> None:
     (theirs,) = world.spawn(owner, ["b"])
     world.settle()
     home, other = world.hosts[HOME], world.hosts["c"]
-    effects = [*home.federation.host_left("b", "b was let go")]
-    effects += other.federation.host_left("b", "b was let go")
+    effects = [*home.federation.host_left("b", "b was released")]
+    effects += other.federation.host_left("b", "b was released")
     told = {
         (effect.to, uid): Verdict.from_fields(fields)
         for effect in effects
@@ -291,7 +291,7 @@ def test_what_ends_with_a_host_that_was_let_go_is_no_failure() -> None:
         for uid, *fields in effect.notice["procs"]
     }
     assert {(CLIENT, ours), (owner, theirs)} == told.keys()
-    assert {(STOPPED, "b was let go")} == {(end.kind, end.error) for end in told.values()}
+    assert {(STOPPED, "b was released")} == {(end.kind, end.error) for end in told.values()}
 
     *_, tell = home.federation.spawn_there(CLIENT, "b", {}, [{"uid": 99 << 20}])
     ((_, *fields),) = tell.notice["procs"]

@@ -324,7 +324,7 @@ def test_what_ends_with_hosts_that_were_let_go_is_no_failure():
         with pytest.raises(SupervisionError, match="selective drain"):
             mine.where.call_one().get()
         outcomes = theirs.stream.call_one("where").get()
-        assert len([text for text in outcomes if "host1 was let go" in text]) == 2
+        assert len([text for text in outcomes if "host1 was released" in text]) == 2
         with pytest.raises(RuntimeError, match="`HostMesh` has already been stopped"):
             received.spawn_procs()
         one._attachment = Attachment({"host1": "host1"})

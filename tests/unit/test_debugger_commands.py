@@ -248,7 +248,7 @@ class TestSessions:
             read = asyncio.ensure_future(sessions.read(number, "", "f", 1))
             await settle()
             sessions.end(number, "")
-            with pytest.raises(LookupError, match="told to stop"):
+            with pytest.raises(LookupError, match="was stopped"):
                 await read
 
         asyncio.run(scene())

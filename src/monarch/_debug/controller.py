@@ -178,8 +178,8 @@ async def _listen(serve: Any) -> asyncio.Server:
         address = listening.getsockname()[0]
         if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
             _log.warning(
-                "the debug server listens on %s, which other machines can reach: whoever connects "
-                "can run any code as this user. Leave MONARCH_DEBUG_SERVER_HOST at 'localhost' and "
+                "the debug server listens on %s, which other machines can reach: any peer can "
+                "run code as this user. Leave MONARCH_DEBUG_SERVER_HOST at 'localhost' and "
                 "use an ssh tunnel instead",
                 address,
             )

@@ -92,7 +92,7 @@ class DebugSession:
         finally:
             self._reading = False
         if self.ended:
-            raise LookupError("the actor was told to stop while it was at a breakpoint")
+            raise LookupError("the actor was stopped while it was at a breakpoint")
         if self.released:
             self.released = False
             return None

@@ -11,7 +11,7 @@ examples:
   monarch certificates tls node1 node2          node2.crt, node2.key, ca.crt, ... in tls/
   monarch certificates tls node1,10.0.0.7 --days 7   a host that is dialed by two names
 
-One for the client is made as well. Nobody keeps the CA's key: for more hosts make all anew.
+One for the client is made as well. The CA's key is not kept: for more hosts make all anew.
 """
 
 

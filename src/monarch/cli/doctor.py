@@ -14,7 +14,7 @@ __all__ = ["add_doctor"]
 _EXAMPLES = """\
 examples:
   monarch doctor                       this machine
-  monarch doctor tcp://node1:4444      is a worker there, may we use it, how fast is it
+  monarch doctor tcp://node1:4444      does a worker answer, does it accept us, how fast is it
   monarch doctor tcp://node1:4444 --json
 
 Lines with `!` deserve attention. Exit status 1: the worker cannot be used, and the last line says

@@ -152,7 +152,7 @@ def _rdma(root: str) -> Fact:
         .strip()
         for path in sorted(glob.glob(os.path.join(root, "sys/class/infiniband/*")))
     }
-    text = ", ".join(f"{name} ({state or 'state not told'})" for name, state in devices.items())
+    text = ", ".join(f"{name} ({state or 'state unknown'})" for name, state in devices.items())
     return Fact("RDMA", devices, text or "no devices")
 
 

@@ -40,7 +40,7 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--until-eof",
         action="store_true",
-        help="end when stdin does: whoever started the worker and holds that open takes it along",
+        help="exit at EOF of stdin, so with the process that holds the other end open",
     )
     parser.set_defaults(run=_worker)
 

@@ -233,7 +233,7 @@ class JobTrait(ABC):
         try:
             saved._kill()
         except Exception:
-            _log.exception("could not end the job of %s; what it holds may still run", path)
+            _log.exception("could not end the job of %s; its processes may still run", path)
         remove(path)
         return None
 

@@ -323,7 +323,7 @@ def lost_error(handle: Handle, how: str = "") -> RdmaOwnerLost:
     """
     if _spi.successor_of(handle.uid) != handle.uid:
         how = "it was restarted, and this handle is from before: ask the new one for a buffer"
-    reason = how or "its process is gone"
+    reason = how or "its process has exited"
     return RdmaOwnerLost(f"the owner of buffer {handle.number}, {handle.owner}, is lost: {reason}")
 
 

@@ -210,7 +210,7 @@ class SimHost:
                 del self.peers[host]
                 self.detector.remove(host)
             self.lost.add(host)
-            self.perform(self.federation.host_left(host, f"host {host} was let go"))
+            self.perform(self.federation.host_left(host, f"host {host} was released"))
         self.tell(asker, {"op": "detached", "number": message["number"]})  # this host stays up
 
     # -- other hosts -----------------------------------------------------------------------------
@@ -349,7 +349,7 @@ class SimHost:
             self.perform(self.federation.host_lost(other.name, known))
             return
         if reason.endswith(FAREWELL):
-            self.perform(self.federation.host_left(other.name, f"host {other.name} was let go"))
+            self.perform(self.federation.host_left(other.name, f"host {other.name} was released"))
             return
         error = f"host {other.hostname} is unreachable from {self.hostname}: {reason}"
         when = EPOCH + self.world.scheduler.now

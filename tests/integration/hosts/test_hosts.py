@@ -300,7 +300,7 @@ def test_what_the_program_ends_is_no_failure_by_whatever_handle_it_was_made(
 
         assert worker.wait(WAIT) == 0
         for mesh in (received, shared, parent):
-            ended = r"selective drain|was (let go|shut down)"
+            ended = r"selective drain|was (released|shut down)"
             with pytest.raises((SupervisionError, ActorError), match=ended):
                 mesh.echo.call_one(1).get(timeout=WAIT)
         with pytest.raises(RuntimeError, match="HostMesh has already been shut down"):

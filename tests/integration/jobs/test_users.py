@@ -194,7 +194,7 @@ def test_what_another_job_object_kills_is_no_failure(killed: Any, faults: list[A
     assert [one.echo.call_one(1).get(timeout=WAIT) for one in (mesh, more)] == [1, 1]
     job_load().kill()
     for one in (mesh, more):
-        with pytest.raises(SupervisionError, match=r"selective drain|let go"):
+        with pytest.raises(SupervisionError, match=r"selective drain|was released"):
             one.echo.call_one(1).get(timeout=WAIT)
     assert not faults
 

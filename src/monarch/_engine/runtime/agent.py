@@ -934,7 +934,7 @@ class Agent:
                 one_less()
             else:
                 neighbour.leave(one_less, shutdown=shutdown)
-            how = "shut down" if shutdown else "let go"
+            how = "shut down" if shutdown else "released"
             self._perform(self._federation.host_left(host, f"host {host} was {how}"))
 
     def _on_connection(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
@@ -1067,7 +1067,7 @@ class Agent:
             self._perform(self._federation.host_lost(host, known))
             return
         if reason.endswith(FAREWELL):  # it ends with the client, or the client detached it
-            self._perform(self._federation.host_left(host, f"host {host} was let go"))
+            self._perform(self._federation.host_left(host, f"host {host} was released"))
             return
         text = f"host {host} is unreachable: {reason}"
         self._perform(self._federation.host_lost(host, Verdict(FAILED, text, INFRASTRUCTURE)))

@@ -63,8 +63,8 @@ def claim(
             raise LookupError(f"there is no job {job!r} on these workers:{told}")
         if drivers.current.now() >= deadline:
             raise RuntimeError(
-                f"cannot re-attach to job {job!r}: its driver may be alive, its hosts have not "
-                "given it up yet"
+                f"cannot re-attach to job {job!r}: its driver may be alive, since its hosts do "
+                "not consider it lost yet"
             )
         select.select([], [], [], _PAUSE)
 

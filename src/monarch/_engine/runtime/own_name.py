@@ -39,7 +39,7 @@ def own_name() -> str:
             return address
     _log.warning(
         "this host has no name and no route by which others could reach it, so only this machine "
-        "can: if that is wrong, say what others dial, as in tcp://<host>:<port>@tcp://*:<port>"
+        "can: otherwise state the address that others dial, as in tcp://<host>:<port>@tcp://*:<port>"
     )
     return "127.0.0.1"
 

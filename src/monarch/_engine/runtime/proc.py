@@ -94,11 +94,11 @@ def new_uid() -> int:
     return drivers.current.chance(1 << 43) << 20 | 1 << 63
 
 
-_NO_AGENT = Verdict(FAILED, "there is no host agent that knows this process")
+_NO_AGENT = Verdict(FAILED, "this process has no host agent, which connects it to others")
 _FORKED = Verdict(
     FAILED,
-    "this process was forked by one that knows it, and has no connection of its own: spawn meshes "
-    "in the process that uses them, or start it with another method than fork",
+    "this process was forked, and the connections stayed with its parent process: spawn meshes in "
+    "the process that uses them, or start it with another method than fork",
 )
 _FORGOTTEN = Verdict(STOPPED, "the actor no longer exists")
 

@@ -300,7 +300,7 @@ class Peer:
         status, text = lane.farewell or (GONE, "")
         lost = text if status == GONE else None
         if lost == "" and not self._near:
-            lost = "its process is gone, or its host cannot be reached any more"
+            lost = "its process has exited, or its host can no longer be reached"
 
         def loss(handle: Handle) -> RdmaError:
             if lost is None:
