@@ -57,7 +57,7 @@ TESTS = {
     "_engine/runtime/secret.py": "unit/runtime/test_secret.py",
     "_engine/runtime/socket_file.py": "unit/runtime/test_socket_file.py",
     "_engine/runtime/invitation.py": "unit/runtime/test_invitation.py",
-    "_engine/runtime/greeting.py": "unit/runtime/test_greeting.py unit/runtime/test_invitation.py",
+    "_engine/runtime/greeting.py": "unit/runtime/test_greeting.py unit/runtime/test_dialing.py",
     "_engine/runtime/authentic.py": "unit/runtime/test_authentic.py",
     "_engine/runtime/fence.py": "unit/runtime/test_fence.py",
     "_engine/runtime/whereabouts.py": "unit/runtime/test_whereabouts.py",
