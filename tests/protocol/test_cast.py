@@ -463,3 +463,11 @@ def test_the_lost_are_told_nothing() -> None:
     node.answered(1, 0, "x", 0.0)
     node.host_lost("p", "gone", 0.0)
     assert node.tick(0.1) == []
+
+
+def test_a_complete_answer_waits_for_the_next_parent() -> None:
+    node, alone = Casts("a"), Route(("a",), (0, 1), 2)
+    node.on_forward("p", 1, 2, alone, 0.0)
+    node.host_lost("p", "gone", 1.0)
+    assert node.answered(1, 0, "x", 2.0) == []
+    assert node.on_forward(ROOT, 1, 1, alone, 3.0) == [Reply(ROOT, 1, [Answer(0, "x")])]
