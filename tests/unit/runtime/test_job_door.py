@@ -57,7 +57,7 @@ def test_one_that_others_can_enter_is_not_used(
 def test_a_link_is_not_used(folder: Path, tmp_path: Path, act: Callable[[], object]) -> None:
     (tmp_path / "elsewhere").mkdir(0o700)
     folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PermissionError, match="is to be a directory of this user"):
+    with pytest.raises(PermissionError, match="must be a directory of this user"):
         act()
 
 

@@ -340,7 +340,7 @@ class Settings:
     proc_stop_max_idle = _unread(_seconds("30s", "HYPERACTOR_MESH_PROC_STOP_MAX_IDLE", "longest silence while procs are stopped"))
     get_actor_state_max_idle = _unread(_seconds("30s", "HYPERACTOR_MESH_GET_ACTOR_STATE_MAX_IDLE", "longest silence while the state of actors is asked"))
     get_proc_state_max_idle = _unread(_seconds("1m", "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE", "longest silence while the state of procs is asked"))
-    supervision_watchdog_timeout = _unread(_seconds("2m", "HYPERACTOR_MESH_SUPERVISION_WATCHDOG_TIMEOUT", "until an owner that says nothing counts as unreachable"))
+    supervision_watchdog_timeout = _unread(_seconds("2m", "HYPERACTOR_MESH_SUPERVISION_WATCHDOG_TIMEOUT", "until an owner that does not answer counts as unreachable"))
     mesh_orphan_timeout = _seconds("1m", "HYPERACTOR_MESH_ORPHAN_TIMEOUT", "until actors whose owner vanished end")
     mesh_attach_config_timeout = _seconds("1m", "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT", "until attaching to a host fails")
     cleanup_timeout = _seconds("3s", "HYPERACTOR_CLEANUP_TIMEOUT", "how long __cleanup__ may take")

@@ -190,7 +190,7 @@ class Casting:
 def heads_size(body: bytes | bytearray) -> int:
     """Return where the payload begins in a CAST's body. Raises ValueError for an invalid body."""
     if len(body) < HEADS.size:
-        raise ValueError("a cast without heads")
+        raise ValueError("a cast without its sizes")
     new, plan = HEADS.unpack_from(body)
     size: int = HEADS.size + new + plan
     return size

@@ -57,7 +57,9 @@ class Entrance:
                 raise
             if not self._scarce:
                 self._scarce = True
-                text = "cannot accept connections (%s): they wait; raise the limit (ulimit -n)"
+                text = (
+                    "cannot accept connections (%s), so new ones wait; raise the limit (ulimit -n)"
+                )
                 _log.warning(text, error.strerror)
             self._reactor.watch(self._fd, reads=False, writes=False)
             self._reactor.call_later(_PAUSE, self._resume)

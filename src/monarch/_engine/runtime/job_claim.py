@@ -103,7 +103,7 @@ def _read(sock: Wire, size: int, deadline: float) -> bytes:
         except BlockingIOError:
             left = deadline - drivers.current.now()
             if left <= 0 or not select.select([sock.fileno()], [], [], left)[0]:
-                raise TimeoutError("it does not answer") from None
+                raise TimeoutError("it did not answer in time") from None
             continue
         except ConnectionError:
             return b""

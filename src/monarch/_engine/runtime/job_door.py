@@ -232,7 +232,7 @@ def _path(job: str, *, make: bool = False) -> str:
         if not own or status.st_mode & 0o077:
             remedy = f"chmod 700 {folder}" if own else "have it removed, or set XDG_RUNTIME_DIR"
             raise PermissionError(
-                f"{folder} is to be a directory of this user (now: user {status.st_uid}) that is "
+                f"{folder} must be a directory of this user (now: user {status.st_uid}) that is "
                 f"closed to others (mode 0700): {remedy}"
             )
     return os.path.join(folder, job + _ENDING)

@@ -451,7 +451,9 @@ class Proc:
             on = self._on
             for frame in frames:
                 if frame.nfd and frame.kind not in _CARRY:
-                    raise ProtocolError(f"protocol error from {link.peer}: stray descriptors")
+                    raise ProtocolError(
+                        f"protocol error from {link.peer}: descriptors with a frame without any"
+                    )
                 on[frame.kind](link, frame)
             if link.reader.refused is not None:
                 raise link.reader.refused
