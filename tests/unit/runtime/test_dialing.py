@@ -222,3 +222,133 @@ def test_a_door_at_all_addresses(monkeypatch: pytest.MonkeyPatch, dual: bool) ->
         connect(ChannelAddr("tcp", "127.0.0.1", port), WAIT).close()
         if dual:
             connect(ChannelAddr("tcp", "::1", port), WAIT).close()
+
+
+def test_a_connection_waits_no_longer_than_it_may(tmp_path: Path) -> None:
+    unix = ChannelAddr.parse(f"ipc://{tmp_path}/door")
+    with listen(unix), connect(unix, 3.0) as sock:
+        assert sock.gettimeout() == 3.0
+    with listen(ChannelAddr.parse("tcp://127.0.0.1:0")) as door:
+        address = ChannelAddr("tcp", "127.0.0.1", door.getsockname()[1])
+        with connect(address, 3.0) as sock:
+            assert sock.gettimeout() == 3.0
+
+
+def test_a_unix_socket_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unix = ChannelAddr.parse(f"ipc://{tmp_path}/door")
+    checked: list[socket.socket] = []
+
+    def refuse(sock: socket.socket) -> None:
+        checked.append(sock)
+        raise HandshakeError("the other side belongs to another user")
+
+    monkeypatch.setattr(module, "check_user", refuse)
+    with listen(unix), pytest.raises(HandshakeError, match="another user"):
+        connect(unix, WAIT)
+    assert [sock.fileno() for sock in checked] == [-1]
+
+
+def test_a_name_of_both_kinds_is_listened_at_by_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **_options: found)
+    with listen(ChannelAddr("tcp", "both", 0)) as sock:
+        assert sock.family == socket.AF_INET
+
+
+def test_what_fails_on_the_way_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is closed; and by default a dialer trusts only who proves itself."""
+    opened: list[socket.socket] = []
+    trusted: list[bool] = []
+
+    def open_(*_: Any) -> socket.socket:
+        sock, other = socket.socketpair()
+        other.close()
+        opened.append(sock)
+        return sock
+
+    def fail(*_: Any, trusting: bool = False, **_options: Any) -> Any:
+        trusted.append(trusting)
+        raise ConnectionResetError
+
+    address = ChannelAddr("tcp", "127.0.0.1", 1)
+    monkeypatch.setattr(module, "connect", open_)
+    monkeypatch.setattr(module, "introduce", fail)
+    for attempt in (lambda: dial(address, KEY, {}, WAIT), lambda: greet(address, KEY, WAIT)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "far_end", fail)
+            with pytest.raises(ConnectionResetError):
+                attempt()
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "far_end", lambda *_: "end")
+            with pytest.raises(ConnectionResetError):
+                attempt()
+    assert [sock.fileno() for sock in opened] == [-1] * 4
+    assert not any(trusted)
+
+
+class Broken:
+    """A connection on which nothing can be sent, or nothing comes."""
+
+    def __init__(self, *, sends: bool, says: Exception | None = None) -> None:
+        self.sends, self.says = sends, says
+
+    def sendall(self, _data: bytes) -> None:
+        if not self.sends:
+            raise BrokenPipeError("broken pipe")
+
+    def recv(self, _size: int) -> bytes:
+        if self.says is not None:
+            raise self.says
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("broken", "error", "text"),
+    [
+        (Broken(sends=True), HandshakeError, "closed the connection during the handshake"),
+        (Broken(sends=False), BrokenPipeError, "broken pipe"),
+        (Broken(sends=False, says=HandshakeError("its reason")), HandshakeError, "its reason"),
+    ],
+)
+def test_who_hangs_up_is_asked_why(broken: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        module.introduce(broken, KEY, {}, "you")
+
+
+def test_who_proves_nothing_is_not_trusted_unless_that_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trusting: list[bool] = []
+
+    def dialer(*_: Any, **options: Any) -> None:
+        trusting.append(options["trusting"])
+        raise ConnectionResetError
+
+    monkeypatch.setattr(module, "Dialer", dialer)
+    with pytest.raises(ConnectionResetError):
+        module.introduce(Broken(sends=True), KEY, {}, "you")  # type: ignore[arg-type]
+    with pytest.raises(ConnectionResetError):
+        module.introduce(Broken(sends=True), KEY, {}, "you", trusting=True)  # type: ignore[arg-type]
+    assert trusting == [False, True]
+
+
+def test_an_agent_has_time_to_start(certificates: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second handshake has the time of any, however short that for a connection is."""
+    door = Host(ChannelAddr.parse("tls://127.0.0.1:0"))
+    limits: list[float | None] = []
+    introduce = module.introduce
+
+    def timed(sock: TlsSocket, *args: Any, **options: Any) -> Any:
+        limits.append(sock._sock.gettimeout())
+        return introduce(sock, *args, **options)
+
+    monkeypatch.setattr(module, "introduce", timed)
+    near = dial(door.address("tls"), KEY, PURPOSE, 4.5)
+    assert limits == [4.5, module.PATIENCE]
+    check_both_ways(near, door.arrivals.get(timeout=WAIT).wire)
+    door.close()
