@@ -64,13 +64,13 @@ class Host:
                 assert isinstance(arrival.sock, socket.socket)
                 self._greet(arrival.sock, arrival.session, self.arrivals.put, steps_aside=False)
 
-        self._greet(sock, KEY, accepted, steps_aside=True)
+        self._greet(sock, KEY, accepted)
 
-    def _greet(self, sock: socket.socket, key: bytes, accepted: Any, *, steps_aside: bool) -> None:
+    def _greet(self, sock: socket.socket, key: bytes, accepted: Any, **options: bool) -> None:
         keys, refused = {key_name(key): key}, self.refusals.put
         Greeting(
             self.reactor, sock, keys.get, accepted, refused, lambda _: "",
-            tls=self.tls, steps_aside=steps_aside,
+            tls=self.tls, **options,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -352,3 +352,19 @@ def test_an_agent_has_time_to_start(certificates: None, monkeypatch: pytest.Monk
     assert limits == [4.5, module.PATIENCE]
     check_both_ways(near, door.arrivals.get(timeout=WAIT).wire)
     door.close()
+
+
+@pytest.mark.parametrize("probe", [False, True])
+def test_a_handshake_has_its_own_limit(probe: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float | None] = []
+
+    def introduce(sock: socket.socket, *_: Any, **_options: Any) -> None:
+        limits.append(sock.gettimeout())
+        raise ConnectionResetError
+
+    monkeypatch.setattr(module, "introduce", introduce)
+    with listen(ChannelAddr.parse("tcp://127.0.0.1:0")) as door:
+        address = ChannelAddr("tcp", "127.0.0.1", door.getsockname()[1])
+        with pytest.raises(ConnectionResetError):
+            greet(address, KEY, WAIT) if probe else dial(address, KEY, {}, WAIT)
+    assert limits == [module.PATIENCE]

@@ -9,11 +9,13 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._engine.protocol.handshake import Dialer, key_name
+from monarch._engine.protocol.handshake import Dialer, HandshakeError, key_name
 from monarch._engine.protocol.records import purpose_tag
+from monarch._engine.runtime import greeting as module
 from monarch._engine.runtime.greeting import Arrival, Greeting, python_version
 from monarch._engine.runtime.reactor import READ, Timer
 
@@ -30,7 +32,8 @@ class Bell:
 
     def call_later(self, _delay: float, callback: Callable[[], None]) -> Timer:
         self.late = callback
-        return Timer(0.0, callback)
+        self.timer = Timer(0.0, callback)
+        return self.timer
 
     def register(self, _fd: int, callback: Callable[[int], None]) -> None:
         self.ready = callback
@@ -89,6 +92,7 @@ def test_who_knows_the_secret_is_let_in_and_nothing_more_is_read() -> None:
     for byte in visit.purpose(json.dumps(PURPOSE).encode()):
         visit.say(bytes([byte]))
     [arrival] = visit.arrivals
+    assert visit.bell.timer.callback is None, "it is not too slow later"
     assert (arrival.purpose, arrival.authenticated) == (PURPOSE, True)
     visit.say(b"the channel's")
     assert arrival.sock.recv(100) == b"the channel's"
@@ -152,3 +156,34 @@ def test_who_does_not_finish_is_turned_away() -> None:
     assert visit.refusals == ["it did not complete the handshake within 5 s"]
     visit.leave()
     assert len(visit.refusals) == 1
+
+
+def test_a_stranger_that_says_too_much_is_told_why_it_is_refused() -> None:
+    """What it has sent beyond that is read, or it would only see a broken connection."""
+    visit = Visit()
+    side = Dialer(bytes(32), os.urandom(32), python_version(), "you")
+    visit.say(side.hello)
+    while not visit.refusals:
+        visit.say(side.receive(visit.sock.recv(side.wants)) + bytes(100))
+    assert visit.sock.recv(100)
+    visit.leave()
+
+
+def test_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_sock: socket.socket) -> None:
+        raise HandshakeError("the other side belongs to another user")
+
+    monkeypatch.setattr(module, "check_user", refuse)
+    visit = Visit()
+    visit.say(b"m")
+    assert visit.refusals == ["the other side belongs to another user"]
+    visit.leave()
+
+
+def test_a_purpose_is_bounded() -> None:
+    for size, refusals in ((4096, []), (4097, ["ValueError: a purpose of 4097 bytes"])):
+        visit = Visit()
+        visit.prove()
+        visit.say(size.to_bytes(2, "little"))
+        assert visit.refusals == refusals
+        visit.leave()
