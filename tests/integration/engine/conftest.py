@@ -1,7 +1,8 @@
-"""What tests of the running engine share: procs that are stopped, failures that are collected.
+"""Fixtures and helpers of the tests that run the engine in real processes.
 
-The conformance suite says what users may rely on. These tests know the inside: they look at the
-tables of a `Proc`, break links on purpose, and kill processes.
+The conformance suite states what users may rely on. These tests use internals: they inspect the
+tables of a `Proc`, break links on purpose, and kill processes. The `fresh` fixture stops each proc
+that it made, and `faults` collects each failure that reaches the root.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WAIT = 60.0
 
 
 class Inside(Actor):
-    """Looks at the engine of the process it lives in."""
+    """An actor that inspects the engine of its own process."""
 
     @endpoint
     def pid(self) -> int:
@@ -46,7 +47,7 @@ class Inside(Actor):
 
 
 def tables(proc: Proc) -> dict[str, int]:
-    """Sizes of everything that could grow."""
+    """Return the size of each table of `proc` that could leak, and its shared memory in use."""
     names = (
         "links",
         "ports",
@@ -63,7 +64,10 @@ def tables(proc: Proc) -> dict[str, int]:
 
 
 def until(condition: Callable[[], Any], timeout: float = WAIT) -> Any:
-    """Poll for what the system announces by no event; the truth, or a failure."""
+    """Poll `condition` until it is true and return its value; fail after `timeout` seconds.
+
+    Use it for changes about which the system sends no event.
+    """
     deadline = time.monotonic() + timeout
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {timeout:g} s: {condition}"
@@ -73,13 +77,13 @@ def until(condition: Callable[[], Any], timeout: float = WAIT) -> Any:
 
 @pytest.fixture
 def proc() -> Proc:
-    """The client's own part of the runtime."""
+    """Return the `Proc` of the client, its own part of the runtime."""
     return client_proc()
 
 
 @pytest.fixture
 def fresh() -> Iterator[Callable[..., Any]]:
-    """Makes procs for one test and stops them after it."""
+    """Yield a function that spawns procs; stop them all after the test."""
     with contextlib.ExitStack() as stack:
 
         def stop(procs: Any) -> None:
@@ -97,7 +101,7 @@ def fresh() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(autouse=True)
 def faults() -> Iterator[queue.Queue[Any]]:
-    """Failures that reach the root, instead of ending the test run."""
+    """Collect the failures that reach the root, which would otherwise end the test run."""
     found: queue.Queue[Any] = queue.Queue()
     before = monarch.actor.unhandled_fault_hook
     monarch.actor.unhandled_fault_hook = found.put
@@ -107,7 +111,7 @@ def faults() -> Iterator[queue.Queue[Any]]:
 
 @pytest.fixture
 def reactor_is_well(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """Fail a test during which a reactor reported an internal error, in whatever process."""
+    """Fail a test during which the reactor of any process reported an internal error."""
     yield
     printed = capfd.readouterr()
     assert "internal error" not in printed.err + printed.out
@@ -119,7 +123,10 @@ def kill(pid: int) -> None:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[[str], str]:
-    """Runs a source text as a program of its own, with a client of its own; what it printed."""
+    """Return a function that runs a source text in a new interpreter and returns its stdout.
+
+    The program has its own client, and must exit with status 0.
+    """
 
     def run(source: str, timeout: float = 2 * WAIT) -> str:
         path = tmp_path / "program.py"

@@ -1,4 +1,4 @@
-"""A message has one answer, whoever ends up giving it: its endpoint, a port, the actor's end."""
+"""Each message gets exactly one answer: from its endpoint, a port, or the actor's exit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Fresh = Callable[..., Any]
 
 
 class Worker(Actor):
-    """Sync; stands still until told to go on."""
+    """A synchronous actor; `hold` and `stop_after` block until the test releases them."""
 
     def __init__(self) -> None:
         self.kept: list[Port[Any]] = []
@@ -42,7 +42,7 @@ class Worker(Actor):
 
     @endpoint
     def hold(self, ready: Port[Port[None]]) -> str:
-        """Answer when something comes through the port that `ready` gets."""
+        """Block until a message arrives on the port that is sent to `ready`, then answer."""
         go, gone = Channel[None].open()
         ready.send(go)
         gone.recv().get()
@@ -149,17 +149,17 @@ class AsyncWorker(Actor):
 
 
 def held(mesh: Any, method: str = "hold") -> tuple[Any, Port[None]]:
-    """A call that is running now, and the port that ends it."""
+    """Return the future of a call that is running now, and the port that releases it."""
     ready, gates = Channel[Port[None]].open()
     future = getattr(mesh, method).call_one(ready)
     return future, gates.recv().get(timeout=WAIT)
 
 
-# -- queued behind an end --------------------------------------------------------------------------
+# -- calls queued behind the actor's exit ----------------------------------------------------------
 
 
 def test_calls_behind_one_that_stops_the_actor_are_all_refused(fresh: Fresh) -> None:
-    """Also the next one, which the actor's thread has in hand when it learns of the stop."""
+    """Even the first queued call, which the actor's thread already holds, is refused."""
     mesh = fresh(1).spawn("worker", Worker)
     last, go = held(mesh, "stop_after")
     queued = [mesh.ping.call_one() for _ in range(3)]
@@ -249,7 +249,7 @@ def test_a_port_that_is_kept_is_refused_by_the_end(fresh: Fresh, end: str, kind:
 
 
 def test_a_channel_is_not_told_of_an_endpoint_that_has_nothing_to_say(fresh: Fresh) -> None:
-    """Not by the dropped port, and not by the end of the actor or its process either."""
+    """Neither a dropped port nor the exit of the actor or its process sends it an error."""
     procs = fresh(1)
     mesh = procs.spawn("worker", Worker)
     port, answers = Channel[Any].open()
@@ -294,7 +294,10 @@ def test_a_port_that_was_passed_on_is_refused_by_the_end_of_the_actor_called(fre
 
 
 def test_another_actor_may_be_called_to_answer(fresh: Fresh) -> None:
-    """Its rank there is not the rank that was called: a mesh call gets all its answers."""
+    """The answering actor's rank in its mesh differs from the rank that was called.
+
+    The mesh call still receives all of its answers.
+    """
     procs = fresh(2)
     mesh = procs.spawn("called", Worker)
     other = procs.slice(gpus=1).spawn("other", Worker)

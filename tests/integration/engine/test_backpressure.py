@@ -1,4 +1,4 @@
-"""A slow receiver slows its senders: neither mailboxes nor queues grow past the limits."""
+"""Back-pressure: a slow receiver slows its senders, and mailboxes and queues stay bounded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def small() -> Iterator[None]:
 
 
 class Slow(Actor):
-    """Handles a message when its gate is open."""
+    """An actor that handles messages only while its gate is open."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -48,7 +48,7 @@ class Slow(Actor):
 
 
 class Gatekeeper(Actor):
-    """In the same process: sees the mailboxes, opens the gates."""
+    """An actor in the process of `Slow`, which reads its mailbox size and opens its gate."""
 
     def _slow(self) -> Any:
         cells = client_proc().cells.values()
@@ -73,7 +73,10 @@ class Producer(Actor):
 
     @endpoint
     def depth(self, keeper: Any) -> tuple[int, int]:
-        """Asked behind everything that was produced: on the same link."""
+        """Return the depth of the slow actor's mailbox, in messages and bytes.
+
+        The request uses the link of the produced messages, so it arrives after all of them.
+        """
         found: tuple[int, int] = keeper.depth.call_one().get(timeout=WAIT)
         return found
 
@@ -88,12 +91,12 @@ def test_a_producer_waits_for_its_consumer(fresh: Fresh, count: int, size: int) 
     def is_told() -> bool:
         told = producer.produce.call_one(slow, count, size).exception(timeout=WAIT)
         assert isinstance(told, ActorError)
-        return "mailbox_limit" in str(told)  # not that a process had no time to read
+        return "mailbox_limit" in str(told)  # rather than the error for a stalled reader
 
     until(is_told)
     messages, nbytes = producer.depth.call_one(keeper).get(timeout=WAIT)
-    # What was under way when the mailbox filled: what the link queues (send_buffer_limit), and what
-    # was sent until the producer's process had heard of it.
+    # The mailbox may exceed its limit by the messages in flight when it filled up: those queued on
+    # the link (send_buffer_limit), and those sent before the producer's process was notified.
     assert messages <= count // 10
     assert is_told()
     assert producer.depth.call_one(keeper).get(timeout=WAIT) == (messages, nbytes)
@@ -148,7 +151,7 @@ def test_two_that_fill_each_other_are_told(fresh: Fresh) -> None:
     futures = [left.cross.call_one(right, 100_000), right.cross.call_one(left, 100_000)]
     outcomes = [future.exception(timeout=WAIT) for future in futures]
     assert all(error is None or isinstance(error, ActorError) for error in outcomes)
-    # Once the other one's mailbox is half empty.
+    # A sender is accepted again once the receiver's mailbox is half empty.
     until(lambda: left.cross.call_one(right, 5).exception(timeout=WAIT) is None)
     until(lambda: right.cross.call_one(left, 5).exception(timeout=WAIT) is None)
 
@@ -161,15 +164,18 @@ class Poster(Actor):
 
 
 def test_a_channel_that_nobody_reads_is_bounded(fresh: Fresh) -> None:
-    """A port counts as a mailbox: its senders wait, or are told that nobody reads."""
+    """A port has the limits of a mailbox.
+
+    Its senders wait, and get an error if no receiver reads in time.
+    """
     port, receiver = Channel[bytes].open()
     poster = fresh(1).spawn("poster", Poster)
     poster.post.call_one(port, 200_000, 10_000).exception(timeout=WAIT)
-    assert len(receiver._queue.messages) <= 20_000  # see above
+    assert len(receiver._queue.messages) <= 20_000  # the limit, and the messages in flight
 
 
 def test_a_send_that_gives_up_leaves_nothing_behind(fresh: Fresh, proc: Any) -> None:
-    """A process that is stopped takes no bytes: the caller is told, and no book keeps the call."""
+    """A suspended process reads no bytes: the caller gets an error, and no table keeps the call."""
     mesh = fresh(1).spawn("inside", Inside)
     pid = mesh.pid.call_one().get(timeout=WAIT)
     link = mesh._resolve_links()[0]
@@ -189,5 +195,5 @@ def test_a_send_that_gives_up_leaves_nothing_behind(fresh: Fresh, proc: Any) -> 
         proc._patience, link.queue_limit = patience, limit
         os.kill(pid, signal.SIGCONT)
     assert mesh.pid.call_one().get(timeout=WAIT) == pid
-    # Not more than before: what earlier meshes left may go meanwhile.
+    # Sizes may also shrink, since remains of earlier meshes may be released meanwhile.
     until(lambda: all(size <= before[name] for name, size in tables(proc).items()))

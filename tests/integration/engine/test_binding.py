@@ -1,4 +1,7 @@
-"""Where a process runs is set before user code runs, and what is impossible is said at spawn."""
+"""A proc's CPU and memory binding is set before user code runs.
+
+An impossible binding is an error of the spawn.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An actor that computes in pure Python without pause holds up neither its process nor its end."""
+"""An actor that computes in pure Python without pause delays neither its process nor its stop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Fresh = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def impatient() -> Iterator[None]:
-    """Procs take the settings of the client at their spawn."""
+    """Shorten the stop timeouts; a proc takes the client's settings when it is spawned."""
     with configured(stop_actor_timeout="500ms", stop_grace_period="500ms", cleanup_timeout="500ms"):
         yield
 
@@ -73,7 +73,7 @@ def in_a_coroutine(procs: Any, port: Any) -> tuple[Any, Any]:
 
 @pytest.fixture(params=[in_an_endpoint, in_a_coroutine, in_its_constructor])
 def spinning(request: pytest.FixtureRequest, fresh: Fresh) -> tuple[Any, Any, Any, Any, int]:
-    """A proc of one, its spinner, the call that spins, an actor beside it, and its pid."""
+    """Return a mesh of one proc, its spinner, the spinning call, another actor, and the pid."""
     procs = fresh(1)
     beside = procs.spawn("beside", Inside)
     pid = beside.pid.call_one().get(timeout=WAIT)
@@ -91,12 +91,15 @@ def test_its_neighbours_answer(spinning: Any) -> None:
     assert new.pid.call_one().get(timeout=WAIT) == pid
     assert awaits.echo.call_one(3).get(timeout=WAIT) == 3
     new.stop().get(timeout=WAIT)
-    with pytest.raises(TimeoutError):  # it still spins
+    with pytest.raises(TimeoutError):  # the call is still running
         call.get(timeout=0)
 
 
 def test_it_can_be_stopped(spinning: Any) -> None:
-    """The thread cannot be ended, but it holds nothing up: the call ends, the neighbours go on."""
+    """The actor's thread cannot be ended, but it blocks nothing else.
+
+    The call fails, and other actors of the process continue.
+    """
     _, spinner, call, beside, pid = spinning
     spinner.stop("enough").get(timeout=WAIT)
     with pytest.raises(SupervisionError, match="enough"):

@@ -1,4 +1,7 @@
-"""A short run of `tests/soak/chaos.py`: calls while everything fails, and what came of each."""
+"""A short run of `tests/soak/chaos.py`: calls while processes and actors fail.
+
+The program checks the outcome of each call.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ PROGRAM = Path(__file__).parents[2] / "soak" / "chaos.py"
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 def test_every_call_is_accounted_for() -> None:
-    """A failure prints the history that shows it. For more seeds, and longer, run the program."""
+    """Each call has a valid outcome; a failure prints the history that shows the error.
+
+    Run the program itself for longer runs and other seeds.
+    """
     done = subprocess.run(
         [sys.executable, str(PROGRAM), "--seconds", "6", "--procs", "8", "--seed", "1"],
         check=False,

@@ -1,4 +1,7 @@
-"""A circle of actors that wait for each other is an error in one of them; nothing else is."""
+"""Deadlock detection: a cycle of actors that wait for each other fails one of these waits.
+
+No other wait is reported as a deadlock.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ Path = list[tuple[Any, str, str]]
 
 
 def call(path: Path) -> tuple[Any, str]:
-    """Send the first message of a path, which goes on with the rest."""
+    """Send the first message of `path`; its receiver continues with the rest."""
     (mesh, name, how), *rest = path
     method = getattr(mesh, name)
     if how in ("all", "await all"):
@@ -109,7 +112,7 @@ class Sync(Actor):
 
     @endpoint
     def shared(self, me: Any) -> str:
-        """A thread waits for the same future as the actor does."""
+        """Wait for a future in the actor and in a thread; only the actor's wait deadlocks."""
         sent = me.go.call_one([])
         self.got = got = []
         self.thread = threading.Thread(target=lambda: got.append(sent.get()))
@@ -158,7 +161,7 @@ class Async(Actor):
 
     @endpoint
     async def shared(self, me: Any) -> str:
-        """A task waits for the same future as the actor does."""
+        """Wait for a future in the actor and in a task; only the actor's wait deadlocks."""
         sent = me.go.call_one([])
 
         async def observe() -> Any:
@@ -177,7 +180,7 @@ class Async(Actor):
 
 
 def root_cause(future: Future[Any]) -> BaseException | None:
-    """The error that an endpoint raised first, down the chain of calls; None for a result."""
+    """Return the error at the start of the chain of failed calls, or None if the call succeeded."""
     try:
         future.get(timeout=WAIT)
     except ActorError as error:
@@ -199,7 +202,7 @@ def names(error: DeadlockError) -> set[str]:
 
 
 def spawn(procs: Any, *classes: type, spread: bool = True) -> list[Any]:
-    """One actor of each class, called a, b, ..., each in a proc of its own, or all in the first."""
+    """Spawn one actor of each class, named a, b, ...; each in its own proc if `spread`."""
     return [
         procs.slice(gpus=at if spread else 0).spawn(chr(ord("a") + at), cls)
         for at, cls in enumerate(classes)
@@ -207,7 +210,7 @@ def spawn(procs: Any, *classes: type, spread: bool = True) -> list[Any]:
 
 
 def after_a_deadlock(procs: Any) -> None:
-    """Return once a deadlock that begins now was found: older waits have been looked into."""
+    """Create a deadlock and return when it is detected; by then older waits have been examined."""
     circle = [procs.slice(gpus=at).spawn(f"circle{at}", Sync) for at in range(2)]
     deadlock(circle[0].go.call_one([(circle[1], "go", "get"), (circle[0], "go", "get")]))
 
@@ -234,7 +237,7 @@ def test_a_circle_of_any_actors_is_an_error_in_one_of_them(
     fresh: Fresh, classes: tuple[type, ...], spread: bool
 ) -> None:
     actors = spawn(fresh(len(classes)), *classes, spread=spread)
-    # a waits for b, b for c, c for a.
+    # With three actors, a waits for b, b for c, and c for a.
     path = [
         (actor, "go", HOWS[before])
         for before, actor in zip(classes, [*actors[1:], actors[0]], strict=True)
@@ -249,7 +252,7 @@ def test_a_circle_of_any_actors_is_an_error_in_one_of_them(
         assert called in {"a.go()", "b.go()", "c.go()"}
         assert place.startswith(f"{__file__}:")
         assert place.endswith((", in get", ", in wait"))
-    # Whoever failed, failed one message; all go on.
+    # The deadlock failed one message only, so each actor still answers.
     assert [actor.go.call_one([]).get(timeout=WAIT) for actor in actors] == ["the end"] * len(
         classes
     )
@@ -301,7 +304,7 @@ def test_an_actor_that_blocks_its_event_loop_is_found_too(fresh: Fresh) -> None:
 
 
 class Builder(Actor):
-    """Its constructor calls the actor that waits for it."""
+    """An actor whose constructor calls the actor that waits for this constructor."""
 
     def __init__(self, owner: Any) -> None:
         owner.go.call_one([]).get()
@@ -330,7 +333,8 @@ def test_a_constructor_in_the_circle(fresh: Fresh) -> None:
     with pytest.raises(ActorError) as caught:
         owner.build.call_one(owner).get(timeout=WAIT)
 
-    # One of the two is the victim: the owner itself, or the builder, of which the owner then hears.
+    # The deadlock fails one of the two waits. If it is the builder's, the owner receives the
+    # builder's failure.
     assert "DeadlockError" in str(caught.value)
     assert "in __init__" in str(caught.value)
 
@@ -344,7 +348,7 @@ def test_an_actor_of_the_client(fresh: Fresh) -> None:
     assert names(error) == {"a", "deadlocks"}
 
 
-# -- what is no deadlock -------------------------------------------------------------------------
+# -- waits that are no deadlock ------------------------------------------------------------------
 
 
 LIMITED = ["limited", "wait_for", "cancel", *(["timeout"] if sys.version_info >= (3, 11) else [])]
@@ -363,7 +367,7 @@ def test_an_actor_may_call_itself_from_an_endpoint_that_is_concurrent(fresh: Fre
     procs = fresh(2)
     (a,) = spawn(procs, Async)
     port, opened = Channel[Port[str]].open()
-    # `aside` waits for `hold` of the same actor, which waits for us.
+    # `aside` waits for `hold` of the same actor, which runs until this test releases it.
     held = a.aside.call_one([(a, "aside", "await"), (a, "go", "await")])
     holding = a.hold.call_one(port)
     release = opened.recv().get(timeout=WAIT)
@@ -378,7 +382,7 @@ def test_an_actor_may_call_itself_from_an_endpoint_that_is_concurrent(fresh: Fre
 def test_a_circle_through_a_concurrent_endpoint_turns(fresh: Fresh, last: str) -> None:
     a, b = spawn(fresh(2), Async, Sync)
 
-    # b calls back while `aside` of a waits for it.
+    # b calls a back while `aside` of a waits for b.
     future = a.aside.call_one([(b, "go", "await"), (a, last, "get")])
 
     assert future.get(timeout=WAIT) == "the end"
@@ -388,7 +392,8 @@ def test_a_concurrent_endpoint_that_has_begun_is_waited_for_in_peace(fresh: Fres
     procs = fresh(2)
     a, b = spawn(procs, Async, Async)
     port, opened = Channel[Port[str]].open()
-    # a waits for `hold_aside` of b, which has begun; b waits for a. That ends with the former.
+    # a waits for `hold_aside` of b, and b waits for a. That is no deadlock: `hold_aside` has begun
+    # and finishes without a.
     first = a.wait_for_hold_aside.call_one(b, port)
     release = opened.recv().get(timeout=WAIT)
     second = b.go.call_one([(a, "go", "await")])
@@ -415,7 +420,7 @@ def test_a_chain_that_waits_for_long_work_is_left_alone(fresh: Fresh, cls: type)
 
 
 class Supervising(Actor):
-    """Its `__supervise__`, a task, awaits an endpoint of its own actor."""
+    """An actor whose `__supervise__`, run as a task, awaits an endpoint of the same actor."""
 
     def __init__(self, told: Port[Any]) -> None:
         self.told = told
@@ -457,7 +462,7 @@ def test_only_the_wait_fails_and_not_the_call(fresh: Fresh, cls: type, look: str
     assert getattr(actor, look).call_one().get(timeout=WAIT) == ["the end"]
 
 
-# -- the books -----------------------------------------------------------------------------------
+# -- what the detector keeps ---------------------------------------------------------------------
 
 
 def test_the_watch_keeps_no_answer_alive(fresh: Fresh, proc: Any) -> None:

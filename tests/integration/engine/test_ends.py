@@ -1,4 +1,4 @@
-"""Every call ends: whoever dies, nobody waits for an answer that cannot come."""
+"""Every call ends: after any process dies, no caller keeps waiting for an impossible answer."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_dead_process_ends_what_is_in_flight_and_what_comes_after(
     ):
         with pytest.raises(SupervisionError):
             attempt().get(timeout=WAIT)
-    with open(fifo, "w"):  # release the other rank
+    with open(fifo, "w"):  # unblock the rank that still runs
         pass
     assert mortal.slice(gpus=1).pid.call_one().get(timeout=WAIT) != pid
     mortal.stop().get(timeout=WAIT)
@@ -125,7 +125,7 @@ class AsyncParent(Parent):
 def test_a_child_that_fails_while_its_parent_stops(
     fresh: Fresh, faults: Any, kind: type[Parent], handles: bool
 ) -> None:
-    """The parent is still asked; what it does not handle is its own owner's business."""
+    """The stopping parent still judges the failure; one it does not handle goes to its owner."""
     port, told = Channel[str].open()
     parent = fresh().spawn("parent", kind, fresh(), handles, port)
     parent.lose.broadcast()
@@ -140,7 +140,7 @@ def test_a_child_that_fails_while_its_parent_stops(
 
 
 def test_a_stopped_process_is_given_up(fresh: Fresh, faults: Any) -> None:
-    """Calls to it end as if it had been killed, and it is."""
+    """A process suspended by SIGSTOP is killed after `unresponsive_timeout`; calls to it fail."""
     with configured(unresponsive_timeout="200ms"):
         procs = fresh(2)
     mortal = procs.spawn("mortal", Mortal)
@@ -187,7 +187,7 @@ def test_a_stopped_launcher_goes_on(program: Program) -> None:
 
 @pytest.mark.failures
 def test_a_call_to_a_new_mesh_ends_though_the_agent_is_dead(program: Program) -> None:
-    """Without the agent nothing can start; whoever asks for a process is told."""
+    """No process can start without the host agent; each attempt to spawn one fails."""
     said = program(
         """
         procs = this_host().spawn_procs(per_host={"gpus": 2})
@@ -239,13 +239,13 @@ def test_a_proc_whose_link_broke_does_not_survive_its_mesh(fresh: Fresh, proc: A
         procs.stop().get(timeout=WAIT)
         assert select.select([watch], [], [], 5)[0], "stop() is done, the process is not"
     finally:
-        with contextlib.suppress(ProcessLookupError):  # reaped already
+        with contextlib.suppress(ProcessLookupError):  # the process has been reaped
             signal.pidfd_send_signal(watch, signal.SIGKILL)
         os.close(watch)
 
 
 def test_a_long_reason_to_stop(fresh: Fresh) -> None:
-    """It must not upset what travels on the same link after it."""
+    """A long stop reason does not corrupt the messages that follow it on the same link."""
     procs = fresh(1)
     first, second = procs.spawn("first", Mortal), procs.spawn("second", Taker)
     first.pid.call_one().get(timeout=WAIT)
@@ -263,7 +263,7 @@ class Taker(Actor):
 
 @pytest.mark.failures
 def test_a_process_that_never_becomes_a_proc(program: Program) -> None:
-    """A command that does not speak to us is given up after the configured time."""
+    """A spawn fails if its command does not connect within the configured time."""
     said = program(
         """
         configure(host_spawn_ready_timeout="1s", mesh_proc_spawn_max_idle="1s")
@@ -276,7 +276,10 @@ def test_a_process_that_never_becomes_a_proc(program: Program) -> None:
 
 
 def test_a_forked_child_writes_into_nobodys_file(program: Program) -> None:
-    """What a child inherits of the runtime must not act there, least of all from a finaliser."""
+    """Runtime objects that a forked child inherits do nothing there.
+
+    That matters most for finalisers, which would write to reused file descriptors.
+    """
     said = program(
         """
         import numpy
@@ -298,7 +301,7 @@ def test_a_forked_child_writes_into_nobodys_file(program: Program) -> None:
 
 
 def test_a_forked_child_keeps_what_it_sees(program: Program) -> None:
-    """The parent drops an array: its segment must not be filled anew under the child's eyes."""
+    """A segment that a forked child still maps is not reused when the parent drops its array."""
     said = program(
         """
         import numpy
@@ -349,7 +352,10 @@ class Maker(Actor):
 def test_a_program_ends_in_good_order_where_no_thread_can_be_started_at_its_exit(
     program: Program,
 ) -> None:
-    """As on Python 3.12: every actor is stopped, children first, and cleans up."""
+    """All actors are stopped, children first, and clean up.
+
+    Python 3.12 and later refuse to start threads at interpreter shutdown.
+    """
     said = program(
         """
         import atexit, threading
@@ -424,7 +430,7 @@ def test_an_actor_that_gets_no_thread_is_a_failure_that_says_so(
 
 
 class Full(Actor):
-    """Has no free descriptor, if asked."""
+    """An actor that can use up all file descriptors of its process."""
 
     def __init__(self) -> None:
         self.files: list[int] = []
@@ -450,7 +456,7 @@ class Full(Actor):
 
 
 def test_a_payload_for_which_there_is_no_descriptor_is_refused_alone(fresh: Fresh) -> None:
-    """The actor lives, and so does the link: what comes after it arrives."""
+    """The actor and the link stay open, and later messages arrive."""
     full = fresh(1).spawn("full", Full)
     full.fill.call_one().get(timeout=WAIT)
     for _ in range(3):

@@ -1,8 +1,7 @@
-"""A test during which a reactor reports an error, or a failure reaches the root, fails.
+"""The root conftest fails each test during which a reactor error or an unhandled failure occurs.
 
-Shown by runs of pytest with the root conftest of this project. In the runs with an error every
-callback and timer of the reactors of one kind of process raises after it ran, which no caller
-notices.
+These tests run pytest with the root conftest of this project. To inject reactor errors, each
+callback and timer in one kind of process raises after its work is done. No caller can notice that.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 
-# Loaded by every process that starts with this folder on its path.
+# Written to `sitecustomize.py`, which every new interpreter of the run imports.
 INJECTION = """
 import os, sys
 
@@ -102,7 +101,7 @@ def test_failure():
 
 
 def run(tmp_path: Path, program: str, inject: str | None = None) -> tuple[int, str]:
-    """The exit status and the output of pytest for this test."""
+    """Run pytest on `program`; return its exit status and output."""
     (tmp_path / "test_it.py").write_text(program)
     environ = dict(os.environ)
     if inject is not None:
@@ -127,7 +126,7 @@ def test_an_error_in_the_reactor_of(role: str, tmp_path: Path) -> None:
     assert "KeyError: 'injected'" in output
     assert "no test wants these" in output
     assert "ERROR test_it.py::test_echo" in output
-    assert "1 passed" in output  # the test itself notices nothing
+    assert "1 passed" in output  # the error is invisible to the test itself
     assert status == 1
 
 

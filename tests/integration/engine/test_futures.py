@@ -1,4 +1,4 @@
-"""Futures among those of asyncio and `concurrent.futures`, and calls that are cancelled."""
+"""Futures used with asyncio and `concurrent.futures`, and cancelled calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Plain(Actor):
 
     @endpoint
     def hold(self, opened: Any) -> str:
-        """Wait for what is sent through a gate."""
+        """Send a gate to `opened` and block until a message arrives through the gate."""
         gate, receiver = Channel.open()
         opened.send(gate)
         receiver.recv().get()
@@ -91,13 +91,13 @@ def plain(procs: Any) -> Any:
 
 @pytest.fixture
 def held(plain: Any) -> tuple[Any, Any]:
-    """A call that is under way, and what ends it."""
+    """Return the future of a call in progress, and the port that ends the call."""
     opened, receiver = Channel.open()
     future = plain.hold.call_one(opened)
     return future, receiver.recv().get(timeout=WAIT)
 
 
-# -- the ecosystem -------------------------------------------------------------------------------
+# -- asyncio and concurrent.futures --------------------------------------------------------------
 
 
 def test_done(held: Any) -> None:
@@ -152,7 +152,7 @@ def test_asyncio_wait(held: Any, plain: Any, procs: Any, when: str) -> None:
             gate.send(None)
         done, pending = await asyncio.wait([slow, quick], return_when=when, timeout=WAIT)
         both = when == asyncio.ALL_COMPLETED
-        if sys.version_info < (3, 11):  # `wait` hands out tasks around what is no future of asyncio
+        if sys.version_info < (3, 11):  # `wait` returns tasks for foreign futures
             assert (len(done), len(pending)) == ((2, 0) if both else (1, 1))
         else:
             assert (done, pending) == (({slow, quick}, set()) if both else ({quick}, {slow}))
@@ -193,7 +193,7 @@ def test_concurrent_futures_wait_and_as_completed(held: Any, plain: Any, procs: 
     assert endless.cancel()
 
 
-# -- cancel --------------------------------------------------------------------------------------
+# -- cancelling ----------------------------------------------------------------------------------
 
 
 def test_a_cancelled_call_ends_all_waits(held: Any) -> None:

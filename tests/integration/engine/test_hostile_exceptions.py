@@ -1,4 +1,4 @@
-"""Every call ends, whatever the exception that ends it does when it is reported."""
+"""Every call ends, even if its exception misbehaves when it is formatted, pickled or raised."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def procs() -> Iterator[Any]:
 @KINDS
 @pytest.mark.parametrize("how", HOSTILE)
 def test_an_exception_of_an_endpoint_is_an_answer(procs: Any, kind: Any, how: str) -> None:
-    """Also to the calls behind it: the actor lives."""
+    """A call queued behind the failing one is answered too, since the actor survives."""
     mesh = procs.spawn("actor", kind)
     failing, well = mesh.fail.call_one(how), mesh.well.call_one()
     with pytest.raises(ActorError) as caught:
@@ -148,7 +148,7 @@ def test_a_cleanup(procs: Any, kind: Any, how: str) -> None:
 @KINDS
 @pytest.mark.parametrize("how", WORST)
 def test_a_restart(procs: Any, kind: Any, how: str, faults: queue.Queue[Any]) -> None:
-    """Which fails each time: the supervisor gives the rank up, and says so."""
+    """If `__restart__` fails each time, the supervisor gives the rank up and reports it."""
     supervisor = Supervisor(max_restarts=1, backoff=0.0)
     mesh = supervisor.spawn(procs, "actor", kind, restart=how)
     with pytest.raises(SupervisionError):
@@ -210,7 +210,7 @@ def test_an_answer_that_cannot_be_sent(procs: Any, kind: Any, how: str) -> None:
 
 
 class Leaves:
-    """Ends the process that unpickles it."""
+    """An object whose unpickling calls `sys.exit`."""
 
     def __reduce__(self) -> Any:
         return sys.exit, (3,)
@@ -239,7 +239,7 @@ def test_an_exception_that_is_sent_to_a_port(how: str) -> None:
 
 
 class Big(Actor):
-    """Has as much memory as it has, and little more."""
+    """An actor whose process cannot grow by more than a given number of bytes."""
 
     @endpoint
     def limit(self, more: int) -> None:

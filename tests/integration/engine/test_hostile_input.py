@@ -1,4 +1,4 @@
-"""A process that is fed with garbage closes the link the garbage came on, and stays healthy."""
+"""A process that receives malformed frames closes that link and stays healthy."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ GARBAGE = {
 class Vandal(Actor):
     @endpoint
     def write_to(self, uid: int, data: bytes, hang_up: bool = False) -> str:
-        """Send raw bytes to another proc; returns why the link ended."""
+        """Send raw bytes to another proc and return the reason for which the link was closed."""
         link = client_proc().link_to(uid)
         assert isinstance(link, Link)
-        with contextlib.suppress(OSError):  # the peer may have had enough before the end
+        with contextlib.suppress(OSError):  # the peer may close the link during the send
             link.sock.send(data)
             if hang_up:
                 link.sock.shutdown(socket.SHUT_WR)
@@ -72,7 +72,7 @@ def test_garbage_from_a_proc(fresh: Fresh, kind: str) -> None:
 
 @pytest.mark.internal_errors
 def test_nothing_in_a_control_frame_is_unpickled(fresh: Fresh, tmp_path: Any) -> None:
-    """Only payloads are pickles; an event about an actor's end is not a payload."""
+    """Only payloads are unpickled; an event that reports an actor's exit is not a payload."""
     procs = fresh(2)
     trace = tmp_path / "unpickled"
     inside = procs.spawn("inside", Inside)
@@ -90,7 +90,7 @@ def test_nothing_in_a_control_frame_is_unpickled(fresh: Fresh, tmp_path: Any) ->
 @pytest.mark.usefixtures("reactor_is_well")
 @pytest.mark.parametrize("kind", ["text", "random"])
 def test_garbage_from_a_proc_to_its_host_agent(fresh: Fresh, kind: str) -> None:
-    """The agent gives up that proc, and only that."""
+    """The agent closes the link to that proc only, and no other proc is affected."""
     good = fresh(1).spawn("inside", Inside)
     bad = fresh(1).spawn("vandal", AgentVandal)
     pid = good.pid.call_one().get(timeout=WAIT)
@@ -117,7 +117,7 @@ class AgentVandal(Actor):
         assert agent is not None
         if data:
             agent.sock.send(data)
-            # From now on we hear nothing of the agent; it is for the agent to end us.
+            # In reply the agent closes this link and ends this process.
 
 
 @pytest.mark.failures

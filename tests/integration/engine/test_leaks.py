@@ -1,6 +1,6 @@
-"""Work leaves nothing behind: what client, agent and launchers hold comes back to base line.
+"""Completed work leaks nothing: client, agent and launchers return to their baseline.
 
-The long runs of the same are commands, in tests/soak.
+The long runs of these checks are the commands in tests/soak.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MB = 1_000_000
 @pytest.fixture
 def echo_class() -> type[Actor]:
     class Echo(Actor):
-        """Defined here it travels by value: not every process has to import pytest."""
+        """A local class, sent by value, so that the procs need not import pytest."""
 
         @endpoint
         def echo(self, value: Any) -> Any:
@@ -97,7 +97,10 @@ def test_three_hundred_payloads(fresh: Fresh, proc: Any, echo_class: Any) -> Non
 
 
 def test_thirty_registrations(fresh: Fresh, proc: Any, echo_class: Any) -> None:
-    """Dropped by somebody else, or forgotten: 16 MB each would be seen to stay."""
+    """Buffers that another process drops, and buffers whose last handle is lost, are released.
+
+    Each has 16 MB, so that a leak would be visible.
+    """
     echo = fresh(1).spawn("echo", echo_class)
 
     def register() -> None:

@@ -1,4 +1,4 @@
-"""Many processes are no other case than few: each answers once, in its place, and ends."""
+"""A mesh of 128 processes behaves as a small one: each answers once, in order, and exits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MANY = 128
 
 def test_a_hundred_and_twenty_eight(fresh: Fresh) -> None:
     class Where(Actor):
-        """Defined here it travels by value: not every process has to import pytest."""
+        """A local class, sent by value, so that the procs need not import pytest."""
 
         @endpoint
         def where(self) -> tuple[int, int]:

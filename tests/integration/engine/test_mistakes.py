@@ -1,4 +1,4 @@
-"""Errors of mistakes say which endpoint and argument it was, and what to do instead."""
+"""The error for a caller's mistake names the endpoint and the argument, and the remedy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class A(Actor):
 
     @endpoint
     def make(self, directory: str) -> Any:
-        """An object that only this process can make."""
+        """Return an object whose module only this process can import."""
         sys.path.insert(0, directory)
         try:
             return importlib.import_module("found_here_only").Thing()
@@ -65,7 +65,7 @@ class Model:
 
 
 class Holder(Actor):
-    lock = LOCK  # it cannot travel with the class
+    lock = LOCK  # a class attribute that cannot be pickled
 
     @endpoint
     def held(self) -> None:
@@ -206,7 +206,7 @@ MISTAKES: list[tuple[Callable[[Any, Any, Any], Any], type[Exception], str]] = [
             "spawn(procs, 'name', Class, ...), not 'x' as the procs"
         ),
     ),
-    # what cannot be sent
+    # values that cannot be sent
     (
         lambda a, one, procs: one.forward.call_one({"lock": LOCK}),
         TypeError,
@@ -336,7 +336,7 @@ def test_futures_are_called_by_their_name(one: Any) -> None:
 
 
 def test_meshes_of_one_name_are_told_apart(a: Any, procs: Any) -> None:
-    """The printed handle has the name that reports have."""
+    """The repr of a handle contains the unique name that error reports use."""
     other = procs.spawn("a", A)
     assert repr(other) != repr(a)
     with pytest.raises(ActorError) as caught:
@@ -401,4 +401,4 @@ def test_huge_bytes_are_advised_against_once(one: Any, monkeypatch: pytest.Monke
     with pytest.warns(UserWarning, match=r"numpy\.frombuffer") as caught:
         assert len(one.forward.call_one(bytes(1 << 20)).get()) == 1 << 20
     assert [warning.filename for warning in caught] == [__file__]
-    assert len(one.forward.call_one(bytes(1 << 20)).get()) == 1 << 20  # not again
+    assert len(one.forward.call_one(bytes(1 << 20)).get()) == 1 << 20  # no second warning

@@ -1,7 +1,7 @@
-"""However a program ends, nothing that it started runs on.
+"""However a program exits, no process that it started keeps running.
 
-Every process below the client is found by a variable of the environment that the client was
-started with: it is inherited by all of them, whoever their parent is by now.
+The tests find these processes by an environment variable of the client. Each descendant inherits
+the variable, and keeps it when it gets a new parent.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ LAUNCHERS = 2
 
 
 class Client:
-    """A program with procs of every kind, one of them spinning; it evaluates what it is told."""
+    """A program with procs of every kind, one of them spinning.
+
+    It evaluates each expression that it reads from stdin.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.mark = f"MONARCH_TEST_MARK={uuid.uuid4().hex}"
@@ -89,12 +92,12 @@ class Client:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # as a shell does with a job: Ctrl-C reaches the group
+            start_new_session=True,  # as a shell does, so that Ctrl-C reaches the group
         )
         self.pid = self.process.pid
 
     def running(self) -> list[int]:
-        """What was started by the program, itself included, and has not ended."""
+        """Return the pids of the program and of its descendants that still run."""
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
@@ -160,7 +163,7 @@ def test_nothing_outlives_the_agent_but_the_client(client: Client) -> None:
 
 @pytest.mark.failures
 def test_procs_do_not_outlive_their_launcher(client: Client) -> None:
-    """Those of the other launcher live on, and the next spawn gets a new launcher."""
+    """Procs of the other launcher survive, and the next spawn starts a new launcher."""
     agent = agent_of(client)
     launchers = {pid: children(pid) for pid in children(agent)}
     assert len(launchers) == LAUNCHERS

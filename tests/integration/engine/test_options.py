@@ -1,4 +1,4 @@
-"""`endpoint.options`: deadlines of calls, and failures as results."""
+"""`endpoint.options`: call deadlines, and partial results with failures in place of values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class Worker(Actor):
 
     @endpoint
     def hold(self, ready: Port[Port[None]], ranks: list[int] | None = None) -> int:
-        """Answer when something comes through the port that `ready` gets."""
+        """Return the rank; on `ranks`, or on all by default, block first.
+
+        A blocked call sends a port to `ready`, and continues when a message arrives there.
+        """
         self.calls += 1
         rank = current_rank().rank
         if ranks is None or rank in ranks:
@@ -99,7 +102,7 @@ class Fragile:
 
 
 def expire(proc: Proc, endpoint: Any) -> None:
-    """Let the deadlines of calls of `endpoint` come now."""
+    """Expire the deadlines of all pending calls of `endpoint` now."""
 
     def fire() -> None:
         reactor = proc.reactor
@@ -117,7 +120,7 @@ def gates(count: int, receiver: Any) -> list[Port[None]]:
 
 @pytest.fixture(scope="module")
 def four() -> Any:
-    """A mesh of four whose actors no test makes fail."""
+    """Yield four procs that tests share, so no test makes an actor fail there."""
     procs = this_host().spawn_procs({"gpus": 4})
     yield procs
     procs.stop().get(timeout=WAIT)
@@ -131,7 +134,7 @@ def test_an_endpoint_with_options_is_an_endpoint(four: Any) -> None:
     quick = mesh.rank.options(timeout=WAIT)
     assert isinstance(quick, ActorEndpoint)
     assert type(quick).__name__ == type(mesh.rank).__name__
-    for _ in range(2):  # as often as one likes
+    for _ in range(2):  # the options hold for each call
         assert quick.call().get(timeout=WAIT).values() == [0, 1, 2, 3]
     assert quick.choose().get(timeout=WAIT) in range(4)
     assert sorted(future.get(timeout=WAIT) for future in quick.stream()) == [0, 1, 2, 3]
@@ -211,7 +214,7 @@ def test_a_call_of_one_that_takes_too_long(four: Any, proc: Proc) -> None:
         text = str(caught.value)
         for part in ("worker.hold()", "0.05 s", "{'gpus': 3/4}", "goes on running", "options("):
             assert part in text
-        with pytest.raises(TimeoutError, match="goes on running"):  # the same, each time
+        with pytest.raises(TimeoutError, match="goes on running"):  # again on each `get`
             future.get()
         until(lambda: len(proc.ports) <= before)
         (go,) = gates(1, receiver)
@@ -223,7 +226,7 @@ def test_an_endpoint_goes_on_and_its_late_answer_is_dropped(four: Any, proc: Pro
     mesh = four.spawn("worker", Worker)
     ready, receiver = Channel[Port[None]].open()
     one = mesh.slice(gpus=0)
-    one.rank.call_one().get(timeout=WAIT)  # the link is there
+    one.rank.call_one().get(timeout=WAIT)  # opens the link
     gc.collect()
     segments, ports, descriptors = proc.segments.statistics[0], len(proc.ports), _descriptors()
     future = one.large.options(timeout=SOON).call_one(ready)
@@ -231,12 +234,12 @@ def test_an_endpoint_goes_on_and_its_late_answer_is_dropped(four: Any, proc: Pro
     with pytest.raises(TimeoutError):
         future.get(timeout=WAIT)
     go.send(None)
-    assert one.rank.call_one().get(timeout=WAIT) == 0  # after the late answer, on the same link
+    assert one.rank.call_one().get(timeout=WAIT) == 0  # arrives after the late answer
     with pytest.raises(TimeoutError, match="goes on"):
         future.get(timeout=WAIT)
-    # Not more than before: what earlier meshes left may go meanwhile.
+    # Sizes may also shrink, since remains of earlier meshes may be released meanwhile.
     until(lambda: proc.segments.statistics[0] <= segments and len(proc.ports) <= ports)
-    until(lambda: _descriptors() <= descriptors + 1)  # segments are kept for later by both sides
+    until(lambda: _descriptors() <= descriptors + 1)  # both sides pool segments
 
 
 def _descriptors() -> int:
@@ -295,7 +298,7 @@ def test_the_deadline_is_the_callers_whoever_looks_and_when(four: Any) -> None:
 
     asyncio.run(asyncio.wait_for(look(), WAIT))
     future = one.hold.options(timeout=SOON).call_one(ready)
-    until(lambda: future._phase)  # without a look at it
+    until(lambda: future._phase)  # completes though no caller waits on it
     go_on()
     assert isinstance(future.exception(timeout=0), TimeoutError)
 
@@ -328,7 +331,7 @@ def test_a_call_inside_an_actor_has_a_deadline_too(four: Any) -> None:
     ready, receiver = Channel[Port[None]].open()
     assert "no answer within" in caller.call_with_deadline.call_one(mesh, ready).get(timeout=WAIT)
     gates(1, receiver)[0].send(None)
-    beside = four.slice(gpus=1).spawn("beside", Worker)  # in the process of the caller
+    beside = four.slice(gpus=1).spawn("beside", Worker)  # in the caller's process
     assert "no answer within" in caller.call_with_deadline.call_one(beside, ready).get(timeout=WAIT)
     gates(1, receiver)[0].send(None)
     assert beside.rank.call_one().get(timeout=WAIT) == 0
@@ -417,7 +420,7 @@ def test_other_adverbs_raise_as_usual(four: Any) -> None:
 
 @pytest.mark.failures
 def test_each_rank_has_its_own_outcome(fresh: Fresh, proc: Proc) -> None:
-    """A value, an exception, a dead actor, a dead process and one that is too late, in one call."""
+    """One call returns a value, an exception, a dead actor, a dead process and a timeout."""
     procs = fresh(5)
     mesh = procs.spawn("worker", Mixed)
     pids = procs.spawn("inside", Inside).pid.call().get(timeout=WAIT).values()
@@ -444,7 +447,7 @@ def test_each_rank_has_its_own_outcome(fresh: Fresh, proc: Proc) -> None:
     until(lambda: len(proc.ports) <= before)
     for go in running:
         go.send(None)
-    # A mesh with dead ranks may be asked again.
+    # A mesh with dead ranks can be called again.
     alive = mesh.ping.options(on_failure="partial").call().get(timeout=WAIT)
     healthy = [point for point, _ in alive.successes()]
     assert [point["gpus"] for point in healthy] == [0, 1, 4]

@@ -1,7 +1,7 @@
-"""FIFO per sender and receiver, whatever adverb, slice and size; nothing lost or doubled.
+"""In-order, exactly-once delivery per sender and receiver, for any adverb, slice and size.
 
-Links are made narrow (a send buffer of a few kilobytes), so that most messages are queued and
-written in pieces by the reactor, while small ones and descriptors mix in.
+Links get a send buffer of a few kilobytes. Most messages are then queued and written in pieces by
+the reactor, interleaved with small messages and with descriptors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def narrow(link: Any) -> None:
 
 
 class Log(Actor):
-    """Remembers what came, by sender."""
+    """An actor that records the numbers of the messages it received, by sender."""
 
     def __init__(self) -> None:
         self.seen: dict[Any, list[int]] = {}
@@ -55,7 +55,7 @@ class Sender(Actor):
 def carry_out(
     name: Any, logs: Any, plan: list[tuple[str, int | None, int]], port: Any
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Send as planned; which numbers each rank must have seen, and which it has."""
+    """Send the messages of `plan`; return the numbers that each rank should have, and has."""
     expected: list[list[int]] = [[] for _ in range(len(logs))]
     waiting: list[Any] = []
     for link in logs._resolve_links():
@@ -73,7 +73,7 @@ def carry_out(
         waiting += [] if result is None else list(result) if adverb == "stream" else [result]
     for future in waiting:
         future.get(timeout=WAIT)
-    # Asked by the sender: nothing says that another one's question comes behind its broadcasts.
+    # The sender itself asks: no order holds between its broadcasts and another process's call.
     return expected, logs.take.call(name).get(timeout=WAIT).values()
 
 
@@ -146,14 +146,15 @@ class Counter(Actor):
 
 
 def flood(procs: Any, messages: int, patience: float) -> None:
-    """`messages` in all, from each proc to each, counted and in order."""
+    """Send `messages` in all, from each proc to each; check that all arrive, in order."""
     size = len(procs)
     senders, receivers = procs.spawn("senders", Counter), procs.spawn("receivers", Counter)
     each = messages // size // size
     futures = [senders.slice(gpus=who).flood.call_one(receivers, who, each) for who in range(size)]
     for future in futures:
         future.get(timeout=patience)
-    # A proc answers on another link than the senders': FIFO says nothing of the client's question.
+    # The client's call uses another link than the senders' messages, so it may arrive before them:
+    # repeat it until all messages are counted.
     expected = [(each * size, 0)] * size
     got = []
     for _ in range(10_000):

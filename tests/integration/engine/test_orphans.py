@@ -1,8 +1,8 @@
-"""What user code starts inside an actor goes with the actor's process, however that ends.
+"""Processes that user code starts in an actor end with the actor's process, however that exits.
 
-Forks, daemons, commands, and processes of multiprocessing with all three start methods; and what
-they leave in /dev/shm and in the temporary directory. Every process below the client is found by a
-variable of the environment that the client was started with.
+The tests cover forks, daemons, commands, and multiprocessing with all three start methods, and the
+files that these leave in /dev/shm and in the temporary directory. They find the client's
+descendants by an environment variable that each of them inherits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .conftest import WAIT, kill, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has child subreapers")
 
-# To be importable by what multiprocessing spawns.
+# A module of its own, because processes that multiprocessing spawns must import it.
 CHILD = """
 import os, signal
 
@@ -107,7 +107,7 @@ KINDS = {"fork", "daemon", "shell", "janitor", "mp-fork", "mp-spawn", "mp-forkse
 
 
 class Client:
-    """A program with two procs; in one of them `start` starts children of all kinds."""
+    """A program with two procs; `start` makes one of them start a child of each kind."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -143,7 +143,7 @@ class Client:
         (self.launcher,) = children(self.agent)
 
     def running(self) -> set[int]:
-        """What was started by the program, itself included, and has not ended."""
+        """Return the pids of the program and of its descendants that still run."""
         found = set()
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
@@ -167,10 +167,10 @@ class Client:
         return self.process.stdout.readline().strip()
 
     def leaves(self, *pids: int) -> bool:
-        """Whether only these processes are left, and no files."""
+        """Whether exactly the processes `pids` still run, and their files are removed."""
         try:
             files = list(self.temporary.rglob("*"))
-        except FileNotFoundError:  # of a directory that is being removed
+        except FileNotFoundError:  # a directory disappeared during the search
             return False
         return (
             self.running() == set(pids)
@@ -179,7 +179,7 @@ class Client:
         )
 
     def is_kept(self, path: Path) -> bool:
-        """Whether it is the directory that an agent has for its procs, and removes at its end."""
+        """Whether `path` is the scratch directory of the running agent."""
         return self.agent in self.running() and path.parent == self.temporary and path.is_dir()
 
 
@@ -189,7 +189,7 @@ def children(pid: int) -> list[int]:
 
 @pytest.fixture
 def fresh_client() -> Iterator[Client]:
-    # Not `tmp_path`: names of sockets may not be long.
+    # `tmp_path` would exceed the maximum length of a socket's path.
     folder = Path(tempfile.mkdtemp(prefix="orphans-"))
     client = Client(folder)
     with client.process:
@@ -198,7 +198,7 @@ def fresh_client() -> Iterator[Client]:
             yield client
         finally:
             for pid in client.running():
-                with contextlib.suppress(ProcessLookupError):  # it was about to end
+                with contextlib.suppress(ProcessLookupError):  # it exited meanwhile
                     kill(pid)
             shutil.rmtree(folder)
 
@@ -209,13 +209,13 @@ def client(fresh_client: Client) -> Client:
     return fresh_client
 
 
-# -- the proc ends, and the program goes on --------------------------------------------------------
+# -- the proc exits, and the program continues -----------------------------------------------------
 
 
 @pytest.mark.failures
 @pytest.mark.parametrize("end", ["stop", "SIGKILL"])
 def test_they_go_with_their_proc(client: Client, end: str) -> None:
-    """Whatever its ``__cleanup__`` raises; and what other procs started stays."""
+    """Children end even if the actor's ``__cleanup__`` raises; those of other procs stay."""
     if end == "stop":
         client.ask("procs.stop().get()")
     else:
@@ -228,7 +228,7 @@ def test_they_go_with_their_proc(client: Client, end: str) -> None:
 
 @pytest.mark.failures
 def test_a_daemon_lives_as_long_as_its_proc(client: Client) -> None:
-    """Its parent has ended, but that was no proc."""
+    """A daemon survives its own parent, which was not the proc."""
     kill(client.other)
     until(lambda: client.other not in client.running())
     assert client.children <= client.running()
@@ -256,10 +256,11 @@ def test_they_go_with_the_client_while_the_agent_is_stopped(client: Client) -> N
 
 @pytest.mark.failures
 def test_they_go_with_an_agent_that_had_not_read_all(client: Client) -> None:
-    """Its launcher sees a reset, not an end."""
+    """An agent killed with unread data resets the connection, so its launcher sees no clean EOF."""
     os.kill(client.agent, signal.SIGSTOP)
     kill(client.other)
-    until(lambda: not Path(f"/proc/{client.other}").exists())  # reaped, and so reported
+    # The launcher reports the exit to the agent when it reaps the process.
+    until(lambda: not Path(f"/proc/{client.other}").exists())
     kill(client.agent)
     until(lambda: client.leaves(client.pid))
 
@@ -267,7 +268,7 @@ def test_they_go_with_an_agent_that_had_not_read_all(client: Client) -> None:
 @pytest.mark.failures
 @pytest.mark.parametrize("end", ["agent", "client"])
 def test_they_go_though_the_launcher_is_busy(client: Client, end: str) -> None:
-    """It is importing, and does not look at its socket."""
+    """A launcher that is importing a module does not read its socket."""
     (client.folder / "numpy.py").write_text(
         "open('importing.new', 'w').close()\n"
         "import os; os.rename('importing.new', 'importing')\n"
@@ -283,7 +284,7 @@ def test_they_go_though_the_launcher_is_busy(client: Client, end: str) -> None:
         until(lambda: client.leaves())
 
 
-# -- the program ends ------------------------------------------------------------------------------
+# -- the program exits -----------------------------------------------------------------------------
 
 ENDS: dict[str, Callable[[Client], Any]] = {
     "its input ends": lambda client: client.process.stdin.close(),  # type: ignore[union-attr]
@@ -329,7 +330,10 @@ def test_ctrl_c_during_a_spawn(client: Client) -> None:
 
 @pytest.mark.failures
 def test_both_agent_and_launcher_are_killed(fresh_client: Client) -> None:
-    """No proc survives. (What procs started would: nobody is left who could know of it.)"""
+    """No proc survives.
+
+    Children of procs would survive, since no process that knows them is left.
+    """
     (agent,) = children(fresh_client.pid)
     (launcher,) = children(agent)
     os.kill(launcher, signal.SIGSTOP)
@@ -338,11 +342,11 @@ def test_both_agent_and_launcher_are_killed(fresh_client: Client) -> None:
     until(lambda: fresh_client.running() == {fresh_client.pid})
 
 
-# -- a child is not the actor ----------------------------------------------------------------------
+# -- a forked child is not the actor ---------------------------------------------------------------
 
 
 class Forks(Actor):
-    """Forks; the children go on as if they were the actor."""
+    """An actor that forks in its endpoints; the children return from them as the actor does."""
 
     @endpoint
     def pid(self) -> int:
@@ -393,7 +397,7 @@ class Pids(Actor):
 
 
 def test_a_forked_child_is_told_that_meshes_are_its_parents(fresh: Callable[..., Any]) -> None:
-    """Those it has called before, and those it has not; and not by waiting."""
+    """A child's call fails at once, for meshes that the parent has called and for others."""
     called, new = (fresh(2).spawn(name, Pids) for name in ("called", "new"))
     called.pid.call().get(timeout=WAIT)
     read, write = os.pipe()
@@ -434,7 +438,7 @@ def test_a_process_of_multiprocessing_does_not_speak_for_the_actor(
 
 
 class Loads(Actor):
-    """Reads from a torch DataLoader with workers, and keeps them."""
+    """An actor that reads from a torch DataLoader and keeps its worker processes alive."""
 
     @endpoint
     def load(self) -> list[int]:

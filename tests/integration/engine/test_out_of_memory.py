@@ -1,4 +1,4 @@
-"""The out-of-memory killer, for real: in a control group of the test's own."""
+"""Reports of the kernel's out-of-memory killer, which acts in a control group of the test."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def gone(group: Path) -> bool:
 
 @pytest.fixture
 def group() -> Iterator[str]:
-    """A group with a limit of `LIMIT` bytes, below that of the tests or of the whole system."""
+    """Yield the path of a control group limited to `LIMIT` bytes.
+
+    Its parent is the group of this process or an ancestor of that; skip if none can be made.
+    """
     above = memory_groups(
         Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()
     )
@@ -73,7 +76,7 @@ def group() -> Iterator[str]:
             if (made / name).exists():
                 (made / name).write_text(str(LIMIT))
                 yield str(made)
-                until(partial(gone, made))  # its agent may be ending yet
+                until(partial(gone, made))  # the program's agent may still be exiting
                 return
         made.rmdir()
     pytest.skip("no control group for memory can be made here")
@@ -82,7 +85,7 @@ def group() -> Iterator[str]:
 @pytest.mark.failures
 @pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
 def test_a_process_that_takes_too_much_memory(tmp_path: Path, group: str) -> None:
-    """The report says who killed it, and does not say so of the others."""
+    """Only the report of the process that ran out of memory names the out-of-memory killer."""
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     done = subprocess.run(

@@ -1,7 +1,8 @@
-"""The path of a call is short: the Python functions that one call enters are counted.
+"""The path of a call is short: one call enters a limited number of Python functions.
 
-Both processes and all their threads count, the endpoint itself included. A function costs 0.1 to
-0.2 us, so their number is most of what a round trip costs above the wake-ups of threads.
+The count covers both processes: the calling thread, the actor's thread with the endpoint itself,
+and both reactors. A function costs 0.1 to 0.2 us, so their number is most of the cost of a round
+trip above the wake-ups of threads.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def counting(counts: Counter[str]) -> Callable[..., None]:
 
 
 def profile(note: Callable[..., None] | None) -> None:
-    """Have `note` called for this thread and the reactor's."""
+    """Install `note` as the profiler of this thread and of the reactor's."""
     client_proc().reactor.call_soon(sys.setprofile, note)
     sys.setprofile(note)
 
@@ -55,7 +56,7 @@ def test_a_call_enters_at_most_45_functions() -> None:
     procs = this_host().spawn_procs({"gpus": 1})
     actor = procs.spawn("counted", Counted)
     double = actor.double.call_one
-    for value in range(CALLS):  # what is made once is made now
+    for value in range(CALLS):  # warm-up: one-time work is done before counting
         assert double(value).get(timeout=60) == 2 * value
     actor.begin.call_one().get(timeout=60)
     here: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Promises of docs/failures.md that no other test is about; docs/reliability.md lists them all."""
+"""Promises of docs/failures.md that no other test covers; docs/reliability.md lists them all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Parent(Actor):
 
     @endpoint
     def lose(self) -> list[int]:
-        """The failures judged when this one is known, and this message is not over."""
+        """Return the threads that judged failures while this message was handled."""
         try:
             self.child.leave.call_one().get(timeout=WAIT)
         except SupervisionError:

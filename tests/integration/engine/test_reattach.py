@@ -1,7 +1,7 @@
 """A job with a grace period outlives its driver, and another driver takes it over.
 
-Drivers are programs that evaluate what they are told. Everything that belongs to a job is found by
-a variable of the environment that all its processes inherit.
+A driver is a program that evaluates each expression that it reads from stdin. The tests find the
+processes of a job by an environment variable that all of them inherit.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ for line in sys.stdin:
 
 
 class Job:
-    """A job by its name, and the programs that drive it."""
+    """The name of a job, and the driver programs that were started for it."""
 
     def __init__(self, folder: Path) -> None:
         self.mark = f"MONARCH_TEST_MARK={uuid.uuid4().hex}"
@@ -150,7 +150,7 @@ class Job:
         return Driver(process)
 
     def running(self) -> list[int]:
-        """The processes of the job, and of its drivers."""
+        """Return the pids of the job's processes and of its drivers."""
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
@@ -182,7 +182,10 @@ class Driver:
         self.process.wait(WAIT)
 
     def missed(self) -> bool:
-        """Take the job over, and leave it; whether two failures were missed."""
+        """Take the job over and exit; return whether two failures were missed.
+
+        A failure is missed if it occurred while the job had no driver.
+        """
         self("again()")
         both = len(self("failed()")) == 2
         self.end()
@@ -206,7 +209,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
                     pipe.close()
         process.wait(WAIT)
     try:
-        until(lambda: not job.running())  # a test ends its job
+        until(lambda: not job.running())  # each test shuts down its job
     finally:
         for pid in job.running():
             with contextlib.suppress(ProcessLookupError):
@@ -218,7 +221,7 @@ END = "shutdown_context().get(timeout=60)"
 
 @pytest.mark.failures
 def test_a_killed_driver_is_succeeded(job: Job) -> None:
-    """The same processes, the state of the actors, and a life after it."""
+    """A new driver finds the same processes and actor state, and controls the job."""
     first = job.driver()
     assert first("start()") == [1, 1, 1]
     pids = first("counters.pid.call().get().values()")
@@ -230,7 +233,7 @@ def test_a_killed_driver_is_succeeded(job: Job) -> None:
     assert second("counters.slice(gpus=1).add.call_one(5).get()") == 6
     assert second("failed()") == []
     assert second("faults") == []
-    # It is its own job now: it can spawn, be told of failures, and stop what it took over.
+    # The new driver owns the job: it can spawn, receive failures, and stop the meshes.
     assert second("procs.spawn('more', Counter).add.call(7).get().values()") == [7, 7, 7]
     assert second("len(this_host().spawn_procs().spawn('own', Counter).pid.call().get())") == 1
     kill(pids[2])
@@ -245,7 +248,7 @@ def test_a_killed_driver_is_succeeded(job: Job) -> None:
 
 
 def test_a_driver_that_ends_leaves_its_job_as_well(job: Job) -> None:
-    """As a notebook does that is restarted; and each has a successor."""
+    """A driver that exits normally, as a restarted notebook does, can be succeeded repeatedly."""
     driver = job.driver()
     driver("start()")
     pids = driver("counters.pid.call().get().values()")
@@ -269,11 +272,11 @@ def test_failures_that_it_missed_are_told_to_the_successor(job: Job, tmp_path: P
     kill(pids[2])
     until(lambda: pids[2] not in job.running())
     flag.touch()
-    # (When the actor has failed nobody is told, so it is asked again and again.)
+    # No driver is notified when the actor fails, so poll with short-lived drivers.
     until(lambda: job.driver().missed())
     second = job.driver()
     second("again()")
-    # (The answers of the two processes are in no order.)
+    # Reports of the two processes arrive in any order.
     (asked, failed), (killed, ended) = sorted(second("failed()"))
     assert (asked, killed) == ([0], [2])
     assert "it was asked to" in failed
@@ -284,7 +287,10 @@ def test_failures_that_it_missed_are_told_to_the_successor(job: Job, tmp_path: P
 
 
 def test_what_was_meant_for_the_old_driver_does_not_reach_the_new_one(job: Job) -> None:
-    """Ports; and actors that called it, or wait for it, go on."""
+    """A message to a port of the old driver does not reach the new one.
+
+    Actors that called the old driver, or wait for it, continue.
+    """
     first = job.driver()
     first("start()")
     assert first("globals().update(zip(('port', 'receiver'), Channel.open())) or 1")
@@ -367,7 +373,10 @@ def test_without_a_grace_period_there_is_no_successor(job: Job) -> None:
 
 
 def test_it_can_be_asked_for_later_and_taken_back(job: Job) -> None:
-    """What was spawned before is kept, too; a job that was stopped has nothing to keep."""
+    """A grace period set late also keeps meshes that were spawned before.
+
+    A job whose meshes were stopped ends with its driver.
+    """
     first = job.driver()
     first("start(grace='0s')")
     first("configure(driver_grace='60s')")
@@ -410,7 +419,7 @@ run_worker_loop_forever(address=sys.argv[1], ca="trust_all_connections")
 
 @pytest.fixture
 def workers(tmp_path: Path) -> Iterator[list[str]]:
-    """The addresses of two worker loops."""
+    """Start two worker loops, yield their addresses, and kill them after the test."""
     addresses = [f"ipc://{tmp_path}/{number}" for number in range(2)]
     started = [
         subprocess.Popen([sys.executable, "-c", WORKER, address], start_new_session=True)
@@ -439,7 +448,7 @@ def test_procs_on_other_hosts(job: Job, workers: list[str]) -> None:
     ((ranks, what),) = second("failed()")
     assert ranks == [3]
     assert "Killed(sig=9)" in what
-    # The hosts talk to each other, to the new driver, and can be used for more.
+    # The hosts reach each other and the new driver, and accept further spawns.
     assert second(ask_next) == 3
     second("globals().update(own=this_proc().spawn('own', Counter)) or 1")
     assert second("counters.slice(hosts=1, gpus=0).ask.call_one(own).get()") == 1
@@ -450,7 +459,7 @@ def test_procs_on_other_hosts(job: Job, workers: list[str]) -> None:
 
 
 def lose_machine(driver: Driver) -> None:
-    """All that ran for the driver on its own machine is gone, without a word."""
+    """Kill the driver and its child processes at once, as if its machine had failed."""
     pid = driver.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     for child in map(int, children):
@@ -471,7 +480,7 @@ def test_hosts_outlive_the_machine_of_the_driver(job: Job, workers: list[str]) -
     kill(pids[3])
     second = job.driver()
     assert second("again()").startswith("LookupError")
-    # It knows of one of the hosts, which knows of the other.
+    # The driver knows one of the hosts, and that host knows the other one.
     assert second(f"again(workers={workers[1:]})") is None
     assert second("counters.slice(gpus=0).pid.call().get().values()") == [pids[0], pids[2]]
     assert [ranks for ranks, _ in second("failed()")] == [[0], [3]]
@@ -484,7 +493,8 @@ def test_hosts_outlive_the_machine_of_the_driver(job: Job, workers: list[str]) -
     assert second("hosts.spawn_procs().spawn('more', Counter).add.call(4).get().values()") == [4, 4]
     assert second("hosts.stop().get(timeout=60)") is None
     assert second("counters.slice(gpus=0).add.call(0).get().values()") == [1, 2]
-    # The next one finds it on this machine again, and the one after it does not.
+    # The third driver finds the job on this machine. Its local processes are then killed, so the
+    # fourth one needs the addresses of the workers.
     second.kill()
     third = job.driver()
     assert third("again()") is None

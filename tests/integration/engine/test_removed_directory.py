@@ -1,4 +1,4 @@
-"""A program whose working directory was removed."""
+"""A spawn in a removed working directory names the cause; it works again after `os.chdir`."""
 
 from __future__ import annotations
 

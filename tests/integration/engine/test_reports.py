@@ -1,5 +1,7 @@
-"""What people read when something fails for real. The texts are complete but for what differs from
-run to run; `tests/unit/test_reports.py` has the rarer shapes.
+"""The texts that users read when an actor or a process fails.
+
+Each text is compared as a whole, except for the parts that differ from run to run. The rarer forms
+are in `tests/unit/test_reports.py`.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ class Worker(Actor):
 
     @endpoint
     def lose_child(self) -> int:
-        """The wait status of a forked child that crashes."""
+        """Fork a child that crashes and return its wait status."""
         pid = os.fork()
         if not pid:
             faulthandler._sigsegv()
@@ -254,7 +256,10 @@ descendants have failed:
 
 
 def test_a_process_exits_and_takes_others_along(fresh: Fresh, faults: Faults) -> None:
-    """Callers are told what happened, the owner also what else it cost: per mesh and rank."""
+    """A caller's error has the cause; the owner's report also lists the consequences.
+
+    These are the other ranks that the exit ended, per mesh.
+    """
     procs = fresh(2)
     workers, helpers = procs.spawn("workers", Worker), procs.spawn("helpers", Worker)
     pid = helpers.pid.call().get(timeout=WAIT).values()[1]
@@ -303,7 +308,7 @@ def test_a_process_is_killed(fresh: Fresh) -> None:
 
 @pytest.mark.failures
 def test_a_process_that_printed_nothing_is_killed(fresh: Fresh) -> None:
-    """Its lines were kept: no advice to keep them."""
+    """The report does not advise `tail_log_lines` when that is already set."""
     with configured(tail_log_lines=1):
         workers = fresh().spawn("workers", Worker)
         kill(workers.pid.call_one().get(timeout=WAIT))
@@ -331,7 +336,7 @@ def test_a_process_crashes_with_last_words(fresh: Fresh) -> None:
 
 @pytest.mark.failures
 def test_a_process_crashes(fresh: Fresh) -> None:
-    """It says where, though nobody enabled `faulthandler` in it."""
+    """The report has the place of the crash, though the program did not enable `faulthandler`."""
     error = failure_of(fresh().spawn("workers", Worker).crash_silently.call_one())
     shows(
         error.message,
@@ -475,12 +480,12 @@ has status:
 
 @pytest.mark.internal_errors
 def test_a_bug_of_ours(monkeypatch: pytest.MonkeyPatch, faults: Faults) -> None:
-    """It ends the actor, which is said to be no fault of the program."""
+    """An internal error ends the actor, and the report asks the user to file a bug."""
     worker = this_proc().spawn("worker", Worker)
     worker.pid.call_one().get(timeout=WAIT)
 
     code = compile("def broken(*_args): raise KeyError(3)", dispatch.__file__, "exec")
-    exec(code, scope := {})  # as if it were the engine's own
+    exec(code, scope := {})  # its code has the file name of the engine's module
     monkeypatch.setattr(dispatch, "prepare", scope["broken"])
     monkeypatch.setattr(dispatch, "failed", scope["broken"])
     error = failure_of(worker.pid.call_one())
@@ -562,7 +567,7 @@ def run(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.failures
 def test_faults_that_nobody_handles_are_told_once_per_cause(tmp_path: Path) -> None:
-    """Four ranks fail of the same: the last lines on the screen still say of what."""
+    """If four ranks fail with one cause, one full report is printed; the others get a line each."""
     done = run(tmp_path, 'spawn("w", Worker, 4).fail.broadcast()\ntime.sleep(100)')
     assert done.returncode == -signal.SIGINT
     lines = same(done.stderr).splitlines()
@@ -624,7 +629,10 @@ CATCHES = {
 def test_a_script_that_catches_what_its_call_raises_goes_on(
     tmp_path: Path, waits: str, end: str
 ) -> None:
-    """It always gets the error of its call, and no interrupt, whichever comes first."""
+    """The script gets the error of its call, and is not interrupted by the unhandled failure.
+
+    That holds whichever of the two arrives first.
+    """
     done = run(
         tmp_path,
         f"""

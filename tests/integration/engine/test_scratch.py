@@ -1,4 +1,4 @@
-"""Scratch directories of procs: out of reach of other users, and removed at the end."""
+"""Scratch directories of procs: inaccessible to other users, and removed at exit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ import pytest
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """One that is like /tmp: everybody makes files there, and removes only those of their own."""
+    """Yield a temporary directory with the permissions of /tmp.
+
+    Each user may create files there, and may remove only their own.
+    """
     path = Path(tempfile.mkdtemp(dir="/tmp"))
     path.chmod(0o1777)
     monkeypatch.setenv("TMPDIR", str(path))
@@ -39,7 +42,7 @@ uid, path = parallel.slice(gpus=0).place.call_one().get()
 def test_another_user_cannot_have_files_removed_by_links_in_the_temporary_directory(
     temporary: Path, program: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """A name that was seen does not say which ones others have, and no link is followed."""
+    """Scratch names cannot be predicted from a known one, and no symbolic link is followed."""
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").touch()

@@ -1,4 +1,4 @@
-"""Settings that promise something keep it, in the procs that are spawned while they hold."""
+"""Settings take effect in the procs that are spawned while the settings are active."""
 
 from __future__ import annotations
 
@@ -28,13 +28,17 @@ class Probe(Actor):
 
     @endpoint
     def warm(self) -> int:
-        """Bytes of segments that are kept for reuse, when those that were sent are back."""
+        """Return the bytes of pooled segments, once all sent segments have been released."""
         until(lambda: client_proc().segments.statistics[0] == 0)
         return client_proc().segments.statistics[2]
 
     @endpoint
     def death_signal(self) -> int:
-        """Of the main thread, which the reactor has: each thread has its own."""
+        """Return the parent-death signal of the reactor's thread.
+
+        The kernel keeps this signal per thread. It is set in the main thread, which the reactor
+        runs on.
+        """
         number, known = ctypes.c_int(-1), threading.Event()
 
         def look() -> None:

@@ -1,4 +1,4 @@
-"""A host agent is stopped: all waits for it end with the reason, and others go on."""
+"""When a host agent is suspended, waits that need it fail with the reason; others continue."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_waits_for_a_stopped_agent_ends_with_the_reason(program: Program, w
 
 @pytest.mark.failures
 def test_a_stop_ends_and_leaves_nothing(program: Program) -> None:
-    """The processes have ended, which the agent does not report."""
+    """A stop finishes though the suspended agent does not report the exits of the processes."""
     said = program(
         _STOPPED
         + """
@@ -91,7 +91,10 @@ print(this_host().spawn_procs().spawn("late", Echo).pid.call_one().get(timeout=6
 
 
 def test_time_in_which_the_client_does_not_run_is_not_counted(program: Program) -> None:
-    """The client is stopped while it waits, as by a debugger, or a machine that is suspended."""
+    """The agent's timeout excludes time during which the client itself was suspended.
+
+    A debugger, or the suspension of the whole machine, has this effect.
+    """
     said = program(
         _STOPPED
         + """

@@ -1,4 +1,4 @@
-"""Calls of endpoints are spans while the process has a sink for them, and only then."""
+"""Endpoint calls are traced as spans only while the process has a sink installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .conftest import WAIT
 
 
 class Spans:
-    """A sink that keeps the spans."""
+    """A sink that records the spans."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []

@@ -1,4 +1,7 @@
-"""What cannot be started, built or imported says so: the right type, and what to do about it."""
+"""Failed starts, constructors, bootstraps and imports raise the right type of error.
+
+The text of the error names the cause and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ Program = Callable[[str], str]
 
 
 class Seen(Actor):
-    """What a process sees of the call that started it."""
+    """An actor that returns what its process inherited from the spawn call."""
 
     @endpoint
     def environ(self, name: str) -> str | None:
@@ -117,7 +120,7 @@ def test_one_bad_command_among_good_ones(fresh: Fresh) -> None:
 
 
 def test_a_proc_of_a_command_ends_without_a_word(program: Program, tmp_path: Any) -> None:
-    """Its interpreter is taken down by us; nothing of that is the user's business."""
+    """The shutdown of the interpreter, which the engine performs, prints no text."""
     said = program(
         """
         os.dup2(1, 2)
@@ -162,7 +165,10 @@ def test_finalisers_may_use_libraries_to_the_end(fresh: Fresh, tmp_path: Any) ->
 
 
 class Reader(Actor):
-    """Keeps an object of a library in a module of its own that was there before it."""
+    """An actor that keeps a library's object in a module that is older than the library.
+
+    Its finaliser uses the library, so the library must be torn down after it.
+    """
 
     @endpoint
     def read(self, folder: str) -> None:
@@ -239,7 +245,7 @@ def test_a_bootstrap_that_ends_its_process(fresh: Fresh) -> None:
 
 
 def test_a_bootstrap_that_cannot_be_sent() -> None:
-    """At the call; and no process is left that nobody can stop."""
+    """The error is raised by the spawn call itself, and no process is left running."""
     before = get_active_proc_meshes()
 
     with pytest.raises(TypeError, match="lock"):
@@ -335,7 +341,7 @@ def test_what_optimizers_import_is_shared_by_all_processes(program: Program) -> 
     assert out == "True"
 
 
-# -- what a process inherits, and from where -----------------------------------------------------
+# -- what a process inherits from the spawn call -------------------------------------------------
 
 
 def test_environment_folder_and_path_are_those_of_the_call(
@@ -380,7 +386,10 @@ def test_variables_read_at_import_take_another_launcher(
 def test_a_folder_that_is_gone(
     fresh: Fresh, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Removed between the call and the start: an end that says so, and the next one is well."""
+    """A spawn fails if its working directory is removed before the proc starts.
+
+    The next spawn, in another directory, succeeds.
+    """
     gone = tmp_path / "gone"
     gone.mkdir()
     with monkeypatch.context() as patch:
@@ -391,12 +400,12 @@ def test_a_folder_that_is_gone(
     assert fresh(1).initialized.get(timeout=WAIT) is True
 
 
-# -- more than the system has --------------------------------------------------------------------
+# -- exceeded system limits ----------------------------------------------------------------------
 
 
 @pytest.mark.failures
 def test_more_processes_than_descriptors(program: Program) -> None:
-    """Too much is refused; what was there before, and what comes after, is none the worse."""
+    """A spawn of too many processes fails; earlier procs and later spawns are not affected."""
     said = program(
         """
         import resource

@@ -1,4 +1,7 @@
-"""An actor's event loop that stands still is reported: once, with its stack, and when it turns."""
+"""A stalled event loop of an actor is reported once, with its stack.
+
+A second line reports when the loop runs again.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from monarch.config import configured
 
 from .conftest import WAIT, until
 
-# The actors live in this process: they share these, and what they print can be seen.
+# The actors run in this process, so they share these events with the test.
 stuck = threading.Event()
 release = threading.Event()
 
@@ -43,7 +46,7 @@ Spawn = Callable[[], Worker]
 
 @pytest.fixture
 def printed(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    """What was written to stderr in this test so far."""
+    """Return a function that returns all text written to stderr so far in this test."""
     parts: list[str] = []
 
     def read() -> str:
@@ -55,7 +58,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
 
 @pytest.fixture
 def spawn() -> Iterator[Spawn]:
-    """Spawns workers whose loops may stand still for a second."""
+    """Yield a function that spawns workers whose loops are reported after a stall of one second."""
     stuck.clear()
     release.clear()
     workers: list[Worker] = []
@@ -76,7 +79,7 @@ def spawn() -> Iterator[Spawn]:
 def test_a_loop_that_stands_still(spawn: Spawn, printed: Callable[[], str], how: str) -> None:
     blocked = getattr(spawn(), how).call_one()
     assert stuck.wait(WAIT)
-    until(lambda: "loop_stall_timeout" in printed())  # the last line
+    until(lambda: "loop_stall_timeout" in printed())  # the last line of the report
     release.set()
     blocked.get(timeout=WAIT)
     until(lambda: "turns again" in printed())
@@ -86,7 +89,7 @@ def test_a_loop_that_stands_still(spawn: Spawn, printed: Callable[[], str], how:
     assert "Worker worker0> (pid " in report
     assert f'File "{__file__}"' in report
     assert f"in {how}" in report
-    assert "in _bootstrap" not in report  # begins with the program's own
+    assert "in _bootstrap" not in report  # the stack begins in the program
     assert "assert release.wait(WAIT)" in report
     assert "asyncio.to_thread" in report
     assert report.count("has not turned for") == 1
@@ -101,7 +104,8 @@ def test_a_loop_that_turns_while_its_actor_is_busy(
     suspended = spawn().suspend.call_one()
     blocked = spawn().block.call_one()
     assert stuck.wait(WAIT)
-    until(lambda: "loop_stall_timeout" in printed())  # the second one had more time
+    # worker0 was called first, so a report about it would come no later than that about worker1.
+    until(lambda: "loop_stall_timeout" in printed())
     release.set()
     blocked.get(timeout=WAIT)
     suspended.get(timeout=WAIT)

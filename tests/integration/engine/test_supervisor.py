@@ -1,4 +1,7 @@
-"""Ranks come back: in place, in order, with nothing old reaching the new, and not for ever."""
+"""A supervisor replaces failed ranks in place, in order, and a limited number of times.
+
+No message for an old incarnation of a rank reaches the new one.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ Fresh = Callable[..., Any]
 
 
 class Worker(Actor):
-    """Can be ended in every way, and knows which incarnation it is."""
+    """An actor that can fail in every way, and that returns its incarnation number."""
 
     def __init__(self, start: int = 0) -> None:
         self.total = start
@@ -105,7 +108,7 @@ def test_a_failed_rank_is_replaced_in_place(fresh: Fresh, how: str, fresh_proces
     pids = workers.pid.call().get(timeout=WAIT).values()
     crash(one, how)
     supervisor.healthy.get(timeout=WAIT)
-    # The mesh, a slice that was used before, and a new slice: all name the new incarnation.
+    # The mesh, a slice that was used before, and a new slice all reach the new incarnation.
     assert workers.add.call(1).get(timeout=WAIT).values() == [12, 11, 12]
     assert one.add.call_one(1).get(timeout=WAIT) == 12
     assert workers.slice(gpus=1).incarnation.call_one().get(timeout=WAIT) == 1
@@ -134,7 +137,7 @@ def test_calls_in_flight_fail_and_healthy_slices_go_on(fresh: Fresh) -> None:
 
 
 class Caller(Actor):
-    """Calls a mesh that it was given, from a process of its own."""
+    """An actor that calls a given mesh from another process."""
 
     def __init__(self, workers: Any) -> None:
         self.workers = workers
@@ -155,7 +158,7 @@ class Caller(Actor):
 
 @pytest.mark.parametrize("how", ["kill", "raise"])
 def test_other_processes_find_the_new_incarnation(fresh: Fresh, how: str) -> None:
-    """One that used the old one, and one that never spoke to it."""
+    """A process that used the old incarnation reaches the new one, and so does one that did not."""
     procs = fresh(2)
     supervisor = Supervisor()
     workers = supervisor.spawn(procs, "workers", Worker)
@@ -166,13 +169,14 @@ def test_other_processes_find_the_new_incarnation(fresh: Fresh, how: str) -> Non
     crash(workers.slice(gpus=1), how)
     supervisor.healthy.get(timeout=WAIT)
     assert new.incarnations.call_one().get(timeout=WAIT) == [0, 1]
-    # Who knew the old one may be told of its end once more, before it hears of the new one.
+    # A process that used the old incarnation may get one more failure of it before it learns of the
+    # new one.
     until(lambda: knows.outcome.call_one().get(timeout=WAIT) == "answered")
     assert knows.incarnations.call_one().get(timeout=WAIT) == [0, 1]
 
 
 class Recorder(Actor):
-    """Writes down what reached it, and in which incarnation."""
+    """An actor that records the messages that its present incarnation received."""
 
     def __init__(self) -> None:
         self.incarnation = 0
@@ -199,14 +203,16 @@ class Flood(Actor):
 
     @endpoint
     def flood(self, count: int) -> list[int]:
-        """Outcomes, in order: the incarnation that answered, or -1."""
+        """Return for each call, in order, the incarnation that answered it, or -1 for a failure."""
         sent = [self.recorder.note.call_one(number) for number in range(count)]
         return [-1 if future.exception(WAIT) else future.get() for future in sent]
 
 
 def test_nothing_old_reaches_the_new_actor_of_a_process_that_lives_on(fresh: Fresh) -> None:
-    """A flood from another process while the actor fails and comes back at once: the messages
-    on their way fail, and then those sent to the new one arrive, in order, each once."""
+    """Another process sends many calls while the actor fails and is replaced at once.
+
+    Calls in flight fail. Calls sent to the new incarnation arrive in order, each exactly once.
+    """
     supervisor = Supervisor(max_restarts=50, backoff=0.0)
     recorder = supervisor.spawn(fresh(1), "recorder", Recorder)
     flood = fresh(1).spawn("flood", Flood, recorder)
@@ -266,7 +272,7 @@ def test_a_rank_that_does_not_end_is_killed_after_the_patience(fresh: Fresh) -> 
 
 
 class SlowToEnd(Worker):
-    """Its clean-up lasts until a file is there."""
+    """An actor whose rank 1, after a failure, cleans up until a file exists."""
 
     def __init__(self, gate: Path) -> None:
         super().__init__()
@@ -278,12 +284,12 @@ class SlowToEnd(Worker):
 
 
 def test_a_rank_that_fails_when_it_is_asked_to_end_ends_once(fresh: Fresh, tmp_path: Path) -> None:
-    """Its failure and its acknowledgement arrive together: they are about the same end."""
+    """A failure and the acknowledgement of the stop, received together, count as one exit."""
     gate = tmp_path / "gate"
     supervisor = Supervisor("one_for_all", backoff=0.0)
     mesh = supervisor.spawn(fresh(2), "mesh", SlowToEnd, gate)
     for incarnation in (1, 2, 3):
-        crash(mesh.slice(gpus=1), "raise")  # its callers know, its owner does not yet
+        crash(mesh.slice(gpus=1), "raise")  # reported to callers, but not yet to the owner
         crash(mesh.slice(gpus=0), "raise")
         until(lambda: supervisor._core._ending)
         gate.touch()
@@ -294,7 +300,10 @@ def test_a_rank_that_fails_when_it_is_asked_to_end_ends_once(fresh: Fresh, tmp_p
 
 
 def test_what_cannot_be_asked_or_made_is_not_waited_for(fresh: Fresh) -> None:
-    """A link that was lost before: nobody tells those who come later."""
+    """A request or a restart over a link that was lost earlier fails at once.
+
+    A lost link reports its loss only once, so later users would wait in vain.
+    """
     proc = client_proc()
     supervisor = Supervisor()
     mesh = supervisor.spawn(fresh(1), "mesh", Worker)
@@ -338,7 +347,7 @@ def test_too_many_failures_are_the_owners(fresh: Fresh, faults: queue.Queue[Any]
 
 
 class Fragile(Worker):
-    """Its constructor, or its `__restart__`, fails for the first replacements."""
+    """An actor whose `__restart__` fails for the first `times` replacements."""
 
     def __init__(self, where: str, times: int) -> None:
         super().__init__()
@@ -409,7 +418,10 @@ def test_the_bootstrap_callable_runs_in_a_replaced_process(fresh: Fresh) -> None
 
 
 class Owner(Actor):
-    """Supervises meshes of its own; what is given up comes to its `__supervise__`."""
+    """An actor that supervises its own mesh.
+
+    Ranks that its supervisor gives up are reported to `__supervise__`.
+    """
 
     def __init__(self, max_restarts: int) -> None:
         self.events: list[Restarted] = []
@@ -492,7 +504,7 @@ def test_a_stopped_mesh_does_not_come_back(fresh: Fresh, faults: queue.Queue[Any
     mesh = supervisor.spawn(procs, "mesh", Worker)
     crash(mesh.slice(gpus=0), "raise")
     supervisor.healthy.get(timeout=WAIT)
-    crash(mesh.slice(gpus=0), "raise")  # now it waits out its back-off
+    crash(mesh.slice(gpus=0), "raise")  # the replacement now waits for its back-off
     mesh.stop("enough").get(timeout=WAIT)
     supervisor.healthy.get(timeout=WAIT)
     with pytest.raises(SupervisionError):
@@ -509,7 +521,7 @@ def test_stopped_procs_are_not_replaced(fresh: Fresh, faults: queue.Queue[Any]) 
     supervisor.healthy.get(timeout=WAIT)
     pids = mesh.pid.call().get(timeout=WAIT).values()
     procs.stop().get(timeout=WAIT)
-    for pid in pids:  # the replacement as well
+    for pid in pids:  # including that of the replacement
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
     assert len(supervisor.restarts) == 1

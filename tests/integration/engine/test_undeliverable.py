@@ -1,4 +1,4 @@
-"""One-way messages to whoever is gone: the sender may learn of it, and never fails."""
+"""Undeliverable one-way messages: the sender may be notified, and never fails because of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ class Receiver(Actor):
 
 
 class Learner(Actor):
-    """Has met the processes that it sends to: what is on its way into one that dies is lost."""
+    """An actor that calls a dead mesh once, so that its process learns of the exit.
+
+    Messages in flight to a process that dies are lost; those sent later are returned.
+    """
 
     @endpoint
     def meet(self, mesh: Any) -> bool:
@@ -71,7 +74,10 @@ class AsyncLearner(Actor):
 
 
 class Sender(Learner):
-    """Tells `port` of each message that came back; handles those to receivers named "wanted"."""
+    """An actor that reports each returned message to `port`.
+
+    It handles the messages to receivers named "wanted".
+    """
 
     def __init__(self, port: Port[Any]) -> None:
         self.port = port
@@ -126,7 +132,7 @@ class AsyncSender(AsyncLearner):
         return client_proc().dead_letters.count
 
     async def _handle_undeliverable_message(self, message: Any) -> bool:
-        context().actor_instance.proc.extent  # noqa: B018 - it is this actor's
+        context().actor_instance.proc.extent  # noqa: B018 - the context is this actor's
         self.port.send((message.sender(), message.dest(), message.error_msg()))
         return "wanted" in message.dest()
 
@@ -138,7 +144,7 @@ class HalfAsyncSender(AsyncSender):
 
 
 def dead(procs: Any, name: str, how: str) -> Any:
-    """A mesh of one actor that is gone; its process lives unless it was killed."""
+    """Return a mesh of one dead actor; its process survives unless `how` is "killed"."""
     mesh = procs.spawn(name, Receiver)
     if how == "stopped":
         mesh.stop().get(timeout=WAIT)
@@ -249,7 +255,7 @@ def test_a_port_of_a_process_that_is_gone(fresh: Fresh) -> None:
 def test_a_message_that_is_not_handled_fails_nobody(
     fresh: Fresh, faults: queue.Queue[Any], name: str
 ) -> None:
-    """It is a dead letter of the sender's process."""
+    """The message counts as a dead letter in the sender's process."""
     port, returned = Channel[Any].open()
     sender = fresh(1).spawn("sender", Sender, port)
     mesh = dead(fresh(1), name, "stopped")
@@ -263,7 +269,10 @@ def test_a_message_that_is_not_handled_fails_nobody(
 def test_a_sender_without_a_handler_goes_on(
     fresh: Fresh, proc: Proc, faults: queue.Queue[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The script has none, nor have most actors. Who looks at the log is told once."""
+    """The script and most actors have no handler for undeliverable messages.
+
+    Repeated losses are logged once.
+    """
     procs = fresh(1)
     mesh = dead(procs, "gone", "killed")
     for _ in ("gone", "inside"):
@@ -282,7 +291,7 @@ def test_a_sender_without_a_handler_goes_on(
 def test_dead_letters_of_a_stopped_actor_are_nothing_to_warn_of(
     fresh: Fresh, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """They are counted where the actor lived."""
+    """These messages count as dead letters in the actor's process, which logs no warning."""
     procs = fresh(1)
     mesh = dead(procs, "gone", "stopped")
     beside = procs.spawn("beside", Letters)
@@ -304,7 +313,7 @@ def test_a_sender_that_ended_is_not_asked(fresh: Fresh) -> None:
     procs = fresh(1)
     sender = procs.spawn("sender", Sender, port)
     inside = procs.spawn("inside", Inside)
-    sender.dead_letters.call_one().get(timeout=WAIT)  # it is there
+    sender.dead_letters.call_one().get(timeout=WAIT)  # wait for the constructor
     before = inside.tables.call_one().get(timeout=WAIT)["ports"]
     other = procs.spawn("other", Sender, port)
     other.stop().get(timeout=WAIT)

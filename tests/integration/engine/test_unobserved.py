@@ -1,4 +1,4 @@
-"""Errors of calls whose results were never retrieved: a line for each kind, on stderr."""
+"""Errors of calls whose results were never retrieved are reported on stderr, a line per kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Long waits are explained on stderr: which actor or host it is, why, and where it is."""
+"""Long waits are explained on stderr.
+
+The line names the actor or host that is waited for, the reason, and where its code is.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ WAIT = 60.0
 
 
 class Holder(Actor):
-    """Is busy until there is a file."""
+    """An actor whose endpoint runs until the file `released` exists."""
 
     def __init__(self, begun: str, released: str) -> None:
         self.begun, self.released = begun, released
@@ -46,7 +49,7 @@ class AsyncHolder(Holder):
     @endpoint
     async def hold(self) -> None:
         self.begin()
-        while self.is_held():  # noqa: ASYNC110 - it is to be seen in this await
+        while self.is_held():  # noqa: ASYNC110 - the report must show this await
             await asyncio.sleep(0.01)  # the line that is shown, too
 
 
@@ -122,7 +125,7 @@ def test_a_stop_kills_after_its_timeout(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [Holder, AsyncHolder])
 def test_a_stop_of_actors_gives_up_after_its_timeout(tmp_path: Path, kind: type[Holder]) -> None:
-    """Their callers get the reason, and their processes serve other actors."""
+    """Callers get the reason of the stop, and the processes can serve other actors."""
     begun, released = tmp_path / "begun", tmp_path / "released"
     with configured(stop_actor_timeout="10m"):
         procs = this_host().spawn_procs({"gpus": 2})
