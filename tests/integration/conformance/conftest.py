@@ -1,20 +1,22 @@
 """Fixtures of the conformance suite: black-box tests of the public interface.
 
-Every test here states what a user of the interface may rely on, so the suite runs against any
-implementation of it: ours, and the reference distribution (torchmonarch 0.7), which is how we know
-that a test states real behaviour and not our wish.  What only holds here carries the marker
-``ours`` with the reason, and is skipped when the reference is what is installed::
+Every test states what a user of the interface may rely on. The suite runs against any
+implementation: this one, and the reference distribution (torchmonarch 0.7). The runs on the
+reference show that a test states real behaviour and not a wish. A test that holds only for this
+engine has the marker ``ours`` with the reason, and is skipped on the reference::
 
-    pytest tests/integration/conformance                                   # ours
+    pytest tests/integration/conformance                                   # this engine
     pytest --confcutdir=tests/integration/conformance tests/integration/conformance
                                                   # with the python of the reference's venv
 
-Rules of the suite.  It imports nothing but public names and the old private paths that programs in
-the field use.  It checks exception types and the short fragments that programs match on, never
-whole sentences.  The processes of a mesh are expensive on the reference, so tests that do no harm
-share the module's meshes (``pair``, ``grid``, ``single``) and spawn their own actors there; a test
-that makes an actor fail takes its processes from ``fresh``.  A failure that reaches the root
-arrives at ``faults`` instead of killing the test run.
+Rules of the suite:
+
+- It imports only public names, and the old private paths that existing programs use.
+- It checks exception types and the short fragments that programs match on, never whole sentences.
+- A mesh's processes are expensive on the reference. Tests in which no actor fails share the
+  module's meshes (``pair``, ``grid``, ``single``) and spawn their own actors there. A test that
+  makes an actor fail takes its processes from ``fresh``.
+- A failure that reaches the root is collected by ``faults`` instead of killing the test run.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ WAIT = 60.0
 
 ON_REFERENCE = importlib.util.find_spec("monarch._engine") is None
 
-if ON_REFERENCE:  # its procs do not get the caller's sys.path
+if ON_REFERENCE:  # the reference's procs do not get the caller's sys.path
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(HERE.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
@@ -65,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Faults:
-    """Failures that reached the root since the test began."""
+    """The failures that reached the root since the test began; callable as the root's hook."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[Any] = queue.Queue()
@@ -75,13 +77,13 @@ class Faults:
         self._queue.put(failure)
 
     def next(self, timeout: float = WAIT) -> Any:
-        """Return the next failure, waiting for it."""
+        """Wait for the next failure and return it; raise `queue.Empty` after `timeout` seconds."""
         failure = self._queue.get(timeout=timeout)
         self.seen.append(failure)
         return failure
 
     def drain(self) -> list[Any]:
-        """Return the failures that arrived and were not looked at."""
+        """Return the failures that arrived and that `next` has not returned, without waiting."""
         found = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -92,28 +94,28 @@ class Faults:
 
 @pytest.fixture(autouse=True)
 def faults() -> Faults:
-    """Collects what reaches ``monarch.actor.unhandled_fault_hook``.
+    """Collect the failures that reach ``monarch.actor.unhandled_fault_hook``.
 
-    A late failure of an earlier test goes to the collector that is installed when it arrives;
-    a test that reads failures therefore looks for its own.
+    A late failure of an earlier test goes to the collector that is installed when it arrives.
+    A test that reads failures must therefore select its own.
     """
     import monarch.actor
 
     collector = Faults()
-    # It stays when the test is over: a failure may still be under way, and the default hook would
-    # end the run.
+    # The collector stays installed after the test: a failure may still be in flight, and the
+    # default hook would end the run.
     monarch.actor.unhandled_fault_hook = collector
     return collector
 
 
 def _stop(procs: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # stopped by the test
+    with contextlib.suppress(RuntimeError):  # already stopped by the test
         procs.stop().get(timeout=WAIT)
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Any]:
-    """Two procs, ``{gpus: 2}``; no test may make an actor fail there."""
+    """Yield two procs, ``{gpus: 2}``; no test may make an actor fail there."""
     from monarch.actor import this_host
 
     procs = this_host().spawn_procs(per_host={"gpus": 2})
@@ -123,7 +125,7 @@ def pair() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def grid() -> Iterator[Any]:
-    """Four procs, ``{rows: 2, cols: 2}``; no test may make an actor fail there."""
+    """Yield four procs, ``{rows: 2, cols: 2}``; no test may make an actor fail there."""
     from monarch.actor import this_host
 
     procs = this_host().spawn_procs(per_host={"rows": 2, "cols": 2})
@@ -133,7 +135,7 @@ def grid() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def single() -> Iterator[Any]:
-    """One proc, ``{}``; no test may make an actor fail there."""
+    """Yield one proc, ``{}``; no test may make an actor fail there."""
     from monarch.actor import this_host
 
     procs = this_host().spawn_procs()
@@ -143,7 +145,7 @@ def single() -> Iterator[Any]:
 
 @pytest.fixture
 def fresh() -> Iterator[Callable[..., Any]]:
-    """Makes procs for one test and stops them after it."""
+    """Yield a function that spawns procs; stop them all after the test."""
     from monarch.actor import this_host
 
     with contextlib.ExitStack() as stack:
@@ -158,7 +160,7 @@ def fresh() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def program(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a source text as a program of its own and returns what it printed."""
+    """Return a function that runs a source text in a new interpreter: status and output."""
 
     def run(
         source: str,

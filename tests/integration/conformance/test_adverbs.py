@@ -1,4 +1,4 @@
-"""The adverbs of an endpoint: what is sent, to whom, in which order, and how it ends."""
+"""The adverbs of an endpoint: the messages they send, the receivers, the order, the outcomes."""
 
 import asyncio
 import os
@@ -186,7 +186,7 @@ def test_call_one_carries_none(single):
 def test_choose_reaches_every_actor_in_the_end(pair):
     mesh = pair.spawn("echo", Echo)
     seen = {mesh.rank.choose().get()["gpus"] for _ in range(64)}
-    assert seen == {0, 1}  # misses one rank once in 2**63 runs
+    assert seen == {0, 1}  # a false failure has a probability of 2**-63
 
 
 def test_choose_keeps_the_whole_extent(grid):
@@ -561,7 +561,7 @@ class AsyncOutcomes(Actor):
 
 
 class Unloadable:
-    """Pickles well and cannot be unpickled."""
+    """An object that can be pickled, but not unpickled."""
 
     def __init__(self, text):
         self.text = text

@@ -1,4 +1,4 @@
-"""Context and identity: who am I, where am I, who made me."""
+"""Context and identity: the current actor, its rank and proc, and its creator."""
 
 import asyncio
 import os
@@ -305,7 +305,7 @@ class ThreadWho(Actor):
 
 
 def test_a_plain_thread_of_an_actor_has_some_context(fresh):
-    """A second root in the reference; an implementation may do better."""
+    """The context is a second root on the reference; an implementation may do better."""
     chain = fresh().spawn("who", ThreadWho).in_a_plain_thread.call_one().get()
     assert chain.startswith("<root>")
 
@@ -315,7 +315,7 @@ def test_a_thread_with_a_copied_context_is_the_actor(single):
     assert inside == outside
 
 
-# --- ending oneself ------------------------------------------------------------------------------
+# --- actors that stop themselves -----------------------------------------------------------------
 
 
 class Ends(Actor):
@@ -355,7 +355,8 @@ def test_abort_without_reason(fresh, faults):
 
 def test_stopping_oneself_is_no_failure(fresh, faults):
     mesh = fresh().spawn("ends", Ends)
-    mesh.stop_me.call_one("done here").exception()  # the stop may overtake it on the reference
+    # `exception`, not `get`: on the reference the stop may overtake the reply.
+    mesh.stop_me.call_one("done here").exception()
     with pytest.raises(SupervisionError, match=r"has status:\n  stopped: done here"):
         mesh.ping.call_one().get()
     assert [f for f in faults.drain() if f.mesh_name.startswith("ends-")] == []

@@ -20,7 +20,7 @@ from monarch.actor import (
 
 @pytest.fixture
 def name():
-    """A name that no other test uses: controllers live as long as the client."""
+    """Return a unique name, since controllers live as long as the client."""
     return f"controller_{uuid.uuid4().hex}"
 
 
@@ -215,7 +215,7 @@ class UsesCounter(Actor):
 
 
 def test_a_registry(pair, name):
-    """Ports handed to a controller reach whoever asks for them by name."""
+    """Any actor can look up, by name, a port that was registered with a controller."""
     registry = get_or_spawn_controller(name, Registry).get()
     port, receiver = Channel.open()
     registry.register.call_one("client", port).get()

@@ -618,7 +618,7 @@ def test_the_response_port_of_a_call_takes_one_answer(pair):
 
 @pytest.mark.parametrize("adverb", ["call_one", "choose"])
 def test_a_single_result_is_the_first_answer(pair, adverb):
-    """The reference drops the second answer here without a word; refusing it is right too."""
+    """The reference silently drops the second answer; refusing it is correct, too."""
     mesh = one(pair).spawn("ported", Ported)
     assert getattr(mesh.twice, adverb)().get(timeout=WAIT) == 1
     second = mesh.second_result.call_one().get(timeout=WAIT)

@@ -1,4 +1,4 @@
-"""Futures: how an observer waits, how often, from where, and what a timeout means."""
+"""Futures: the ways to wait for one, repeatedly, from any thread or loop, and timeouts."""
 
 import asyncio
 import concurrent.futures
@@ -30,7 +30,7 @@ class Worker(Actor):
 
 
 class Gated(Actor):
-    """Hands out a gate and answers what is sent through it."""
+    """An actor that sends out a gate and answers with the value sent through the gate."""
 
     def __init__(self):
         self.calls = 0
@@ -54,7 +54,7 @@ def worker(pair):
 
 @pytest.fixture
 def gated(pair):
-    """A call under way and the port that ends it."""
+    """Return the future of a call in progress, and the port that ends the call."""
     mesh = pair.slice(gpus=0).spawn("gated", Gated)
     port, receiver = Channel.open()
     future = mesh.through.call_one(port)
@@ -337,7 +337,7 @@ def test_create_task_wants_a_coroutine(worker):
     async def main():
         future = worker.echo.call_one(1)
         with pytest.raises(TypeError, match="coroutine"):
-            asyncio.create_task(future)  # noqa: RUF006  refused
+            asyncio.create_task(future)  # noqa: RUF006  raises TypeError
         return await asyncio.create_task(_await(future))
 
     assert asyncio.run(main()) == 1

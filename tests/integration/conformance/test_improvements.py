@@ -1,7 +1,7 @@
-"""Where this engine does better than the reference on purpose.
+"""Behaviour in which this engine improves on the reference on purpose.
 
-Improvements that belong to one subject are tested beside it; here is what is left, mostly what
-follows a failure.
+Improvements of one subject are tested in the file of that subject. This file has the rest, mostly
+the behaviour after a failure.
 """
 
 import os
@@ -60,7 +60,7 @@ def test_a_handled_failure_is_not_punished_twice(fresh, faults):
     supervisor.lose_child.call_one().get()
     answer, failures = supervisor.replace_child.call_one().get()
     assert answer == "answer"
-    assert failures <= 1  # the supervisor may be told after the caller
+    assert failures <= 1  # the supervisor may be notified after the caller
     assert faults.drain() == []
 
 

@@ -1,4 +1,4 @@
-"""The prefix that names the actor in records of Python's logging."""
+"""The prefix that adds the actor's name to records of Python's logging."""
 
 
 def test_records_name_their_actor(program):

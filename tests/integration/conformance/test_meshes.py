@@ -1,4 +1,4 @@
-"""Meshes: geometry common to all, value meshes, actor meshes, proc meshes, host meshes."""
+"""Meshes: the common geometry, and value, actor, proc and host meshes."""
 
 import asyncio
 import os
@@ -59,7 +59,7 @@ class Echo(Actor):
 
 
 class Uses(Actor):
-    """Uses the meshes it is sent."""
+    """An actor that uses the meshes that it receives in messages."""
 
     @endpoint
     def ping(self, mesh):
@@ -174,7 +174,7 @@ def test_flatten(mesh):
 
 
 def test_flatten_of_a_strided_view(mesh):
-    """The reference refuses it; an implementation that does it must do it right."""
+    """The reference refuses this; an implementation that supports it must do so correctly."""
     try:
         column = mesh.slice(cols=1).flatten("column")
     except ValueError as error:
@@ -286,7 +286,7 @@ def test_point():
     assert point != Point(3, Extent(["hosts", "gpus"], [2, 3]))
     assert pickle.loads(pickle.dumps(point)) == point
     assert repr(Point(0, Extent([], []))) == "{}"
-    with pytest.raises(ValueError, match="out of range"):  # there or at the first use
+    with pytest.raises(ValueError, match="out of range"):  # at once or on first use
         dict(Point(6, Extent(["hosts", "gpus"], [2, 3])))
     with pytest.raises(ValueError, match="'zz'"):
         point["zz"]

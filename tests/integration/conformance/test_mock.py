@@ -40,7 +40,7 @@ class OtherMock(Actor):
 
 
 class Client(Actor):
-    """Spawns the service itself."""
+    """An actor that spawns the service itself."""
 
     def __init__(self):
         self.service = this_proc().spawn("service", Service, 7)

@@ -1,4 +1,4 @@
-"""Complete programs of the kind found in tutorials, run as programs and judged by their output."""
+"""Complete programs of the kind found in tutorials, run as programs; their output is checked."""
 
 import os
 import pathlib
@@ -134,7 +134,7 @@ def test_ping_pong(program):
 
 
 def test_ring(program):
-    """A token goes round through awaits of actors on actors; the last answers the first."""
+    """A token travels twice around a ring of actors; the last one sends its trail to the client."""
     done = program(
         """
         from monarch.actor import Actor, Channel, current_rank, endpoint, this_host
@@ -167,7 +167,7 @@ def test_ring(program):
 
 
 def test_pipeline(program):
-    """Stages in one mesh each, data forwarded stage to stage, results in order."""
+    """Each stage is a mesh that forwards its data to the next one; results arrive in order."""
     done = program(
         """
         from monarch.actor import Actor, Port, Channel, current_rank, endpoint, this_host
@@ -233,7 +233,7 @@ def test_map_reduce(program):
 
 
 def test_nested_spawning(program):
-    """A manager that starts its own processes, their results come through a port."""
+    """A manager spawns its own processes, whose results arrive through a port."""
     done = program(
         """
         import os
@@ -431,7 +431,7 @@ def test_process_group(program):
 
 
 def test_notebook_style(program):
-    """Everything awaited from one loop, cell by cell."""
+    """Every call is awaited on one event loop, cell by cell."""
     done = program(
         """
         import asyncio
@@ -483,7 +483,7 @@ def test_notebook_style(program):
 
 
 def test_supervision_and_retry(program):
-    """A supervisor that survives a failing worker and goes on with fresh processes."""
+    """A supervisor survives a failing worker and continues with fresh processes."""
     done = program(
         """
         import queue
@@ -630,7 +630,7 @@ def test_replay_buffer(program):
 
 
 def test_batching_with_explicit_ports(program):
-    """Requests are parked and answered together."""
+    """Requests are kept and answered together once a batch is full."""
     done = program(
         """
         from monarch.actor import Actor, Port, endpoint, this_host

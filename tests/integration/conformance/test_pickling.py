@@ -1,4 +1,4 @@
-"""What travels in messages, by value or by name, and what comes back."""
+"""Pickling of messages: values sent by value or by name, and the results received."""
 
 import collections
 import dataclasses
@@ -545,7 +545,7 @@ def test_actor_errors_are_made_like_any_exception():
     assert "inner" in str(error)
 
 
-# --- things of the interface ---------------------------------------------------------------------
+# --- objects of the interface --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

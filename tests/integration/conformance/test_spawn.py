@@ -276,7 +276,7 @@ def test_a_failing_bootstrap_fails_initialized_and_every_call(bootstrap):
     assert "setup" in caught.value.message
     with pytest.raises(ActorError, match="bootstrap went wrong"):
         procs.spawn("probe", Probe).env.call_one("PATH").get()
-    with contextlib.suppress(ActorError):  # the reference raises it once more
+    with contextlib.suppress(ActorError):  # the reference raises the error again
         procs.stop().get()
 
 
@@ -356,7 +356,7 @@ def test_a_command_that_starts_from_an_empty_environment(fresh, monkeypatch):
     command = default_bootstrap_cmd()
     command.inherit_env = False
     command.env = {"PATH": "/usr/bin:/bin"}
-    if "PYTHONPATH" in os.environ:  # to find the package under test
+    if "PYTHONPATH" in os.environ:  # so that the command finds the package under test
         command.env |= {"PYTHONPATH": os.environ["PYTHONPATH"]}
     environ = fresh(bootstrap_command=command).spawn("probe", Probe).environ.call_one().get()
     assert "NOT_INHERITED" not in environ
@@ -422,7 +422,7 @@ class SpawnsProcs(Actor):
         return value
 
 
-# --- the end of procs ----------------------------------------------------------------------------
+# --- the exit of procs ---------------------------------------------------------------------------
 
 
 def test_python_finalises_when_procs_stop(tmp_path):
@@ -449,7 +449,7 @@ def test_stopping_leaves_no_process_behind(fresh):
             for pid in path.read_text().split()
         }
 
-    fresh().initialized.get()  # what the runtime keeps has started
+    fresh().initialized.get()  # starts the processes that the runtime keeps
     before = children()
     procs = fresh({"gpus": 4})
     everyone = procs.spawn("probe", Probe).facts.call().get().values()

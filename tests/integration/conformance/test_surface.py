@@ -1,4 +1,4 @@
-"""The names that programs import, where they import them from, and what an import costs."""
+"""The names that programs import, their modules, and the cost of an import."""
 
 import importlib
 import subprocess
