@@ -1,4 +1,4 @@
-"""The directory of a job is removed when all that needed it were killed, and not before."""
+"""A job's directory is removed once every process that needs it has been killed, not before."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def killed(folder: str) -> None:
-    """The script that made it is killed, as far as can be seen."""
+    """Simulate that the script that made `folder` was killed: its lock is released."""
     os.close(module._locks.pop(folder))
 
 
@@ -62,7 +62,7 @@ def test_what_keeps_a_host_keeps_the_directory() -> None:
 
 
 def test_without_locks_it_stays(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-    for number in (errno.ENOLCK, errno.EAGAIN):  # there are none, or none is ever granted
+    for number in (errno.ENOLCK, errno.EAGAIN):  # no locks at all, or a lock is never granted
 
         def flock(_file: int, _how: int, number: int = number) -> None:
             raise OSError(number, os.strerror(number))
@@ -82,7 +82,7 @@ def test_a_child_that_the_script_forks_does_not_keep_it() -> None:
         if (pid := os.fork()) == 0:
             ours.close()
             theirs.send(b"1")
-            theirs.recv(1)  # until the test is over
+            theirs.recv(1)  # block until the test ends
             os._exit(0)
         theirs.close()
         assert ours.recv(1)

@@ -1,4 +1,4 @@
-"""What the doctor reads from the files of a system."""
+"""The doctor's reading of a system's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved jobs: what is read, and what is refused."""
+"""Saved jobs: which files are read and which are refused."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_process_is_not_mistaken_for_another_with_its_number() -> None:
     assert here in descendants([OsProcess.of(os.getppid())])
 
 
-# A job as it was written before the first line with the version, byte for byte.
+# A job in the format from before the first line held the version, byte for byte.
 FORMAT_1 = """
 fCZJt0RR910001t3vF+1VRB<=E^2RLl#B{ca&Kd0b8|{>Vw97VDS?!Ilqie_UuSY*V`Y>_K!U&k00000j0azBWpij{bC
 i9Qj0kjcVQFq<a&weR0&|Q6UuAA~lzo(p0a%ob0Wp+wj0azEd30!RZj?&{OACgSj0az4Z){{`a+HiHFK%ycWq4_GbY*U
@@ -95,7 +95,7 @@ kT!0Z)0V1b6;w2Vqa!ycyx7gWiK$4j23NgZeem`XfA4RVlHoUUvP47V`X!5l#B^ab5L?`V`X!5l#`T70
 Z*Fd7V{~O?lwFjJ314AwaBO*BX=Id)BsFF*WjJFoWi2o;Ffc7NFfcGJI503UEif=JFfcGMFfcGMF_er4UvqR}baiu-
 j0bXcZf<FAXOxTwUuJJ|ZDDkjO96FaE&
 """
-# And the same job as it is written today: releases to come have to read it, or to say why not.
+# The same job in the present format. Later releases must read it or report why they cannot.
 FORMAT_2 = """
 aCvQSZeem`Xdr5DVjwagG&VH~fCZJt0RR910001t3vF+1VRB<=E^2RLl#B{ca&Kd0b8|{>Vw97VDS?!Ilqie_UuSY*V`
 Y>_K!U&k00000j0azBWpij{bCi9Qj0kjcVQFq<a&weR0&|Q6UuAA~lzo(p0a%ob0Wp+wj0azEd30!RZj?&{OACgSj0az
@@ -176,7 +176,7 @@ def test_a_file_of_another_format_is_not_unpickled(tmp_path: Path) -> None:
 def test_without_locks_in_its_directory_a_job_is_locked_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """One script at a time is between reading and writing, and no file is left."""
+    """One script at a time reads and writes the job, and no lock file is left."""
     project, temporary = tmp_path / "project", tmp_path / "temporary"
     project.mkdir()
     temporary.mkdir()
@@ -225,7 +225,7 @@ def test_without_any_locks_there_is_an_error(
 def test_the_file_of_a_lock_elsewhere_is_of_this_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another one who made it first does not decide who goes on."""
+    """A lock file that another user made first does not decide who may proceed."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     path = str(tmp_path / "job.pkl.lock")
     with _locked_here(path):

@@ -1,4 +1,4 @@
-"""Directories and files of jobs that others made, or can write: neither used nor written."""
+"""A job's directories and files that other users made or can write are neither used nor written."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory with a job that was applied, and has a saved state."""
+    """Make a directory with an applied job and its saved state."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "a_job_of_tests.py").write_text(
         "from monarch.job import LocalJob\nopen('imported', 'w').close()\njob = LocalJob()\n"
     )
-    before = os.umask(0o002)  # as many systems have it
+    before = os.umask(0o002)  # a common default
     yield tmp_path
     os.umask(before)
     sys.modules.pop("a_job_of_tests", None)
@@ -55,7 +55,7 @@ def applied(project: Path) -> None:
 
 
 def use(path: str) -> None:
-    """Everything that reads the file, or what is in the directory."""
+    """Call every function that reads the file or the contents of its directory."""
     if "state" not in path:
         with pytest.raises(PermissionError, match=f"^{path} ") as caught:
             load_current_job()
@@ -181,7 +181,7 @@ def test_a_lock_can_be_held_by_its_user_only(project: Path) -> None:
 
 @contextlib.contextmanager
 def holding(path: str, user: int | None = None) -> Iterator[Callable[[], None]]:
-    """Another process holds the lock of an open file, until it is asked to let go."""
+    """Hold the lock of an open file in another process until the yielded function is called."""
     ready, is_ready = os.pipe()
     go, let_go = os.pipe()
     file = os.open(path, os.O_RDONLY)
@@ -255,7 +255,7 @@ def test_a_wait_for_a_lock_has_a_limit(project: Path, monkeypatch: pytest.Monkey
 
 @as_root
 def test_root_is_no_stranger(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files are used, but not changed, and its locks are waited for."""
+    """Root's files are used but not changed, and locks that root holds are waited for."""
     monkeypatch.setattr(os, "getuid", lambda: SOMEBODY)
     monkeypatch.setattr("monarch.job.saved._LOCK_LIMIT", 0.1)
     LocalJob().dump("job.pkl")
@@ -328,7 +328,7 @@ def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> 
 def test_who_may_not_open_a_file_of_another_user_is_told_so(
     project: Path, monkeypatch: pytest.MonkeyPatch, number: int, expected: str
 ) -> None:
-    """The file's owner is the reason then, but not of other errors."""
+    """An error names the file's owner as the reason only where the owner is the reason."""
     Path("job.pkl").touch()
     os.chown("job.pkl", SOMEBODY, SOMEBODY)
     folder = os.open(".", os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""The users of a job are found by locks or processes, whatever the clock and the disk do."""
+"""The users of a job are found by locks or by processes, whatever clock and disk do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def no_locks(number: int) -> Callable[[Any, int], None]:
 
 
 def other(folder: str, *, pid: int = 2**22 + 1, place: str | None = None) -> Path:
-    """The file of another script, which does not hold its lock."""
+    """Write the file of another script, which does not hold its lock."""
     path = Path(folder, f"user.{pid}.1")
     place = module._place() if place is None else place
     started = OsProcess.of(pid).started or 7
@@ -54,7 +54,7 @@ def test_who_has_joined_is_a_user_until_it_parts(folder: str) -> None:
 def test_without_locks_the_process_is_looked_for(
     folder: str, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """On a file system that has none, and on one that never grants one."""
+    """The file system has no locks, or never grants one."""
     monkeypatch.setattr(fcntl, "flock", no_locks(number))
     join(folder)
     other(folder)
@@ -70,7 +70,7 @@ def test_in_another_container_the_lock_decides(
         fcntl.flock(file, fcntl.LOCK_EX)
         assert [user.script for user in users(folder)] == ["other.py"]
     monkeypatch.setattr(fcntl, "flock", no_locks(errno.ENOLCK))
-    assert [user.script for user in users(folder)] == ["other.py"]  # it may be there
+    assert [user.script for user in users(folder)] == ["other.py"]  # the script may still run
 
 
 @pytest.mark.parametrize("jump", [-86_400, 86_400])

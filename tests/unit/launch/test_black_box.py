@@ -1,4 +1,4 @@
-"""The black box: what is in it after a process has ended, by the ways it can end."""
+"""The contents of a process's black box after each way in which a process can exit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def box() -> Iterator[int]:
 
 
 def run(box: int, code: str) -> tuple[int, str]:
-    """How a process that has this box and runs `code` ends, and what it wrote to stderr."""
+    """Run `code` in a process with this box; return its exit status and its stderr."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + code, str(box)],
         check=False,

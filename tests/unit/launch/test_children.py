@@ -1,4 +1,4 @@
-"""Children: who they are, by both ways to find out."""
+"""The set of a process's children, by both ways of finding it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def mine() -> Iterator[children.Children]:
 def test_who_was_awaited_is_not_waited_for_again_nor_signalled(
     mine: children.Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pid may be somebody else's by then."""
+    """The pid may have been reused by then."""
     pid = os.fork()
     if not pid:
         os._exit(0)
@@ -49,4 +49,4 @@ def test_who_was_awaited_is_not_waited_for_again_nor_signalled(
     monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
     mine.end(ask=True)
     assert mine.own == set()
-    assert pid not in signalled  # (the host agent of the test run may have been)
+    assert pid not in signalled  # (the test run's host agent may have been signalled)

@@ -1,4 +1,4 @@
-"""Which file counts what the out-of-memory killer did, and what a new count is taken for."""
+"""Where the out-of-memory killer's count is read, and what a higher count is attributed to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ V2 = "0::/user.slice/session 1.scope\n"
             ["memory/jobs/one", "memory/jobs", "memory", "unified"],
         ),
         (V2, V2_MOUNTS, ["user.slice/session 1.scope", "user.slice", ""]),
-        # A container: a name space of its own; none, but the mount begins at its group; or below.
+        # Containers: with a name space of its own; without one, the mount at its group; or below
+        # it.
         ("0::/\n", V2_MOUNTS, [""]),
         (V1, V1_MOUNTS.replace("0:32 /", "0:32 /jobs/one"), ["memory", "unified"]),
         (V1, V1_MOUNTS.replace("0:32 /", "0:32 /jobs/two"), ["memory", "unified"]),

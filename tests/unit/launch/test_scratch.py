@@ -1,4 +1,4 @@
-"""Scratch directories: no other user decides what is removed; what was left is removed later."""
+"""Scratch directories: other users cannot direct a removal; leftovers are removed later."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Iterator[ScratchFolder]:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Path:
-    """A directory tree that no removal may touch."""
+    """Make a directory tree that no removal may touch."""
     tree = tmp_path / "precious"
     (tree / "below").mkdir(parents=True)
     (tree / "file").write_text("kept")
@@ -83,11 +83,11 @@ def test_a_directory_is_removed_with_all_in_it_and_links_are_not_followed(
 ) -> None:
     path = filled(new(folder, tmp_path))
     (path / "below" / "link").symlink_to(precious)
-    os.mkfifo(path / "below" / "pipe")  # must not be waited for
+    os.mkfifo(path / "below" / "pipe")  # the removal must not wait for it
     remove_scratch(str(path))
     assert not path.exists()
     assert intact(precious)
-    remove_scratch(str(path))  # again: there is none
+    remove_scratch(str(path))  # a second time: the directory no longer exists
 
 
 def test_a_link_in_the_place_of_a_directory_is_not_followed(
@@ -175,11 +175,11 @@ def test_what_a_killed_agent_left_is_removed_by_the_next(
     killed = ScratchFolder()
     left = filled(new(killed, tmp_path))
     ((_, fd),) = killed._folders.values()
-    os.close(fd)  # as its end does
+    os.close(fd)  # as the exit of the process does
     killed._folders.clear()
     theirs = tmp_path / "monarch-scratch-ofapeer_"
     theirs.mkdir(0o700)
-    (theirs / "notes").touch()  # no agent made that
+    (theirs / "notes").touch()  # an agent never makes such a file
     other = tmp_path / "of another program"
     other.mkdir(0o700)
     (other / "1").mkdir()

@@ -1,7 +1,7 @@
-"""Cycles of waits are found, all of them, and nothing else; whatever the network does.
+"""The deadlock detector finds all cycles of waits and nothing else, whatever the network does.
 
-The model is a cluster of actors that call each other at random over FIFO links which deliver when
-the test says so. Brute force knows at every moment which waits are in a cycle.
+The model is a cluster of actors that call each other at random, over FIFO links that deliver when
+the test decides. A brute-force search determines at every moment which waits are in a cycle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from monarch._engine.protocol.deadlock import (
 
 
 class Link:
-    """One of possibly several links between two procs: two FIFO directions."""
+    """One of possibly several links between two procs: a FIFO queue in each direction."""
 
     def __init__(self, ends: tuple[Proc, Proc]) -> None:
         self.ends = ends
@@ -42,19 +42,20 @@ class Link:
 
 
 class ModelCall:
-    """A call from a wait to an actor, and what has become of it."""
+    """A call from a wait to an actor, and its present state."""
 
     def __init__(self, wait: ModelWait, callee: ModelActor, link: Link, port: int) -> None:
         self.wait = wait
         self.callee = callee
         self.link = link
         self.port = port
-        self.missing = True  # as the caller knows it
-        self.settled = float("inf")  # when it could no longer be stuck: answered, or handed aside
+        self.missing = True  # whether the caller still lacks the answer
+        # when the call stopped being able to be stuck: it was answered or handed aside
+        self.settled = float("inf")
 
 
 class ModelWait:
-    """`deadlock.Wait`."""
+    """The model's implementation of `deadlock.Wait`."""
 
     def __init__(self, actor: ModelActor, number: int, now: int) -> None:
         self.actor_ = actor
@@ -98,7 +99,10 @@ class Proc:
 
 
 class Cluster:
-    """See the module. Steps are counted: that is the time of the truth; cores see seconds."""
+    """The model; the module's header describes it.
+
+    The checks measure time in steps of the model; the detectors under test see seconds.
+    """
 
     def __init__(self, chance: random.Random, procs: int, actors: int, links: int) -> None:
         self.chance = chance
@@ -110,7 +114,8 @@ class Cluster:
         for here, there in itertools.combinations_with_replacement(self.procs, 2):
             between = [Link((here, there)) for _ in range(1 if here is there else links)]
             self.all_links += between
-            # Each side calls over one of its own choice, as when both introduce each other at once.
+            # Each side chooses its own link, as when two procs introduce each other at the same
+            # time.
             self.links[here, there] = chance.choice(between)
             self.links[there, here] = chance.choice(between)
         self.actors: list[ModelActor] = []
@@ -156,7 +161,7 @@ class Cluster:
         actor.current, actor.busy = None, False
 
     def hand_aside(self, actor: ModelActor) -> None:
-        """The message is a concurrent endpoint's: it goes on beside the mailbox."""
+        """Let the current call, to a concurrent endpoint, continue beside the mailbox."""
         call = actor.current
         if call is not None:
             call.settled = min(call.settled, self.step)
@@ -184,7 +189,7 @@ class Cluster:
             self.do(receiver, receiver.core.proven(link, actor, Probe.from_bytes(data)))
 
     def tell(self, wait: ModelWait) -> None:
-        """The wait has become long."""
+        """Report to the detector that the wait has become long."""
         wait.told = True
         proc = wait.actor_.proc
         self.do(proc, proc.core.begin(self.now, wait))
@@ -205,13 +210,13 @@ class Cluster:
             else:
                 effect.link.send(proc, ("proof", effect.actor, effect.probe.to_bytes()))
 
-    # -- the truth -------------------------------------------------------------------------------
+    # # -- the expected result ---------------------------------------------------------------------
 
     def check(self, effect: Break) -> None:
-        """At one moment all these waits stood, each stuck behind the next.
+        """Check that at one moment all these waits stood, each stuck behind the next.
 
-        And do so still, unless something else than an answer ended one: somebody from outside, or
-        another cycle whose victim it was.
+        They must still stand, unless something other than an answer ended one: an outside event, or
+        another cycle that chose it as its victim.
         """
         nodes = [Node(*(int(part) for part in story)) for story in effect.cycle]
         waits = [self.waits[node] for node in nodes]
@@ -234,7 +239,7 @@ class Cluster:
                 yield call.callee.wait
 
     def stuck(self) -> list[ModelWait]:
-        """The waits on a cycle."""
+        """Return the waits that are on a cycle."""
         found: list[ModelWait] = []
         for wait in self.standing():
             seen: set[int] = set()
@@ -258,7 +263,7 @@ class Cluster:
         return [(link, to) for link in self.all_links for to, queue in link.queues.items() if queue]
 
     def act(self, *, external: bool) -> None:
-        """One thing happens, somewhere."""
+        """Perform one random event of the cluster."""
         self.step += 1
         chance = self.chance
         loaded = self.loaded()
@@ -293,7 +298,7 @@ class Cluster:
             actor.mailbox.append(None)  # the client calls
 
     def settle(self) -> None:
-        """No more calls. What can be answered is; then time passes."""
+        """Make no more calls; deliver and answer everything that can be answered."""
         for _ in range(200):
             self.step += 1
             for link, receiver in self.loaded():
@@ -323,12 +328,12 @@ def test_every_cycle_is_found_and_nothing_else(
 ) -> None:
     cluster = Cluster(chance, *size)
     for _ in range(steps):
-        cluster.act(external=external)  # `check` sees to it that nothing else is found
+        cluster.act(external=external)  # `check` fails if anything but a cycle is reported
 
-    # Every actor that is freed answers what it has, and may free or block others in turn.
+    # Every actor that is freed answers its calls, and may free or block other actors in turn.
     for _ in range(4 * len(cluster.actors)):
         cluster.settle()
-        # Nothing is under way and every wait is told of: two pauses are time enough.
+        # All messages are delivered and every wait is reported; two pauses are then enough time.
         for _ in range(2):
             cluster.now += PAUSE
             for proc in cluster.procs:
@@ -342,7 +347,7 @@ def test_every_cycle_is_found_and_nothing_else(
 
 
 def ring(order: list[int]) -> Cluster:
-    """Actors in one proc, each of which waits for the next; their uids in `order`."""
+    """Return one proc whose actors each wait for the next; `order` holds their uids."""
     cluster = Cluster(random.Random(0), 1, 1, 1)
     (proc,) = cluster.procs
     proc.actors.clear()

@@ -1,6 +1,6 @@
-"""One federation by itself: what it returns for each request and message.
+"""One federation alone: the effects it returns for each request and message.
 
-(What several of them do together: tests/protocol/test_federation.py.)
+`tests/protocol/test_federation.py` tests several federations together.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ THERE, UNKNOWN, SECOND = 20 << 20, 30 << 20, 31 << 20
 
 @pytest.fixture
 def b() -> Federation:
-    """A host with two procs of the client, of which HERE has spawned THERE on host c."""
+    """Make the federation of a host with two procs, of which HERE spawned THERE on host c."""
     federation = Federation(Roster(CLIENT), "b")
     federation.spawn_here(CLIENT, [{"uid": HERE}, {"uid": OTHER}], "launcher", 0.0)
     federation.spawn_there(HERE, "c", {}, [{"uid": THERE}])
@@ -41,7 +41,7 @@ def b() -> Federation:
 
 @pytest.fixture
 def home() -> Federation:
-    """That of the client, which has spawned HERE there, and THERE on host c."""
+    """Make the client's own federation; the client spawned HERE there, and THERE on host c."""
     federation = Federation(Roster(CLIENT), HOME)
     federation.spawn_here(CLIENT, [{"uid": HERE}], "launcher", 0.0)
     federation.spawn_there(CLIENT, "c", {}, [{"uid": THERE}])
@@ -65,7 +65,7 @@ def notice(to: int, notice: dict[str, Any]) -> dict[str, Any]:
 
 
 def farewells(effects: list[Effect]) -> set[tuple[str, int]]:
-    """Which hosts are told of whose end."""
+    """Return which hosts are notified of which exits."""
     return {
         (effect.host, effect.message["uid"])
         for effect in effects
@@ -173,7 +173,7 @@ def test_a_question_is_answered_once_though_the_host_is_lost_then(b: Federation)
 
 
 def test_an_answer_to_another_leaves_a_parent_its_own(b: Federation) -> None:
-    """A proc that has closed its link to one asker may live on; its host may be lost later."""
+    """A proc that closed its link to one asker may still run; its host may be lost later."""
     ended = rosters.gone([[THERE, *ENDED], [UNKNOWN, *ENDED]])
     assert b.heard("c", notice(OTHER, ended), 0.0) == [Tell(OTHER, ended)]
     assert b.host_lost("c", LOST) == [gone(HERE, THERE, LOST)]

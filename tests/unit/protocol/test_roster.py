@@ -1,4 +1,4 @@
-"""The roster: everybody hears what they must, once, whatever the order of things."""
+"""The roster notifies every process of what it must know, once, in any order of events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KILLED = Verdict(FAILED, "killed", SYSTEM, "here", 7, 1.5, ("last words",))
 
 @pytest.fixture
 def roster() -> Roster:
-    """The client (1) spawned 10, 11 and 12."""
+    """Make a roster in which the client (1) spawned 10, 11 and 12."""
     roster = Roster(CLIENT)
     assert spawn(roster, CLIENT, 10, 11, 12) == []
     return roster
@@ -51,7 +51,8 @@ def ended(roster: Roster, *uids: int) -> list[Effect]:
     return roster.ended([(uid, KILLED) for uid in uids])
 
 
-# -- ends ------------------------------------------------------------------------------------------
+# # -- exits
+# -----------------------------------------------------------------------------------------
 
 
 def test_a_parent_hears_of_each_end_once(roster: Roster) -> None:
@@ -198,7 +199,7 @@ def test_an_autopsy_of_the_gone_is_answered_at_once(roster: Roster) -> None:
 
 
 def test_an_autopsy_of_the_living_is_answered_in_time(roster: Roster) -> None:
-    """It closed one link: only that peer is to give it up."""
+    """Proc 10 closed one link: only that peer treats it as lost."""
     roster.autopsy(11, 10, 5)
     assert roster.deadline == 5 + ANSWER_WITHIN
     assert roster.tick(5) == []
@@ -227,7 +228,7 @@ def test_an_owner_that_cannot_reach_its_proc_gives_it_up(roster: Roster) -> None
 
 
 def test_who_is_known_to_be_ending_is_waited_for(roster: Roster) -> None:
-    """Its last output is being read, which may take longer."""
+    """Its remaining output is still being read, which may take longer."""
     roster.autopsy(11, 10, 0)
     roster.exited([10])
     assert roster.tick(10) == []
@@ -280,7 +281,8 @@ def test_a_guest_that_has_left_is_no_acquaintance(roster: Roster) -> None:
     assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))]
 
 
-# -- what begins -----------------------------------------------------------------------------------
+# # -- spawns
+# ----------------------------------------------------------------------------------------
 
 
 def test_a_command_must_become_a_proc(roster: Roster) -> None:
@@ -364,7 +366,7 @@ def test_a_proc_that_goes_on_in_time_lives(roster: Roster) -> None:
 
 
 def test_time_in_which_nobody_ran_does_not_count(roster: Roster) -> None:
-    """All of us were stopped: the news that it goes on may be under way."""
+    """The agent was stopped too, so the notice that proc 10 continues may still be in transit."""
     roster.stopped(10, "SIGSTOP", 5)
     assert roster.tick(100) == []
     assert roster.deadline == 110
@@ -411,7 +413,7 @@ def test_who_had_to_do_with_the_old_one_hears_of_the_new_one(roster: Roster) -> 
     roster.autopsy(13, 10, 0)
     roster.autopsy(12, 10, 0)
     assert spawn(roster, CLIENT, 20, replaces=10) == [
-        gone(11, (10, *KILLED)),  # it has not asked yet
+        gone(11, (10, *KILLED)),  # 11 has not asked about the exit yet
         moved(CLIENT, 10, 20),
         moved(13, 10, 20),
         moved(12, 10, 20),
@@ -444,7 +446,7 @@ def test_an_introduction_to_the_old_one_goes_to_the_newest(roster: Roster) -> No
 
 
 def test_a_stream_to_the_old_one_goes_to_nobody(roster: Roster) -> None:
-    """It is about memory that the old one had."""
+    """A stream refers to memory of the replaced proc."""
     assert roster.introduce(11, 10, stream=True) == [Hand(10, 11)]
     ended(roster, 10)
     spawn(roster, CLIENT, 20, replaces=10)
@@ -460,7 +462,7 @@ def test_a_successor_that_looks_for_the_one_before_finds_itself(roster: Roster) 
 
 
 def test_who_was_refused_by_the_old_one_hears_of_the_new_one(roster: Roster) -> None:
-    """It interacted with it, though its question has been answered."""
+    """Proc 11 interacted with the old proc, although its question has been answered."""
     roster.autopsy(11, 10, 0)
     assert len(roster.tick(ANSWER_WITHIN)) == 1
     ended(roster, 10)
@@ -484,7 +486,7 @@ def test_those_before_it_may_have_ended_before_these_books_were_begun(roster: Ro
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """A driver that does what it is told, and counts what everybody hears."""
+    """A driver of the roster's calls, which records the notices that every process receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -494,9 +496,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.parents = {CLIENT: 0}
         self.state: dict[int, str] = {CLIENT: "runs"}
         self.killed: set[int] = set()
-        self.open: dict[tuple[int, int], float] = {}  # (asker, uid) -> asked when
-        self.told: list[tuple[int, int]] = []  # (parent, child): ends that parents heard of
-        self.due: set[tuple[int, int]] = set()  # the same: ends that parents must hear of
+        self.open: dict[tuple[int, int], float] = {}  # (asker, uid) -> when it asked
+        # (parent, child): exits that parents were notified of
+        self.told: list[tuple[int, int]] = []
+        # (parent, child): exits that parents must be notified of
+        self.due: set[tuple[int, int]] = set()
         self.replaced: dict[int, int] = {}
         self.met: dict[int, set[int]] = {}
         self.moved: set[tuple[int, int]] = set()
@@ -576,7 +580,7 @@ class AnyOrder(RuleBasedStateMachine):
         if asker == uid:
             return
         if self.parents[uid] == asker and self.state[uid] == "gone":
-            return  # it was told, and does not ask
+            return  # already notified, so it does not ask
         self.open.setdefault((asker, uid), self.now)
         self.met.setdefault(uid, set()).add(asker)
         self.met.setdefault(asker, set()).add(uid)
@@ -626,7 +630,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.forget_questions()
 
     def forget_questions(self) -> None:
-        """Those of the gone need no answer."""
+        """Drop the questions of processes that have exited: they need no answer."""
         for asker, uid in list(self.open):
             if not self.runs(asker):
                 del self.open[asker, uid]
@@ -673,7 +677,9 @@ class AnyOrder(RuleBasedStateMachine):
         assert heard >= {(parent, uid) for parent, uid in self.due if self.runs(parent)}
 
     def teardown(self) -> None:
-        """In the end every question is answered, and who met a replaced one knows it."""
+        """Check that all questions were answered and replacements reported to all who met the old
+        proc.
+        """
         self.end([uid for uid in self.uids[1:] if self.state[uid] != "runs"])
         assert {uid for _, uid in self.open if self.state[uid] == "gone"} == set()
         for uid in self.replaced:

@@ -1,4 +1,4 @@
-"""There is one driver at a time, and a job without one is over in time."""
+"""A job has one driver at a time, and ends once it lacks a driver for the grace period."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_claim_is_taken_once() -> None:
     job.claim()
     job.taken()
     job.left(20)
-    job.taken()  # of the one that left
+    job.taken()  # a late acknowledgement for the driver that left
     assert not job.driven
     assert job.deadline == 30
 
@@ -68,13 +68,13 @@ def test_keepsakes_can_be_taken_back() -> None:
 
 
 class Drivers(RuleBasedStateMachine):
-    """Drivers come and go in any order: one at a time, and each with a number of its own."""
+    """Drivers come and go in any order: one at a time, each with its own epoch number."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
         self.job = Succession(GRACE)
-        self.there = True  # somebody drives, or is about to
+        self.there = True  # a driver is connected or about to connect
         self.vacant_since = math.inf
         self.reigns = [0]
 

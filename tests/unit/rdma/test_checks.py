@@ -1,4 +1,4 @@
-"""The checks of RDMA, before and after a transfer."""
+"""The checks that RDMA makes before and after a transfer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKEN = b"a token of sixtn"
 
 @pytest.fixture
 def sessions() -> Iterator[Any]:
-    """Makes connections of callers to one server."""
+    """Yield a function that connects callers to one server."""
     server = Server()
     socks: list[socket.socket] = []
 
@@ -51,7 +51,7 @@ def test_a_caller_recalls_its_own_connections_and_nobody_elses(sessions: Any) ->
 
 @pytest.mark.skipif(sys.platform != "linux", reason="process_vm_readv")
 def test_what_was_read_while_its_registration_ended_is_not_given_out() -> None:
-    """The memory may have been used for something else meanwhile."""
+    """The memory may have been reused during the read."""
     table = Table(IDENTITY)
     slot = table.publish(7, TOKEN, 0x1000, 8, True)
     handle: Any = SimpleNamespace(slot=slot, number=7, address=0x1000, size=8, owner="the owner")

@@ -1,4 +1,4 @@
-"""What the interface says of the hardware."""
+"""What the interface reports about the hardware."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from monarch.rdma import (
 
 @pytest.fixture
 def cards(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A machine with these cards."""
+    """Yield a function that simulates a machine with the given cards."""
 
     def make(*names: str) -> None:
         for name in names:

@@ -1,4 +1,4 @@
-"""Whatever is contiguous memory is taken, with its address; nothing else is."""
+"""Contiguous memory of any kind is accepted, with its address; all other objects are refused."""
 
 from __future__ import annotations
 

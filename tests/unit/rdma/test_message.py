@@ -1,4 +1,4 @@
-"""The wire format of the data plane, byte by byte, and its reader, cut anywhere."""
+"""The wire format of the data plane, byte by byte, and its reader, with the stream cut anywhere."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_first_request_byte_by_byte() -> None:
 
 
 def test_numbers_are_as_they_were() -> None:
-    """Changing one needs another version: peers of two releases would misunderstand each other."""
+    """A changed number needs a new version: peers of two releases would misread each other."""
     assert (message.READ, message.WRITE, message.ADD, message.SWAP) == (1, 2, 3, 4)
     assert (message.HELLO, message.INVITE, message.RECALL) == (16, 17, 18)
     assert (message.DATA, message.VALUE, message.END) == (1, 2, 3)
@@ -57,7 +57,7 @@ def test_numbers_are_as_they_were() -> None:
 
 
 class Notes:
-    """A reader of messages of a length and so many bytes, and what it found."""
+    """A reader of messages with a length and that many bytes; it records what it reads."""
 
     def __init__(self) -> None:
         self.found: list[bytes] = []
@@ -72,7 +72,7 @@ class Notes:
         return Text(length, self.found.append)
 
     def take(self, data: bytes, direct: int) -> None:
-        """As a socket would: what has a place goes there, up to `direct` bytes of it."""
+        """Feed `data` as a socket would: up to `direct` bytes go straight into the target."""
         view = memoryview(data)
         while view:
             landing = self.reader.landing

@@ -1,4 +1,4 @@
-"""Which route is taken, what is tried when it leads nowhere, and how a submit ends."""
+"""Which route is chosen, which is tried after a failure, and how a submit ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAIT = 60.0
 
 
 class Fake:
-    """A kind of route, and its only route, that does as it is told."""
+    """A kind of route and its only route, which behave as the test demands."""
 
     about: ClassVar[str] = "it does as it is told"
 
@@ -132,7 +132,7 @@ def test_a_failure_is_not_tried_again(use: Any, buffer: RDMABuffer) -> None:
 
 
 def expire_after(monkeypatch: pytest.MonkeyPatch, event: threading.Event) -> None:
-    """From now on a time limit is over when it is, but not before this event."""
+    """Make every time limit expire no earlier than `event` is set."""
     call_later = _spi.call_later
 
     def when_set(seconds: float, expire: Callable[[], None]) -> Any:
@@ -245,7 +245,7 @@ def test_jobs_run_on_as_many_threads_as_asked() -> None:
 
 
 def test_a_job_that_a_thread_has_just_taken_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One idle thread, two jobs: it takes one of them before they are counted."""
+    """With one idle thread and two jobs, the thread takes one job before the jobs are counted."""
     caller = threading.current_thread()
     asked, counted = threading.Semaphore(0), threading.Event()
 
@@ -255,7 +255,9 @@ def test_a_job_that_a_thread_has_just_taken_is_counted(monkeypatch: pytest.Monke
             return super().get()
 
     class Lock:
-        """The caller gets it when the thread has its job, and the thread when the caller had it."""
+        """Give the lock to the caller after the thread took a job, and to the thread after the
+        caller.
+        """
 
         lock = threading.Lock()
 
@@ -279,7 +281,7 @@ def test_a_job_that_a_thread_has_just_taken_is_counted(monkeypatch: pytest.Monke
     try:
         spread(lambda: None, 1)
         asked.acquire()
-        asked.acquire()  # it is idle
+        asked.acquire()  # the thread is idle
         counted.clear()
         meeting = threading.Barrier(3)
         spread(lambda: meeting.wait(WAIT), 2)
@@ -290,7 +292,7 @@ def test_a_job_that_a_thread_has_just_taken_is_counted(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("setting", "largest"), [(0, 1), (3, 3), (64, 8)])
 def test_a_transfer_is_cut_as_the_setting_says(setting: int, largest: int) -> None:
-    """And never into larger parts than are good for it."""
+    """A part is never larger than what transfers well."""
     nbytes, step = 20 << 20, largest << 20
     with RDMABuffer(bytearray(1)) as memory, configured(rdma_max_chunk_size_mb=setting):
         parts = [

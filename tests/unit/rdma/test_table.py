@@ -1,4 +1,4 @@
-"""The table: what is published is found until it is revoked, and no write outlives a revocation."""
+"""A published entry is found until it is revoked, and no write outlives a revocation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def table() -> Iterator[Table]:
 
 
 def peer_of(table: Table, identity: bytes = IDENTITY) -> PeerTable:
-    """As another process has it: with a description of its own."""
+    """Return another process's view of `table`, with its own descriptor."""
     return PeerTable(os.open(f"/proc/self/fd/{table.fd}", os.O_RDWR), identity)
 
 

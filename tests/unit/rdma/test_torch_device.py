@@ -1,4 +1,4 @@
-"""What needs no device of how torch moves bytes: tensors of main memory stand for others."""
+"""How torch moves bytes, as far as it needs no device: main-memory tensors stand in for others."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_only_one_type_of_device_is_shared() -> None:
 
 
 class Storage:
-    """Of a tensor of a GPU that is not here."""
+    """The storage of a tensor on a GPU that this machine lacks."""
 
     def __init__(self, error: str = "") -> None:
         self.error = error
@@ -83,7 +83,7 @@ def of_gpu(storage: Storage) -> Memory:
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the GPUs that this process sees, in its order."""
+    """Yield the names of the GPUs that this process sees, in its order."""
     names = ["GPU-a", "GPU-b"]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
@@ -97,7 +97,7 @@ def test_a_device_has_the_number_that_this_process_gives_it(
     gpus: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = device.share(of_gpu(Storage()))
-    gpus[:] = ["GPU-b"]  # the other process sees this one only
+    gpus[:] = ["GPU-b"]  # the other process sees only this one
     asked: list[Any] = []
 
     def open_shared(*parts: Any) -> Any:

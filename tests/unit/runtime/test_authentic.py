@@ -1,4 +1,4 @@
-"""A socket with authenticated records: what it gives out is what was sent, or it gives up."""
+"""A socket with authenticated records returns exactly the bytes that were sent, or fails."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pair() -> Iterator[Pair]:
 
 
 def carried(source: AuthenticSocket, target: AuthenticSocket, data: bytes, ask: int) -> bytes:
-    """The bytes that arrive of it, read `ask` at a time, as an event loop would do it."""
+    """Return the part of `data` that arrives, read `ask` bytes at a time as an event loop reads."""
     left, came, room = memoryview(data), bytearray(), memoryview(bytearray(ask))
     while len(came) < len(data):
         if left:
@@ -68,7 +68,7 @@ def test_many_small_messages_in_one_read(pair: Pair) -> None:
     one, other = pair
     for number in range(100):
         assert one.send(b"%03d" % number) == 3
-    assert not other.pending()  # nothing has been received
+    assert not other.pending()  # `other` has received nothing
     room = memoryview(bytearray(150))
     assert other.recv_into(room) == 150
     assert other.pending()
@@ -145,7 +145,7 @@ def test_a_socket_that_blocks() -> None:
 
 
 class Narrow(SimpleNamespace):
-    """A socket that takes and gives few bytes at a time, and sometimes none; to itself."""
+    """A socket connected to itself that takes and gives few bytes at a time, and sometimes none."""
 
     def __init__(self, chances: list[int]) -> None:
         nothing: Any = None

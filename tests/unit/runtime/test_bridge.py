@@ -1,4 +1,4 @@
-"""Other threads reach an event loop: all of it arrives, in order, in batches, on the right one."""
+"""Calls from other threads reach an event loop: all of them, in order, in batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def wakeups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop that runs in a thread of its own."""
+    """Run a loop in its own thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -97,7 +97,7 @@ def test_a_batch_costs_one_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[int] = []
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", counted)
-            for number in range(1000):  # the loop is busy: with this
+            for number in range(1000):  # this call keeps the loop busy
                 gate.post(seen.append, number)
         arrived = asyncio.get_running_loop().create_future()
         gate.post(arrived.set_result, None)
@@ -127,7 +127,7 @@ def test_posts_from_a_callback_run_too(loop: asyncio.AbstractEventLoop) -> None:
 def test_a_callback_that_raises_does_not_hold_back_the_others(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
-    """What waits behind it may be the only thing that ever wakes somebody."""
+    """A callback behind the failing one may be the only one that ever wakes a waiting thread."""
     told: list[Any] = []
     loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
     gate = gate_on(loop)

@@ -1,4 +1,4 @@
-"""The mailbox of a cell: what its senders are told, in whatever order the threads run."""
+"""The flow-control messages of a cell's mailbox to its senders, in any order of the threads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LIMIT = 8
 
 
 class Sender:
-    """A link as the cell sees it: remembers what it was told."""
+    """A link as the cell sees it; it records the flow-control messages."""
 
     def __init__(self) -> None:
         self.told: list[bool] = []
 
 
 class Proc:
-    """Records what senders and owners are told; `before` runs ahead of each telling."""
+    """A proc that records messages to senders and owners; `before` runs ahead of each of them."""
 
     def __init__(self) -> None:
         self.before: Callable[[bool], None] = lambda full: None
@@ -66,7 +66,7 @@ def cell(request: pytest.FixtureRequest) -> Iterator[Cell]:
 
 
 def take(cell: Cell) -> bool:
-    """What the actor's thread does with one message; False if there is none."""
+    """Take one message as the actor's thread does; return False if the mailbox is empty."""
     if not cell.depth():
         return False
     _, frame = cell.mailbox.popleft() if cell.is_async else cell.mailbox.get_nowait()
@@ -118,11 +118,11 @@ def test_many_small_bodies_are_bounded_by_their_number(cell: Cell) -> None:
 def test_the_actor_may_empty_its_mailbox_before_the_sender_hears_that_it_is_full(
     cell: Cell, left: int
 ) -> None:
-    """Two threads tell the senders; the last thing they hear must be true, or they wait forever."""
+    """Two threads send flow control; the last message must be true, or the sender waits forever."""
     sender = Sender()
 
     def empty(full: bool) -> None:
-        # The reactor has decided to say "full" and is about to; the actor's thread runs.
+        # The reactor has decided to send "full" and is about to do so; now the actor's thread runs.
         if full:
             while cell.depth() > left:
                 take(cell)
@@ -136,7 +136,7 @@ def test_the_actor_may_empty_its_mailbox_before_the_sender_hears_that_it_is_full
 
 
 def test_a_failure_is_told_before_a_stop_that_comes_meanwhile_is_acknowledged(cell: Cell) -> None:
-    """Who asks for a stop takes the acknowledgement for the end of all news of the actor."""
+    """The caller of a stop takes its acknowledgement for the last notice about the actor."""
     proc: Proc = cell.proc  # type: ignore[assignment]
     reactor: list[threading.Thread] = []
 
@@ -144,7 +144,7 @@ def test_a_failure_is_told_before_a_stop_that_comes_meanwhile_is_acknowledged(ce
         stop = Frame(STOP, 0, 1, 7, 0, 0, b"", b"enough")
         reactor.append(threading.Thread(target=cell.request_stop, args=(Sender(), stop)))
         reactor[0].start()
-        reactor[0].join(0.05)  # it waits, or has gone ahead by then
+        reactor[0].join(0.05)  # the thread waits, or has overtaken the failure by then
 
     proc.before = stop_meanwhile
     cell.settle(cell.own_failure("the reason"))

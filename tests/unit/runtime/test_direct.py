@@ -1,4 +1,4 @@
-"""A direct connection beside a tunnel: one order, whatever goes where and whatever breaks."""
+"""A direct connection beside a tunnel keeps one order, whichever carries a message or breaks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WAIT = 20.0
 
 
 class Loop:
-    """A reactor that is driven by hand."""
+    """A reactor that the test drives by hand."""
 
     def __init__(self) -> None:
         self.ready: dict[int, Callable[[int], None]] = {}
@@ -62,7 +62,7 @@ class Loop:
         self.held.discard(fd)
 
     def watch(self, fd: int, *, reads: bool, writes: bool) -> None:
-        """Writing is tried in each round."""
+        """Record whether reads are held; writing is tried in each round."""
         (self.held.discard if reads else self.held.add)(fd)
 
     def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
@@ -74,7 +74,7 @@ class Loop:
 
 
 class Side:
-    """A proc, as far as it matters here: a link, and what has come by it."""
+    """A reduced proc: a link, and the messages that it delivered."""
 
     def __init__(self, uid: int, sock: socket.socket) -> None:
         self.uid = uid
@@ -108,7 +108,7 @@ class Side:
         link.lose(reason)
 
     def step(self) -> None:
-        """A round of the reactor."""
+        """Run one round of the reactor."""
         self.step_tunnel()
         self.step_connection()
         self.run_soon()
@@ -138,7 +138,7 @@ class Side:
 
 @contextmanager
 def pair() -> Iterator[tuple[Side, Side]]:
-    """Two procs, and the tunnel between them."""
+    """Yield two procs and the tunnel between them."""
     left, right = (Side(uid, sock) for uid, sock in enumerate(socket.socketpair()))
     with ExitStack() as stack:
         stack.callback(left.close)
@@ -147,7 +147,7 @@ def pair() -> Iterator[tuple[Side, Side]]:
 
 
 def connect(left: Side, right: Side, number: int = 2) -> None:
-    """What the handshake leads to."""
+    """Put both sides into the state that follows the handshake."""
     ours, theirs = socket.socketpair()
     for sock in (ours, theirs):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -156,7 +156,7 @@ def connect(left: Side, right: Side, number: int = 2) -> None:
 
 
 def settle(*sides: Side) -> None:
-    """Until nothing is under way."""
+    """Run rounds until no message is in transit."""
     quiet = 0
     while quiet < 100:
         before = [(len(side.got), side.link.queued, type(side.link)) for side in sides]
@@ -185,7 +185,7 @@ def test_small_messages_go_by_the_connection() -> None:
 
 
 def test_what_agents_must_see_goes_by_the_tunnel() -> None:
-    """Segments, probes, casts' marks; and the peer leaves the connection, too."""
+    """Segments, probes and casts' marks use the tunnel; then the peer does so, too."""
     for force in (
         lambda link: link.send(pack(CALL, 5, 0, 0, b"", b"", 0, 1), [0]),
         lambda link: link.send(call(5, kind=PROBE)),
@@ -202,7 +202,7 @@ def test_what_agents_must_see_goes_by_the_tunnel() -> None:
             assert right.got == [1, 5]
             assert not right.direct.speaks
             left.link.send(call(6))
-            assert not left.direct.speaks  # for some messages
+            assert not left.direct.speaks  # some messages must pass by the tunnel first
             for number in range(100):
                 left.link.send(call(7 + number))
             assert left.direct.speaks
@@ -212,7 +212,7 @@ def test_what_agents_must_see_goes_by_the_tunnel() -> None:
 
 
 def test_a_release_is_out_of_turn() -> None:
-    """The agent at this end of the tunnel sends it."""
+    """The agent at this end of the tunnel sends the release."""
     with pair() as (left, right):
         connect(left, right)
         left.link.send(call(1))
@@ -285,7 +285,7 @@ def test_the_news_of_an_end_waits_for_last_words() -> None:
         right.direct.sock.close()
         news: list[int] = []
         assert left.directs.last_words(left.link, lambda: news.append(len(left.got)))
-        # Told again, as who lost the tunnel asks: that does not wait less.
+        # The side that lost the tunnel asks once more; the wait does not get shorter.
         assert left.directs.last_words(left.link, lambda: news.append(-1))
         settle(left)
         assert news == [1]
@@ -299,7 +299,7 @@ def test_last_words_are_not_waited_for_long() -> None:
         assert left.directs.last_words(left.link, lambda: news.append("gone"))
         right.direct.sock.send(call(1))
         left.step_connection()
-        left.reactor.timers.pop()()  # it speaks
+        left.reactor.timers.pop()()  # the first timer: data has arrived since, so the wait goes on
         left.run_soon()
         assert news == []
         left.reactor.timers.pop()()
@@ -308,7 +308,7 @@ def test_last_words_are_not_waited_for_long() -> None:
 
 
 def test_of_a_lost_link_nothing_is_left() -> None:
-    """Also if nobody ever says why it was lost."""
+    """The link is cleaned up even if the reason of its loss is never reported."""
     with pair() as (left, right):
         connect(left, right)
         sock = left.direct.sock
@@ -323,7 +323,7 @@ def test_of_a_lost_link_nothing_is_left() -> None:
 
 
 def test_a_mailbox_behind_a_lost_link_holds_nobody_back() -> None:
-    """Last words may say that it is full, and nothing will say that it is not."""
+    """Its last message may be that the mailbox is full, and no later message can take that back."""
     ours, theirs = socket.socketpair()
     proc = Proc(1, "test", lambda proc, link, frame: None, lambda proc, frame: None, client=False)
     link = proc.adopt(ours, 2)
@@ -335,7 +335,7 @@ def test_a_mailbox_behind_a_lost_link_holds_nobody_back() -> None:
 
 
 def test_what_came_by_a_tunnel_that_is_lost_counts() -> None:
-    """A thread that sent has found it closed, and now the connection is the first that is read."""
+    """A sending thread found the tunnel closed; the connection is then the first to be read."""
     ours, theirs = socket.socketpair()
     proc = Proc(1, "test", lambda proc, link, frame: None, lambda proc, frame: None, client=False)
     link = proc.adopt(ours, 2)
@@ -367,7 +367,7 @@ def test_a_connection_that_was_worth_it_is_made_again() -> None:
 
 
 def test_whoever_looked_at_the_link_before_it_changed() -> None:
-    """A thread that casts waits for the lock while the reactor makes it another kind of link."""
+    """A casting thread waits for the lock while the reactor changes the class of the link."""
     with pair() as (left, right):
         mark = left.link.mark
         connect(left, right)
@@ -409,8 +409,8 @@ def test_senders_wait_while_it_is_broken() -> None:
         waiting.start()
         while not left.link._waiters:
             waiting.join(0.001)
-        right.step()  # says where
-        left.step()  # the tunnel takes it all at once
+        right.step()  # reports how much it received
+        left.step()  # the tunnel takes all of it at once
         waiting.join(WAIT)
         assert not waiting.is_alive()
         settle(left, right)
@@ -419,7 +419,7 @@ def test_senders_wait_while_it_is_broken() -> None:
 
 
 def test_what_comes_too_early_does_not_pile_up() -> None:
-    """The tunnel is slow: the connection waits for it, and so does who sends there."""
+    """The connection waits for the slow tunnel, and so do the senders on the connection."""
     with pair() as (left, right), patch.object(direct, "_EARLY", 50_000):
         connect(left, right)
         for number in range(500):
@@ -436,7 +436,7 @@ def test_what_comes_too_early_does_not_pile_up() -> None:
 
 
 def test_much_that_is_lost_follows_in_pieces() -> None:
-    """All of it would be a larger frame than anybody takes."""
+    """In one piece it would be a larger frame than a receiver accepts."""
     with pair() as (left, right):
         left.link.reader.limit = right.link.reader.limit = 5000
         connect(left, right)
@@ -448,7 +448,7 @@ def test_much_that_is_lost_follows_in_pieces() -> None:
 
 
 def test_a_socket_that_fails_once() -> None:
-    """Nothing may follow what it did not take."""
+    """No bytes may follow those that the socket did not take."""
 
     class Failing:
         def __init__(self, sock: socket.socket) -> None:
@@ -480,7 +480,7 @@ def test_a_connection_that_breaks_before_both_are_there() -> None:
             left.link.send(call(number))
         left.run_soon()
         settle(left, right)
-        assert right.told  # its agent is asked
+        assert right.told  # it asked its agent for a connection
         tried = left.directs._tries[left.link]
         ours, theirs = socket.socketpair()
         right.directs._begin(right.link, theirs, tried.number, first=False)
@@ -525,7 +525,7 @@ def test_a_connection_ends_once(what: int) -> None:
 
 
 def test_what_was_lost_cannot_be_about_what_was_lost() -> None:
-    """Else its depth would be that of our stack."""
+    """Otherwise the nesting of frames would decide the depth of the stack."""
     body = b""
     for _ in range(2000):
         body = pack(DIRECT, 2, 0, 0, b"", body, REST)
@@ -544,12 +544,13 @@ def test_an_invitation_to_nowhere(said: dict[str, Any]) -> None:
         left.directs._ask(left.link)
         number = left.directs._tries[left.link].number
         body = json.dumps({"address": "127.0.0.1", "port": 1, "key": "00", **said}).encode()
-        with pytest.raises((ProtocolError, ValueError, TypeError)):  # each of which loses the link
+        # the link is lost on each of these errors
+        with pytest.raises((ProtocolError, ValueError, TypeError)):
             left.handle(left.link, [Frame(DIRECT, INVITE, number, 0, 0, 0, b"", body)])
 
 
 def test_both_ask_at_once() -> None:
-    """The one with the greater uid gets what it asked for."""
+    """The proc with the greater uid gets the connection that it asked for."""
     with pair() as (left, right):
         for side in (left, right):
             side.directs.count(side.link)

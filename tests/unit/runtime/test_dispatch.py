@@ -1,7 +1,7 @@
-"""Each message has one answer: by its handler or by the actor's end, in whatever order they come.
+"""Each message gets one answer, from its handler or from the actor's exit, in any order of these.
 
-The loop of a sync actor runs in this thread, on a cell whose process and links are records of what
-they were told.
+The loop of a sync actor runs in this thread, on a cell whose process and links record what they
+were asked to send.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT = 1 << 20
 
 
 class Link:
-    """To a caller: the frames it got."""
+    """The link to a caller; it records the frames."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
@@ -36,7 +36,7 @@ class Link:
 
 
 class Proc:
-    """Records what callers are told: (port, "value" | "error" | "refused")."""
+    """A proc that records the answers to callers: (port, "value" | "error" | "refused")."""
 
     hostname, pid, local = "host", 1, None
 
@@ -48,7 +48,7 @@ class Proc:
         self.setup = None
         timer = SimpleNamespace(cancel=lambda: None)
         self.reactor = SimpleNamespace(call_later=lambda *_: timer, call_soon=lambda *_: None)
-        self.problems: list[Exception] = []  # raised by the next sends
+        self.problems: list[Exception] = []  # the next sends raise these
 
     def encode_result(self, value: Any) -> Payload:
         return encode_result(value, LIMIT)
@@ -80,7 +80,7 @@ class Proc:
 
 
 class Actor:
-    """A cell whose endpoints are the functions given."""
+    """A cell whose endpoints are the given functions."""
 
     def __init__(self, **endpoints: Callable[..., Any]) -> None:
         self.proc = Proc()
@@ -118,7 +118,7 @@ class Actor:
         self.cell.put(self.link, Frame(CALL, 0, 1, port, 0, 0, call_meta(name, b""), body))
 
     def run(self) -> list[tuple[int, str]]:
-        """Serve what was sent, to the end; what the callers were told, values first."""
+        """Serve all messages; return the answers to the callers, values first."""
         self.call("finish", 0)
         run_sync(self.cell)
         ports = [int.from_bytes(data[16:24], "little") for data in self.link.sent]
@@ -127,7 +127,7 @@ class Actor:
         return [(port, "value") for port in dest] + self.proc.told
 
     def end(self) -> None:
-        """As by `Instance.abort` in another thread."""
+        """End the actor as `Instance.abort` in another thread does."""
         self.cell.abort(RuntimeError("it is over"))
 
     def died(self) -> None:
@@ -154,7 +154,7 @@ def test_an_actor_that_ended_meanwhile_does_not_answer_again() -> None:
 
 
 def test_the_message_in_hand_when_the_end_is_learnt_of_is_refused() -> None:
-    """The end is in line for the actor's thread, and so are three calls."""
+    """The exit is queued for the actor's thread, and so are three calls."""
     actor = Actor(good=lambda: actor.cell.interrupt(actor.died), finish=finish)
     for port in (1, 2, 3):
         actor.call("good", port)
@@ -196,7 +196,7 @@ def test_nothing_is_owed_by_an_actor_that_ended() -> None:
 
 @pytest.mark.parametrize("problem", [OSError("no memory"), BackpressureError("no room")])
 def test_an_answer_is_given_whatever_sending_it_runs_into(problem: Exception) -> None:
-    """Without memory it is an error; without room for long it is under way all the same."""
+    """Out of memory, the answer is an error; out of room for long, the answer is still sent."""
     actor = Actor(big=lambda: bytes(2 * LIMIT), finish=finish)
     actor.proc.problems = [problem]
     actor.call("big", 1)

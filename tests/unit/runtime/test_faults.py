@@ -1,4 +1,4 @@
-"""Failures that reach the script: what is printed, and how often the main thread is interrupted."""
+"""Failures that reach the script: how they are printed and interrupt the main thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.failures
 
 
 class World(drivers.Driver):
-    """A driver whose time stands still, and whose threads run at once."""
+    """A driver whose time advances only on demand and whose threads run at once."""
 
     def __init__(self) -> None:
         self.time = 100.0
@@ -75,7 +75,7 @@ def fault(rank: int, error: str = "oh", mesh: str = "w-1", **fields: Any) -> Fai
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Each line that begins a report or stands for one."""
+    """Return each printed line that begins a report or stands for one."""
     lines = capsys.readouterr().err.splitlines()
     return [line.split(" and all")[0] for line in lines if line.startswith("The ")]
 
@@ -135,7 +135,7 @@ def test_whom_the_first_report_named_needs_no_other(
 def test_interrupts_for_different_causes_keep_a_distance(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first must not be disturbed in what it sets going; a program that goes on gets both."""
+    """The reaction to the first must not be disturbed; a program that continues gets both."""
     faults = Faults()
     for rank in range(4):
         faults.add(fault(rank, f"cause {rank}"))
@@ -208,7 +208,7 @@ def test_what_a_call_of_the_script_raised_does_not_interrupt_it(
     faults.given(ActorError(raised(fault(0))))
     faults.add(fault(0))
     assert (capsys.readouterr().err, world.interrupts) == ("", 0)
-    faults.add(fault(1))  # of the same mesh, by the same
+    faults.add(fault(1))  # a failure in the same mesh with the same cause
     assert capsys.readouterr().err.startswith("The same happened to <root>.<W w-1 1>")
     assert world.interrupts == 0
     faults.add(fault(0, "another cause"))

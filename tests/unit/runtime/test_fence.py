@@ -19,7 +19,7 @@ class Link:
 
 
 class Proc:
-    """Records what it is asked to do."""
+    """A proc that records the requests it gets."""
 
     def __init__(self, links: list[Any]) -> None:
         self.local = Link()
@@ -79,7 +79,7 @@ def test_the_successor_of_a_failed_actor_is_spawned_behind_a_fence(
 
     def admit(cell: Cell) -> None:
         cells.append(cell)
-        cell.put(peer, call(1))  # what came early is also held up
+        cell.put(peer, call(1))  # messages that arrived early are held up, too
 
     proc.early = SimpleNamespace(admit=admit)
     grave = Failure("<root>.<x.A a>", "it failed")

@@ -1,4 +1,4 @@
-"""Futures and receives under races: one outcome, seen by everybody, and no message lost."""
+"""Futures and receives under races: one outcome, the same for all waiters, and no message lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAIT = 60.0
 
 
 class Racy(list[Any]):
-    """A list of waiters whose resolver runs between a look and the removal."""
+    """A list of waiters whose resolver runs between the membership test and the removal."""
 
     def __contains__(self, item: object) -> bool:
         found = super().__contains__(item)
@@ -84,7 +84,7 @@ def test_resolving_twice_changes_nothing() -> None:
 
 
 def test_short_time_outs_lose_no_message() -> None:
-    """A receive that gives up leaves what it did not return to the next one."""
+    """A receive that times out leaves its message for the next receive."""
     port, receiver = Channel[int].open()
     count = 30_000
     sender = threading.Thread(target=lambda: [port.send(number) for number in range(count)])
@@ -119,7 +119,7 @@ def test_a_cancelled_receive_takes_no_message() -> None:
 @pytest.mark.parametrize("how", ["await", "as_asyncio"])
 @pytest.mark.parametrize("arrived", [False, True])
 def test_a_receive_cancelled_as_its_message_comes_gives_it_back(how: str, arrived: bool) -> None:
-    """Also one that has arrived and that the loop has not seen yet; and in its order."""
+    """An arrived message that the loop has not seen yet is given back, too, in its order."""
     port, receiver = Channel[int].open()
 
     async def observe() -> int:
@@ -233,7 +233,7 @@ def test_receives_of_many_threads_share_the_messages() -> None:
 
 
 def test_a_result_for_a_loop_that_is_gone(tmp_path: Any) -> None:
-    """The loop's descriptor is closed, and its number may be somebody's file by now."""
+    """The loop's descriptor is closed, and its number may belong to another file by now."""
     future: Future[int] = Future._new()
     blocked: Future[int] = Future._new()
 

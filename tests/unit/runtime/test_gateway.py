@@ -1,4 +1,4 @@
-"""The way through a gateway: its answer, and the memory that it keeps for what passes through."""
+"""Connections through a gateway: the gateway's answer, and the memory it keeps for relayed data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from monarch.security import make_certificates
 
 
 class Relayed:
-    """Connections through a reactor that runs aside."""
+    """Connections relayed by a reactor in another thread."""
 
     def __init__(self, count: int) -> None:
         self.reactor = Reactor()
@@ -82,12 +82,12 @@ def test_a_connection_where_all_is_sent_costs_no_memory() -> None:
 def test_a_reader_that_is_slow_gets_every_byte_and_the_end() -> None:
     relayed = Relayed(2)
     try:
-        said = bytes(range(256)) * 16384  # more than the sockets hold
+        said = bytes(range(256)) * 16384  # more than the sockets can hold
         (near, far), (other_near, other_far) = relayed.ends
         sender = threading.Thread(target=near.sendall, args=(said,))
         sender.start()
         got = read(far, 1000)
-        other_near.sendall(b"meanwhile")  # with the same scratch
+        other_near.sendall(b"meanwhile")  # relayed with the same scratch buffer
         assert read(other_far, 9) == b"meanwhile"
         got += read(far, len(said) - len(got))
         sender.join(60)
@@ -111,9 +111,10 @@ def answer(arrival: Arrival, said: dict[str, Any]) -> bytes:
 
 @pytest.fixture
 def open_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Opens a way through a gateway with TLS that says what it is told, while the client is slow.
+    """Yield a function that opens a way through a TLS gateway whose answer the test chooses.
 
-    The client has sent the end of TLS, and reads nothing before all of that is there.
+    The client is slow: it has sent TLS's close notice, and reads nothing until the gateway's close
+    notice and answer have both arrived.
     """
     [files] = make_certificates(tmp_path, [["127.0.0.1"]])
     for name, value in files.environment.items():
@@ -171,7 +172,7 @@ def test_the_answer_may_come_together_with_the_end_of_tls(open_way: Any) -> None
 
 
 def test_behind_the_answer_there_is_nothing(open_way: Any) -> None:
-    """The side that dials is the first to speak."""
+    """The dialing side is the first to send."""
     with pytest.raises(ConnectionError, match="altered"):
         open_way(lambda arrival: answer(arrival, {"error": None, "end": "there"}) + b"!")
 

@@ -1,4 +1,4 @@
-"""The gauge: the last thing every sender hears is true, whatever threads do in between."""
+"""The gauge: the last flow-control message to every sender is true, however threads interleave."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAIT = 60.0
 
 
 class Sender:
-    """A link: whether it was told to wait, and how often anything."""
+    """A link: whether its sender must wait, and how many flow-control messages it got."""
 
     def __init__(self) -> None:
         self.waits = False
@@ -39,7 +39,7 @@ class Proc:
 
 
 class Queue:
-    """A bounded queue as mailboxes and ports use a gauge."""
+    """A bounded queue that uses a gauge as mailboxes and ports do."""
 
     def __init__(self) -> None:
         self.items: deque[int] = deque()
@@ -132,7 +132,7 @@ def test_threads_leave_nobody_waiting() -> None:
 
 
 def test_telling_a_sender_may_put_again() -> None:
-    """A finaliser that runs inside a send may send to the very same queue."""
+    """A finaliser that runs inside a send may send to the same queue."""
     queue, sender, other = Queue(), Sender(), Sender()
 
     class Reentrant(Proc):
@@ -152,7 +152,7 @@ def test_telling_a_sender_may_put_again() -> None:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_nobody_waits_for_an_actor_that_ends_while_a_message_comes_in(is_async: bool) -> None:
-    """Between the look at its state and the look at its gauge; the sender would wait in vain."""
+    """The actor ends between the reads of its state and its gauge; a sender would wait forever."""
     told = Proc()
     proc: Any = SimpleNamespace(
         reactor=SimpleNamespace(call_later=lambda *_: None, call_soon=lambda *_: None),

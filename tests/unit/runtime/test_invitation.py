@@ -1,4 +1,4 @@
-"""Who is let in at the door of a proc: who was invited, once, and nobody else."""
+"""The door of a proc admits each invited peer once, and no other peer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAIT = 60.0
 
 
 class Inviter:
-    """A door on a reactor of its own, and who came to it."""
+    """A door on its own reactor, and the peers that were admitted."""
 
     def __init__(self, tls: bool = False, address: str = "127.0.0.1") -> None:
         self.reactor = Reactor()
@@ -51,7 +51,7 @@ class Inviter:
         )
 
     def do(self, action: Callable[[], Any]) -> Any:
-        """On the reactor's thread."""
+        """Run `action` on the reactor's thread and return its result."""
         done: queue.Queue[Any] = queue.Queue()
 
         def run() -> None:
@@ -150,7 +150,7 @@ def test_strangers_at_the_door_of_a_proc_are_limited(inviter: Inviter) -> None:
     for _ in waiting:
         assert "closed the connection" in inviter.reports.get(timeout=WAIT)[1]
     assert inviter.do(lambda: inviter.door._strangers) == 0
-    come(invitation, WAIT).close()  # there is room again
+    come(invitation, WAIT).close()  # a place is free again
     inviter.arrivals.get(timeout=WAIT).close()
 
 
@@ -164,7 +164,7 @@ def test_no_repr_shows_a_key(inviter: Inviter) -> None:
 
 
 def test_who_was_not_dialed_so_is_no_worker(inviter: Inviter) -> None:
-    """The key of an invitation is good for what it is for."""
+    """The key of an invitation is valid only for the purpose of the invitation."""
     invitation = inviter.invite()
     where = ChannelAddr("tcp", invitation.address, invitation.port)
     with pytest.raises(HandshakeError, match="answered is no worker"):
@@ -188,7 +188,7 @@ def test_the_door_opens_again_for_the_next(inviter: Inviter) -> None:
 
 
 def test_an_invitation_that_is_over_when_its_guest_has_proved_itself(inviter: Inviter) -> None:
-    """It was withdrawn, or another one came with it, in the middle of the handshake."""
+    """The invitation was withdrawn or used by another peer in the middle of the handshake."""
     invitation, other = inviter.invite(), inviter.invite()
     side = Dialer(invitation.key, bytes(32), python_version(), INVITATION)
     with socket.create_connection(invitation[:2], WAIT) as guest:
@@ -231,7 +231,7 @@ def test_a_host_may_be_reached_by_ipv6() -> None:
 
 
 def test_an_inviter_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time for a connection may be long, that for a handshake is not."""
+    """The time limit of a connection may be long; that of a handshake is short."""
     limits: list[float | None] = []
 
     def introduce(sock: socket.socket, *_: Any) -> None:
@@ -295,7 +295,7 @@ def test_with_tls_both_show_who_they_are(
 def test_a_certificate_that_was_not_announced_is_refused(
     secured: Any, certificates: list[Certificate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the CA has signed it: a member of the job cannot stand in between."""
+    """A CA-signed one, too: a member of the job cannot intercept another's connection."""
     inviter, invitation = secured
     use(monkeypatch, certificates[2])
     impostor = Inviter(tls=True)
@@ -317,7 +317,7 @@ def test_a_stranger_to_the_ca_is_refused(
         come(invitation, WAIT)
     assert inviter.reports.get(timeout=WAIT)[1]
     with pytest.raises((HandshakeError, OSError)):
-        come(invitation._replace(certificate=b""), WAIT)  # and without TLS
+        come(invitation._replace(certificate=b""), WAIT)  # also without TLS
     assert inviter.reports.get(timeout=WAIT)[1]
     assert inviter.arrivals.empty()
 

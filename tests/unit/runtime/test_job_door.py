@@ -1,4 +1,4 @@
-"""The directory of job doors: no other user comes in, and looking for a job does not make it."""
+"""Job doors' directory: other users cannot enter, and a look-up of a job does not create it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_it_is_made_for_its_user_alone_by_the_first_door(folder: Path) -> None:
         with pytest.raises(RuntimeError, match="there is a job 'a' already"):
             open_door("a")
     assert not answers("a")
-    sock, _ = open_door("a")  # what was left is replaced
+    sock, _ = open_door("a")  # the stale socket is replaced
     sock.close()
 
 

@@ -1,4 +1,4 @@
-"""The reactor runs what it is given, in order, and nothing that goes wrong there stops it."""
+"""The reactor runs its callbacks in order, and no failure of a callback stops it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAIT = 60.0
 
 
 class WithoutEpoll:
-    """`select` as other systems have it."""
+    """The `select` module as systems without epoll have it."""
 
     POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
     poll = staticmethod(select.poll)
@@ -39,7 +39,7 @@ def reactor(make: Callable[[], Reactor]) -> Iterator[Reactor]:
 
 @pytest.fixture
 def running(reactor: Reactor) -> Iterator[Reactor]:
-    """The same, in a thread."""
+    """Run the reactor in a thread."""
     thread = threading.Thread(target=reactor.run, name="reactor under test")
     thread.start()
     yield reactor
@@ -49,14 +49,14 @@ def running(reactor: Reactor) -> Iterator[Reactor]:
 
 
 def done_by(reactor: Reactor) -> None:
-    """Wait until everything asked for before is done."""
+    """Wait until every earlier request is done."""
     event = threading.Event()
     reactor.call_soon(event.set)
     assert event.wait(WAIT)
 
 
 def run_round(reactor: Reactor) -> None:
-    """Run in this thread what is due."""
+    """Run the callbacks that are due, in this thread."""
     reactor.call_soon(reactor.stop)
     reactor.run()
 
@@ -99,7 +99,7 @@ def test_calls_of_many_threads_each_in_order_and_none_lost(running: Reactor) -> 
 
 
 def test_a_call_after_each_other_wakes_it_each_time(running: Reactor) -> None:
-    """The wake-up that is skipped while one is under way is never one too many."""
+    """A wake-up may be skipped only while another one is pending."""
     for _ in range(2000):
         done_by(running)
 
@@ -205,7 +205,7 @@ def test_a_timer_may_cancel_another_that_is_due_at_the_same_time(
 
 
 def test_cancelled_timers_do_not_pile_up(running: Reactor) -> None:
-    """As the deadlines of calls that were answered: one in a thousand is still pending."""
+    """Like the deadlines of answered calls: one timer in a thousand is still pending."""
     pending = []
     for number in range(100_000):
         timer = running.call_later(3600, lambda: None)
@@ -222,9 +222,9 @@ def test_cancelled_timers_do_not_pile_up(running: Reactor) -> None:
 
 
 def test_a_cancelled_timer_does_not_limit_a_wait(reactor: Reactor) -> None:
-    """A wait without a limit costs the kernel less."""
+    """The kernel handles a wait without a limit more cheaply."""
     kept, first = reactor.call_later(60, print), reactor.call_later(30, print)
-    reactor._timeout()  # takes them up
+    reactor._timeout()  # moves the new timers into the heap
     reactor._soon.clear()
     assert 0 < reactor._timeout() <= 30 * reactor._scale
     first.cancel()
@@ -258,7 +258,7 @@ def test_timers_keep_their_order_when_others_are_swept_out(
 def test_only_a_timer_before_all_others_wakes_it(
     running: Reactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A deadline that is set for each call must not cost a wake-up for each call."""
+    """Setting a deadline for each call must not wake the reactor for each call."""
     wakes: list[int] = []
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: (wakes.append(fd), write(fd, data))[1])
@@ -335,7 +335,7 @@ def test_room_to_write_is_reported_when_asked_for(running: Reactor) -> None:
     assert asked.wait(WAIT)
     running.call_soon(running.unregister, ours.fileno())
     done_by(running)
-    running.watch_writes(ours.fileno(), True)  # too late, and no matter
+    running.watch_writes(ours.fileno(), True)  # too late, which is harmless
     ours.close()
     theirs.close()
 
@@ -358,7 +358,7 @@ def test_a_callback_that_forgets_its_neighbour_in_the_same_round(reactor: Reacto
         os.close(fd)
 
 
-# -- what goes wrong -----------------------------------------------------------------------------
+# # -- failures ------------------------------------------------------------------------------------
 
 
 @pytest.mark.internal_errors
@@ -423,7 +423,7 @@ def test_it_stops_from_any_thread_and_runs_again_in_another(reactor: Reactor) ->
 
 
 def test_timers_survive_the_change_of_threads(reactor: Reactor) -> None:
-    """As when a proc's main thread stops serving to run the ends of its actors."""
+    """As when a proc's main thread stops serving in order to run its actors' clean-up."""
     fired = threading.Event()
     reactor.call_later(0.02, fired.set)
     run_round(reactor)
@@ -447,7 +447,7 @@ def test_start_gives_a_daemon_that_is_known_at_once(make: Callable[[], Reactor])
 def test_a_closed_reactor_writes_into_nobodys_file(
     make: Callable[[], Reactor], tmp_path: Any
 ) -> None:
-    """Finalisers may still ask it for something; its descriptors are somebody else's by then."""
+    """Finalisers may still use a closed reactor; its descriptors' numbers may be reused by then."""
     reactor = make()
     run_round(reactor)
     reactor.close()

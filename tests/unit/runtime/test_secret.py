@@ -1,4 +1,4 @@
-"""The secret file: whose it has to be, who else may read it, how long it has to be."""
+"""The secret file: its required owner, permissions and length."""
 
 from __future__ import annotations
 

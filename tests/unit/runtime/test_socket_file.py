@@ -1,4 +1,4 @@
-"""Socket files of workers: what was left is replaced, what is in use is not."""
+"""Socket files of workers: a stale one is replaced, one in use is not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def left(path: str) -> Iterator[str]:
-    """A socket file of a process that has ended."""
+    """Make a socket file whose process has exited."""
     listen_at(path, 1).close()
     assert os.path.exists(path)
     return path
@@ -53,7 +53,7 @@ def test_one_that_is_in_use_is_not_replaced(path: str) -> None:
     with listen_at(path, 0):
         number = os.stat(path).st_ino
         assert refused(path)
-        assert refused(path)  # now there is no room for more connections
+        assert refused(path)  # the backlog has no more room now
         remove(path)
         assert os.stat(path).st_ino == number
 

@@ -1,4 +1,4 @@
-"""A supervisor and late answers."""
+"""A supervisor and answers that arrive late."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch._engine.mesh.supervisor import _Ending
 
 
 class Everything:
-    """A supervisor, its process and that one's reactor, with the books of all notices."""
+    """A supervisor, its process and that process's reactor in one; it records all notices."""
 
     def __init__(self) -> None:
         self.booked: list[tuple[int, str, str]] = []
@@ -72,7 +72,7 @@ def test_the_end_of_a_rank_is_booked_when_it_acknowledges() -> None:
 
 
 def test_the_end_of_an_old_incarnation_is_not_that_of_the_new_one() -> None:
-    """It failed before it came to stop, and was replaced meanwhile."""
+    """The old incarnation failed before it was asked to stop, and was replaced meanwhile."""
     supervisor, known, waiting = ending()
     known.incarnations[1] += 1
     waiting.deliver(1, 0, None, None)

@@ -1,4 +1,4 @@
-"""A TLS socket carries bytes as a socket does, however few of them get through at a time."""
+"""A TLS socket carries bytes as a socket does, however few of them pass at a time."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def pair(
 def test_all_bytes_arrive_in_order(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext], sizes: list[int], rooms: list[int]
 ) -> None:
-    """Whatever the sizes of buffers and reads, and though the kernel takes only part of it."""
+    """Buffers and reads have any size, and the kernel takes only a part."""
     a, b = connected(contexts)
     try:
         out = [memoryview(bytes([i + 1]) * size) for i, size in enumerate(sizes)]
@@ -129,7 +129,7 @@ def test_what_is_received_and_not_read_is_pending(pair: tuple[TlsSocket, TlsSock
     room = memoryview(bytearray(3))
     assert b.recv_into(room) == 3
     assert bytes(room) == b"one"
-    assert b.pending()  # there will be no event
+    assert b.pending()  # the bytes are decrypted already, so there will be no event
     assert b.recv_into(room) == 3
     assert bytes(room) == b"two"
     assert not b.pending()
@@ -148,7 +148,7 @@ def test_a_peer_that_hung_up_is_read_to_the_end(pair: tuple[TlsSocket, TlsSocket
 def test_both_step_aside_and_find_the_bare_connection(pair: tuple[TlsSocket, TlsSocket]) -> None:
     a, b = pair
     with pytest.raises(BlockingIOError):
-        b.step_aside()  # the dialer is to begin
+        b.step_aside()  # the dialer has to begin
     with pytest.raises(BlockingIOError):
         a.step_aside()
     far = b.step_aside()
@@ -158,7 +158,7 @@ def test_both_step_aside_and_find_the_bare_connection(pair: tuple[TlsSocket, Tls
 
 
 def test_what_the_dialed_side_says_first_is_not_lost(pair: tuple[TlsSocket, TlsSocket]) -> None:
-    """It arrives together with the end of TLS, if the dialer was slow to read that."""
+    """The bytes arrive together with TLS's close notice if the dialer was slow to read it."""
     a, b = pair
     with pytest.raises(BlockingIOError):
         a.part()
@@ -172,7 +172,7 @@ def test_what_the_dialed_side_says_first_is_not_lost(pair: tuple[TlsSocket, TlsS
 
 
 def test_who_goes_on_behind_the_end_of_tls_is_refused(pair: tuple[TlsSocket, TlsSocket]) -> None:
-    """What was read ahead would be lost to the process that the connection is handed to."""
+    """Bytes that were read ahead would never reach the process that takes over the connection."""
     a, b = pair
     with pytest.raises(BlockingIOError):
         a.step_aside()
@@ -217,7 +217,7 @@ def test_a_key_of_another_user_or_for_a_group_is_refused(
         with pytest.raises(SecretError, match="open to others"):
             client_context()
     else:
-        client_context()  # a group was given it by root
+        client_context()  # root's own choice to let a group read it
         return
     Path(files.key).chmod(0o600)
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)

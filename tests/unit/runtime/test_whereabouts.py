@@ -1,4 +1,4 @@
-"""A dialer talks to the host it means, or learns that it does not."""
+"""A dialer reaches the host it means, or learns that it does not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from monarch._engine.runtime.whereabouts import (
 
 @contextmanager
 def connected(address: ChannelAddr) -> Iterator[tuple[socket.socket, socket.socket, ChannelAddr]]:
-    """Both ends of a connection, and the address that was dialed."""
+    """Yield both ends of a connection and the address that was dialed."""
     with listen(address) as listener:
         if not address.port and address.scheme == "tcp":
             address = address._replace(port=listener.getsockname()[1])
@@ -63,7 +63,7 @@ def test_the_one_who_was_dialed(text: str, tmp_path: Path) -> None:
     with connected(ChannelAddr.parse(text)) as (near, far, dialed):
         end = far_end(near, dialed)
         assert listener_names(far)(meant(dialed, end)) == ""
-        # By another path, or another name for the address, it is the same listener.
+        # Another path, or another name for the address, still means the same listener.
         assert listener_names(far)(f"tcp://elsewhere:1\n{end}") == ""
         assert listener_names(far)(meant(dialed, "10.0.0.7:4444"))
         assert listener_names(far)(meant(dialed, "")) != ""
@@ -72,7 +72,7 @@ def test_the_one_who_was_dialed(text: str, tmp_path: Path) -> None:
 
 
 def link_local() -> str:
-    """A link-local address of this machine, with its interface; empty if there is none."""
+    """Return a link-local address of this machine with its interface, or "" if there is none."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
             digits, _, _, scope, _, interface = line.split()
@@ -93,7 +93,7 @@ def test_one_address_has_one_spelling() -> None:
         assert meant(dialed, "") == "tcp://10.0.0.7:80\n"
     for text in ("[FD00::7]", "[fd00:0:0::0007]", "fd00::7"):
         assert meant(ChannelAddr.parse(f"tcp://{text}:80"), "") == "tcp://[fd00::7]:80\n"
-    # Another port, or another address, is another.
+    # A different port or a different address is a different listener.
     assert meant(ChannelAddr.parse("tcp://[::10.0.0.7]:80"), "") != "tcp://10.0.0.7:80\n"
 
 
@@ -125,7 +125,7 @@ def test_a_socket_file_that_replaced_another_is_another(tmp_path: Path) -> None:
 
 
 class Ends:
-    """A TCP connection between machines, as the system tells of it."""
+    """A TCP connection between machines, as the system reports it."""
 
     family = socket.AF_INET6
 
@@ -149,7 +149,7 @@ KNOWN = [
 def test_both_sides_write_an_end_the_same_way(
     end: tuple[Any, ...], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever release they are of."""
+    """The text is part of the protocol: all releases must write it alike."""
     monkeypatch.setattr(whereabouts, "_machine", lambda: "machine")
     monkeypatch.setattr(whereabouts, "_network", lambda: "network")
     sock: Any = Ends(*end)
@@ -180,7 +180,7 @@ def test_names_of_unix_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_listener_whose_file_is_gone_is_nowhere(tmp_path: Path) -> None:
-    """Two that cannot be found are not the same."""
+    """Two sockets without a known place do not count as the same."""
     with connected(ChannelAddr.parse(f"ipc://{tmp_path}/socket")) as (_, far, dialed):
         (tmp_path / "socket").rename(tmp_path / "moved")
         assert listener_names(far)(meant(dialed, "")) == "at an unknown place"

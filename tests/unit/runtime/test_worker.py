@@ -1,4 +1,4 @@
-"""The door of a worker: who is counted, who is kept, and what is written down of them."""
+"""The door of a worker: which connections are counted and kept, and what is logged about them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def served() -> Iterator[Worker]:
-    """A worker that serves."""
+    """Run a worker."""
     made = Worker(ChannelAddr.parse("tcp://127.0.0.1:0"))
     thread = threading.Thread(target=made.run)
     thread.start()
@@ -56,7 +56,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class Job:
-    """In the place of an agent."""
+    """A stand-in for a job's agent."""
 
     def __init__(self, session: int) -> None:
         self.session, self.reign, self.name = session, 0, ""
@@ -70,7 +70,7 @@ class Job:
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A worker that does not run, and starts no processes."""
+    """Make a worker that does not run and starts no processes."""
     made: Any = Worker(ChannelAddr.parse("tcp://127.0.0.1:0"))
     made.passed_on = []
 
@@ -91,7 +91,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def come(door: Any, session: int, reign: int = 0) -> socket.socket:
-    """Somebody arrives for the client 7; its end of the connection."""
+    """Let a connection for client 7 arrive; return the client's end."""
     near, far = socket.socketpair()
     purpose = {"client": 7, "from": "", "as": "here", "session": session, "reign": reign}
     door._admit(Arrival(far, purpose, bytes(32), False, True, ""), ("10.0.0.1", 1))
@@ -99,12 +99,12 @@ def come(door: Any, session: int, reign: int = 0) -> socket.socket:
 
 
 def test_a_late_session_does_not_replace_a_newer_job(quiet: Any) -> None:
-    """It was dialed before the newer one, and came after it."""
+    """The late session was dialed before the newer one and arrived after it."""
     come(quiet, 5).close()
     newer = quiet._jobs[7]
     with come(quiet, 4) as late:
         late.settimeout(WAIT)
-        assert late.recv(1) == b""  # turned away
+        assert late.recv(1) == b""  # the session is refused
     assert quiet._jobs[7] is newer
     assert not newer.ended
     assert [newer] == quiet.passed_on
@@ -143,7 +143,7 @@ def test_too_many_strangers_are_turned_away(served: Worker) -> None:
 
 
 def test_who_is_refused_after_the_handshake_is_counted_once(served: Worker) -> None:
-    """An error while it is admitted is no second end of the same stranger."""
+    """An error during admission does not count as a second end of the same connection."""
     where = ChannelAddr("tcp", "127.0.0.1", served.port)
     done = threading.Event()
 
@@ -169,7 +169,7 @@ def test_who_is_refused_after_the_handshake_is_counted_once(served: Worker) -> N
 
 
 def test_a_socket_in_the_place_of_the_worker_s_cannot_lead_to_it(tmp_path: Path) -> None:
-    """Its file was moved, another process listens at the path, and passes all bytes on."""
+    """The worker's file was moved; another process listens at the path and passes all bytes on."""
     address = ChannelAddr.parse(f"ipc://{tmp_path}/socket")
     made = Worker(address)
     thread = threading.Thread(target=made.run)
@@ -200,7 +200,7 @@ def test_a_socket_in_the_place_of_the_worker_s_cannot_lead_to_it(tmp_path: Path)
 def test_the_name_of_a_peer_is_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Unix socket that connects has whatever name its owner gave it."""
+    """The name of a connecting Unix socket is any bytes that its owner chose."""
     monkeypatch.chdir(tmp_path)
     address = ChannelAddr.parse(f"ipc://{tmp_path}/door")
     made = Worker(address)
@@ -225,7 +225,7 @@ def test_the_name_of_a_peer_is_one_line(
 
 
 class Bell:
-    """As much of a reactor as an entrance needs."""
+    """The part of a reactor that an entrance needs."""
 
     def __init__(self) -> None:
         self.watched = True
@@ -245,7 +245,7 @@ class Bell:
 
 
 class Listener:
-    """A socket of a process that has no descriptors left, for a while."""
+    """A listening socket in a process that has no descriptors left for a while."""
 
     def __init__(self, *results: Any) -> None:
         self.results = list(results)
@@ -275,7 +275,7 @@ def test_without_descriptors_it_waits_and_says_so_once(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING, entrance._log.name):
         for _ in range(2):
             bell.ready(1)
-            assert not bell.watched  # so it does not spin
+            assert not bell.watched  # so the reactor does not spin
             bell.later.pop()()
             assert bell.watched
         assert len(caplog.records) == 1
@@ -283,7 +283,7 @@ def test_without_descriptors_it_waits_and_says_so_once(caplog: pytest.LogCapture
         bell.ready(1)
         assert came == [("sock", "address")]
         bell.ready(1)
-        assert len(caplog.records) == 2  # again
+        assert len(caplog.records) == 2  # the warning is repeated
         listener.close()
         bell.later.pop()()  # too late, and harmless
 
