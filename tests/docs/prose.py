@@ -1,4 +1,4 @@
-"""The prose of the project: comments, docstrings and Markdown, in blocks."""
+"""The prose of the project: comments, docstrings and Markdown, split into blocks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _paragraphs(path: Path, text: str) -> Iterator[Block]:
 
 
 def _comments(path: Path, text: str) -> Iterator[Block]:
-    """Yield comments; those on adjacent lines of their own are one block."""
+    """Yield comments; comments on adjacent lines of their own form one block."""
     block: list[str] = []
     first = last = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -81,7 +81,7 @@ def _comments(path: Path, text: str) -> Iterator[Block]:
 
 
 def _docstrings(path: Path, text: str) -> Iterator[Block]:
-    """Yield docstrings, of attributes too, without their examples."""
+    """Yield docstrings, including those of attributes, without their examples."""
     for node in ast.walk(ast.parse(text)):
         if (
             isinstance(node, ast.Expr)

@@ -1,7 +1,8 @@
 """The commands of docs/reliability.md and docs/scale.md print what these pages show.
 
-Run in small. Size and time are other ones then; all else is to be as shown, where `...` stands for
-anything. So no page shows a figure that depends on the code of some day: it would go stale.
+The test runs them at a small size, so size and time may differ; all other output must be as shown,
+where `...` matches anything. The pages therefore show no figure that depends on the present code,
+which would become outdated.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def run(name: str, *arguments: str) -> str:
 
 
 def shown(name: str) -> str:
-    """The output below the command's heading."""
+    """Return the output that the page shows below the command's heading."""
     section = re.search(
         rf"^## `python tests/soak/{name}\.py[^\n]*\n(.*?)(?=^#|\Z)",
         RELIABILITY,
@@ -57,7 +58,7 @@ def shown(name: str) -> str:
 
 
 def in_small(text: str) -> str:
-    """The last line begins with the size, and ends with the time; either may be another one."""
+    """Replace the size at the start of the last line and the time at its end by `...`."""
     *above, last = text.splitlines(keepends=True)
     last = re.sub(r"^[\d,]+|[\d.]+(?= s, ok$)", "...", last)
     return "".join([*above, last])
@@ -73,7 +74,7 @@ def test_each_command_of_the_page_is_known_here() -> None:
 def test_a_command_prints_what_the_page_shows(name: str) -> None:
     printed, expected = run(name, *SMALL[name]), in_small(shown(name))
     if not doctest.OutputChecker().check_output(expected, printed, doctest.ELLIPSIS):
-        assert printed == expected  # they are not equal, and pytest shows where
+        assert printed == expected  # the texts differ, and pytest shows where
 
 
 def test_one_table_of_the_simulated_clusters_alone_is_as_among_all() -> None:

@@ -1,9 +1,9 @@
-"""The documents are programs: run them, and compare what they print with what they show.
+"""The documents are programs: run them, and compare their output with the output they show.
 
-The ``python`` blocks of a document are one script, run in a process of its own by this interpreter.
-A ``text`` block that directly follows a ``python`` block is what that block prints, to the letter,
-but for ``...``, which stands for anything; a block without one prints nothing.  A document that is
-not to be run has other languages at its fences.
+The ``python`` blocks of a document are one script, run in its own process by this interpreter. A
+``text`` block that directly follows a ``python`` block is the exact output of that block, except
+that ``...`` matches anything; a block without one prints nothing. A document that must not be run
+uses other languages at its fences.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def blocks_of(text: str) -> list[Block]:
 
 
 def script_of(blocks: list[Block]) -> str:
-    """All blocks, each on the lines where the document has it, so tracebacks point there."""
+    """Join all blocks, each at its lines in the document, so that tracebacks point there."""
     lines: list[str] = []
     for block in blocks:
         lines += [""] * (block.line - 1 - len(lines))
@@ -96,7 +96,7 @@ def test_document_prints_what_it_shows(document: str, tmp_path: Path) -> None:
     printed = done.stdout.split(END_OF_BLOCK + "\n")
     for block, output in zip(blocks, printed, strict=False):
         if not doctest.OutputChecker().check_output(block.output, output, doctest.ELLIPSIS):
-            # They are not equal, and pytest shows where.
+            # The texts differ, and pytest shows where.
             assert output == block.output, f"{document}, line {block.line}:\n{block.code}"
     assert len(printed) == len(blocks) + 1
     assert printed[-1] == ""

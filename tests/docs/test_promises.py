@@ -14,12 +14,12 @@ FAILURES = (ROOT / "docs" / "failures.md").read_text()
 
 
 def words(text: str) -> str:
-    """Without line breaks and emphasis."""
+    """Return the text without line breaks and emphasis."""
     return " ".join(re.sub(r"[*`]", "", text).split())
 
 
 def promises() -> list[tuple[str, list[str]]]:
-    """The promises, and the tests beside each."""
+    """Return each promise with its tests."""
     section = RELIABILITY.partition("# Promises and their tests")[2].partition("\n# ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"][2:]
     return [(row[0].strip("“”"), re.findall(r"`(tests/[^`]+)`", row[1])) for row in rows]

@@ -48,7 +48,7 @@ CODE = re.compile(r"(`+)[^`]*\1")
 
 
 def folder_of(path: Path) -> str:
-    """Return the folder that a file counts for: of the engine and of src/monarch, each part."""
+    """Return the folder that a file counts for: for src/monarch and its engine, each subfolder."""
     *folders, _ = path.relative_to(ROOT).parts
     if folders[:2] == ["src", "monarch"]:
         return "/".join(folders[: 4 if folders[2:3] == ["_engine"] else 3])
@@ -56,7 +56,7 @@ def folder_of(path: Path) -> str:
 
 
 def tics(text: str) -> list[str]:
-    """Return the turns of phrase in a text; code in backticks is none."""
+    """Return the turns of phrase in a text, outside code in backticks."""
     plain = " ".join(CODE.sub("x", text).split())
     found = {match.end(): match[1] for match in BEGINNINGS.finditer(plain)}
     found |= {match.end(): match[0] for match in ANYWHERE.finditer(plain)}
@@ -64,7 +64,7 @@ def tics(text: str) -> list[str]:
 
 
 def measure(folder: str) -> tuple[int, list[str]]:
-    """Return the number of words of a folder, and the places of all tics."""
+    """Return the number of words of a folder and the places of all turns of phrase."""
     words, places = 0, []
     for path in files():
         if folder_of(path) != folder:

@@ -1,4 +1,4 @@
-"""Files and modules that comments, docstrings and Markdown name exist."""
+"""Files and modules that are named in comments, docstrings and Markdown exist."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NAMES = names_of_files()
 def file_exists(named: str, place: Path) -> bool:
     """Whether a path leads to a file, from `place` or from one of the usual folders.
 
-    A bare name may be that of any file.
+    A bare name matches any file of that name.
     """
     if "/" not in named:
         return named in NAMES
@@ -58,10 +58,10 @@ def file_exists(named: str, place: Path) -> bool:
 
 
 def module_exists(named: str) -> bool:
-    """Whether a dotted name is a module of monarch, or an attribute of one.
+    """Whether a dotted name is a module of monarch or an attribute of one.
 
-    Folders of the package may stand for themselves: `runtime.proc`. (Not `mesh`, which is a
-    variable in most examples.)
+    A folder of the package may be named without its parents: `runtime.proc`. The folder `mesh` may
+    not, since `mesh` is a variable in most examples.
     """
     first, *rest = named.split(".")
     if first != "monarch":
@@ -78,7 +78,7 @@ def module_exists(named: str) -> bool:
             try:
                 found = getattr(found, attribute)
             except ImportError:
-                return True  # of the tensor engine: the package knows the name, and refuses it
+                return True  # a name of the tensor engine, which the package refuses
             except AttributeError:
                 return False
         return True

@@ -1,4 +1,4 @@
-"""The page of settings is what the table of keys gives."""
+"""The page of settings is generated from the table of keys."""
 
 from __future__ import annotations
 

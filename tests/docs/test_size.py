@@ -1,4 +1,4 @@
-"""README.md and docs/design.md state how many lines of code the engine has, about."""
+"""README.md and docs/design.md state approximately how many lines of code the engine has."""
 
 from __future__ import annotations
 

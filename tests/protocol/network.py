@@ -1,8 +1,8 @@
-"""A network of packets between two channels, in virtual time: it delays, drops, doubles, reorders.
+"""A network between two channels in virtual time; it delays, drops, doubles and reorders packets.
 
-Each end drives its channel as a runtime would: it dials when told, reports links that are lost,
-asks for packets, and makes a new channel when a session ends. A link is a pair of ends; what is
-under way when it breaks is gone.
+Each end drives its channel as a runtime would: it dials on request, reports lost links, asks for
+packets, and makes a new channel when a session ends. A link is a pair of ends; packets in transit
+when it breaks are lost.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Faults(NamedTuple):
     drop: float = 0.0
     double: float = 0.0
     delay: float = 0.01
-    spread: float = 0.0  # of the delay; what reorders
-    refuse: float = 0.0  # dials that fail
+    spread: float = 0.0  # of the delay; this reorders packets
+    refuse: float = 0.0  # the share of dials that fail
 
 
 class Sent(NamedTuple):
-    """What tells one message from all others; also its content."""
+    """The values that distinguish a message from all others; also its content."""
 
     session: int
     lane: int
@@ -50,7 +50,7 @@ class Sent(NamedTuple):
 
 
 class End:
-    """One host: its channel to the other, and what it saw."""
+    """One host: its channel to the other host, and the effects of that channel."""
 
     def __init__(self, world: World, name: str, *, dials: bool) -> None:
         self.world = world
@@ -60,7 +60,7 @@ class End:
         self.sent: list[Sent] = []
         self.acknowledged: list[object] = []
         self.lost: list[object] = []
-        self.delivered: list[tuple[int, Sent]] = []  # with the session that took it
+        self.delivered: list[tuple[int, Sent]] = []  # with the session that accepted it
         self.heartbeats: list[bytes] = []
         self.reasons: list[str] = []
         self.full: set[int] = set()
@@ -78,7 +78,7 @@ class End:
         return self.channel
 
     def restart(self) -> None:
-        """The process dies and is there again, at once: nobody reports anything."""
+        """Replace the process at once by a new one; no loss is reported."""
         old = set(self.acknowledged) | set(self.lost)
         session = self.channel._session
         self.sent = [sent for sent in self.sent if sent.session != session or sent in old]
@@ -117,12 +117,12 @@ class End:
                 case Ended(reason, lost):
                     self.reasons.append(reason)
                     self.lost += lost
-                    self.flush()  # the goodbye
+                    self.flush()  # sends the goodbye
                     self.begin()
                     self.world.cut()
 
     def flush(self) -> None:
-        """Send what wants to go out."""
+        """Send the packets that are waiting."""
         while (packet := self.channel.next_packet(self.world.now)) is not None:
             self.world.carry(self, [bytes(part) for part in packet])
 
@@ -171,7 +171,7 @@ class World:
         self.at(self.delay(), arrive)
 
     def cut(self) -> None:
-        """Break the link; both ends are told."""
+        """Break the link; both ends are notified."""
         for end in self.ends:
             if end.link is not None:
                 end.link = None
@@ -195,7 +195,7 @@ class World:
             end.flush()
 
     def step(self, until: float = float("inf")) -> bool:
-        """Let the next thing happen, if it does before `until`."""
+        """Let the next event happen if it is due before `until`; return whether it did."""
         self.flush()
         times = [end.channel.deadline for end in self.ends]
         due = min((time for time in times if time is not None), default=float("inf"))
@@ -217,14 +217,14 @@ class World:
         return True
 
     def run(self, seconds: float) -> None:
-        """Let that much time pass."""
+        """Let that many seconds pass."""
         until = self.now + seconds
         while self.step(until):
             pass
         self.now = until
 
     def settle(self) -> None:
-        """Run until nothing is left to do."""
+        """Run until no event is left."""
         for _ in range(200_000):
             if all(end.channel.up and end.channel.idle for end in self.ends):
                 return
@@ -232,7 +232,7 @@ class World:
         raise AssertionError("does not come to rest")
 
     def check(self) -> None:
-        """What must hold at any time."""
+        """Check the invariants that hold at any time."""
         for end in self.ends:
             taken = [sent for _, sent in end.delivered]
             assert len(taken) == len(set(taken)), "delivered twice"
@@ -255,7 +255,7 @@ class World:
             assert channel._early_bytes <= 2 * terms.window + terms.piece + 1000
 
     def check_all_resolved(self) -> None:
-        """At rest: each message is either acknowledged, and was delivered, or reported lost."""
+        """At rest, check that each message was acknowledged and delivered, or reported lost."""
         for end in self.ends:
             assert set(end.sent) == set(end.acknowledged) | set(end.lost)
             assert not end.full

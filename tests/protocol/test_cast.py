@@ -1,4 +1,4 @@
-"""Casts reach each host once and account for each rank once, whatever hosts are lost when."""
+"""Casts reach each host once and account for each rank once, whichever hosts are lost when."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROOT = "root"
 
 
 def tree(hosts: int, fanout: int) -> dict[int, tuple[int, int]]:
-    """Parent and depth of each host, as the routes have it. The root is host 0."""
+    """Return parent and depth of each host, as the routes define them. The root is host 0."""
     places = {0: (-1, 0)}
     stack = [Route(tuple(range(hosts)), tuple(range(hosts + 1)), fanout)]
     while stack:
@@ -68,10 +68,10 @@ def test_the_tree_is_the_shallowest_there_is(fanout) -> None:
 
 
 class World:
-    """Hosts that pass casts on in virtual time; they crash, and cannot reach each other.
+    """Hosts that forward casts in virtual time; they crash or lose the connection to each other.
 
-    A pair that was cut exchanges nothing any more; both are told at some later time, each at its
-    own, as failure detectors tell. What was under way between them is gone.
+    Two hosts that were cut apart exchange no more messages. Each is notified later at its own time,
+    as by failure detectors. Messages in transit between them are lost.
     """
 
     def __init__(self, seed: int, hosts: int, *, patience: float = 10.0) -> None:
@@ -122,7 +122,7 @@ class World:
             self.carry_out(me, self.nodes[me].answered(cast, rank, (me, rank), self.now))
 
     def carry(self, me, to, what, *arguments) -> None:
-        """Between two hosts messages keep their order."""
+        """Carry a message; messages between two hosts keep their order."""
         self.sent[what] += 1
         if frozenset((me, to)) in self.cut_pairs or to in self.crashed:
             return
@@ -180,7 +180,7 @@ class World:
                         assert node.deadline is None or node.deadline > now
 
     def ranks(self, cast) -> tuple[dict[int, object], dict[int, object]]:
-        """At the root: what ranks answered, and which were lost with which host."""
+        """Return the ranks' answers at the root, and the lost ranks with their hosts."""
         answers: dict[int, object] = {}
         losses: dict[int, object] = {}
         for answer in self.outcomes.get(cast, []):
@@ -197,7 +197,7 @@ class World:
         return answers, losses
 
     def check(self, cast, hosts, sizes) -> None:
-        """After all is over."""
+        """Check the result of a cast at the end."""
         assert cast in self.done
         answers, losses = self.ranks(cast)
         owner = [host for host, size in zip(hosts, sizes, strict=True) for _ in range(size)]
@@ -205,7 +205,7 @@ class World:
         assert all(outcome == (owner[rank], rank) for rank, outcome in answers.items())
         assert all(host == owner[rank] for rank, host in losses.items())
         suspected = {host for _, host in self.told}
-        if self.patience > 3.0:  # what it takes to be told
+        if self.patience > 3.0:  # the time until hosts are notified of a cut
             assert set(losses.values()) <= suspected, "lost without a reason"
         for host, size in zip(hosts, sizes, strict=True):
             times = self.delivered[cast, host]
@@ -235,7 +235,7 @@ def test_all_is_well(seed, shape) -> None:
 
 
 def test_messages_and_hops() -> None:
-    """A call to 10,000 hosts: two messages per host, a handful at the root, four hops down."""
+    """A call to 10,000 hosts needs two messages per host, few at the root, and four hops down."""
     hosts, fanout = 10_000, 16
     world = World(0, 0)
     world.names += range(hosts)
@@ -253,7 +253,7 @@ def test_messages_and_hops() -> None:
     world.carry = carry
     world.think = lambda rank: 0.0
     world.begin("c", range(hosts), [8] * hosts, fanout)
-    while world.events:  # nobody has to wait for anything else
+    while world.events:  # no step of the cast has to wait for a timer
         world.now, _, event = heapq.heappop(world.events)
         event()
     assert world.now == 3 * 4.0  # down, up, and the release
@@ -298,7 +298,7 @@ def test_whatever_is_lost_whenever(seed, shape, troubles, slow) -> None:
 
 @pytest.mark.parametrize("batch", range(50))
 def test_partitions_within_the_tree(batch) -> None:
-    """Small deep trees whose links break everywhere, while forwards and answers are under way."""
+    """Small deep trees whose links break anywhere while forwards and answers are in transit."""
     for seed in range(100 * batch, 100 * batch + 100):
         chance = random.Random(seed)
         hosts = chance.randint(3, 14)
@@ -322,7 +322,7 @@ def test_partitions_within_the_tree(batch) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_tree_that_falls_apart(seed) -> None:
-    """One host after another dies, inner ones first, while the ranks take their time."""
+    """One host after another crashes, inner ones first, while the ranks take their time."""
     sizes = [2] * 40
     world = World(seed, len(sizes))
     world.think = lambda rank: world.random.random() * 20
@@ -381,7 +381,7 @@ def test_nobody_adopts() -> None:
     assert node.answered(1, 0, "x", 2.0) == []
     assert [Release("b", 1, done=False)] == node.tick(11.0)
     assert len(node) == 0
-    # One that comes later gets an answer, but not a second execution.
+    # A forward that arrives later gets an answer, but no second execution.
     effects = node.on_forward(ROOT, 1, 1, Route(("a", "b"), (0, 1, 2), 2), 12.0)
     assert [Forward] == [type(effect) for effect in effects]
     [reply] = node.tick(13.0)
@@ -403,7 +403,7 @@ PAIR = Route(("a", "b"), (0, 1, 3), 2)
 
 
 def test_the_former_parent_is_followed_again() -> None:
-    """The adopter was cut off itself, and the one it took for lost was not."""
+    """The adopter was cut off itself, and the parent that it took for lost was not lost."""
     node = Casts("a", hold=0.0)
     node.on_forward("p", 1, 3, PAIR, 0.0)
     node.answered(1, 0, "x", 0.0)
@@ -416,7 +416,7 @@ def test_the_former_parent_is_followed_again() -> None:
 
 
 def test_one_that_dropped_a_cast_is_not_lost() -> None:
-    """It is forwarded to like others, or it would never be released."""
+    """The cast is forwarded to it as to others, or it would never be released."""
     node = Casts("a")
     node.on_forward("p", 1, 3, PAIR, 0.0)
     node.on_reply(1, [Loss("b", (1, 2), "too long ago", dropped=True)], 0.0)

@@ -1,4 +1,4 @@
-"""Channels over networks that lose, double and reorder: nothing shows above but time."""
+"""Channels over networks that lose, double and reorder packets: only delays are visible above."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BAD = Faults(drop=0.2, double=0.2, delay=0.01, spread=0.1, refuse=0.3)
 
 
 def test_a_good_network_is_used_once() -> None:
-    """Without loss nothing is sent again: as over TCP, but for the timer that never fires."""
+    """Without loss no packet is sent again; the retransmission timer never fires."""
     world = World(0, Faults(), TERMS)
     for lane in range(4):
         for size in SIZES:
@@ -121,7 +121,7 @@ def test_nothing_is_lost_while_the_session_lives(seed, faults, plan) -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), faults=faults, plan=ends)
 def test_restarts_and_ends_at_any_time(seed, faults, plan) -> None:
-    """Each message is acknowledged or reported lost, and none goes to another incarnation."""
+    """Each message is acknowledged or reported lost, and none reaches another incarnation."""
     world = World(seed, faults, TERMS)
     play(world, plan)
     world.settle()
@@ -168,7 +168,7 @@ def test_a_partition_longer_than_patience_ends_both_sides(seed) -> None:
 
 
 def test_the_bytes_a_channel_holds_are_bounded() -> None:
-    """A sender that heeds `send` holds a lane's limit and one message, whatever happens."""
+    """A sender that heeds `send` makes the channel hold at most a lane's limit and one message."""
     world = World(0, Faults(refuse=1.0), TERMS._replace(patience=1e9))
     end = world.a
     for _ in range(1000):
@@ -191,7 +191,7 @@ def test_early_packets_are_bounded() -> None:
     peer.on_packet(channel.next_packet(0.0), 0.0)
     assert peer.deadline is None
     peer.send(1, [bytes(100_000)])
-    peer.next_packet(0.0)  # lost
+    peer.next_packet(0.0)  # this packet is lost
     while (packet := peer.next_packet(0.0)) is not None:
         assert channel.on_packet(packet, 0.0) == []
         assert channel._early_bytes <= 2 * TERMS.window + TERMS.piece + OVERHEAD
@@ -199,7 +199,7 @@ def test_early_packets_are_bounded() -> None:
 
 @pytest.mark.parametrize("dials", [True, False])
 def test_a_machine_that_was_stopped_is_as_patient_as_ever(dials: bool) -> None:
-    """It has not tried to connect meanwhile, and nothing could connect to it."""
+    """During the stop it did not try to connect, and no peer could connect to it."""
     terms = TERMS._replace(patience=5.0)
     channel = Channel(1, dials=dials, now=0.0, terms=terms)
     channel.tick(0.0)

@@ -1,4 +1,4 @@
-"""The failure detector: never too early, never too late, once; and both sides of a cut know."""
+"""The failure detector: neither early nor late, once per peer, and on both sides of a cut."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def detector(maximum: float = MAXIMUM) -> Detector:
 
 
 def until(watcher: Detector, end: float):
-    """Call it whenever it asks to be, up to `end`; what it said and when."""
+    """Tick the detector at each deadline up to `end`; return its effects with their times."""
     said = []
     while watcher.deadline is not None and watcher.deadline <= end:
         now = watcher.deadline
@@ -84,7 +84,7 @@ gaps = st.lists(st.floats(0.0, MINIMUM - 0.01), min_size=1, max_size=40)
 @settings(deadline=None)
 @given(gaps=gaps, beats=st.booleans())
 def test_bounds(gaps, beats) -> None:
-    """Never while something comes often enough; always when nothing comes for long enough."""
+    """No verdict while packets arrive often enough; always one after a long enough silence."""
     watcher = detector()
     watcher.add("b", 0.0)
     now = 0.0
@@ -102,7 +102,7 @@ def test_bounds(gaps, beats) -> None:
 
 
 def test_it_adapts() -> None:
-    """A quiet network is judged sooner than a nervous one."""
+    """A regular network is judged sooner than an irregular one."""
     took = []
     for spread in (0.0, 0.25, 0.5):
         watcher = detector()
@@ -145,7 +145,7 @@ def test_a_peer_is_suspected_as_soon_as_its_silence_is_not_ordinary() -> None:
 
 @pytest.mark.parametrize(("gap", "ordinary"), [(0.25, 0.625), (0.45, 0.85), (1.25, 1.75)])
 def test_the_ordinary_gap_is_estimated_as_in_rfc_6298(gap: float, ordinary: float) -> None:
-    """A peer is suspected when it is silent for longer, and given up after three of them."""
+    """A peer is suspected after a longer silence, and given up after three times the gap."""
     for age, expected in [
         (ordinary - 1e-4, []),
         (ordinary + 1e-4, [Suspect]),
@@ -168,7 +168,7 @@ def test_the_ordinary_gap_is_estimated_as_in_rfc_6298(gap: float, ordinary: floa
 
 
 def test_a_peer_of_which_anything_arrives_in_time_is_not_given_up() -> None:
-    """Its heartbeats wait behind other things; the last of them had nothing to complain of."""
+    """Heartbeats wait behind other data; the last of them reported that it receives ours."""
     watcher = detector()
     watcher.add("b", 0.0)
     for number in range(1, 100):
@@ -182,7 +182,7 @@ def test_a_peer_of_which_anything_arrives_in_time_is_not_given_up() -> None:
 
 
 def test_a_verdict_is_the_last_that_is_said_of_a_peer() -> None:
-    """Also if a look at it is late, and a heartbeat to it is due, too."""
+    """This holds for a late tick, and when a heartbeat to the peer is due, too."""
     watcher = detector()
     watcher.add("b", 0.0)
     while not verdicts(said := [(0.0, effect) for effect in watcher.tick(watcher.deadline + 0.2)]):
@@ -197,7 +197,7 @@ def test_each_incarnation_is_given_up_once() -> None:
         watcher.add(("b", incarnation), 100.0 * incarnation)
         said = until(watcher, 100.0 * incarnation + 50)
         assert [("b", incarnation)] == [verdict.peer for _, verdict in verdicts(said)]
-        watcher.heard(("b", incarnation), 100.0 * incarnation + 60)  # too late, and no event
+        watcher.heard(("b", incarnation), 100.0 * incarnation + 60)  # too late, and without effect
         assert watcher.on_heartbeat(("b", incarnation), b"", 100.0 * incarnation + 61) == []
         assert watcher.deadline is None
 
@@ -214,7 +214,7 @@ def test_the_same_name_again() -> None:
 
 @pytest.mark.parametrize("by", ["tick", "heard", "heartbeat", "add"])
 def test_sleep_is_no_silence(by) -> None:
-    """A process that was stopped gives its peers the time that it did not listen."""
+    """A process that was stopped grants its peers the time during which it did not listen."""
     watcher = detector()
     watcher.add("b", 0.0)
     watcher.add("c", 0.0)
@@ -280,7 +280,7 @@ class Pair:
         self.random = random.Random(seed)
         self.drop, self.delay, self.spread = drop, delay, spread
         self.sides = {"a": detector(), "b": detector()}
-        self.cut: dict[str, tuple[float, float]] = {}  # from whom, from when to when
+        self.cut: dict[str, tuple[float, float]] = {}  # sender -> (from, until)
         self.mail: list[tuple[float, int, str, bytes]] = []
         self.count = count()
         self.said: list[tuple[float, str, object]] = []
@@ -368,9 +368,9 @@ def test_no_false_alarm_when_some_are_lost(seed, drop) -> None:
 
 @pytest.mark.parametrize(("minimum", "maximum"), [(MINIMUM, MAXIMUM), (MAXIMUM, MAXIMUM)])
 def test_deaf(minimum, maximum) -> None:
-    """a is heard and does not hear; it never gives up b, so b has to find out alone."""
+    """a receives nothing from b, but never gives up b; so b must detect it alone."""
     pair = Pair(0, 0.0, 0.01, 0.0)
-    begin = 39 * INTERVAL + 0.01  # one of b's heartbeats has just left, a's come in between
+    begin = 39 * INTERVAL + 0.01  # one of b's heartbeats has just left; those of a fall in between
     pair.cut = {"b": (begin, HEALED)}
     pair.sides["a"] = Detector(INTERVAL, 100.0, 100.0)
     pair.sides["a"].add("b", 0.8 * INTERVAL)
@@ -385,13 +385,13 @@ def test_deaf(minimum, maximum) -> None:
 
 
 def test_slow_heartbeats_are_no_deafness() -> None:
-    """They wait for seconds behind a big payload, both ways; what counts is what is heard there."""
+    """Heartbeats wait seconds behind a big payload, in both directions; what b received counts."""
     watcher = detector()
     watcher.add("b", 0.0)
     for number in range(1, 100):
         now = number * INTERVAL
         assert verdicts(until(watcher, now)) == []
-        # Sent long ago, and before any of ours can have come.
+        # This heartbeat was sent long ago, before any of ours can have arrived.
         assert watcher.on_heartbeat("b", struct.pack("<QQ", number, 100_000), now) == []
 
 
@@ -413,7 +413,7 @@ def test_who_is_not_heard_says_so_and_is_suspected() -> None:
 
 
 def test_deaf_then_silent_is_one_outage() -> None:
-    """It does not hear us; soon its TCP sends no more, since it gets no acknowledgements."""
+    """The peer receives nothing; soon its TCP stops sending, for lack of acknowledgements."""
     watcher = Detector(INTERVAL, MAXIMUM, MAXIMUM)
     watcher.add("b", 0.0)
     for number in range(1, 41):
@@ -424,7 +424,7 @@ def test_deaf_then_silent_is_one_outage() -> None:
         now = number * INTERVAL
         until(watcher, now)
         watcher.on_heartbeat("b", struct.pack("<QQ", number, int((now - cut) * 1e6)), now)
-    watcher.heard("b", 11.55)  # and something else arrives
+    watcher.heard("b", 11.55)  # and another packet arrives
     [(given_up, verdict)] = verdicts(until(watcher, 100.0))
     assert cut + MAXIMUM <= given_up <= cut + MAXIMUM + INTERVAL
     assert verdict == Unreachable("b", 11.55, deaf=False)
@@ -441,7 +441,7 @@ def test_an_overtaken_heartbeat_takes_nothing_back() -> None:
 
 
 def test_a_heartbeat_that_arrives_twice_counts_once() -> None:
-    """The second one adds nothing to the time of the last, nor to the rhythm."""
+    """The duplicate changes neither the time of the last heartbeat nor the estimated gap."""
     payload = struct.pack("<QQ", 1, 2_000_000)
     once, twice = detector(), detector()
     for watcher, times in ((once, 1), (twice, 2)):
@@ -455,7 +455,7 @@ def test_a_heartbeat_that_arrives_twice_counts_once() -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_one_that_oversleeps_goes_on(seed: int) -> None:
-    """It hears and looks when it gets to run, however late: nothing is in the future."""
+    """However late the process runs, none of the recorded times lies in the future."""
     chance = random.Random(seed)
     detector = Detector()
     now = 0.0

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the protocol cores run, and show what they really print."""
+"""The examples in the docstrings of the protocol cores run and print exactly what they show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The federation keeps the roster's promises across hosts, whatever happens in which order."""
+"""The federation keeps the roster's promises across hosts, in any order of events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOST = Verdict(FAILED, "the host is unreachable")
 
 
 class Host:
-    """A federation with the simplest of drivers: messages in queues, processes that obey."""
+    """A federation with the simplest driver: messages in queues, processes that obey."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -112,7 +112,8 @@ class Host:
 
     def spawn(self, parent: int, procs: list[dict[str, Any]]) -> None:
         if not self.federation.roster.alive(parent):
-            return  # the driver reports them as ended; here nobody is left to hear it
+            # the driver reports the procs as ended; here the receiver of that report has exited
+            return
         effects = self.federation.spawn_here(parent, procs, "launcher", self.world.now)
         self.running.update(proc["uid"] for proc in procs)
         self.perform(effects)
@@ -130,8 +131,8 @@ class World:
         self.refused: Counter[tuple[int, int]] = Counter()
         self.kept: Counter[tuple[int, int]] = Counter()
         self.attached: list[tuple[str, str]] = []  # both hosts of each new session
-        self.newest: dict[tuple[int, int], int] = {}  # who was led from which proc, and where to
-        self.heard_of: Counter[tuple[int, int]] = Counter()  # who was told of whose end
+        self.newest: dict[tuple[int, int], int] = {}  # (asker, uid) -> the proc that replaces it
+        self.heard_of: Counter[tuple[int, int]] = Counter()  # (notified, exited): how often
         self.parents: dict[int, int] = {}
         self.lives: dict[int, str] = {}
         self.hosts = {name: Host(self, name) for name in names}
@@ -155,7 +156,7 @@ class World:
         return [uid for host in self.hosts.values() for uid in sorted(host.running)]
 
     def spawn(self, parent: int, where: list[str], replaces: int = 0) -> list[int]:
-        """One spawn of a proc on each of these hosts."""
+        """Spawn one proc on each of these hosts."""
         host = self.host_of(parent)
         base = self.next_base << 20
         self.next_base += 1
@@ -174,7 +175,7 @@ class World:
         return uids
 
     def step(self) -> bool:
-        """Something that is under way happens; False when nothing is."""
+        """Let one pending event happen; return False when none is pending."""
         ready = [wire for wire, queue in self.wires.items() if queue]
         if self.dying and (not ready or self.random.random() < 0.3):
             host, uid = self.dying.pop(self.random.randrange(len(self.dying)))
@@ -295,19 +296,20 @@ def test_what_ends_with_a_host_that_was_let_go_is_no_failure() -> None:
 
     *_, tell = home.federation.spawn_there(CLIENT, "b", {}, [{"uid": 99 << 20}])
     ((_, *fields),) = tell.notice["procs"]
-    assert Verdict.from_fields(fields).kind == FAILED  # what never began has not been ended
+    # a proc that never began was not ended on request
+    assert Verdict.from_fields(fields).kind == FAILED
 
 
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 1 << 30), count=st.integers(1, 4), length=st.integers(1, 60))
 def test_a_handle_leads_to_its_proc_from_everywhere(seed: int, count: int, length: int) -> None:
-    """For any spawner and any hosts, however fast the handle was."""
+    """This holds for any spawner and any hosts, however early the handle arrives."""
     names = [HOME, "b", "c", "d"][:count]
     world = World(names, seed)
     everybody = [CLIENT]
     called: Counter[tuple[int, int]] = Counter()
     for _ in range(length):
-        actor = world.random.choice(world.running())  # (others are about to be started)
+        actor = world.random.choice(world.running())  # (the other procs are about to start)
         other = world.random.choice(everybody)
         operation = world.random.choice(["spawn", "call", "call", "step", "step", "step"])
         if operation == "spawn":
@@ -337,7 +339,7 @@ def test_a_proc_that_was_lost_with_its_host_is_replaced_there(owned_by: str) -> 
         )
     world.settle()
 
-    world.hosts["b"] = Host(world, "b")  # its agent ends; the worker starts another for home
+    world.hosts["b"] = Host(world, "b")  # its agent exits; the worker starts another agent for home
     world.hosts[HOME].perform(world.hosts[HOME].federation.host_lost("b", LOST))
     world.settle()
     for asker in (peer, owner):  # (their links are lost)
@@ -349,15 +351,15 @@ def test_a_proc_that_was_lost_with_its_host_is_replaced_there(owned_by: str) -> 
 
     assert (HOME, "b") in world.attached
     assert world.hosts["b"].running == {new}
-    assert world.newest[peer, old] == new  # it knew of the end, and learns what came next
+    assert world.newest[peer, old] == new  # the peer knew of the exit, and learns the successor
     there = world.host_of(stranger)
     there.perform(
         there.federation.introduce(stranger, old, world.now)
-    )  # it holds the mesh as it was
+    )  # the stranger's handle refers to the mesh before the restart
     world.settle()
     assert world.ends[stranger, new] == 1
     assert world.newest[stranger, old] == new
-    for asker in (stranger, peer):  # the end of the old one keeps its reason
+    for asker in (stranger, peer):  # the exit of the old proc keeps its reason
         before = world.heard_of[asker, old]
         world.host_of(asker).perform(world.host_of(asker).federation.autopsy(asker, old, world.now))
         world.settle()
@@ -365,7 +367,7 @@ def test_a_proc_that_was_lost_with_its_host_is_replaced_there(owned_by: str) -> 
 
 
 def test_a_stranger_finds_its_way_through_home() -> None:
-    """b spawned on c; d, which has never heard of either, is given the name."""
+    """A proc of b spawned on c; d, which knows of neither, receives the handle."""
     world = World([HOME, "b", "c", "d"], 0)
     on_b, on_d = world.spawn(CLIENT, ["b", "d"])
     world.settle()
@@ -375,7 +377,7 @@ def test_a_stranger_finds_its_way_through_home() -> None:
     host.perform(host.federation.introduce(on_d, on_c, world.now))
     world.settle()
     assert world.ends[on_d, on_c] == 1
-    # And the news of the end comes to who asks, straight.
+    # The notice of the exit goes directly to the asker.
     world.hosts["c"].end(on_c)
     world.settle()
     assert world.heard_of[on_b, on_c] == 1
@@ -423,7 +425,7 @@ def test_home_knows_what_was_lost_before_a_host_came_back() -> None:
 
 @pytest.mark.parametrize("name", [HOME, "b", "d"])
 def test_a_proc_beside_its_spawner_is_found_from_everywhere(name: str) -> None:
-    """c's own proc spawns on c: those who are given the name live at home, on b, on d."""
+    """A proc on c spawns on c; procs at home, on b and on d receive the handle."""
     world = World([HOME, "b", "c", "d"], 0)
     at_home, on_b, on_c, on_d = world.spawn(CLIENT, [HOME, "b", "c", "d"])
     world.settle()
@@ -457,7 +459,7 @@ def test_an_unknown_proc_is_refused_in_the_end(name: str) -> None:
 
 
 def test_home_waits_for_news_as_others_do() -> None:
-    """The client has the name of a proc before the agent of who spawned it has said where it is."""
+    """The client has the handle before the spawner's agent has reported where the proc is."""
     world = World([HOME, "b", "c"], 0)
     (on_b,) = world.spawn(CLIENT, ["b"])
     world.settle()
@@ -477,7 +479,7 @@ def test_home_waits_for_news_as_others_do() -> None:
 
 
 def test_home_waits_for_its_own_procs_to_spawn() -> None:
-    """One proc of home has the name before home has read the other's wish, here or elsewhere."""
+    """A proc at home has the handle before home has read the other proc's spawn request."""
     world = World([HOME, "b"], 0)
     spawner, asker = world.spawn(CLIENT, [HOME, HOME])
     world.settle()
@@ -497,7 +499,7 @@ def test_home_waits_for_its_own_procs_to_spawn() -> None:
 
 
 def test_news_that_come_late_are_waited_for() -> None:
-    """d asks before home has heard of the spawn."""
+    """d asks before the report of the spawn has reached home."""
     world = World([HOME, "b", "c", "d"], 0)
     on_b, on_d = world.spawn(CLIENT, ["b", "d"])
     world.settle()
@@ -515,7 +517,7 @@ def test_news_that_come_late_are_waited_for() -> None:
 
 
 def test_who_comes_before_a_proc_waits_for_it() -> None:
-    """b spawns on c, and the order to is under way while d, who has the name, asks c for it."""
+    """b spawns on c; the order to c is in transit while d, which has the handle, asks c."""
     world = World([HOME, "b", "c", "d"], 0)
     on_b, on_d = world.spawn(CLIENT, ["b", "d"])
     world.settle()
@@ -533,7 +535,7 @@ def test_who_comes_before_a_proc_waits_for_it() -> None:
 
 
 def test_a_fellow_who_comes_before_a_proc_waits_for_it() -> None:
-    """The same from c itself, which asks home, and is told that it is the place."""
+    """The asker is on c itself; c asks home, and home answers that the proc is on c."""
     world = World([HOME, "b", "c"], 0)
     on_b, asker = world.spawn(CLIENT, ["b", "c"])
     world.settle()
@@ -565,7 +567,7 @@ def test_a_proc_that_never_comes_is_not_waited_for_for_ever() -> None:
 
 
 def test_while_home_is_silent_nobody_is_refused() -> None:
-    """The network is out, for longer than home's news could take: that says nothing."""
+    """The network is out for longer than home's report could take; that proves no loss."""
     world = World([HOME, "b", "c", "d"], 0)
     on_b, on_d = world.spawn(CLIENT, ["b", "d"])
     world.settle()
@@ -599,7 +601,8 @@ def test_a_lost_host_takes_its_procs_and_its_guests() -> None:
     (again,) = world.spawn(CLIENT, ["b"])
     assert world.attached == [(HOME, "b")]
     assert world.heard_of[CLIENT, again] == 0
-    home.perform(home.federation.host_lost("b", LOST))  # there is no way to its worker either
+    # there is no connection to b's worker either
+    home.perform(home.federation.host_lost("b", LOST))
     assert world.heard_of[CLIENT, again] == 1
 
 
@@ -651,7 +654,7 @@ def test_procs_are_killed_wherever_they_are() -> None:
 
 
 def test_a_host_is_lost_once() -> None:
-    """Each host may find that out by itself, and is informed by home."""
+    """Each host may detect the loss itself, and is also notified by home."""
     world = World([HOME, "b", "c"], 0)
     (on_b,) = world.spawn(CLIENT, ["b"])
     (on_c,) = world.spawn(on_b, ["c"])
@@ -682,14 +685,14 @@ def test_an_unknown_message_is_an_error() -> None:
         federation.heard("b", {"op": "nonsense"}, 0.0)
 
 
-# -- another home ----------------------------------------------------------------------------------
+# -- failover to another home ----------------------------------------------------------------------
 
 FAR = 99 << 20
 
 
 @pytest.fixture
 def orphaned() -> Federation:
-    """A host with a proc (10) of the client, one (20) of a proc of home (55), and no home."""
+    """Make a host without home, with a proc of the client (10) and one (20) of home's proc 55."""
     federation = Federation(Roster(CLIENT), "b")
     federation.admit(55, HOME)
     federation.roster.spawn(CLIENT, [{"uid": 10}], "launcher", 0.0)
@@ -772,7 +775,7 @@ def test_a_request_about_procs_goes_to_the_hosts_where_they_live() -> None:
 
 
 def test_what_a_stream_is_for_is_known_where_it_goes() -> None:
-    """Also when home has to be asked where that is, for a link and a stream at the same time."""
+    """Even if home is asked for the place, and for a link and a stream at the same time."""
     world = World([HOME, "b", "c", "d"], 0)
     on_b, on_d = world.spawn(CLIENT, ["b", "d"])
     world.settle()

@@ -1,4 +1,4 @@
-"""The handshake lets in who knows the secret, nobody else, and reads no byte too many."""
+"""The handshake admits a peer that knows the secret, no other peer, and reads no byte too many."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_another_version_is_told_which() -> None:
 
 
 def test_a_key_name_alone_opens_nothing() -> None:
-    """An eavesdropper knows names and old proofs."""
+    """An eavesdropper knows key names and old proofs."""
     one, two = dialer(), listener()
     proof = one.receive(two.receive(one.hello))
     fresh = listener(nonce=b"x" * 32)
@@ -126,7 +126,7 @@ def test_a_key_name_alone_opens_nothing() -> None:
 
 
 def test_a_proof_cannot_be_reflected() -> None:
-    """Who only echoes is not taken for one who knows."""
+    """A peer that only echoes is not taken for one that knows the secret."""
     one, two = dialer(), listener()
     proof = one.receive(two.receive(one.hello))
     with pytest.raises(HandshakeError, match="could not prove"):
@@ -157,13 +157,13 @@ def test_a_listener_that_lets_in_anybody_needs_a_dialer_that_agrees() -> None:
     one, two = both(OTHER, trusting=True)
     assert one.peer == two.peer == (NO_SECRET, 2, PYTHON)
     one, two = both(KEY, trusting=True)
-    assert one.peer == two.peer == (KEY, 2, PYTHON)  # who can prove something does
+    assert one.peer == two.peer == (KEY, 2, PYTHON)  # a peer that can prove the secret does so
     with pytest.raises(HandshakeError, match="accepts all clients"):
         both(OTHER, trusting=False)
 
 
 def test_an_impostor_that_lets_in_anybody_gets_nowhere() -> None:
-    """A worker's place is not taken by saying that nothing needs proving."""
+    """An impostor cannot take a worker's place by claiming that no proof is needed."""
     impostor = Listener({}.get, b"l" * 32, PYTHON, is_it(HERE), open_to_all=True)
     one = dialer()
     with pytest.raises(HandshakeError, match="accepts all clients"):
@@ -198,13 +198,13 @@ def test_no_byte_can_be_changed_on_the_way() -> None:
 
 
 def mac(key: bytes, *said: bytes) -> bytes:
-    """As RFC 2104 and the table in the module have it."""
+    """Return the MAC that RFC 2104 and the table in the module define."""
     return hmac.new(key, b"".join(said), hashlib.sha256).digest()
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(False, False), (True, False), (True, True)])
 def test_known_answers(ours: bool, theirs: bool) -> None:
-    """Each message is what the format says, computed from nothing of the module."""
+    """Each message is as the format defines it, computed without the module's code."""
     one = Dialer(KEY, b"d" * 32, PYTHON, HERE, bare=ours)
     known = {key_name(KEY): KEY}
     two = Listener(known.get, b"l" * 32, PYTHON, is_it(HERE), bare=theirs)
@@ -237,7 +237,7 @@ def test_vectors_that_are_written_down() -> None:
     assert one.session.hex() == "d52e94931d83c4bf4a6546c8071c3efd997e867cc48f48a611015aff72418eac"
 
 
-# A release that spoke version 1: its HELLO, as it was recorded, and what it sent for a refusal.
+# A release that spoke version 1: its HELLO as recorded, and the reply that it understands.
 OLD_HELLO = bytes.fromhex(
     "6d6f6e6172636801"  # magic
     "0100030b"  # version, Python
@@ -250,7 +250,7 @@ def test_a_peer_of_the_old_version_is_told_so() -> None:
     two = listener()
     with pytest.raises(HandshakeError, match="it speaks protocol 1, this side 2"):
         two.receive(OLD_HELLO)
-    # This is what that release compares: its own magic, then the outcome.
+    # The old release compares its own magic, then the outcome.
     magic, version, major, minor, _, outcome, _ = struct.unpack("<8sHBB12s8s32s", two.farewell)
     assert (magic, version, major, minor, outcome) == (b"monarch\x01", 2, 3, 11, b"version\0")
     reply = bytearray(two.farewell)
@@ -272,14 +272,14 @@ def test_who_speaks_tls_is_told_that_there_is_none() -> None:
 
 
 def test_relayed_to_another_listener_of_the_same_secret() -> None:
-    """The dialer means one worker, and somebody at its address passes all bytes on to another."""
+    """The dialer means one worker; a relay at its address passes all bytes to another worker."""
     one, other = dialer(), listener(here="tcp://10.0.0.8:4444\n10.0.0.8:4444")
     proof = one.receive(other.receive(one.hello))
     with pytest.raises(HandshakeError, match=r"the worker that answered is at tcp://10\.0\.0\.8"):
         other.receive(proof)
     assert other.peer is None
     assert other.session == b""
-    # Its own address is proved, too: the dialer can believe and report it.
+    # The answering worker's address is proved, too, so the dialer can believe and report it.
     with pytest.raises(HandshakeError, match=r"7:4444 was dialed.* answered is at .*10\.0\.0\.8"):
         one.receive(other.farewell)
     assert one.peer is None
@@ -301,7 +301,7 @@ def test_what_the_dialer_means_cannot_be_exchanged() -> None:
 
 
 def test_relayed_to_the_one_that_is_meant_leaves_the_attacker_without_a_key() -> None:
-    """It has seen every byte, and can say none that either side takes for the other's."""
+    """The relay has seen every byte, and cannot produce a record that either side accepts."""
     one, two = dialer(), listener()
     reply = two.receive(one.hello)
     proof = one.receive(reply)
@@ -332,7 +332,7 @@ def test_replayed_to_the_same_listener_and_to_the_same_dialer() -> None:
 
 
 def test_reflected_to_a_host_that_dials_and_listens() -> None:
-    """Its packets as a dialer are played to its own listener, and the other way round."""
+    """The packets of a host's dialer are sent to its own listener, and the other way round."""
     one, own = dialer(), listener(nonce=b"d" * 32)
     reply = own.receive(one.hello)
     proof = one.receive(reply)
@@ -346,7 +346,7 @@ def test_reflected_to_a_host_that_dials_and_listens() -> None:
 
 
 def test_nobody_can_negotiate_authentication_away() -> None:
-    """Both sides have to do without; a wish that is put in on the way breaks the handshake."""
+    """Both sides must agree to it; a bit that is altered in transit breaks the handshake."""
     one, two = dialer(), listener()
     proof = bytearray(one.receive(two.receive(one.hello)))
     proof[0] |= 1

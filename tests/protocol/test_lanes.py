@@ -1,4 +1,4 @@
-"""Lanes keep their own order, share the link fairly, and hold up nobody for long."""
+"""Lanes keep their own order, share the link fairly, and delay no message for long."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_transfers_share_equally_whatever_their_messages() -> None:
 
 @pytest.mark.parametrize("lane", [CONTROL, 999])
 def test_what_is_rare_goes_next(lane) -> None:
-    """A call does not wait for transfers, however many there are."""
+    """A call does not wait for transfers, however many are queued."""
     queue = lanes()
     for busy in range(1, 101):
         queue.put(Message(busy, [bytes(100 * QUANTUM)], None))
@@ -170,7 +170,7 @@ def test_full_until_half_is_acknowledged() -> None:
     )
 )
 def test_any_history(steps) -> None:
-    """Order and content of each lane; pauses hold; what is done with leaves no trace."""
+    """Each lane keeps order and content; pauses hold; finished messages leave no trace."""
     queue = lanes(limit=2 * QUANTUM)
     waiting = {lane: deque() for lane in range(5)}
     paused: set[int] = set()

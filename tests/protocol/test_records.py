@@ -28,7 +28,7 @@ def sealed(sealer: Sealer, *parts: bytes) -> bytes:
 
 
 def opened(opener: Opener, record: bytes) -> bytes:
-    """Its payload. Raises AlteredError, also for what is not all there, or more."""
+    """Return the record's payload; raise AlteredError if it is altered, incomplete or too long."""
     if len(record) < HEADER_SIZE:
         raise AlteredError
     size = opener.size(record[:HEADER_SIZE])
@@ -39,7 +39,7 @@ def opened(opener: Opener, record: bytes) -> bytes:
 
 @pytest.mark.parametrize("role", ["dialer", "listener"])
 def test_known_answers(role: str) -> None:
-    """Computed by what the format says, with the plain functions of the library."""
+    """The expected bytes are computed from the format with the standard library alone."""
     key = hmac.new(SESSION, b"records of the " + role.encode(), hashlib.sha256).digest()
     sealer = Sealer(SESSION, dialer=role == "dialer")
     for number, payload in enumerate([b"a", b"Hello, world", bytes(70_000)]):
@@ -81,7 +81,7 @@ def test_nothing_can_be_replayed_moved_or_left_out() -> None:
         with pytest.raises(AlteredError):
             opened(copy, wrong)
         with pytest.raises(AlteredError):
-            opened(copy, second)  # for good
+            opened(copy, second)  # a refusal is final
     assert opened(opener, second) == b"same"
 
 
@@ -94,7 +94,7 @@ def test_nothing_can_be_reflected_or_come_from_another_session() -> None:
 
 
 def test_nothing_is_opened_after_a_record_that_was_altered() -> None:
-    """Also if it is the next one that was sent, and right in itself."""
+    """This includes a record that is itself valid and was sent next."""
     right = sealed(Sealer(SESSION, dialer=True), b"right")
     payload, tag = right[HEADER_SIZE:-TAG_SIZE], right[-TAG_SIZE:]
     for altered in (

@@ -1,4 +1,4 @@
-"""A supervisor's decisions: who is restarted, with whom, when, and how often."""
+"""A supervisor's decisions: which children are restarted, together with which, when, how often."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def supervisor(strategy="one_for_one", max_restarts=10, within=60.0, backoff=1.0
 
 
 def same(expected: list[Effect], actual: list[Effect]) -> None:
-    """Equal, type by type: effects are tuples, and tuples of two types may be equal."""
+    """Compare with the types: effects are tuples, and tuples of two types may be equal."""
     assert expected == actual
     assert [type(effect) for effect in expected] == [type(effect) for effect in actual]
 
@@ -89,10 +89,10 @@ def test_a_failure_while_starting_takes_the_group_down_again() -> None:
     core.children_failed(CHILDREN, 1.0)
     core.child_started(A, 1.5)
     same([Terminate((D, C, A))], core.child_failed(B, 2.0))
-    core.child_started(C, 2.5)  # crossed our request; it ends nevertheless
+    core.child_started(C, 2.5)  # crossed our request; C still stops
     for child in (A, C, D):
         assert core.child_stopped(child, 2.5) == []
-    assert core.deadline == 3.0  # its second failure in a row: one back-off
+    assert core.deadline == 3.0  # the second failure in a row: one back-off
     same([Start(CHILDREN)], core.tick(3.0))
 
 
@@ -114,7 +114,7 @@ def test_no_restarts_allowed(strategy) -> None:
 
 
 def test_window_is_closed() -> None:
-    """A fault exactly `within` seconds old still counts; after that it does not."""
+    """A fault exactly `within` seconds old still counts; an older one does not."""
     for second, given_up in [(70.0, True), (70.1, False)]:
         core = supervisor(max_restarts=1, within=60.0)
         core.child_failed(A, 10.0)
@@ -200,7 +200,7 @@ def test_a_group_waits_for_the_longest_delay() -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Deliberate ends
+# Deliberate stops
 # --------------------------------------------------------------------------------------------------
 
 
@@ -261,7 +261,7 @@ STARTING, UP, ENDING = "starting", "up", "ending"
 
 
 class Supervised(RuleBasedStateMachine):
-    """A world of processes that start, run, fail and end in any order, driven by the core."""
+    """A model of processes that start, run, fail and stop in any order, driven by the core."""
 
     @initialize(
         strategy=st.sampled_from(STRATEGIES),
@@ -281,8 +281,8 @@ class Supervised(RuleBasedStateMachine):
         )
         self.now = 0.0
         self.world: dict[Child, str] = {}  # the live incarnation of each child
-        self.wanted: set[Child] = set()  # those that nobody ended deliberately
-        self.faults: list[float] = []  # that were answered with a restart
+        self.wanted: set[Child] = set()  # the children that were not stopped deliberately
+        self.faults: list[float] = []  # the times of faults that led to a restart
         self.gave_up: Child | None = None
         self.meshes = 0
         for size in sizes:
@@ -321,7 +321,7 @@ class Supervised(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: self.world)
     def fail(self, data) -> None:
-        """Some processes die in one event, whatever they were about to do."""
+        """Let some processes fail in one event, in any state."""
         dead = data.draw(st.sets(st.sampled_from(sorted(self.world)), min_size=1, max_size=3))
         were = {self.world.pop(child) for child in dead}
         effects = self.core.children_failed(dead, self.now)
@@ -332,7 +332,7 @@ class Supervised(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: self.wanted - self.world.keys())
     def report_again(self, data) -> None:
-        """That a child which is down failed is no news."""
+        """Report once more that a child which is down has failed; this has no effect."""
         child = data.draw(st.sampled_from(sorted(self.wanted - self.world.keys())))
         self.carry_out(self.core.child_failed(child, self.now))
 
@@ -389,13 +389,13 @@ class Supervised(RuleBasedStateMachine):
 
     @invariant()
     def somebody_is_at_work(self) -> None:
-        """A child that is down is waited for, or its restart has a time."""
+        """Check that a child that is down is awaited, or that its restart has a deadline."""
         down = self.wanted - self.world.keys()
         if down and not self.core.giving_up:
             assert self.core.deadline is not None or ENDING in self.world.values()
 
     def teardown(self) -> None:
-        """Left alone, all that is wanted comes up, or everything is down and given up."""
+        """Left alone, either all wanted children come up, or all are down and given up."""
         if not hasattr(self, "core"):
             return
         for child in sorted(self.world):

@@ -11,12 +11,12 @@ RECEIVERS = 3
 
 
 class Sender:
-    """Marks what it sends as links do (`transport.link.CastLink`), onto two kinds of paths."""
+    """Marks its messages as links do (`transport.link.CastLink`), over two kinds of paths."""
 
     def __init__(self) -> None:
         self.sent: list[list[str]] = [[] for _ in range(RECEIVERS)]
         self.tunnels: list[list[object]] = [[] for _ in range(RECEIVERS)]
-        self.casts: list[tuple[int, int, dict[int, bool]]] = []  # number, the one before, for whom
+        self.casts: list[tuple[int, int, dict[int, bool]]] = []  # number, the one before, receivers
         self.last = [0] * RECEIVERS
         self.marked = [0] * RECEIVERS
         self.used = [False] * RECEIVERS
@@ -49,7 +49,7 @@ class Sender:
 
 
 class Host:
-    """Where all the receivers are."""
+    """The host of all receivers."""
 
     def __init__(self) -> None:
         self.line: Line[tuple[int, dict[int, bool]]] = Line()
@@ -79,7 +79,7 @@ acts = st.one_of(
 
 @given(st.lists(acts, max_size=30), st.randoms(use_true_random=False))
 def test_whatever_path_is_faster(program: list[int | set[int]], chance: object) -> None:
-    """Tunnels keep their order; casts come in any."""
+    """Tunnels keep their order; casts arrive in any order."""
     sender, host = Sender(), Host()
     for act in program:
         if isinstance(act, int):

@@ -1,4 +1,4 @@
-"""Channels over byte streams: any cut, any break, any restart; no copies of what is big."""
+"""Channels over byte streams: any cut, any break, any restart; no copies of large payloads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SESSIONS = count(1)
 
 
 class Side:
-    """A channel with its end of a connection, and the effects it had."""
+    """A channel with its end of a connection, and the effects so far."""
 
     def __init__(self, *, dials: bool, terms: Terms = TERMS, **options) -> None:
         self.name = "ab"[not dials]
@@ -56,7 +56,7 @@ class Side:
             if target is None:
                 scratch = bytearray(piece)
                 self.effects += self.stream.feed(memoryview(scratch), 0.0)
-                scratch[:] = bytes(len(scratch))  # the driver's buffer is its own again
+                scratch[:] = bytes(len(scratch))  # the driver reuses its buffer
             else:
                 target[: len(piece)] = piece
                 self.effects += self.stream.filled(len(piece), 0.0)
@@ -135,7 +135,7 @@ def test_cut_anywhere(step) -> None:
 
 
 def test_big_payloads_are_neither_copied_nor_joined() -> None:
-    """What goes out are views of the sender's buffer; what comes in is read into the one given."""
+    """Outgoing chunks are views of the sender's buffer; input is read into the given buffer."""
     given_out = []
 
     def allocate(lane, size):
@@ -155,7 +155,7 @@ def test_big_payloads_are_neither_copied_nor_joined() -> None:
 
 
 def test_the_last_decision_is_the_latest() -> None:
-    """Asked for little at a time, a transfer is overtaken at the next piece."""
+    """A transfer that is taken in small pieces is overtaken at the next piece."""
     a, _ = pair()
     a.channel.send(1, [bytes(100_000)])
     a.stream.gather(0.0, 1)
@@ -210,7 +210,7 @@ def scenario(a: Side, b: Side) -> bytes:
 
 
 def points(total: int) -> list[int]:
-    """Where a connection is cut: around every header, and here and there."""
+    """Return the offsets at which a connection is cut: around each header, and some between."""
     a, b = pair()
     scenario(a, b)
     edges, at = {0}, 0
@@ -276,7 +276,7 @@ def test_a_restarted_peer_gets_nothing_of_the_old_stream(point, who) -> None:
     with pytest.raises(RuntimeError, match="new session"):
         survivor.channel.send(1, [b"too late"])
 
-    # The driver makes a new channel, and closes the connection.
+    # The driver makes a new channel and closes the connection.
     again = Side(dials=survivor is a)
     successor.channel.lost(1.0, 0.5)
     successor.connect()
@@ -289,7 +289,7 @@ def test_a_restarted_peer_gets_nothing_of_the_old_stream(point, who) -> None:
 
 
 def test_an_answer_that_was_lost() -> None:
-    """The answerer is up and has sent; the dialer never heard of it, and greets again."""
+    """The answerer is up and has sent; the answer was lost, so the dialer greets again."""
     a, b = Side(dials=True), Side(dials=False)
     b.incoming(a.outgoing())
     assert b.channel.up
@@ -374,7 +374,7 @@ def test_acknowledgements_wait_for_a_ride() -> None:
 
 
 def test_acknowledgements_of_a_transfer_do_not_wait() -> None:
-    """With nothing sent back and no time passing, any amount gets through."""
+    """With no data sent back and no time passing, any amount of data gets through."""
     a, b = pair()
     a.channel.send(1, [bytes(1_000_000)], token="x")
     exchange(a, b)
@@ -415,7 +415,7 @@ def test_a_receiver_pauses_a_lane() -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Ends and violations
+# Ends of sessions, and violations
 # --------------------------------------------------------------------------------------------------
 
 
@@ -462,7 +462,7 @@ def test_violations_end_the_session(data, words) -> None:
     a, b = pair()
     b.channel.send(1, [b"lost"], token="lost")
     b.incoming(data.ljust(40_000, b"\0") if len(data) > 100 or words == "fit" else data)
-    if not b.of(Ended):  # a big payload is under way
+    if not b.of(Ended):  # a big payload is in transit
         b.incoming(bytes(40_000))
     [ended] = b.of(Ended)
     assert ended.reason.startswith("protocol error from a: ")
@@ -500,7 +500,7 @@ def test_an_answer_to_another_greeting() -> None:
 @given(st.binary(max_size=200), st.booleans())
 @example(header(BYE, size=2) + b"\xff\xff", True)
 def test_garbage(data, met) -> None:
-    """Any bytes: nothing but an end comes of them, and no memory is taken for what they claim."""
+    """Any bytes lead at most to the end of the session, and claimed sizes allocate no memory."""
     side = pair()[1] if met else Side(dials=False)
     before = len(side.effects)
     side.incoming(data)
@@ -617,7 +617,7 @@ def test_what_is_idle() -> None:
 
 
 def test_a_tick_may_be_a_second_late() -> None:
-    """A tick that comes later was not run in time, and tries again."""
+    """A later tick means that the process did not run in time; the channel then tries again."""
     for late, ends in ((1.0, True), (1.1, False)):
         channel = Channel(1, dials=False, now=0.0, terms=TERMS)
         assert bool(channel.tick(TERMS.patience + late)) == ends
@@ -704,7 +704,7 @@ def test_how_long_a_link_held_counts_from_its_greeting() -> None:
 
 
 def two(**options) -> tuple[Channel, Channel]:
-    """Channels 3 and 4, which have met, without streams."""
+    """Return channels 3 and 4, connected directly, without streams."""
     a, b = Channel(3, dials=True, now=0.0, **options), Channel(4, dials=False, now=0.0, **options)
     a.opened(0.0), b.opened(0.0)
     b.on_packet(a.next_packet(0.0), 0.0)

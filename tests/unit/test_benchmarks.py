@@ -1,4 +1,4 @@
-"""Which runs of the benchmarks are published, and how: tried with figures made up here."""
+"""Which benchmark runs are published, and how; the figures are invented."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODULES = ("rows", "environments", "machine", "execute", "results", "report", "p
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Any]:
-    """The modules of the benchmarks, which are programs beside each other and no package."""
+    """Import the modules of the benchmarks, which are programs side by side and not a package."""
     sys.path.insert(0, str(BENCHMARKS))
     try:
         yield SimpleNamespace(
@@ -177,7 +177,7 @@ def test_each_note_is_of_a_row(bench: Any) -> None:
 
 @pytest.fixture
 def pages(bench: Any, tmp_path: Path) -> Path:
-    """A copy of the pages that are written, and only of those."""
+    """Copy the pages that are written, and only those."""
     pytest.importorskip("matplotlib")
     (tmp_path / "docs").mkdir()
     for name in ("README.md", "docs/reliability.md"):

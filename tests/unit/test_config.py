@@ -1,4 +1,4 @@
-"""`monarch.config`, the table of keys behind it, and durations."""
+"""`monarch.config`, the table of its keys, and durations."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_importing_the_facade_loads_no_pytest():
     assert done.stdout == "False\n"
 
 
-# -- what configure accepts
+# -- values that configure accepts
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_attributes_are_what_the_engine_reads(fresh):
 
 
 def reads() -> set[str]:
-    """The keys that code of the package reads as attributes of `settings`."""
+    """Return the keys that code of the package reads as attributes of `settings`."""
     found = set()
     for path in (ROOT / "src" / "monarch").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -434,7 +434,7 @@ def test_a_writer_that_was_overtaken_does_not_publish_old_values(fresh, monkeypa
     assert fresh.tail_log_lines == 2
 
 
-# -- to other processes
+# -- forwarding to other processes
 
 
 def test_a_snapshot_carries_what_differs_from_the_defaults():

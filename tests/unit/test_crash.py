@@ -1,4 +1,4 @@
-"""What a crashed process wrote about itself, and the traceback that is made of it."""
+"""The text that a crashing process writes about itself, and the traceback made from it."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_deep_stack_is_folded() -> None:
 
 
 def test_other_texts_of_faulthandler() -> None:
-    """Of one thread only, as without an interpreter lock, and with a C stack, as since 3.14."""
+    """A text of only one thread, as without the GIL; one with a C stack, as since Python 3.14."""
     text = (
         "Fatal Python error: Aborted\n\n<Cannot show all threads while the GIL is disabled>\n"
         'Stack (most recent call first):\n  Garbage-collecting\n  File "a b.py", line ??? in f\n\n'

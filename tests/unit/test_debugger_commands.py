@@ -1,4 +1,4 @@
-"""The debugger without processes: its language, its table, its sessions and its console."""
+"""The debugger without processes: its command language, table, sessions and console."""
 
 import asyncio
 import sys
@@ -152,7 +152,7 @@ def info(actor_name: str = "b", rank: int = 0) -> DebugSessionInfo:
 
 
 async def settle() -> None:
-    """Let every task run until it waits."""
+    """Let every task run until it blocks."""
     for _ in range(200):
         await asyncio.sleep(0)
 
@@ -283,7 +283,7 @@ class TestSessions:
 
 
 class Script(DebugIO):
-    """A debugger that types what the test puts, and shows what it was sent."""
+    """A debugger interface that types the test's lines and records the output."""
 
     def __init__(self):
         self.lines: asyncio.Queue[str | None] = asyncio.Queue()
@@ -302,7 +302,7 @@ class Script(DebugIO):
         pass
 
     async def type(self, *lines: str | None) -> str:
-        """Type lines and return what was printed once everything waits again."""
+        """Type lines and return the output once every task blocks again."""
         self.text = ""
         for line in lines:
             self.lines.put_nowait(line)
@@ -311,7 +311,7 @@ class Script(DebugIO):
 
 
 async def rank(sessions: DebugSessions, number: int, lines: list) -> None:
-    """A pdb that repeats what it is told, and ends at ``c``."""
+    """A pdb that echoes each line and exits at ``c``."""
     output = f"{number} stopped\n(Pdb) "
     while True:
         line = await sessions.read(number, output, "m.f", 7)
@@ -381,7 +381,7 @@ class TestConsole:
         asyncio.run(play(scene))
 
     def test_all_lines_at_once(self):
-        """What is typed while the rank is busy waits, and outlives the session."""
+        """Lines typed while the rank is busy wait for it, and survive the end of its session."""
 
         async def scene(script, lines):
             text = await script.type("attach b 0", "n", "n", "c", "attach b 1", "c", "list", "quit")

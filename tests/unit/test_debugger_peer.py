@@ -1,4 +1,4 @@
-"""Which user is at the other end of a loopback connection, and when that is not certain."""
+"""Which user owns the other end of a loopback connection, and when that is uncertain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNCERTAIN = "the system does not say to whom it belongs"
 
 @contextmanager
 def connected(family: int, host: str, dialed: str) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The server's end, and the other."""
+    """Yield the server's end and the client's end."""
     if family == socket.AF_INET6 and not socket.has_ipv6:
         pytest.skip("no IPv6 here")
     try:
@@ -72,7 +72,7 @@ def test_who_has_reset_the_connection_is_refused() -> None:
 
 
 def test_a_reset_while_the_table_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody else may have the addresses since."""
+    """By then another connection may use the same addresses."""
     with connected(socket.AF_INET, "127.0.0.1", "127.0.0.1") as (here, there):
         there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         looks = []
@@ -91,7 +91,7 @@ def test_a_reset_while_the_table_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
     "seen",
     [
         [None, None, None],
-        [(0, 7), None, None],  # closed between the two
+        [(0, 7), None, None],  # closed between the two looks
         [None, (0, 7), (0, 8)],
     ],
 )
@@ -105,7 +105,7 @@ def test_two_looks_in_a_row_must_agree(
 
 
 def test_a_closed_socket_has_no_inode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel shows it as root's."""
+    """The kernel lists it as owned by root."""
     with connected(socket.AF_INET, "127.0.0.1", "127.0.0.1") as (here, there):
         ends = peer._end(here.getpeername()), peer._end(here.getsockname())
         (port, to) = there.getsockname()[1], here.getsockname()[1]

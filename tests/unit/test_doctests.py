@@ -1,4 +1,4 @@
-"""The examples in public docstrings run, and show what they really print."""
+"""The examples in public docstrings run and print exactly what they show."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FACADES = [
 
 
 def public() -> Iterator[tuple[str, Any]]:
-    """The façades, what they export, and the classes those inherit from; each once."""
+    """Yield the façades, their exports and the bases of exported classes, each once."""
     seen: set[int] = set()
     for facade in FACADES:
         module = importlib.import_module(facade)
@@ -35,12 +35,12 @@ def public() -> Iterator[tuple[str, Any]]:
 
 
 def examples() -> Iterator[Any]:
-    """One test for each docstring that has an example."""
+    """Yield one test for each docstring that has an example."""
     namespace: dict[str, Any] = {}
     for facade in FACADES:
         exec(f"from {facade} import *", namespace)
     namespace.update((thing.__name__, thing) for _, thing in public())
-    # What an example defines is pickled by value, as if it were typed in a session.
+    # Functions and classes that an example defines are pickled by value, as in a session.
     namespace["__name__"] = "__main__"
     for title, thing in public():
         finder = doctest.DocTestFinder(recurse=inspect.isclass(thing))

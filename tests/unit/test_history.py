@@ -1,4 +1,4 @@
-"""The checker of recorded histories, on histories written by hand: it must be able to fail."""
+"""The checker of recorded histories, on hand-written histories: it must be able to fail."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def test_a_journal_survives_those_who_write_it(tmp_path: Path) -> None:
 
 
 def test_a_line_that_was_cut_does_not_count(tmp_path: Path) -> None:
-    """A SIGKILL ends a write at the end of a page, wherever that is; what others write stays."""
+    """A SIGKILL cuts a write at any page boundary; the lines of other processes stay intact."""
     path = tmp_path / "journal"
     with contextlib.closing(Journal(path)) as journal:
         journal.write("ran", "a", 1)

@@ -1,4 +1,4 @@
-"""What importing costs and reaches: the façades load nothing that a program did not ask for."""
+"""The cost and reach of imports: the façades load only what a program asked for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HEAVY = {
 
 
 def loaded_by(statement: str) -> set[str]:
-    """The modules that a fresh interpreter has after `statement`, beyond those it starts with."""
+    """Return the modules that `statement` loads, beyond those of a fresh interpreter."""
     program = f"""
 import sys
 before = set(sys.modules)

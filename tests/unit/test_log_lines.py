@@ -1,4 +1,4 @@
-"""Forwarded output: splitting, formatting, folding similar lines, remembering the last ones."""
+"""Forwarded output: splitting, formatting, folding similar lines, keeping the last lines."""
 
 import random
 import re
@@ -125,7 +125,7 @@ def similar(a: str, b: str) -> bool:
 
 @st.composite
 def near_pairs(draw: st.DrawFn) -> tuple[str, str]:
-    """A line, and the same line after a few edits: both sides of the bound come up."""
+    """Draw a line and the same line after a few edits, on both sides of the similarity bound."""
     letters = st.sampled_from("ab 01")
     a = draw(st.text(letters, max_size=60))
     chars = list(a)
@@ -137,7 +137,7 @@ def near_pairs(draw: st.DrawFn) -> tuple[str, str]:
 
 @given(near_pairs())
 def test_similar_is_the_normalised_edit_distance(pair: tuple[str, str]):
-    """No shortcut loses or invents a match: compared with the table of cells."""
+    """Compared with the full table of distances, no shortcut loses or invents a match."""
     first, line = pair
     aggregator = Aggregator(1)
     aggregator.add("stdout", None, first, 0)
@@ -153,7 +153,7 @@ def test_distance_within(a: str, b: str):
 
 
 def groups(aggregator: Aggregator) -> list[tuple[int, str]]:
-    """``(count, line)`` of all groups; the aggregator is flushed."""
+    """Flush the aggregator; return ``(count, line)`` of each group."""
     found = []
     for _, text in aggregator.flush(0, NOON):
         for line in text.splitlines()[1:-2]:

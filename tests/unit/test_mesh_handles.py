@@ -1,4 +1,4 @@
-"""Handles of meshes, cut and sent in any way, say what they denote."""
+"""Handles of meshes still denote the right hosts and processes after any cuts and transfers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def procs_of(hosts: HostMesh, per_host: int) -> ProcMesh:
 
 
 def cut(mesh: Any, chance: random.Random) -> Any:
-    """One of the things that become of a mesh."""
+    """Apply one random operation to the mesh: pickle, slice or rename."""
     if chance.random() < 0.3 or not mesh.extent:
         return pickle.loads(pickle.dumps(mesh))
     label = chance.choice(list(mesh.extent))

@@ -1,4 +1,4 @@
-"""Every old import path gives the object in its home, or says what to use instead."""
+"""Each old import path gives the object from its new home, or an error that names a replacement."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_classes_are_found_where_they_claim_to_live(module: str, name: str) -> N
 
 @pytest.mark.parametrize(("module", "name"), INTERNAL)
 def test_internals_say_what_to_use_instead(module: str, name: str) -> None:
-    load(module)  # so that the alias has warned
+    load(module)  # the alias has given its warning now
     with pytest.raises(ImportError, match=f"{name} has no counterpart in pymonarch: ."):
         exec(f"from {module} import {name}")
 

@@ -1,4 +1,4 @@
-"""Distributions hold what they must, and claim what is true."""
+"""Distributions contain all required files, and their metadata is true."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def project() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source distribution, unpacked."""
+    """Build and unpack the source distribution."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("sdist")
     build("sdist", ROOT, folder)

@@ -1,7 +1,7 @@
-"""What failures say, to people and to the processes they are sent to.
+"""The texts of failures, for people and for the processes that receive them.
 
-The texts are here in full: whoever changes one sees what people will read. They come from plain
-values; `tests/integration/engine/test_reports.py` has the same from real processes.
+The texts are complete here, so a change shows exactly what people will read. They are made from
+plain values; `tests/integration/engine/test_reports.py` has the same texts from real processes.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def test_many_consequences_and_a_long_tail_stay_on_the_screen() -> None:
 
 
 def test_a_chain_of_two_that_was_not_handled() -> None:
-    """The root cause first; who could not cope with it, last."""
+    """The root cause comes first; the actor that could not handle it, last."""
     top = Failure("<root>.<prog.Top t>", PASSED_ON, "t-1", (0,), manager(worker(RAISED)))
     shows(
         top.report(),
@@ -439,7 +439,7 @@ def test_an_exception_without_words_has_a_headline() -> None:
     assert headline(Unspeakable()).startswith(f"{__name__}.Unspeakable: <")
 
 
-# -- whose frames --------------------------------------------------------------------------------
+# -- which frames are shown ----------------------------------------------------------------------
 
 
 def raised_by(function: Any, *args: Any) -> BaseException:
@@ -451,7 +451,7 @@ def raised_by(function: Any, *args: Any) -> BaseException:
 
 
 def test_frames_of_the_engine_around_those_of_the_user_are_left_out() -> None:
-    """The last frame shown is the user's line that called us."""
+    """The last frame shown is the line of user code that called the engine."""
     from monarch._engine.mesh.future import Future
 
     def endpoint() -> None:

@@ -1,4 +1,4 @@
-"""The block at the end of a run that says what was skipped."""
+"""The summary of skipped tests at the end of a test run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_reasons_are_counted_and_have_their_remedy() -> None:
 
 
 def test_a_bare_machine_is_told_what_it_lacks() -> None:
-    """The reasons that are given where commands and packages are missing name a remedy each."""
+    """The skip reasons for missing commands and packages each name a remedy."""
     for reason in (
         "no emulator here: needs the command tc",
         "no networks here: needs root on Linux",

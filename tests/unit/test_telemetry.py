@@ -1,4 +1,4 @@
-"""Spans and metrics: who hears of them, and what they cost when nobody does."""
+"""Spans and metrics: which sinks receive them, and their cost without a sink."""
 
 import asyncio
 import inspect
@@ -16,7 +16,7 @@ from monarch._telemetry import get_meter, metrics, span, spans, traced
 
 
 class Recorder:
-    """A sink that keeps what it hears."""
+    """A sink that records what it receives."""
 
     def __init__(self):
         self.heard = []
@@ -48,7 +48,7 @@ def sink():
 
 @pytest.fixture
 def alone(monkeypatch):
-    """As if OpenTelemetry were not installed."""
+    """Simulate that OpenTelemetry is not installed."""
     monkeypatch.setattr(spans, "_tracer", None)
 
 
@@ -188,7 +188,7 @@ class TestMeter:
 
 
 def test_log_records_become_events(sink, monkeypatch):
-    # An earlier test may have made this process a client, which names the actor in its logs.
+    # An earlier test may have made this process a client, which puts the actor's name into logs.
     monkeypatch.setattr(monarch.actor.config, "prefix_python_logs_with_actor", False)
     logger = logging.getLogger("test_telemetry.forward")
     logger.propagate = False
@@ -210,7 +210,7 @@ def test_tracer_is_opentelemetrys():
 
 
 def test_without_opentelemetry():
-    """Spans and counters work, and what needs the package says how to get it."""
+    """Spans and counters work; functions that need the package raise an error that names it."""
     program = """
 import sys
 sys.modules["opentelemetry"] = None

@@ -210,7 +210,7 @@ class Cluster:
             else:
                 effect.link.send(proc, ("proof", effect.actor, effect.probe.to_bytes()))
 
-    # # -- the expected result ---------------------------------------------------------------------
+    # -- the expected result ---------------------------------------------------------------------
 
     def check(self, effect: Break) -> None:
         """Check that at one moment all these waits stood, each stuck behind the next.

@@ -51,8 +51,7 @@ def ended(roster: Roster, *uids: int) -> list[Effect]:
     return roster.ended([(uid, KILLED) for uid in uids])
 
 
-# # -- exits
-# -----------------------------------------------------------------------------------------
+# -- exits -----------------------------------------------------------------------------------------
 
 
 def test_a_parent_hears_of_each_end_once(roster: Roster) -> None:
@@ -281,8 +280,7 @@ def test_a_guest_that_has_left_is_no_acquaintance(roster: Roster) -> None:
     assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))]
 
 
-# # -- spawns
-# ----------------------------------------------------------------------------------------
+# -- spawns ----------------------------------------------------------------------------------------
 
 
 def test_a_command_must_become_a_proc(roster: Roster) -> None:

@@ -358,7 +358,7 @@ def test_a_callback_that_forgets_its_neighbour_in_the_same_round(reactor: Reacto
         os.close(fd)
 
 
-# # -- failures ------------------------------------------------------------------------------------
+# -- failures ------------------------------------------------------------------------------------
 
 
 @pytest.mark.internal_errors

@@ -1,7 +1,7 @@
-"""The examples in the docstrings run.
+"""The examples in the docstrings of the shapes run.
 
 They are collected class by class: ``doctest`` by module skips classes whose ``__module__`` is a
-public path, which is most of them.
+public path, which most of these classes have.
 """
 
 import doctest

@@ -1,4 +1,4 @@
-"""`Extent` as a mapping, and its bytes."""
+"""`Extent` as a mapping, and its encoding as bytes."""
 
 import pickle
 from collections.abc import Mapping
@@ -115,7 +115,7 @@ def test_bytes_are_equal_iff_extents_are(one, other):
 @given(extents, st.data())
 @settings(deadline=None)
 def test_damaged_bytes_are_refused_or_canonical(extent, data):
-    """Whatever a peer sends, decoding ends in a `ValueError` or in what these bytes mean."""
+    """Decoding any bytes from a peer ends in a `ValueError` or in the value that they encode."""
     damaged = bytearray(extent.to_bytes())
     at = data.draw(st.integers(0, len(damaged) - 1))
     damaged[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))

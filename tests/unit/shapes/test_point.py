@@ -104,7 +104,7 @@ def test_equality_and_hash():
 
 
 def test_pickle_names_the_public_path_and_shares_the_extent(monkeypatch):
-    """The module of that path is the façade's business; here a stand-in holds the class."""
+    """The façade provides the module of the public path; here a stand-in holds the class."""
     module = ModuleType(Point.__module__)
     module.Point = Point
     monkeypatch.setitem(sys.modules, Point.__module__, module)

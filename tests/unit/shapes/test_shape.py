@@ -25,7 +25,7 @@ def test_cutting_is_array_indexing(case):
 @given(cut_shapes())
 @settings(deadline=None)
 def test_every_cut_is_a_legal_slice(case):
-    """What slicing builds unchecked, the checking constructor accepts."""
+    """The checking constructor accepts what slicing builds without checks."""
     s = case[0].ndslice
     assert Slice(offset=s.offset, sizes=s.sizes, strides=s.strides) == s
 

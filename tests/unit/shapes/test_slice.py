@@ -1,4 +1,4 @@
-"""`Slice` against the array it abbreviates."""
+"""`Slice` against the array of ranks that it stands for."""
 
 import pickle
 

@@ -15,7 +15,7 @@ SCRATCH = memoryview(bytearray(256 << 10))
 
 
 class End:
-    """One end: the link, what it received, and whether and how often it asked to be flushed."""
+    """One end: its link, the frames it received, and its requests to be flushed."""
 
     def __init__(self, sock: socket.socket, name: str, frame_limit: int, queue_limit: int) -> None:
         self.wants = 0
@@ -33,7 +33,7 @@ class End:
             self.link.flush()
 
     def read(self) -> bool:
-        """Receive once; whether anything came."""
+        """Receive once; return whether any frames arrived."""
         before = len(self.frames), self.link.reader._filled
         self.frames += self.link.receive(SCRATCH)
         return (len(self.frames), self.link.reader._filled) != before
@@ -51,7 +51,7 @@ def open_fds() -> list[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_collections() -> None:
-    """Tests here collect again and again: not what all the others have left."""
+    """Freeze earlier tests' objects: tests here collect again and again."""
     gc.collect()
     gc.freeze()
 

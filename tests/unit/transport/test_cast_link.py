@@ -1,4 +1,4 @@
-"""Links to procs that casts reach, too: marks where the path changes, and nowhere else."""
+"""Links to procs that casts also reach: marks are sent where the path changes, and only there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ends() -> Iterator[tuple[Link, Link]]:
 
 
 def sent(link: Link) -> list[tuple[int, int]]:
-    """Kinds and destinations of the frames that have arrived."""
+    """Return the kind and destination of each frame that has arrived."""
     frames = link.receive(memoryview(bytearray(1 << 16)))
     return [(frame.kind, frame.dest) for frame in frames]
 
@@ -34,7 +34,7 @@ def call(number: int) -> bytes:
 
 
 def cast(link: Link, number: int) -> bool:
-    """What `Casting.send` does with a link; whether the cast waits for a mark."""
+    """Treat a link as `Casting.send` does; return whether the cast waits for a mark."""
     tied = link.used
     link.casts = number
     if tied:
@@ -70,12 +70,12 @@ def test_marks_come_with_changes_of_the_path(ends: tuple[Link, Link]) -> None:
 
 
 def test_who_sends_while_another_thread_casts_marks_for_it(ends: tuple[Link, Link]) -> None:
-    """And what it sent comes after that mark: its own next cast has to wait for another one."""
+    """The sent call follows that mark, so the sender's own next cast needs a new mark."""
     left, right = ends
     left.await_casts()
     left.send(call(1))
     assert left.used
-    left.casts = 1  # on its way to the agent
+    left.casts = 1  # the cast is on its way to the agent
     left.send(call(2))
     left.mark(1)
     assert cast(left, 2)
@@ -96,7 +96,7 @@ def test_a_finaliser_that_sends_while_a_mark_is_written(ends: tuple[Link, Link])
     left.casts = 1
 
     class Collecting:
-        """A socket, at whose use the collector runs a finaliser."""
+        """A socket whose use runs a finaliser, as a garbage collection may."""
 
         def __init__(self, sock: socket.socket) -> None:
             self.sock = sock

@@ -84,14 +84,14 @@ def test_room_is_awaited_and_given(ends: Ends) -> None:
 
 
 def test_a_peer_that_is_slow_is_waited_for(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time begins anew whenever it has taken something."""
+    """The time limit restarts whenever the peer has taken some bytes."""
     left, right = ends(queue_limit=100_000, buffer=4096)
     while left.link.queued <= 2 * left.link.queue_limit:
         left.link.send(frame(0, 50_000))
     waits: list[float] = []
 
     class Waiter:
-        """A lock that nobody releases in time."""
+        """A lock that is never released in time."""
 
         def acquire(self, timeout: float | None = None) -> bool:
             if timeout is not None:
@@ -130,7 +130,7 @@ def test_loss_wakes_those_who_wait_for_room(ends: Ends, how: str) -> None:
 
 
 def marked(number: int) -> int:
-    """A descriptor of an empty memory file that says its number by its size."""
+    """Return a descriptor of an empty memory file whose size is `number`."""
     fd = os.memfd_create("test")
     os.ftruncate(fd, number)
     return fd
@@ -163,7 +163,7 @@ def test_loss_closes_descriptors_on_both_sides(ends: Ends) -> None:
     left, right = ends(buffer=4096)
     before = open_fds()
     fd = marked(1)
-    for number in range(40):  # the first few arrive and are not taken, the others are queued
+    for number in range(40):  # the first few arrive and are not taken, the others stay queued
         left.link.send(frame(number, 3000, nfd=1), [fd])
     os.close(fd)
     right.read()
@@ -259,7 +259,7 @@ def test_a_finaliser_that_sends_while_the_link_is_sending(ends: Ends) -> None:
             left.link.send(frame(1 << 40))
 
     class Collecting(list[int]):
-        """Descriptors; looking at them runs the collector, as any allocation may."""
+        """A list of descriptors whose use runs the collector, as any allocation may."""
 
         def __bool__(self) -> bool:
             gc.collect()
@@ -294,7 +294,7 @@ def test_a_link_is_collected(ends: Ends) -> None:
 
 
 def test_descriptors_that_do_not_fit_are_missing_and_leave_none_open(ends: Ends) -> None:
-    """A process at its limit gets some of those that were passed. The rest is intact."""
+    """A process at its limit gets some of the descriptors; the other data is intact."""
     left, right = ends()
     gc.collect()
     before = open_fds()

@@ -1,4 +1,4 @@
-"""Segments: one copy in, no copy out, and every segment comes back, whoever dies."""
+"""Segments: one copy on sending, none on receiving, and each is returned, even after a crash."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pool() -> Iterator[SegmentPool]:
 
 @pytest.fixture(autouse=True)
 def nothing_stays_mapped() -> Iterator[None]:
-    """Each test gives back what it opened; warm mappings are of segments that are gone by then."""
+    """Check that each test returns its opened segments; then drop the warm mappings."""
     gc.collect()
     before = len(segments._watches)
     yield
@@ -45,7 +45,7 @@ def nothing_stays_mapped() -> Iterator[None]:
 
 
 class Peer:
-    """A receiver: opens what the pool stored, and gives it back as a RELEASE frame would."""
+    """A receiver: opens a stored segment and returns it as a RELEASE frame would."""
 
     def __init__(self, pool: SegmentPool) -> None:
         self.pool = pool
@@ -83,7 +83,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-# -- what arrives --------------------------------------------------------------------------------
+# -- arrival ---------------------------------------------------------------------------------------
 
 
 @given(
@@ -106,7 +106,7 @@ def test_any_sizes_side_by_side(sizes: list[int], stream: int, threshold: int) -
 @pytest.mark.parametrize("size", [1, MIB, 5 * MIB, 17 * MIB])
 @pytest.mark.parametrize("writable", [True, False])
 def test_every_way_to_copy(peer: Peer, size: int, writable: bool) -> None:
-    """Small and read-only ones by slices, big ones without the lock, the biggest by two threads."""
+    """Small and read-only ones by slices, big ones without the GIL, the biggest by two threads."""
     sent = np.random.default_rng(size).integers(0, 255, size, np.uint8)
     sent.flags.writeable = writable
     assert np.array_equal(peer.get(encode((sent, b"x" * 100), 1))[0], sent)
@@ -146,7 +146,7 @@ def test_what_arrives_can_be_written_and_nobody_else_sees_it(pool: SegmentPool) 
     assert np.array_equal(pool.statistics[0], 1)
 
 
-# -- life of a segment ---------------------------------------------------------------------------
+# -- life of a segment -----------------------------------------------------------------------------
 
 
 def test_a_segment_comes_back_when_the_last_view_of_it_is_gone(
@@ -265,7 +265,8 @@ def test_the_pool_keeps_no_more_than_its_limit() -> None:
     peer = Peer(pool)
     before = descriptors()
     stored = [peer.send(encode(numbers(), THRESHOLD)) for _ in range(10)]
-    each = (descriptors() - before) // 10  # its own, and the one that Python's mapping keeps
+    # its own descriptor, and the one that Python's mapping keeps
+    each = (descriptors() - before) // 10
     assert each in (1, 2)
     for segment in stored:
         peer.released(segment.id)
@@ -279,7 +280,7 @@ def test_the_pool_keeps_no_more_than_its_limit() -> None:
 
 
 def test_the_pool_keeps_what_was_used_last() -> None:
-    """One big payload after many small ones finds its segment warm when it is sent again."""
+    """After many small payloads, one big payload finds its segment warm at the next send."""
     pool = SegmentPool(2 * MIB)
     peer = Peer(pool)
     for size in (400_000, 300_000, 200_000, 1_900_000):
@@ -307,7 +308,7 @@ def test_reserved_memory_is_held_as_long_as_it_is(pool: SegmentPool, peer: Peer)
     pool.release(peer, segment.id)
     assert pool.statistics[0] == 0
     del segment
-    assert pool.reserve(100_000)[:5] == b"hello"  # the same, warm
+    assert pool.reserve(100_000)[:5] == b"hello"  # the same segment, warm
 
 
 def test_reserved_memory_that_nobody_holds_goes_back(pool: SegmentPool) -> None:
@@ -341,14 +342,14 @@ def test_windows_show_what_is_written_later_and_are_kept() -> None:
     assert len(windows._kept) == 1
     windows.drop("owner")
     assert windows._bytes == len(windows._kept) == 0
-    assert bytes(view) == b"two"  # who looks into it still may
+    assert bytes(view) == b"two"  # an open view stays valid
     del memory, segment
     pool.trim()
 
 
 def test_windows_keep_no_more_than_their_limit() -> None:
     pool, windows = SegmentPool(0), segments.Windows(5 * MIB)
-    for size in (2 * MIB, 2 * MIB + 1, 40 * MIB, MIB):  # (the big one goes in a thread)
+    for size in (2 * MIB, 2 * MIB + 1, 40 * MIB, MIB):  # (a thread drops the big one)
         memory = pool.reserve(size)
         segment = pool.reserved(memory)
         assert segment is not None
@@ -405,7 +406,7 @@ def test_many_threads_use_one_pool(pool: SegmentPool) -> None:
 
 
 def test_a_payload_that_passes_through_is_the_same(pool: SegmentPool, peer: Peer) -> None:
-    """What a port elsewhere forwards is copied once more, never decoded."""
+    """A payload that a port forwards is copied once more and never decoded."""
     sent = {"array": numbers(), "bytes": b"x" * 100_000}
     forwarded = peer.body(encode(sent, THRESHOLD)).copy(THRESHOLD)
     onward = Peer(SegmentPool(0))
@@ -414,11 +415,11 @@ def test_a_payload_that_passes_through_is_the_same(pool: SegmentPool, peer: Peer
     assert found["bytes"] == sent["bytes"]
 
 
-# -- when the memory would be written anew -------------------------------------------------------
+# -- segments that are reused ----------------------------------------------------------------------
 
 
 class Reusing(Peer):
-    """Its segments are filled with something else the moment they come back."""
+    """A peer whose segments are overwritten as soon as they are returned."""
 
     def released(self, ident: int) -> None:
         segment = self.pool._used[ident]
@@ -486,7 +487,7 @@ def test_a_warm_mapping_shows_the_new_payload(pool: SegmentPool, peer: Peer) -> 
     assert pool.statistics[:2] == (0, 1)
 
 
-# -- tables that lie -----------------------------------------------------------------------------
+# -- invalid tables --------------------------------------------------------------------------------
 
 HEAD, PART = struct.Struct("<QQI"), struct.Struct("<QQB")
 
@@ -578,7 +579,7 @@ def test_descriptors_that_are_no_segments(what: str, tmp_path: Any) -> None:
 def test_a_mapping_that_fails_gives_the_segment_back(
     pool: SegmentPool, peer: Peer, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    """The sender is not to keep for ever what the receiver had no memory to look at."""
+    """The sender must get its segment back even if the receiver has no memory to map it."""
     payload = encode(numbers(), THRESHOLD)
     body = peer.body(payload)
 
@@ -597,7 +598,7 @@ def test_a_mapping_that_fails_gives_the_segment_back(
     assert pool.statistics[:2] == (0, 1)
 
 
-# -- systems without memory files, and forks -----------------------------------------------------
+# -- systems without memory files, and forks -------------------------------------------------------
 
 
 def test_without_memory_files(
@@ -623,7 +624,7 @@ def test_what_a_forked_child_may_see_is_not_filled_anew(pool: SegmentPool, peer:
 
 
 def test_a_finaliser_that_sends_while_the_pool_is_in_use(pool: SegmentPool, peer: Peer) -> None:
-    """The collector may run it on the thread that holds the pool's lock."""
+    """The collector may run the finaliser on the thread that holds the pool's lock."""
     done: list[int] = []
 
     class Sends:
@@ -649,11 +650,11 @@ def test_decode_of_what_open_parts_gives(pool: SegmentPool, peer: Peer) -> None:
 
 
 def test_a_segment_that_cannot_be_mapped_costs_no_descriptor(pool: SegmentPool) -> None:
-    """A mapping takes a descriptor of its own; with one left, each try would have used it up."""
+    """A mapping takes its own descriptor; with only one left, each attempt would leak it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     payload = encode(np.ones(MIB, np.uint8), THRESHOLD)
     first = os.open(os.devnull, os.O_RDONLY)
-    os.close(first)  # the lowest that is free
+    os.close(first)  # the lowest free number
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (first + 1, hard))
         with pytest.raises(OSError, match="Too many open files"):

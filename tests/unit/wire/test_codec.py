@@ -1,4 +1,4 @@
-"""Objects to payloads and back: by name or by value, big buffers apart, errors as they are."""
+"""Objects to payloads and back: by name or by value, large buffers separately, errors unchanged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NEVER = 1 << 62
 
 
 def arrive(payload: Payload) -> Any:
-    """What another process makes of a payload: it has memory of its own."""
+    """Decode a payload as another process does, which has its own memory."""
     stream = b"".join(bytes(chunk) for chunk in payload.chunks)
     return decode(stream, [bytearray(buffer) for buffer in payload.buffers])
 
@@ -221,7 +221,7 @@ def test_functions_and_classes_that_cannot_be_imported_travel_by_value() -> None
 
 
 def test_a_function_whose_name_leads_to_another_travels_by_value() -> None:
-    """As a decorator leaves it, or a reload."""
+    """A decorator or a reload leaves such functions."""
 
     def impostor() -> str:
         return "impostor"
@@ -247,7 +247,7 @@ def test_modules_registered_by_value_travel_by_value(monkeypatch: pytest.MonkeyP
 
 
 def test_what_lives_in_main_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when the main program of the receiver has something else under that name."""
+    """The receiver's main program may have a different object under that name."""
 
     def mine() -> str:
         return "mine"
@@ -260,7 +260,7 @@ def test_what_lives_in_main_travels_by_value(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_script_of_a_child_of_multiprocessing_travels_by_value() -> None:
-    """There it is a module that the receiver has under no such name."""
+    """In the child it belongs to a module that the receiver lacks."""
     program = """
 import sys, types
 from monarch._engine.wire.codec import encode
@@ -299,7 +299,7 @@ for Thing.value in (1, 2):
     stream = io.BytesIO(child.stdout)
     first = pickle.load(stream)
     assert first.value == 1
-    again = decode(b"".join(encode(first, NEVER).chunks))  # it was sent on, too
+    again = decode(b"".join(encode(first, NEVER).chunks))  # the received object can be sent on, too
     assert pickle.load(stream) is again is first
     assert first.value == 2
 
@@ -389,7 +389,7 @@ def test_nesting_without_end_is_an_error_and_not_a_crash() -> None:
 
 
 def test_a_failed_attempt_leaves_no_buffers_behind() -> None:
-    """Plain pickle had put a buffer aside before it met what made it give up."""
+    """Plain pickle set a buffer aside before it met the object that made it give up."""
     data = np.arange(100_000)
     payload = encode((data, lambda: 1), THRESHOLD)
     assert len(payload.buffers) == 1
@@ -467,7 +467,7 @@ def test_a_payload_keeps_its_large_bytes_alive() -> None:
 
 
 def test_large_bytes_are_new_bytes() -> None:
-    """Built in place from the outside: the hash and the length must be those of any bytes."""
+    """They are built in place through the C API: hash and length must be those of any bytes."""
     data = bytes(range(256)) * (5 << 12)
     found = arrive(encode_result(data, THRESHOLD))
     assert hash(found) == hash(data)

@@ -1,4 +1,4 @@
-"""Frames survive any cut of the stream, and nothing else survives as a frame."""
+"""Frames survive any cut of the stream, and other bytes are never read as a frame."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LIMIT = 8 << 20
-BIG = 65536  # bodies above are received into their final memory
+BIG = 65536  # bodies above this size are received into their final memory
 
 KINDS = st.integers(CALL, wire.PROBE)
 CASES = [
@@ -180,7 +180,7 @@ def test_a_refused_size_allocates_nothing() -> None:
 
 
 def test_a_claimed_size_costs_no_memory_before_the_bytes_arrive() -> None:
-    """A header is 32 bytes from a peer that may be broken: it must not cost what it claims."""
+    """A header is 32 bytes from a peer that may be faulty: its claimed size must cost no memory."""
     stream = FrameReader(1 << 30, "proc 7f")
     tracemalloc.start()
     try:
@@ -191,7 +191,7 @@ def test_a_claimed_size_costs_no_memory_before_the_bytes_arrive() -> None:
 
 
 def test_frames_before_the_bad_one_are_not_lost() -> None:
-    """What a peer said before it broke still counts, however the kernel cut the stream."""
+    """Frames before the violation count, however the kernel cuts the stream."""
     good = bytes_of(CASES[1])
     stream = reader()
     got: list[Frame] = []

@@ -1,4 +1,4 @@
-"""Packets as they are on the network, byte for byte: other releases read them."""
+"""Packets on the network, byte for byte: other releases must read them."""
 
 from __future__ import annotations
 
