@@ -1,4 +1,4 @@
-"""What all tests with real processes share: time, and no failures of tests that are over."""
+"""Fixtures of all tests with real processes: long time limits, no failures of earlier tests."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SILENCE = "5s"
 
 @pytest.fixture(scope="session", autouse=True)
 def patience() -> Iterator[None]:
-    """A host that gets no time for some seconds is not lost, except where that is tested."""
+    """A host that gets no CPU time for some seconds is not lost, except where that is tested."""
     with pytest.MonkeyPatch.context() as patch, configured(host_timeout=SILENCE):
-        patch.setenv("MONARCH_HOST_TIMEOUT", SILENCE)  # of the processes that are started
+        patch.setenv("MONARCH_HOST_TIMEOUT", SILENCE)  # for the processes that are started
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def late_failures() -> Iterator[None]:
-    """Between two tests that look at failures one is nobody's, and does not end the run."""
+    """A failure between two tests that check failures belongs to neither: ignore it."""
     before = monarch.actor.unhandled_fault_hook
     monarch.actor.unhandled_fault_hook = lambda failure: None
     yield
@@ -33,9 +33,9 @@ def late_failures() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def earlier_failures(late_failures: None) -> None:
-    """Those of earlier tests have reached whoever looked at them then."""
+    """Wait until the failures of earlier tests have been delivered."""
     deadline = time.monotonic() + 60
-    # (Not by `join`: one that is about to start is among them.)
+    # (Not by `join`: one of the threads may be about to start.)
     while any(thread.name == "monarch-fault" for thread in threading.enumerate()):
         if time.monotonic() > deadline:
             break

@@ -1,4 +1,4 @@
-"""The debugger for real: pdb in the rank, the server, and a person on a connection."""
+"""The debugger in real programs: pdb in the rank, the server, and a user on a connection."""
 
 # ruff: noqa: T100 - breakpoint() is what is tested
 
@@ -35,7 +35,7 @@ STOPS_AT_CALL = sys.version_info >= (3, 13)
 
 
 class Desk:
-    """A `Link` whose other end is the test: it hears of stops and answers with lines."""
+    """A `Link` whose other end is the test, which receives the stops and answers with lines."""
 
     def __init__(self):
         self.heard = queue.Queue()
@@ -104,7 +104,7 @@ class Rank:
 
 @pytest.fixture
 def start(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))  # no .pdbrc of the developer's
+    monkeypatch.setenv("HOME", str(tmp_path))  # without the developer's .pdbrc
     ranks = []
 
     def start(body, **kwargs):
@@ -414,7 +414,7 @@ class Worker(Actor):
 class Coroutines(Actor):
     @endpoint
     async def work(self, x):
-        warnings.simplefilter("error")  # also of blocking in a loop
+        warnings.simplefilter("error")  # also when code blocks in a loop
         breakpoint()
         await asyncio.sleep(0)
         return x
@@ -434,14 +434,14 @@ class Neighbour(Actor):
 
 
 class Person:
-    """Someone at a line-based client."""
+    """A user of a line-based client."""
 
     def __init__(self, address):
         self.socket = socket.create_connection(address, timeout=60)
         self.text = ""
 
     def read(self, until=PROMPT):
-        """Return what comes until and including ``until``, or until the end."""
+        """Return the text up to and including ``until``, or up to the end."""
         while until not in self.text:
             data = self.socket.recv(65536)
             if not data:
@@ -468,7 +468,7 @@ def person(controller):
     assert "* MONARCH DEBUGGER *" in someone.read()
     yield someone
     someone.socket.close()
-    # A test that failed halfway leaves no rank at a breakpoint to the next one.
+    # A test that failed halfway must not leave a rank at a breakpoint for the next test.
     last = Person(controller.address.call_one().get(timeout=60))
     last.socket.sendall(b"continue\nquit\n")
     last.read("never")
@@ -488,7 +488,7 @@ def workers(procs):
 
 
 def stopped(controller, count):
-    """Wait until ``count`` ranks have stopped, and say where."""
+    """Wait until ``count`` ranks have stopped, and return where."""
     controller.wait_pending_session.call_one().get(timeout=60)
     while True:
         infos = controller.list.call_one(print_output=False).get(timeout=60)
@@ -606,14 +606,14 @@ class TestActors:
         actor = procs.slice(gpus=0).spawn("overlapping", Coroutines)
         calls = [actor.overlap.call_one(x) for x in (1, 2)]
         stopped(controller, 1)
-        for _ in range(2):  # one, then the other, while the one is still on its way
+        for _ in range(2):  # the second while the first is still in progress
             assert "overlap()" in person.ask("attach overlapping 0", "(Pdb) ")
             person.ask("detach")
             person.ask("continue")
         assert [self.go_on(person, call) for call in calls] == [1, 2]
 
     def go_on(self, person, call):
-        """Say continue until the call is over; between its stops it can't be told to."""
+        """Continue until the call is over; between two stops the debugger takes no command."""
         while True:
             try:
                 return call.get(timeout=1)
@@ -677,7 +677,7 @@ class TestActors:
             assert run.stdout.startswith("Refused: it belongs to another user (uid 12345")
             assert PROMPT not in run.stdout
         assert caplog.text.count("refused a connection: it belongs to another user") == 1
-        assert "workers" in person.ask("list")  # it is served as before
+        assert "workers" in person.ask("list")  # the user is still served
         person.ask("continue")
         assert call.get(timeout=60) == 1
 
@@ -700,7 +700,7 @@ print(text.decode())
 
 
 def test_constructor(controller, person):
-    """It is no call that ends; its session ends when it goes on with no breakpoint left."""
+    """A constructor has no call that ends; its session ends with the last breakpoint."""
     procs = this_host().spawn_procs({"gpus": 1})
     try:
         worker = procs.spawn("made", Worker, stop_here=True)
@@ -779,7 +779,7 @@ def test_a_busy_port_fails_the_endpoint_and_can_be_got_over(tmp_path):
 
 
 class TestServer:
-    """Where it listens."""
+    """The addresses that the server listens at."""
 
     @pytest.fixture
     def listen(self, monkeypatch, caplog):

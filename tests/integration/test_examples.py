@@ -1,4 +1,4 @@
-"""The programs in ``examples/`` do what they say, each run small, as a user would start it.
+"""The programs in ``examples/`` do what they document, each run small, as a user would start it.
 
 Their output is read to its end, so a process that a program left behind would hold the pipe open
 and fail the test by its timeout.
@@ -67,7 +67,7 @@ def example(
 
 
 def number(pattern: str, text: str) -> float:
-    """The one group of the last match of `pattern`."""
+    """Return the one group of the last match of `pattern`."""
     found = re.findall(pattern, text)
     assert found, f"{pattern!r} not in:\n{text}"
     return float(found[-1].replace(",", ""))
@@ -139,7 +139,7 @@ def test_without_a_package_the_program_says_what_to_install(
 
 
 def test_ping_pong(tmp_path: Path) -> None:
-    """An odd number of hits, so that the side which serves has one more of each ball."""
+    """The number of hits is odd, so the serving side has one more of each ball."""
     out = example("ping_pong", "--pairs", "2", "--hits", "21", cwd=tmp_path).stdout
     assert "hits by the left mesh [11, 11], by the right mesh [10, 10]" in out
     assert "42 hits" in out
@@ -201,7 +201,7 @@ SMALL_SYNC = ("--megabytes", "8", "--generators", "2", "--versions", "40")
 
 @with_numpy
 def test_weight_sync(tmp_path: Path) -> None:
-    """Two copies: everybody has the last version, and used whole ones only."""
+    """With two copies all generators get the last version, and use only whole ones."""
     out = example("weight_sync", *SMALL_SYNC, cwd=tmp_path).stdout
     assert "no generator ever used a torn version, and all have the last one" in out
     assert "copies in turn: 2" in out
@@ -214,7 +214,7 @@ def test_weight_sync(tmp_path: Path) -> None:
 
 @with_numpy
 def test_weight_sync_without_the_check_uses_torn_versions_and_says_so(tmp_path: Path) -> None:
-    """One copy, which is written all the time: the same reads, with the check and without."""
+    """One copy that is written all the time: the same reads, with the check and without."""
     restless = (*SMALL_SYNC, "--slots", "1", "--step", "0", "--versions", "200")
     checked = example("weight_sync", *restless, cwd=tmp_path).stdout
     assert number(r"(\d+) reads overtaken", checked) > 0
@@ -225,7 +225,7 @@ def test_weight_sync_without_the_check_uses_torn_versions_and_says_so(tmp_path: 
 
 @with_numpy
 def test_checkpoint_fanout(tmp_path: Path) -> None:
-    """A file whose size is no multiple of anything."""
+    """The size of the file is no multiple of a block size."""
     (tmp_path / "weights").write_bytes(os.urandom(1 << 20) * 9 + b"end")
     arguments = ("--file", "weights", "--procs", "5")
     out = example("checkpoint_fanout", *arguments, cwd=tmp_path).stdout
@@ -236,7 +236,7 @@ def test_checkpoint_fanout(tmp_path: Path) -> None:
 
 @with_numpy
 def test_checkpoint_fanout_says_who_has_what_was_spoiled(tmp_path: Path) -> None:
-    """Whoever is below the culprit in the tree, and nobody else."""
+    """Only the processes below the damaging one in the tree have a wrong checksum."""
     arguments = ("--megabytes", "3", "--procs", "7", "--damage", "1")
     done = example("checkpoint_fanout", *arguments, cwd=tmp_path, returncode=1)
     assert "error: all from one: wrong checksums at [1]\n" in done.stderr
@@ -247,7 +247,7 @@ def test_checkpoint_fanout_says_who_has_what_was_spoiled(tmp_path: Path) -> None
 @pytest.mark.slow
 @with_extras
 def test_train_digits(tmp_path: Path) -> None:
-    """A training that ends too soon fails, and goes on from its checkpoint."""
+    """A training that ends too soon fails, and continues from its checkpoint."""
     arguments = ("train_digits", "--device", "cpu", "--procs", "2", "--out", "made")
     early = example(*arguments, "--epochs", "2", cwd=tmp_path, returncode=1)
     assert "below 0.95" in early.stderr
@@ -264,7 +264,7 @@ def test_train_digits(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
     phases = ["import", "spawn", "training", "evaluation", "stop", "files"]
     seconds = [number(rf"\n +{phase} +([\d.]+) ", out) for phase in phases]
-    assert sum(seconds) <= number(r"\n +total +([\d.]+) ", out) + 0.05  # rounded, each of them
+    assert sum(seconds) <= number(r"\n +total +([\d.]+) ", out) + 0.05  # each figure is rounded
 
 
 THREE_TRAINERS = ("--procs", "3", "--epochs", "12", "--device", "cpu")
@@ -282,7 +282,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_train_digits_survives_the_end_of_a_trainer(
     policy: str, undisturbed: str, tmp_path: Path
 ) -> None:
-    """The numbers are those of a training that nothing happened to."""
+    """The figures are those of a training without a failure."""
     arguments = (*THREE_TRAINERS, "--kill", "--policy", policy)
     out = example("train_digits", *arguments, cwd=tmp_path).stdout
     replaced = "1" if policy == "one_for_one" else "0, 1, 2"
@@ -292,7 +292,7 @@ def test_train_digits_survives_the_end_of_a_trainer(
     phases = ["steps to do again", "until noticed", "until replaced", "process group, restore"]
     seconds = [number(rf"\n +{phase} +([\d.]+) ", out) for phase in phases]
     total = number(r"\n +total +([\d.]+) ", out.partition("what the kill cost")[2])
-    assert total == pytest.approx(sum(seconds), abs=0.005)  # rounded, each of them
+    assert total == pytest.approx(sum(seconds), abs=0.005)  # each figure is rounded
 
 
 @pytest.mark.torch
@@ -314,10 +314,10 @@ def test_train_digits_does_not_repeat_what_fails_by_itself(tmp_path: Path) -> No
 def test_train_digits_learns_the_same_with_any_number_of_trainers(
     undisturbed: str, tmp_path: Path
 ) -> None:
-    """Three trainers, each with a third of each batch, take the steps of one that has all of it."""
+    """Three trainers with a third of each batch each take the steps of one with all of it."""
     arguments = ("--procs", "1", "--epochs", "5", "--device", "cpu")
     one = example("train_digits", *arguments, cwd=tmp_path, returncode=1)
-    assert "below 0.95" in one.stderr  # and that is all that is wrong
+    assert "below 0.95" in one.stderr  # this is the only error
     alone, together = (
         number(r"epoch   5/\d+ +loss ([\d.]+)", out) for out in (one.stdout, undisturbed)
     )
@@ -325,7 +325,7 @@ def test_train_digits_learns_the_same_with_any_number_of_trainers(
 
 
 class Demo:
-    """The demo with machines, run in a folder that tells its processes from others."""
+    """The demo with machines, run in a folder that identifies its processes."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder = folder
@@ -341,14 +341,14 @@ class Demo:
         self.output = self.process.stdout
 
     def left_behind(self) -> list[str]:
-        """What there is of it once it has ended, and its processes have had time to do so."""
+        """Wait for the demo and its processes to exit; return a list of what remains."""
         with self.output:
             self.output.read()
         self.process.wait()
         deadline = time.monotonic() + 60
         while self.processes() and time.monotonic() < deadline:
-            time.sleep(0.05)  # who was told by the end of its input is on its way
-        # (Its interfaces are in its namespaces; others may make and remove theirs meanwhile.)
+            time.sleep(0.05)  # processes that exit at the end of their input may still be exiting
+        # (The demo's interfaces are in its namespaces; other programs may change theirs meanwhile.)
         interfaces = [name for _, name in socket.if_nameindex()]
         return [
             *(str(path) for path in self.folder.glob("monarch_demo_*")),
@@ -360,7 +360,7 @@ class Demo:
         found = []
         mark = f"TMPDIR={self.folder}".encode()
         for environ in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):  # it ended
+            with contextlib.suppress(OSError):  # the process has exited
                 if mark in environ.read_bytes().split(b"\0"):
                     found.append(environ.parent.name)
         return found
@@ -370,7 +370,7 @@ class Demo:
 @pytest.mark.slow
 @with_demo
 def test_demo_hosts_trains_across_machines(tmp_path: Path) -> None:
-    """With TLS, and with a trainer that is killed on one of them; nothing is left behind."""
+    """With TLS, and with a trainer that is killed on one machine; no process or file remains."""
     if NO_NAMESPACES:
         pytest.skip(f"no network namespaces here: {NO_NAMESPACES}")
     demo = Demo(tmp_path, "--procs", "2", "--epochs", "12")
@@ -398,7 +398,7 @@ def test_demo_hosts_leaves_nothing_when_it_is_interrupted(
     assert any("trainers: 4" in line for line in demo.output)
     demo.process.send_signal(how)
     left = demo.left_behind()
-    if how is signal.SIGKILL:  # nobody could remove the certificates
+    if how is signal.SIGKILL:  # no process was left to remove the certificates
         assert demo.process.returncode == -how
         assert left == [str(path) for path in tmp_path.glob("monarch_demo_*")]
     else:

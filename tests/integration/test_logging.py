@@ -1,8 +1,8 @@
-"""The output of procs: captured, streamed to the client, aggregated, kept for reports of deaths.
+"""The output of procs: captured, streamed to the client, aggregated, kept for reports of exits.
 
-Most tests run a program of their own and look at what it printed: that is what a user sees. Output
-order is only compared per proc and stream, or against what the client printed after a wait that
-promises it.
+Most tests run a separate program and look at its output, which is what a user sees. The order of
+output is compared only per proc and stream, or with the client's own output after a wait that
+promises the order.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def start(tmp_path: pathlib.Path) -> Callable[..., subprocess.Popen[str]]:
-    """Starts a program: PRELUDE and a source text."""
+    """Yield a function that starts a program: PRELUDE and a source text."""
 
     def run(source: str, **env: str) -> subprocess.Popen[str]:
         path = tmp_path / "prog.py"
@@ -88,7 +88,7 @@ def start(tmp_path: pathlib.Path) -> Callable[..., subprocess.Popen[str]]:
 
 @pytest.fixture
 def program(start: Callable[..., subprocess.Popen[str]]) -> Run:
-    """Runs a program to its end, which must be a good one."""
+    """Yield a function that runs a program to its end and checks that it succeeds."""
 
     def run(source: str, **env: str) -> subprocess.CompletedProcess[str]:
         with start(source, **env) as process:
@@ -104,7 +104,7 @@ def program(start: Callable[..., subprocess.Popen[str]]) -> Run:
 
 
 def streamed(text: str) -> list[tuple[str, int, str]]:
-    """(proc, rank, line) of each streamed line; there must be no others."""
+    """Return (proc, rank, line) of each streamed line, and check that there are no others."""
     found = []
     for line in text.splitlines():
         match = re.fullmatch(r"\[\S+ (\S+)\] \[([0-9]+)\] (.*)", line)
@@ -290,7 +290,7 @@ def test_an_actor_can_stream_the_procs_it_spawned_to_the_client(program: Run) ->
 
 
 def test_procs_on_other_hosts_stream_to_the_client(program: Run) -> None:
-    """Also those that an actor spawned there, and more of it than is sent ahead."""
+    """This includes procs that an actor spawned there, and more output than is sent ahead."""
     out = program(
         """
         from monarch._src.actor.logging import flush_all_proc_mesh_logs
@@ -502,7 +502,7 @@ def test_impossible_settings(program: Run) -> None:
 
 
 def block(*groups: str) -> str:
-    """A pattern for what one stream of a window looks like, from patterns for its lines."""
+    """Return a pattern for one stream of a window, from patterns for its lines."""
     when = r"\([0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}\)"
     lines = "".join(group + "\n" for group in groups)
     return rf">>> Aggregated Logs {when} >>>\n{lines}<<< Aggregated Logs {when} <<<\n\n"
@@ -767,7 +767,7 @@ def test_deaths_are_noticed_under_a_flood(program: Run) -> None:
 
 
 class Relay:
-    """A relay with one streaming proc whose client never says that it printed anything."""
+    """A relay with one streaming proc, and a client that never acknowledges output."""
 
     def __init__(self) -> None:
         from monarch._engine.runtime.log_relay import LogRelay
@@ -809,7 +809,7 @@ class Relay:
             os.close(theirs)
 
     def flood(self) -> int:
-        """Write until the pipe stays full though the relay had its turn; how much that was."""
+        """Write until the pipe is full even after a round of the relay; return the byte count."""
         written, full = 0, False
         while written < 1 << 26:
             try:

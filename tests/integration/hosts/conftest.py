@@ -1,4 +1,4 @@
-"""What tests of several hosts share: worker loops, and programs that do what they are told."""
+"""Shared parts of tests with several hosts: worker loops, and clients that the test drives."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ for line in sys.stdin:
 
 
 class Place:
-    """Where workers and clients are started, and what workers wrote down."""
+    """A folder in which workers and clients run, with the audit logs of the workers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -88,7 +88,7 @@ class Place:
         self.started: list[subprocess.Popen[str]] = []
 
     def worker(self, address: str, start: Any = subprocess.Popen) -> subprocess.Popen[str]:
-        """A worker loop that listens."""
+        """Start a worker loop and wait until it listens."""
         audit = self.folder / f"audit-{len(self.started)}"
         command = [sys.executable, str(self.folder / "worker.py"), address, str(audit)]
         process: subprocess.Popen[str] = start(command, env=self.environ)
@@ -102,7 +102,7 @@ class Place:
         return [line for line in map(json.loads, lines) if line["event"] == event]
 
     def client(self, **environ: str) -> Callable[[str], Any]:
-        """A program that evaluates what it is asked."""
+        """Start a client program; return a function that evaluates an expression there."""
         process = subprocess.Popen(
             [sys.executable, str(self.folder / "client.py")],
             env={**self.environ, **environ},

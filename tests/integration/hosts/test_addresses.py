@@ -1,4 +1,4 @@
-"""Addresses that workers listen at, and what they say that clients should dial."""
+"""The addresses that workers listen at, and those that they print for clients to dial."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def served(address: str, *before: str, pass_fds: tuple[int, ...] = ()) -> Iterator[tuple[str, str]]:
-    """A worker: what it says that it serves, and what it had logged by then."""
+    """Run a worker; yield the address that it prints and its log up to then."""
     worker = [sys.executable, "-m", "monarch.cli", "worker", "--until-eof", address]
     with subprocess.Popen(
         [*before, *worker],

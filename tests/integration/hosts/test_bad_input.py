@@ -1,4 +1,4 @@
-"""Hosts that cannot be had: which, why, and within the time that was set for it."""
+"""Hosts that cannot be attached: the error names host and reason within the configured time."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., tuple[str, subprocess.Popen[bytes]]]]:
-    """Starts workers, each after some lines of its own; ends them after the test."""
+    """Yield a function that starts a worker after some lines of code; end the workers later."""
     started: list[subprocess.Popen[bytes]] = []
 
     def make(before: str = "", **environ: str) -> tuple[str, subprocess.Popen[bytes]]:
@@ -98,7 +98,7 @@ def start() -> Iterator[Callable[..., tuple[str, subprocess.Popen[bytes]]]]:
 
 
 def refusal(*addresses: str) -> str:
-    """Why they cannot be attached; within a second, as configured, not the default minute."""
+    """Return the error of attaching; it comes within the configured second, not a minute."""
     started = time.monotonic()
     with configured(mesh_attach_config_timeout="1s"):
         hosts = attach_to_workers(ca="trust_all_connections", workers=list(addresses))
@@ -114,7 +114,7 @@ def test_nobody_listens(tmp_path: Path) -> None:
     path = f"ipc://{tmp_path}/none"
     said = refusal(address, path)
     assert "no connection to 2 host(s)" in said
-    assert f"\n  - {address}: Connection refused" in said  # as the program called it
+    assert f"\n  - {address}: Connection refused" in said  # the address as the program wrote it
     assert f"\n  - {path}: No such file or directory" in said
 
 
@@ -164,7 +164,7 @@ def test_another_version_is_told_before_anything_is_read(
 
 
 def test_clocks_that_differ(start: Any, tmp_path: Path, faults: list[Any]) -> None:
-    """By a year, in either direction: nothing but the times in reports depends on them."""
+    """Clocks that are a year off, either way, affect only the times in reports."""
     for number, off in enumerate((-31_536_000, 31_536_000)):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -219,15 +219,15 @@ def failure(workers: Any) -> str | None:
 def test_a_worker_that_dies_while_it_is_attached(
     start: Any, faults: list[Any], delay: float
 ) -> None:
-    """At whatever moment: an error that names it, for the hosts and for what is spawned there."""
+    """Whenever the worker dies, the error names it, for the hosts and for procs spawned there."""
     address, worker = start()
     with configured(mesh_attach_config_timeout="1s"):
         hosts = attach_to_workers(ca="trust_all_connections", workers=[address])
         workers = hosts.spawn_procs().spawn("worker", Worker)
         call = workers.pid.call_one()
-        time.sleep(delay)  # the moment is what is tested
+        time.sleep(delay)  # the moment is under test
         worker.send_signal(signal.SIGKILL)
-        with contextlib.suppress(RuntimeError):  # it had been there
+        with contextlib.suppress(RuntimeError):  # the worker had been attached
             hosts.initialized.get(timeout=WAIT)
         with contextlib.suppress(SupervisionError):
             call.get(timeout=WAIT)

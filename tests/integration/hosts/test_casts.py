@@ -1,4 +1,4 @@
-"""Casts between real hosts: one payload for each, order, failures, and what the caller pays."""
+"""Casts between real hosts: one payload per host, order, failures, and the cost for the caller."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Member(Actor):
 
     @endpoint(explicit_response_port=True)
     def last(self, port: Port[int]) -> None:
-        """Odd ranks answer and are gone, even ones come later."""
+        """Answer and exit on odd ranks; answer later on even ones."""
         if current_rank().rank % 2:
             port.send(current_rank().rank)
             os._exit(0)
@@ -87,7 +87,7 @@ class Member(Actor):
 
     @endpoint
     def call(self, others: Any, count: int) -> int:
-        """Tell the others, all of them and one by one, in turns."""
+        """Send to the others in turns: to all of them by a cast, then to each one alone."""
         flat = others.flatten("rank")
         for number in range(0, 2 * count, 2):
             others.note.broadcast(number)
@@ -98,7 +98,7 @@ class Member(Actor):
 
 
 def test_all_that_a_call_can_be(start: Any) -> None:
-    """Values, errors, partial results, streams, ports, big payloads both ways; slices."""
+    """Values, errors, partial results, streams, ports, big payloads both ways, and slices."""
     with attached(start()[0], start()[0]) as hosts:
         members = hosts.spawn_procs({"gpus": 3}).spawn("members", Member)
         everybody = list(range(6))
@@ -142,7 +142,7 @@ def test_a_call_to_all_leaves_by_no_link_to_a_proc(start: Any) -> None:
         links = [link for link in client_proc().links.values() if link is not client_proc().local]
         numbers = [(link.marked, link.casts) for link in links]
         members.length.call(data).get(timeout=WAIT)
-        # No link carried anything: each got the next cast, and no mark.
+        # No link carried a message: each counted the next cast and got no mark.
         assert [(marked, casts + 1) for marked, casts in numbers] == [
             (link.marked, link.casts) for link in links
         ]
@@ -165,7 +165,7 @@ def test_whatever_the_path_the_order_is_kept(start: Any, fanout: int) -> None:
 
 
 def test_threads_of_one_process_each_keep_their_order(start: Any) -> None:
-    """They share the links to the procs, and the numbers of casts."""
+    """The threads share the links to the procs and the numbers of casts."""
     with attached(start()[0], start()[0]) as hosts:
         members = hosts.spawn_procs({"gpus": 2}).spawn("members", Member)
         flat = members.flatten("rank")
@@ -191,7 +191,7 @@ def test_threads_of_one_process_each_keep_their_order(start: Any) -> None:
 
 
 def test_workers_call_each_other_in_turns(start: Any) -> None:
-    """Hosts that have not met when the cast leaves."""
+    """The hosts have no session with each other when the cast leaves."""
     with configured(max_cast_fanout=1), attached(*(start()[0] for _ in range(3))) as hosts:
         procs = hosts.spawn_procs({"gpus": 2})
         members = procs.spawn("members", Member)
@@ -228,7 +228,7 @@ def test_a_host_in_the_middle_that_is_killed(start: Any, faults: list[Any], fano
 
 
 def test_a_receiver_that_does_not_read_holds_its_casters_back(start: Any) -> None:
-    """And nothing is lost, nor stuck, when it goes on."""
+    """When the receiver continues, no message is lost or stuck."""
     with attached(start()[0]) as hosts:
         members = hosts.spawn_procs({"gpus": 2}).spawn("members", Member)
         stopped, _ = members.pid.call().get(timeout=WAIT).values()

@@ -25,7 +25,7 @@ def test_programs_do_not_notice_each_other(place: Place) -> None:
     assert other("hosts.stop().get(timeout=60)") is None
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in theirs))
     assert one("echos.pid.call().get(timeout=60).values()") == pids
-    # It comes again, leaves without a word, and comes as another program.
+    # The client comes again, exits without a goodbye, and comes as another program.
     again = other(f"to(*{addresses})")
     assert other("echoes(1)")
     place.started[3].kill()
@@ -35,7 +35,7 @@ def test_programs_do_not_notice_each_other(place: Place) -> None:
     assert len(third(f"to(*{addresses})")) == 2
     assert one("echoes(1)")
     assert [worker.poll() for worker in workers] == [None, None]
-    # Who shuts the workers down ends them for everybody.
+    # A shutdown by one client ends the workers for all clients.
     assert third("hosts.shutdown().get(timeout=60)") is None
     assert [worker.wait(60) for worker in workers] == [0, 0]
     assert one("echoes(1)").startswith("SupervisionError")
@@ -43,7 +43,7 @@ def test_programs_do_not_notice_each_other(place: Place) -> None:
 
 
 def test_a_mesh_of_another_program_cannot_be_called(place: Place, tmp_path: Path) -> None:
-    """A reference that got there by some other way says that there is no such process."""
+    """The error for a reference from another program names the missing process."""
     address, handle = free_address(), tmp_path / "handle"
     place.worker(address)
     one, other = place.client(), place.client()
@@ -60,7 +60,7 @@ def test_a_mesh_of_another_program_cannot_be_called(place: Place, tmp_path: Path
 
 
 def test_a_successor_gets_a_direct_connection_of_its_own(place: Place, tmp_path: Path) -> None:
-    """The one before was killed in the middle of what it sent by its own."""
+    """The predecessor was killed while it was sending on its own direct connection."""
     address = free_address()
     place.worker(address)
     environ = {
@@ -82,7 +82,7 @@ def test_a_successor_gets_a_direct_connection_of_its_own(place: Place, tmp_path:
 
 
 def test_hosts_behind_a_gateway_keep_what_a_lost_machine_left(place: Place, tmp_path: Path) -> None:
-    """With TLS all the way. (See tests/integration/engine/test_reattach.py for the rest.)"""
+    """All connections use TLS. (tests/integration/engine/test_reattach.py has the other cases.)"""
     client_files, worker_files = make_certificates(tmp_path / "ca", ["client", "127.0.0.1"])
     place.environ |= worker_files.environment
     gateway, target = free_address("tls"), free_address("tls")

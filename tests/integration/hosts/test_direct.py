@@ -1,4 +1,4 @@
-"""Procs of two hosts that talk often: by a connection of their own, and nobody notices."""
+"""Procs of two hosts that talk often get a direct connection; programs see no difference."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from tests.integration.hosts.test_hosts import WAIT, attached, faults, secret, s
 
 __all__ = ["faults", "secret", "start"]
 
-MANY = 150  # messages after which there is one
+MANY = 150  # the number of messages after which there is a direct connection
 
 
 def connections() -> list[DirectLink]:
-    """The direct connections of this process that are in use."""
+    """Return the direct connections of this process that are in use."""
     links = client_proc().links.values()
     return [link for link in links if isinstance(link, DirectLink) and link.direct.speaks]
 
 
 def cut() -> int:
-    """Break them; how many those were."""
+    """Break the direct connections; return how many were broken."""
     found = 0
     for link in connections():
         try:
             link.direct.sock.shutdown(socket.SHUT_RDWR)
             found += 1
-        except OSError:  # it is broken already
+        except OSError:  # already broken
             continue
     return found
 
 
 def open_here() -> list[int]:
-    """How many descriptors, and connections in the books."""
+    """Return the number of open descriptors, and of the entries in each table of connections."""
     directs = client_proc().directs
     books = directs._open, directs._tries, directs._failed, directs._last_words
     return [len(os.listdir("/proc/self/fd")), *map(len, books)]
@@ -100,7 +100,7 @@ class Member(Actor):
 
 
 def warm(member: Any) -> None:
-    """Talk until there is a connection."""
+    """Send messages until there is a direct connection."""
     until(lambda: talk(member) and connections())
 
 
@@ -116,7 +116,7 @@ def test_who_talks_often_gets_one(start: Any) -> None:
         assert not connections()
         warm(one)
         assert len(connections()) == 1
-        assert one.directs.call_one().get(timeout=WAIT) == 1  # the answers come by it, too
+        assert one.directs.call_one().get(timeout=WAIT) == 1  # the answers use it, too
         assert until(lambda: one.chat.call_one(other, MANY).get(timeout=WAIT) > 1)
 
 
@@ -137,7 +137,7 @@ def test_not_where_it_is_not_wanted(start: Any) -> None:
 def test_whatever_is_sent_and_breaks_the_order_is_kept(
     start: Any, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calls to one, casts, small and big, by three threads, while connections are cut."""
+    """Calls to one, casts, small and big, from three threads, while connections are cut."""
     if scheme == "tls":
         [certificate] = make_certificates(tmp_path / "tls", [["client", "127.0.0.1"]])
         for name, value in certificate.environment.items():
@@ -181,7 +181,7 @@ def test_whatever_is_sent_and_breaks_the_order_is_kept(
 
 
 def test_a_cast_finds_those_with_a_connection(start: Any) -> None:
-    """Also one whose call, and answer, come in the middle of others."""
+    """This includes a proc whose call and answer come in the middle of others."""
     with attached(start()[0], start()[0]) as hosts:
         members = hosts.spawn_procs({"gpus": 2}).spawn("members", Member)
         one = members.slice(hosts=0, gpus=0)

@@ -47,7 +47,7 @@ def test_hosts_that_only_the_gateway_reaches(place: Place) -> None:
 
 @pytest.mark.failures
 def test_the_connection_is_lost_and_made_again(place: Place) -> None:
-    """The relay is killed: nothing is lost. The gateway is: then the hosts behind it are."""
+    """A relay that is killed loses no message; a killed gateway loses the hosts behind it."""
     place.environ["MONARCH_HOST_TIMEOUT"] = "2s"
     gateway, target = free_address(), free_address()
     worker = place.worker(gateway)
@@ -68,7 +68,7 @@ def test_the_connection_is_lost_and_made_again(place: Place) -> None:
 
 
 def relay_of(worker: subprocess.Popen[str]) -> int:
-    """The process that relays for this worker, once it runs."""
+    """Return the pid of the process that relays for this worker, once it runs."""
 
     def found() -> int:
         children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()

@@ -57,7 +57,7 @@ class Worker(Actor):
 
     @endpoint
     def spawn(self) -> int:
-        """The parent of a process that this actor spawns on its own host."""
+        """Return the pid of the parent of a process that this actor spawns on its own host."""
         child = this_host().spawn_procs().spawn("child", Parent)
         found: int = child.parent.call_one().get(timeout=WAIT)
         return found
@@ -78,7 +78,7 @@ class Parent(Actor):
 
 
 class Elsewhere(Actor):
-    """Owns an actor on the hosts that it is given."""
+    """An actor that owns an actor on the given hosts."""
 
     def __init__(self, hosts: HostMesh) -> None:
         self.worker = hosts.spawn_procs().spawn("elsewhere", Worker)
@@ -97,7 +97,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., tuple[str, subprocess.Popen[bytes]]]]:
-    """Starts worker loops; ends them after the test."""
+    """Yield a function that starts worker loops; end them after the test."""
     started: list[subprocess.Popen[bytes]] = []
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
@@ -118,7 +118,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., tuple[str, subprocess.Popen[
 
 @pytest.fixture(autouse=True)
 def secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A secret of this test's own, for whatever it starts."""
+    """Make a separate secret for each test and all processes that it starts."""
     path = tmp_path / "secret"
     path.write_text("a secret of the tests, and of nobody else\n")
     path.chmod(0o600)
@@ -154,7 +154,7 @@ def until(condition: Callable[[], Any]) -> Any:
 
 
 def test_one_program_on_two_hosts(start: Any) -> None:
-    """Placement, calls in all directions, slices, payloads of all sizes, spawning there."""
+    """Placement, calls in all directions, slices, payloads of all sizes, spawning on a worker."""
     (first, one), (second, two) = start(), start(f"ipc://@monarch-test-{os.getpid()}")
     with attached(first, second) as hosts:
         assert dict(hosts.extent.items()) == {"hosts": 2}
@@ -207,7 +207,7 @@ def test_numpy_arrays_arrive_writable(start: Any) -> None:
 
 
 def test_payloads_of_any_size_cross_hosts(start: Any) -> None:
-    """In one piece or many, alone or beside each other; their parts stay aligned."""
+    """Payloads in one piece or many, alone or concurrently; the buffers in them stay aligned."""
     numpy = pytest.importorskip("numpy")
     address, _ = start()
     chance = numpy.random.default_rng(1)
@@ -215,7 +215,7 @@ def test_payloads_of_any_size_cross_hosts(start: Any) -> None:
     values = [chance.integers(0, 256, size, numpy.uint8) for size in sizes]
     with attached(address) as hosts:
         worker = hosts.spawn_procs().spawn("worker", Worker)
-        for _ in range(2):  # segments are used again
+        for _ in range(2):  # the second round reuses the segments
             futures = [worker.echo.call_one(value) for value in values]
             for value, future in zip(values, futures, strict=True):
                 back = future.get(timeout=WAIT)
@@ -318,7 +318,7 @@ def test_two_meshes_on_the_same_workers(start: Any) -> None:
         assert stays.echo.call_one(2).get(timeout=WAIT) == 2
         with pytest.raises(SupervisionError):
             goes.echo.call_one(1).get(timeout=WAIT)
-    with attached(address) as hosts:  # and back again
+    with attached(address) as hosts:  # attach once more
         again = hosts.spawn_procs().spawn("again", Worker)
         assert again.echo.call_one(3).get(timeout=WAIT) == 3
     assert worker.poll() is None
@@ -376,7 +376,7 @@ def test_another_secret_is_refused(start: Any, tmp_path: Path, capfd: Any) -> No
 
 
 def test_strangers_at_the_door_harm_nobody(start: Any) -> None:
-    """Noise, silence, a port scan: the worker serves on."""
+    """The worker continues after noise, silent connections and a port scan."""
     port = free_port()
     start(f"tcp://127.0.0.1:{port}")
     until(lambda: can_connect(port))

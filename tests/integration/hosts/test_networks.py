@@ -1,6 +1,7 @@
-"""What befalls networks: hosts in namespaces of their own, whose packets are dropped and delayed.
+"""Network faults: hosts in their own network namespaces, whose packets are dropped and delayed.
 
-Who notes what it was told can say afterwards what arrived: all of it, once, in order.
+Each receiver keeps a ledger of its messages, so that a test can check afterwards that all of them
+arrived, once and in order.
 """
 
 from __future__ import annotations
@@ -62,14 +63,14 @@ class Ledger(Actor):
 
     @endpoint
     def tell(self, other: Any, count: int) -> list[int]:
-        """What another host's ledger answers to numbered calls, all sent at once."""
+        """Send numbered calls to another host's ledger, all at once; return its answers."""
         futures = [other.note.call_one("ledger", number) for number in range(count)]
         return [future.get(timeout=WAIT) for future in futures]
 
 
 @pytest.fixture(scope="module")
 def hosts_of_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Network, Any]]:
-    """Two hosts with a worker loop each."""
+    """Make two hosts with a worker loop each."""
     folder: Path = tmp_path_factory.mktemp("networks")
     secret = folder / "secret"
     secret.write_text("a secret of the tests, and of nobody else\n")
@@ -123,7 +124,7 @@ def cluster(hosts_of_network: tuple[Network, Any]) -> Iterator[tuple[Network, Ho
 
 
 class Caller:
-    """Calls a ledger for as long as it is told to, several calls at a time."""
+    """Calls a ledger until it is stopped, with several calls at a time."""
 
     def __init__(self, ledger: Any, name: str = "caller") -> None:
         self.answers: list[int] = []
@@ -147,7 +148,7 @@ class Caller:
             self.error = error
 
     def stop(self) -> int:
-        """All were answered, and each call was executed once, in order; how many."""
+        """Stop; check that each call was answered and executed once, in order; return their number."""
         self._over.set()
         self._thread.join(2 * WAIT)
         assert not self._thread.is_alive()
@@ -160,7 +161,7 @@ class Caller:
 
 
 def answered(caller: Caller, more: int = 100) -> None:
-    """Wait until so many more calls were answered."""
+    """Wait until that many more calls have been answered."""
     goal = len(caller.answers) + more
     deadline = time.monotonic() + WAIT
     while len(caller.answers) < goal and caller.error is None:
@@ -195,7 +196,7 @@ def test_a_short_partition_loses_and_doubles_nothing(
     caller = Caller(ledgers.slice(hosts=1))
     answered(caller)
     made.hosts[1].lose(100, inbound=way != "outbound", outbound=way != "inbound")
-    time.sleep(TIMEOUT / 4)  # the length of the outage is what is tested
+    time.sleep(TIMEOUT / 4)  # the length of the outage is under test
     made.hosts[1].heal()
     answered(caller)
     assert caller.stop() > 200
@@ -226,7 +227,7 @@ def test_a_host_that_is_cut_off_is_reported(
 def test_a_host_that_was_never_reached_is_not_waited_for_long(
     cluster: tuple[Network, HostMesh], faults: queue.Queue[Any]
 ) -> None:
-    """Two hosts that have had nothing to do with each other, one of which is cut off meanwhile."""
+    """One of two hosts is cut off while it has no session with the other."""
     made, hosts = cluster
     ledgers = hosts.spawn_procs().spawn("ledger", Ledger)
     first, second = ledgers.slice(hosts=0), ledgers.slice(hosts=1)
@@ -260,7 +261,7 @@ def test_a_link_that_flaps(cluster: tuple[Network, HostMesh], faults: queue.Queu
     callers = [Caller(ledgers.slice(hosts=1)), Caller(ledgers.slice(hosts=0))]
     for number in range(6):
         made.hosts[1].lose(100, inbound=number % 3 != 0, outbound=number % 3 != 1)
-        time.sleep(TIMEOUT / 8)  # see above
+        time.sleep(TIMEOUT / 8)  # the length of the outage is under test
         made.hosts[1].heal()
         for caller in callers:
             answered(caller, 20)
@@ -282,7 +283,7 @@ def test_delay_loss_doubling_and_reordering(
     try:
         began = time.monotonic()
         assert second.echo.call_one(1).get(timeout=WAIT) == 1
-        assert time.monotonic() - began >= 0.06  # it is what it is called
+        assert time.monotonic() - began >= 0.06  # the network really is slow
         callers = [Caller(second), Caller(second, "another")]
         told = first.tell.call_one(second, 300)
         payload = os.urandom(1 << 20)
@@ -297,7 +298,7 @@ def test_delay_loss_doubling_and_reordering(
 
 
 def test_a_slow_network(cluster: tuple[Network, HostMesh], faults: queue.Queue[Any]) -> None:
-    """A payload that takes longer than `host_timeout` is no reason to give a host up."""
+    """A payload that takes longer than `host_timeout` does not make its host count as lost."""
     made, hosts = cluster
     ledger = hosts.spawn_procs().spawn("ledger", Ledger).slice(hosts=1)
     assert ledger.echo.call_one(0).get(timeout=WAIT) == 0
@@ -345,7 +346,7 @@ def direct() -> bool:
 
 
 def test_a_direct_connection_that_gets_stuck(cluster: tuple[Network, HostMesh]) -> None:
-    """A firewall lets nothing through any more but what goes to the worker's port."""
+    """A firewall now lets only packets to the worker's port through."""
     net, hosts = cluster
     ledger = hosts.slice(hosts=0).spawn_procs().spawn("ledger", Ledger)
     count = 0

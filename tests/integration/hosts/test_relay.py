@@ -1,7 +1,7 @@
-"""Somebody stands between a client and a worker: another process, which passes bytes on.
+"""An attacker between a client and a worker: another process that passes bytes on.
 
-At an address that it holds itself it leads dialers elsewhere; on the way to the host that they
-mean, it alters what passes. It does not know the secret.
+At an address of its own it leads dialers to another worker; on the path to the intended host it
+alters bytes in transit. It does not know the secret.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tests.integration.hosts.test_hosts import WAIT, attached, faults, secret, s
 
 __all__ = ["faults", "secret", "start"]
 
-# Passes on what comes at one address to another one. From SIGUSR1 to SIGUSR2 it flips a byte now
-# and then, in either direction; it says how many it has flipped when its stdin ends.
+# Passes bytes from one address on to another. Between SIGUSR1 and SIGUSR2 it flips a byte now and
+# then, in either direction; it prints the number of flipped bytes when its stdin ends.
 RELAY = """
 import os, random, signal, socket, sys, threading
 here, there, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -104,7 +104,7 @@ os._exit(0)
 
 
 class Relay:
-    """A process that stands in between."""
+    """The process of the attacker."""
 
     def __init__(self, script: Path, here: str, there: str, seed: int = 1) -> None:
         self.here = here
@@ -121,16 +121,16 @@ class Relay:
         self._process.send_signal(signal.SIGUSR1 if on else signal.SIGUSR2)
 
     def hold(self, *, on: bool) -> None:
-        """Pass nothing on, for as long as it is on."""
+        """Pass no bytes on while `on` is set."""
         self._process.send_signal(signal.SIGSTOP if on else signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it; what it holds is lost."""
+        """Kill the process; the bytes that it holds are lost."""
         self._process.kill()
         self._process.communicate(timeout=WAIT)
 
     def close(self) -> int:
-        """End it; how many bytes it has altered."""
+        """End the process; return how many bytes it has altered."""
         said, _ = self._process.communicate(timeout=WAIT)
         return int(said or 0)
 
@@ -197,7 +197,7 @@ def listens(address: str) -> None:
 def test_who_holds_an_address_cannot_lead_a_dialer_to_another_worker(
     pair: tuple[str, str], start: Any, relay: Any
 ) -> None:
-    """It serves the address that the dialer means, and passes the handshake on."""
+    """The relay serves the address that the dialer means, and passes the handshake on."""
     held, worker = pair
     start(worker)
     listens(worker)
@@ -267,7 +267,8 @@ def test_hosts_have_the_order_to_let_go_when_a_program_may_end(
         hosts.initialized.get(timeout=WAIT)
         between.hold(on=True)
         left = hosts.shutdown() if shutdown else hosts.stop()
-        # The agent has come to it, and its answer would be here.
+        # By this answer the agent's answer would have arrived, too: the agent got the request
+        # first.
         here = this_host().spawn_procs()
         here.spawn("here", Member).noted_all.call_one().get(timeout=WAIT)
         here.stop().get(timeout=WAIT)

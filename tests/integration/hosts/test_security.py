@@ -1,4 +1,4 @@
-"""A door with strangers before it: they are refused, counted, written down; nobody else notices."""
+"""Strangers at a worker's door are refused, counted and logged; the clients are not disturbed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ hosts.stop().get(timeout=60)
 
 
 class Door:
-    """A worker loop, what it wrote down, and a client that it serves."""
+    """A worker loop, its log, and a client that it serves."""
 
     def __init__(self, folder: Path, scheme: str, environ: dict[str, str], *options: str) -> None:
         self.folder = folder
@@ -87,7 +87,7 @@ class Door:
         until(lambda: self.records("listening"))
 
     def _run(self, code: str, *args: str, **options: Any) -> subprocess.Popen[str]:
-        # (A script, not an option: what comes from one is found by cloudpickle.)
+        # (A script file, not `-c`: cloudpickle then finds its functions.)
         script = self.folder / f"script-{abs(hash(code))}.py"
         script.write_text(code)
         command = [sys.executable, str(script), self.address, *args]
@@ -101,7 +101,7 @@ class Door:
         return client
 
     def check(self) -> None:
-        """The client is served as ever."""
+        """Check that the client is still served."""
         if self._client is None:
             self._client = self.client()
             assert int(said(self._client)) > 0
@@ -115,7 +115,7 @@ class Door:
         return [line for line in lines if line["event"] == event]
 
     def refusal(self, peer: tuple[str, int]) -> dict[str, Any]:
-        """The record of the one connection that came from there."""
+        """Return the record of the one refused connection from that address."""
         name = f"{peer[0]}:{peer[1]}"
         [found] = until(lambda: [r for r in self.records("refused") if r["peer"] == name])
         return dict(found)
@@ -145,7 +145,7 @@ def ask(client: subprocess.Popen[str], size: int) -> None:
 
 
 def finish(client: subprocess.Popen[str]) -> str:
-    """Have it end; what it said on stderr."""
+    """Wait for the client's exit; return its stderr."""
     _, errors = client.communicate(timeout=WAIT)
     return errors
 
@@ -169,14 +169,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def ours(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """The key of the workers."""
+    """Return the key of the workers."""
     monkeypatch.setenv("MONARCH_SECRET_FILE", str(folder / "secret"))
     return find_secret()
 
 
 @pytest.fixture(scope="module")
 def certificates(folder: Path) -> dict[str, Certificate]:
-    """Our CA's for a worker and a client; an expired one of its; and those of another CA."""
+    """Make certificates of our CA for a worker and a client, expired ones, and another CA's."""
     client, worker, late = make_certificates(folder / "ca", ["client", "127.0.0.1", "late"])
     alien, impostor = make_certificates(folder / "other-ca", ["client", "127.0.0.1"])
     past = dt.timedelta(minutes=-1)
@@ -207,12 +207,12 @@ def plain(folder: Path) -> Iterator[Door]:
 
 @pytest.fixture(scope="module")
 def secured(folder: Path, certificates: dict[str, Certificate]) -> Iterator[Door]:
-    # (Trusts the CA of the expired as well: it must not be for that that they are refused.)
+    # (The door trusts the CA of the expired ones, too, so only their expiry can refuse them.)
     ours, old = certificates["worker"], certificates["stale"]
     both = folder / "both.crt"
     both.write_text(Path(ours.ca).read_text() + Path(old.ca).read_text())
     door = opened(folder, "tls", **{**ours.environment, "HYPERACTOR_TLS_CA": str(both)})
-    door.environ.update(certificates["client"].environment)  # of the client that it serves
+    door.environ.update(certificates["client"].environment)  # for the client that it serves
     yield door
     door.close()
 
@@ -225,11 +225,11 @@ Stranger = Callable[[socket.socket, bytes], None]
 
 
 def hangs_up(sock: socket.socket, key: bytes) -> None:
-    """A port scan."""
+    """Connect and close, as a port scan does."""
 
 
 def resets(sock: socket.socket, key: bytes) -> None:
-    """A port scan in a hurry."""
+    """Connect and reset, as a fast port scan does."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -238,28 +238,28 @@ def speaks_http(sock: socket.socket, key: bytes) -> None:
 
 
 def sends_too_much(sock: socket.socket, key: bytes) -> None:
-    """An oversize first frame."""
+    """Send a first frame above the size limit."""
     with contextlib.suppress(OSError):
         for _ in range(64):
             sock.sendall(bytes(1 << 20))
 
 
 def meant(sock: socket.socket) -> str:
-    """The address that the dialer meant."""
+    """Return the address that the dialer meant."""
     scheme = "tls" if isinstance(sock, ssl.SSLSocket) else "tcp"
     address = ChannelAddr(scheme, *sock.getpeername())
     return whereabouts.meant(address, whereabouts.far_end(sock, address))
 
 
 def greet(sock: socket.socket, key: bytes, python: tuple[int, int] = PYTHON) -> Dialer:
-    """The handshake."""
+    """Do the handshake."""
     return greet_and_tell(sock, key, python)[0]
 
 
 def greet_and_tell(
     sock: socket.socket, key: bytes, python: tuple[int, int] = PYTHON
 ) -> tuple[Dialer, bytes]:
-    """The handshake, and what was sent."""
+    """Do the handshake; return it and the bytes that were sent."""
     side = Dialer(key, os.urandom(32), python, meant(sock))
     sent = side.hello
     sock.sendall(sent)
@@ -290,12 +290,12 @@ def runs_another_python(sock: socket.socket, key: bytes) -> None:
 
 
 def replays(sock: socket.socket, key: bytes) -> None:
-    """What a member said once, said again."""
+    """Replay the bytes that a member sent earlier."""
     with socket.create_connection(sock.getpeername()) as other:
         _, sent = greet_and_tell(other, key)
     sock.sendall(sent)
     with contextlib.suppress(OSError):
-        assert len(sock.recv(1000)) == 64  # a challenge, and nothing else
+        assert len(sock.recv(1000)) == 64  # only a challenge
         assert sock.recv(1000) == b""
 
 
@@ -353,7 +353,7 @@ def refused(door: Door, stranger: Stranger, key: bytes, reason: str) -> None:
 
 
 def inside(certificate: Certificate | None, then: Stranger, **options: Any) -> Stranger:
-    """A stranger that gets so far as to do something inside of TLS, or does not."""
+    """Return a stranger that tries to get through TLS, and then acts as `then`."""
 
     def stranger(sock: socket.socket, key: bytes) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -429,7 +429,7 @@ def test_without_tls_at_a_door_with_tls(
 
 
 def test_who_is_slow_is_turned_away(plain: Door, secured: Door) -> None:
-    """Slow-loris: one byte at a time, for ever; and silence."""
+    """Slow-loris: one byte at a time, without end; and silence."""
     hello = Dialer(OTHER, os.urandom(32), PYTHON, "").hello
     for door in (plain, secured):
         door.check()
@@ -467,7 +467,7 @@ def test_messages_of_all_sizes_over_tls(secured: Door) -> None:
 def test_the_agent_takes_nobody_but_whom_the_worker_has_met(
     secured: Door, ours: bytes, certificates: dict[str, Certificate]
 ) -> None:
-    """A member that takes another's connection over, between the two halves, gets nowhere."""
+    """A member takes over another's connection between worker and agent: it is refused."""
     secured.check()
     before = len(secured.records("detached"))
     files = certificates["client"]
@@ -481,16 +481,16 @@ def test_the_agent_takes_nobody_but_whom_the_worker_has_met(
     say(outer, greet(outer, ours), said)
     outer.unwrap()
     inner = context.wrap_socket(outer, server_hostname="127.0.0.1")
-    # It knows the secret, and has a certificate; the session key it does not have.
+    # The attacker knows the secret and has a certificate, but not the session key.
     with inner, pytest.raises(HandshakeError, match="another secret"):
         greet(inner, ours)
     assert "another secret" in secured.refusal(peer)["reason"]
-    until(lambda: len(secured.records("detached")) > before)  # its agent was started for nothing
+    until(lambda: len(secured.records("detached")) > before)  # its agent was started in vain
     secured.check()
 
 
 class Wire:
-    """Between a client and a door; it breaks on demand, and takes new connections."""
+    """A relay between a client and a door; it breaks on demand, and accepts new connections."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -552,14 +552,14 @@ def test_a_connection_with_tls_that_breaks_is_dialed_again(secured: Door) -> Non
 
 
 # --------------------------------------------------------------------------------------------------
-# What the refused, and those who refuse a worker, are told
+# Error texts of refused dialers, and of dialers that refuse a worker
 # --------------------------------------------------------------------------------------------------
 
-PURPOSE = {"client": 0, "from": "elsewhere", "as": "here"}  # of a job that is not there
+PURPOSE = {"client": 0, "from": "elsewhere", "as": "here"}  # of a job that does not exist
 
 
 def tried(address: str, key: bytes, certificate: Certificate | None = None) -> str:
-    """The error text of a dial."""
+    """Dial; return the text of the error."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (certificate.environment if certificate else {}).items():
             patch.setenv(name, value)
@@ -620,7 +620,7 @@ def test_certificates_as_text(
 ) -> None:
     files = certificates["client"]
     text = Certificate(*(Path(file).read_text() for file in files))
-    # It gets past TLS: what it knows is the wrong secret.
+    # The dialer passes TLS, so the refusal is about the secret.
     assert "another secret" in tried(secured.address, OTHER, text)
     broken = text._replace(key=text.key.replace("M", "?"))
     with pytest.raises(SecretError, match="HYPERACTOR_TLS_KEY") as error:
@@ -659,7 +659,7 @@ def test_an_open_door_says_so_and_both_sides_have_to_agree(folder: Path) -> None
     said(client)
     ask(client, 70_000)
     finish(client)
-    door.check()  # who knows the secret proves it
+    door.check()  # a client that knows the secret proves so
     assert [record["authenticated"] for record in door.records("attached")] == [False, True]
     door.close()
 

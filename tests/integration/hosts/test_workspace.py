@@ -1,4 +1,4 @@
-"""Directories brought to hosts: what is copied, what is not, and who loads it anew."""
+"""Directories that are copied to hosts: which files are copied, and which processes reload them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hosts(place: Path) -> Iterator[HostMesh]:
-    """Two hosts, which are one machine, so they share the directory."""
+    """Start two hosts on this machine, which therefore share the directory."""
     environ = {"WORKSPACE_DIR": str(place / "work"), "CONDA_PREFIX": str(place / "conda")}
     job = ProcessJob({"hosts": 2}, env={**environ, "PYTHONPATH": str(place / "work" / "code")})
     yield job.state(cached_path=None).hosts
@@ -52,7 +52,7 @@ def sync(hosts: HostMesh, *dirs: Path, **options: bool) -> None:
 
 
 def tree(folder: Path) -> list[Any]:
-    """What is there, with modes, times and contents."""
+    """Return all entries with their modes, times and contents."""
     return [
         (entry, (folder / entry.path).read_bytes()) if entry.is_file else (entry.path, entry.link)
         for entry in file_tree.scan(str(folder))
@@ -78,7 +78,7 @@ def test_directories_become_alike(hosts: HostMesh, place: Path, code: Path) -> N
     assert not (there / "pipe").exists()
 
     (code / "large").unlink()
-    (code / "large").mkdir()  # something else by the same name
+    (code / "large").mkdir()  # a directory in place of the file of that name
     (code / "large" / "small").write_text("now a directory")
     (code / "link").unlink()
     (code / "link").symlink_to("elsewhere")
@@ -113,10 +113,10 @@ def test_processes_load_what_has_changed(hosts: HostMesh, code: Path) -> None:
     (code / "synced_code.py").write_text("VALUE = 'another'\n")
     sync(hosts, code)
     assert readers.value.call().get(timeout=WAIT).values() == [1] * 4
-    sync(hosts, code, auto_reload=True)  # also what an earlier one has brought
+    sync(hosts, code, auto_reload=True)  # also reloads code that an earlier sync copied
     assert readers.value.call().get(timeout=WAIT).values() == ["another"] * 4
     procs.stop().get(timeout=WAIT)
-    sync(hosts, code, auto_reload=True)  # nobody is left to do it
+    sync(hosts, code, auto_reload=True)  # no process is left to reload
 
 
 def test_a_conda_environment_knows_its_new_place(

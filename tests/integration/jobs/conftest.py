@@ -1,4 +1,4 @@
-"""Each test has a directory of its own, and leaves no process of a job behind."""
+"""Each test has its own directory, and leaves no process of a job behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _secret(folder: Path) -> Path:
 
 @pytest.fixture
 def killed() -> Iterator[Callable[[JobTrait], JobTrait]]:
-    """Kills the jobs it is given after the test; all their processes have to be gone then."""
+    """Yield a function that takes jobs; kill them after the test, and check their directories."""
     jobs: list[Any] = []
 
     def take(job: JobTrait) -> JobTrait:

@@ -1,4 +1,4 @@
-"""The command line, as a person runs it."""
+"""The command line, as a user runs it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ not_a_job = 5
 
 
 def monarch(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run it; on a slow machine it says what it waits for, which is left out here."""
+    """Run a command; drop its progress messages, which only a slow machine prints."""
     done = subprocess.run(
         [sys.executable, "-m", "monarch.cli", *words],
         capture_output=True,
@@ -41,14 +41,14 @@ def monarch(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def said(*words: str, stdin: str = "") -> str:
-    """What it prints on stdout, when it succeeds without a word on stderr."""
+    """Run a command that must succeed with an empty stderr; return its stdout."""
     done = monarch(*words, stdin=stdin)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 def failed(*words: str, status: int = 1) -> str:
-    """The one line on stderr, when it fails."""
+    """Run a command that must fail; return the one line on stderr."""
     done = monarch(*words)
     assert (done.returncode, done.stdout) == (status, "")
     assert done.stderr.count("\n") == 1
@@ -57,7 +57,7 @@ def failed(*words: str, status: int = 1) -> str:
 
 @pytest.fixture
 def described(directory: Path) -> Any:
-    """A directory with a job, which is killed afterwards."""
+    """Make a directory with the description of a job; kill the job afterwards."""
     (directory / "described.py").write_text(JOB)
     yield directory
     for path in directory.glob(".monarch/*/state.pkl"):
@@ -204,7 +204,7 @@ def test_doctor_of_a_worker(directory: Path) -> None:
             worker.terminate()
             _, refused = worker.communicate(timeout=WAIT)
         assert worker.returncode == 0
-        assert refused.count("refused a connection") == 1  # and the doctor is no stranger
+        assert refused.count("refused a connection") == 1  # the doctor does not count as a stranger
 
 
 def test_doctor_says_why_not(directory: Path) -> None:

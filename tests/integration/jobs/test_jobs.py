@@ -1,4 +1,4 @@
-"""Jobs of this machine: started, found again, replaced, killed."""
+"""Jobs on this machine: started, found again, replaced, killed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Worker(Actor):
 
     @endpoint
     def nap(self) -> None:
-        """Is not over before the test is."""
+        """Sleep until after the end of the test."""
         time.sleep(2 * WAIT)
 
     @endpoint
@@ -81,12 +81,12 @@ def test_hosts_are_processes_that_end_with_the_job(killed: Any, faults: list[Any
 
     assert not any(process.alive for process in (*hosts, *below))
     assert not job.active
-    assert not faults  # what was stopped first is no failure
+    assert not faults  # actors that were stopped first are no failure
     job.kill()
 
 
 def test_actors_of_two_jobs_call_each_other(killed: Any) -> None:
-    """Though each job has a secret of its own."""
+    """Actors call each other although each job has its own secret."""
     one, two = killed(ProcessJob({"a": 1})), killed(ProcessJob({"b": 1}))
     a, b = workers(one.state(None).a), workers(two.state(None).b)
     (pid,) = b.pid.call().get(timeout=WAIT).values()
@@ -136,13 +136,13 @@ def test_the_next_script_finds_the_job(killed: Any) -> None:
     assert saved.apply_id == first == run("1", "x")
     assert os.stat(DEFAULT_JOB_PATH).st_mode & 0o777 == 0o600
     (host,) = host_processes(saved)
-    second = run("1", "y")  # another description: another job, and the former is gone
+    second = run("1", "y")  # another description makes another job and kills the former one
     assert second != first
     assert not host.alive
     again = killed(job_load())
     (host,) = host_processes(again)
     host.send(signal.SIGKILL)
-    third = run("1", "y")  # a dead one serves nobody
+    third = run("1", "y")  # a job whose host was killed is not reused
     assert third not in {first, second}
     job = killed(ProcessJob({"a": 1}, env={"X": "y"}))
     job.state()
@@ -207,7 +207,8 @@ def test_ranks_come_back_on_a_host_whose_agent_was_killed(killed: Any, faults: l
     assert before[:4] == after[:4]
     assert not {*before[4:]} & {*after[4:]}
     assert sorted(event.rank for event in supervisor.restarts) == [4, 5, 6, 7]
-    assert holder.ask.call_one(mesh).get(timeout=WAIT) == after  # who had links to the former ones
+    # also for a holder of links to the old procs
+    assert holder.ask.call_one(mesh).get(timeout=WAIT) == after
     plain = hosts.slice(hosts=1).spawn_procs().spawn("plain", Worker)
     assert plain.ask.call_one(mesh).get(timeout=WAIT) == after
     assert not faults
@@ -277,7 +278,7 @@ def test_two_hosts_for_examples(capfd: Any) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT, check=False
     )
-    # (It ends since nobody holds its pipes: the hosts are gone.)
+    # (The script ends because the hosts, which held its pipes, have exited.)
     assert (done.returncode, done.stdout) == (0, "<HostMesh {hosts: 2}>\n"), done.stderr
 
 
@@ -348,7 +349,8 @@ def test_what_a_script_left_on_the_hosts_is_found_again(
 
     def drive(which: str, status: int = -signal.SIGKILL) -> str:
         output, errors = directory / "output", directory / "errors"
-        with output.open("w") as out, errors.open("w") as err:  # (what is kept holds a pipe open)
+        # (a kept process would hold a pipe open)
+        with output.open("w") as out, errors.open("w") as err:
             command = [sys.executable, "driver.py", which]
             done = subprocess.run(command, stdout=out, stderr=err, timeout=WAIT)
         assert done.returncode == status, errors.read_text()

@@ -86,7 +86,7 @@ def without_locks(tmp_path: Path) -> Iterator[Path]:
 def test_scripts_in_a_directory_without_locks(
     without_locks: Path, killed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two at once start one job, a third with another one is refused."""
+    """Two concurrent scripts start one job; a third with another description is refused."""
     monkeypatch.chdir(without_locks)
     try:
         command = [sys.executable, "-c", SCRIPT, "1"]

@@ -1,4 +1,4 @@
-"""`monarch shell`, as a person uses it: at a terminal."""
+"""`monarch shell` at a terminal, as a user runs it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ job = ProcessJob({"a": 2, "b": 1})
 
 
 class Terminal:
-    """A terminal with a command that runs in it, and the person before it."""
+    """A terminal with a command that runs in it; the test acts as its user."""
 
     def __init__(self, *command: str) -> None:
         self._fd, other = pty.openpty()
@@ -54,7 +54,7 @@ class Terminal:
         os.write(self._fd, text.encode())
 
     def expect(self, pattern: str) -> re.Match[str]:
-        """Wait until this is on the screen, after what was expected before."""
+        """Wait until the pattern appears on the screen after the previous match."""
         deadline = time.monotonic() + WAIT
         while not (found := re.search(pattern, self._seen)):
             wait = deadline - time.monotonic()
@@ -68,12 +68,12 @@ class Terminal:
         return termios.tcgetattr(self._other) == self.before
 
     def hang_up(self) -> None:
-        """Take the keyboard away."""
+        """Close the user's side of the terminal."""
         os.close(self._fd)
 
     def close(self) -> None:
         for fd in (self._fd, self._other):
-            with contextlib.suppress(OSError):  # it was hung up
+            with contextlib.suppress(OSError):  # already hung up
                 os.close(fd)
         self.process.kill()
         self.process.wait()
@@ -105,16 +105,16 @@ def test_a_person_at_a_shell(described: Path) -> None:
     with terminal("shell", "-e", "X=of the job") as screen:
         screen.type("echo $((20 + 3)) $X $TERM\n")
         screen.expect(r"\n23 of the job xterm-of-test")
-        assert not screen.is_as_before()  # every key goes over there
+        assert not screen.is_as_before()  # raw mode: every key is sent to the other side
         screen.type("stty size; pwd\n")
         screen.expect(rf"\n30 100\r\n{re.escape(str(described))}")
         screen.resize(40, 120)
-        screen.process.send_signal(signal.SIGWINCH)  # (a shell's own terminal does that)
+        screen.process.send_signal(signal.SIGWINCH)  # (a shell's own terminal sends this signal)
         screen.type('until [ "$(stty size)" = "40 120" ]; do :; done; echo resi\'\'zed\n')
         screen.expect("resized")
         screen.type("sh -c 'echo be''gun; exec sleep 1000'\n")
-        screen.expect("begun\r\n")  # (a key pressed before it owns the terminal is the shell's)
-        screen.type("\x03")  # Ctrl-C ends what runs there, not the shell, and nothing here
+        screen.expect("begun\r\n")  # (an earlier key would go to the shell)
+        screen.type("\x03")  # Ctrl-C ends the command there, not the shell, and no process here
         screen.type("echo st''ill $?\n")
         screen.expect("still 130")
         screen.type("head -c 300000 /dev/zero | tr '\\0' x; echo; echo do''ne\n")
@@ -149,7 +149,7 @@ def test_input_that_is_no_terminal_is_run(described: Path) -> None:
 
 
 def test_the_end_of_a_terminal_hangs_up(described: Path) -> None:
-    """Also a shell that does not mind."""
+    """The shell ends even if it ignores SIGHUP and SIGTERM."""
     stubborn = described / "stubborn"
     stubborn.write_text("#!/bin/sh\ntrap '' HUP TERM\necho ready\nwhile :; do sleep 1; done\n")
     stubborn.chmod(0o755)

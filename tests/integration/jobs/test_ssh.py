@@ -1,4 +1,4 @@
-"""Jobs on hosts that one logs in to: a real sshd of this machine, with keys of its own."""
+"""Jobs on hosts reached by SSH: a real sshd on this machine, with its own keys."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Worker(Actor):
 
 
 class Server:
-    """An SSH server, and what one needs to log in."""
+    """An SSH server, and the files needed to log in."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.port = port
@@ -78,7 +78,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         pytest.skip("needs ssh and sshd (Debian: openssh-client, openssh-server)")
     folder = tmp_path_factory.mktemp("sshd")
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # it insists
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd requires it
     for name in ("host_key", "user_key"):
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
@@ -104,21 +104,21 @@ def can_connect(port: int) -> bool:
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A directory with a name so short that there can be sockets in its directories."""
+    """Make a directory with a name so short that sockets fit below it."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 def mark(tmp_path: Path) -> str:
-    """Marks the processes of a test, wherever they hang."""
+    """Mark all processes of a test through their environment, whatever their parents are."""
     return f"OF_THE_TEST={tmp_path}"
 
 
 def marked(mark: str) -> list[int]:
     found = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it ended
+        with contextlib.suppress(OSError):  # the process has exited
             if mark.encode() in environ.read_bytes().split(b"\0"):
                 found.append(int(environ.parent.name))
     return found
@@ -162,7 +162,7 @@ def test_hosts_by_ssh_from_start_to_kill(server: Server, mark: str, killed: Any)
     ssh = [host.process for hosts in job._hosts.values() for host in hosts]
     job.kill()
     assert not any(process.alive for process in ssh)
-    assert marked(mark) == []  # nothing is left over there when kill() returns
+    assert marked(mark) == []  # kill() returns only when no process is left on the host
     assert not path.exists()
     assert not job.active
 
@@ -192,7 +192,7 @@ def test_the_next_script_finds_the_hosts(server: Server, mark: str, killed: Any)
     job = killed(job_load())
     assert marked(mark)
     (host,) = job._hosts["a"]
-    host.process.send(signal.SIGKILL)  # or the connection breaks
+    host.process.send(signal.SIGKILL)  # as if the connection broke
     until(lambda: not marked(mark))
     with pytest.raises(RuntimeError, match=r"lost connection to 1 of the hosts: 127.0.0.1"):
         job.state(cached_path=None)
@@ -206,7 +206,7 @@ def test_a_script_that_dies_before_all_hosts_are_up_leaves_none(
     monkeypatch.setattr(tempfile, "tempdir", None)
     with silent_server() as port:
         command = script(server, mark, "127.0.0.1,localhost")
-        # The second one's server never says a word.
+        # The server of the second host accepts connections and never sends a byte.
         config = Path("config")
         config.write_text(f"Host localhost\n  Port {port}\nHost 127.0.0.1\n  Port {server.port}\n")
         place = command.index("-p")

@@ -1,4 +1,4 @@
-"""A job that a script uses is that script's: no other takes it away, and none is left behind."""
+"""A job in use by a script is not taken away by another, and no job is left behind."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Worker(Actor):
 
 
 class Script:
-    """A script that has connected to its job, and waits at its input."""
+    """A script that has connected to its job and waits for input."""
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -132,7 +132,7 @@ def test_a_job_that_a_script_uses_is_not_replaced(killed: Any) -> None:
 def test_a_script_that_describes_its_own_job_anew_replaces_it(
     killed: Any, faults: list[Any], capfd: Any
 ) -> None:
-    """The end of its actors there is no failure."""
+    """The stop of the old job's actors counts as no failure."""
     first = killed(ProcessJob({"a": 1}))
     old = first.state().a.spawn_procs().spawn("old", Worker)
     assert old.echo.call_one(1).get(timeout=WAIT) == 1
@@ -179,7 +179,7 @@ def test_the_job_that_was_described_last_is_kept_for_the_next_script(
     monkeypatch.delenv("MONARCH_SECRET_FILE")  # the job has its own
     said = []
     for which in ("first", "next"):
-        with (directory / which).open("w") as out:  # (a pipe would be held open by what is kept)
+        with (directory / which).open("w") as out:  # (a kept process would hold a pipe open)
             command = [sys.executable, "-c", AGAIN, which]
             subprocess.run(command, stdout=out, timeout=WAIT, check=False)
         said.append((directory / which).read_text())
@@ -200,7 +200,7 @@ def test_what_another_job_object_kills_is_no_failure(killed: Any, faults: list[A
 
 
 def test_a_script_that_is_killed_uses_nothing(killed: Any) -> None:
-    """Though a child that it forked lives on."""
+    """Its forked child lives on, and does not count as a user."""
     with running("1", "wait", "fork") as first:
         killed(job_load())
         first.process.kill()
@@ -214,7 +214,7 @@ def test_hosts_keep_the_directory_as_long_as_they_live(killed: Any) -> None:
     job.apply()
     job.dump("job.pkl")
     folder, (first, other) = job._folder, hosts_of(job)
-    os.close(folder_module._locks.pop(folder))  # as the end of the script does
+    os.close(folder_module._locks.pop(folder))  # as the exit of the script does
     first.send(signal.SIGKILL)
     assert wait_for([first], WAIT) == []
     folder_module.remove_stale("monarch-process-job-")
@@ -229,7 +229,7 @@ def test_what_is_kept_for_the_next_script_is_not_replaced(
     killed: Any, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
-    first = subprocess.run(  # (a pipe would be held open by what is kept)
+    first = subprocess.run(  # (a kept process would hold a pipe open)
         [sys.executable, "-c", SCRIPT, "1", "grace"], stdout=subprocess.DEVNULL, timeout=WAIT
     )
     assert first.returncode == 0

@@ -1,6 +1,7 @@
-"""Files of the working directory that are called like modules: no process of ours runs them.
+"""Files of the working directory that are named like modules: no process of monarch runs them.
 
-The directory of these tests has one for each module of the standard library. Scripts are elsewhere.
+The directory of these tests has one file for each module of the standard library. The scripts are
+in another directory.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ WAIT = 120.0
 @pytest.fixture
 def scripts(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in sys.stdlib_module_names:
-        if not name.startswith("_") and importlib.util.find_spec(name):  # some are of other systems
+        # some modules exist only on other systems
+        if not name.startswith("_") and importlib.util.find_spec(name):
             (directory / f"{name}.py").write_text(CALLED)
     return tmp_path_factory.mktemp("scripts")
 
 
 def run(scripts: Path, source: str, *arguments: str, given: str = "") -> str:
-    """The output of a script in the current directory, which has run no file there."""
+    """Run a script in the current directory and check that it ran no file there; return its output."""
     script = scripts / "script.py"
     script.write_text(textwrap.dedent(source))
     done = subprocess.run(
@@ -51,7 +53,7 @@ def run(scripts: Path, source: str, *arguments: str, given: str = "") -> str:
 
 
 def test_not_agents_launchers_and_procs_of_a_script(scripts: Path) -> None:
-    """Procs have the path of the script, and the working directory last."""
+    """Procs get the path of the script, and the working directory last."""
     printed = run(
         scripts,
         """

@@ -1,4 +1,4 @@
-"""Owners of memory in other processes, and all routes within a host to run every test on."""
+"""Owners of memory in other processes, and fixtures that run a test on all routes within a host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAIT = 60.0
 
 
 class Owner(Actor):
-    """Has memory, and shows what is in it."""
+    """Owns memory, and shows its contents."""
 
     def __init__(self) -> None:
         self.memory: dict[str, Any] = {}
@@ -41,14 +41,14 @@ class Owner(Actor):
 
     @endpoint
     def grow(self, name: str) -> int:
-        """Which only memory that is not registered can."""
+        """Append a byte, which is possible only while the memory is not registered."""
         self.memory[name].append(0)
         return len(self.memory[name])
 
 
 @pytest.fixture
 def procs() -> Iterator[Callable[[int], ProcMesh]]:
-    """Makes processes for one test and stops them after it."""
+    """Yield a function that makes processes for one test; stop them after it."""
     made: list[ProcMesh] = []
 
     def make(count: int = 1) -> ProcMesh:
@@ -62,7 +62,7 @@ def procs() -> Iterator[Callable[[int], ProcMesh]]:
 
 @pytest.fixture(scope="module")
 def shared_owner() -> Iterator[Any]:
-    """An owner in another process, for tests that leave it as it was."""
+    """Start an owner in another process, for tests that leave it unchanged."""
     mesh = this_host().spawn_procs({"gpus": 1})
     yield mesh.spawn("owner", Owner)
     mesh.stop().get(timeout=WAIT)
@@ -70,7 +70,7 @@ def shared_owner() -> Iterator[Any]:
 
 @pytest.fixture(params=["same process", "same host", "socket"])
 def make(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """`make(content) -> (buffer, look)`: memory here or there, and what is in it now."""
+    """Yield `make(content) -> (buffer, look)`: memory here or there; `look` reads its content."""
     count = 0
 
     def here(content: bytes, **options: Any) -> tuple[RDMABuffer, Callable[[], bytes]]:

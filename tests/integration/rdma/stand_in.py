@@ -1,7 +1,7 @@
-"""A device that is none: memory that no route may touch, and what moves the bytes, counted.
+"""A stand-in for a device: memory that no route may touch directly, and counted copies.
 
-Its memory is a memory file, and its addresses lead nowhere (to pages that nobody may look at), so
-whoever treats it as main memory dies of it. Processes share it by the name of the file.
+The memory is a memory file. Its addresses lead to pages without access rights, so code that treats
+it as main memory crashes. Processes share it by the name of the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Buffer:
 
 
 class StandIn:
-    """A `Device`."""
+    """The stand-in's implementation of `Device`."""
 
     def __init__(self, *, shares: bool = True) -> None:
         self.shares = shares
@@ -71,14 +71,14 @@ class StandIn:
 
 
 def install(*, shares: bool = True) -> StandIn:
-    """From now on it is what this process has as "cuda"."""
+    """Make the stand-in this process's device "cuda"."""
     device = StandIn(shares=shares)
     devices["cuda"] = device
     return device
 
 
 def memory(data: bytes) -> Memory:
-    """Memory of the device, which `RDMABuffer` and transfers take."""
+    """Make memory of the device, which `RDMABuffer` and transfers accept."""
     buffer = Buffer(len(data))
     buffer.bytes[:] = data
     return Memory(buffer.address, len(data), True, buffer, DEVICE)

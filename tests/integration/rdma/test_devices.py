@@ -1,6 +1,6 @@
-"""Memory of devices: every pair of places, by every way, with a stand-in for the device.
+"""Memory of devices: every pair of places, by every route, with a stand-in for the device.
 
-What torch does with a real one is tested at the end, where there is one.
+The tests at the end use torch with a real device, where there is one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZE = (9 << 20) + 5
 
 
 class Owner(Actor):
-    """Has memory of the stand-in, or main memory."""
+    """Owns memory of the stand-in, or main memory."""
 
     def __init__(self, *, shares: bool = True) -> None:
         self.device = stand_in.install(shares=shares)
@@ -66,7 +66,7 @@ def owner(mesh: ProcMesh) -> Any:
 
 @pytest.fixture(scope="module")
 def miser(mesh: ProcMesh) -> Any:
-    """An owner whose device does not share memory between processes."""
+    """Spawn an owner whose device does not share memory between processes."""
     return mesh.slice(gpus=1).spawn("miser", Owner, shares=False)
 
 
@@ -113,7 +113,7 @@ def test_within_a_process(device: stand_in.StandIn, there: str, here: str) -> No
 def test_within_a_host(
     device: stand_in.StandIn, owner: Any, there: str, here: str, forced: str
 ) -> None:
-    """Straight where the memory can be mapped, else by way of main memory."""
+    """Directly where the memory can be mapped, else through main memory."""
     buffer = owner.make.call_one("x", os.urandom(SIZE), there).get(timeout=WAIT)
     before = owner.counts.call_one().get(timeout=WAIT)
     with configured(rdma_routes=forced):
@@ -156,7 +156,7 @@ def test_small_ones_and_many(device: stand_in.StandIn, owner: Any) -> None:
 
 @pytest.mark.parametrize("forced", ["", "stream"])
 def test_a_drop_ends_it(device: stand_in.StandIn, owner: Any, forced: str) -> None:
-    """Also of memory that is mapped here, which its owner cannot unmap."""
+    """This includes memory that is mapped here, which its owner cannot unmap."""
     buffer = owner.make.call_one("d", b"01234567", "cuda:0").get(timeout=WAIT)
     with configured(rdma_routes=forced):
         into, seen = local(bytes(8), "cuda:0")
@@ -204,7 +204,7 @@ def test_atomic_operations_are_for_main_memory(device: stand_in.StandIn, owner: 
         RDMAAction().compare_and_swap(here, memory, 1, 2)
 
 
-# -- where there is a device ---------------------------------------------------------------------
+# -- with a real device --------------------------------------------------------------------------
 
 
 def _has_cuda() -> bool:

@@ -1,4 +1,4 @@
-"""What ends a registration, and what those who use it meanwhile are told."""
+"""The events that end a registration, and the errors that its users then get."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _no_fault_ends_the_run() -> Iterator[None]:
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    """Poll for what is told by no event."""
+    """Poll for a condition that has no event."""
     deadline = time.monotonic() + WAIT
     while not (found := condition()):
         assert time.monotonic() < deadline
@@ -54,7 +54,7 @@ def until(condition: Callable[[], Any]) -> Any:
 
 
 class Holder(Actor):
-    """Holds its interpreter lock, which it says in its memory before and after."""
+    """Holds its GIL, and sets a byte of its memory before and after."""
 
     def __init__(self) -> None:
         self.memory = bytearray(64)
@@ -65,11 +65,11 @@ class Holder(Actor):
 
     @endpoint
     def hold_the_interpreter(self, fifo: str) -> bytes:
-        """Until somebody opens the other end."""
+        """Hold the GIL until the other end of the FIFO is opened."""
         self.memory[0] = 1
         opened = -1
-        while opened < 0:  # (a signal came)
-            opened = ctypes.PyDLL(None).open(fifo.encode(), os.O_RDONLY)  # a PyDLL keeps the lock
+        while opened < 0:  # (interrupted by a signal)
+            opened = ctypes.PyDLL(None).open(fifo.encode(), os.O_RDONLY)  # a PyDLL keeps the GIL
         os.close(opened)
         seen = bytes(self.memory[8:16])
         self.memory[0] = 2
@@ -123,7 +123,7 @@ def test_a_killed_owner_is_lost_at_once(procs: Procs) -> None:
     os.kill(pid, signal.SIGKILL)
 
     ends = [future.exception(timeout=WAIT) for future in under_way]
-    # It may take the kernel a moment to give the killed process the time to end.
+    # The kernel may need a moment to end the killed process.
     ends.append(until(lambda: buffer.read_into(into).exception(timeout=WAIT)))
     assert [end for end in ends if end is not None and not isinstance(end, RdmaOwnerLost)] == []
     assert f"process {pid}" in str(ends[-1])
@@ -137,7 +137,7 @@ def test_a_killed_owner_is_lost_at_once(procs: Procs) -> None:
 
 
 class Builder(Actor):
-    """Registers in its constructor, and still has the buffer in its last act."""
+    """Registers in its constructor, and still has the buffer in its clean-up."""
 
     def __init__(self, into: RDMABuffer) -> None:
         self.into = into
@@ -232,7 +232,7 @@ def test_atomic_operations_of_many_processes(procs: Procs) -> None:
 
 
 class Keeper(Actor):
-    """Has handles of others' memory."""
+    """Keeps handles of other actors' memory."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []

@@ -1,4 +1,4 @@
-"""Buffers of other hosts: worker loops of this machine, and hosts in namespaces of their own."""
+"""Buffers on other hosts: worker loops of this machine, and hosts in their own namespaces."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ Starter = Callable[..., subprocess.Popen[bytes]]
 class Partner(Owner):
     @endpoint
     def pull(self, buffer: RDMABuffer) -> tuple[bytes, str]:
-        """What is in it, and which way it came at last."""
+        """Read the buffer; return its content and the route that it finally took."""
         into = bytearray(len(buffer))
         buffer.read_into(into).get(timeout=WAIT)
         return bytes(into), way_to(buffer, "TCP|reason")
 
 
 def way_to(buffer: RDMABuffer, wanted: str = "TCP") -> str:
-    """How bytes come, once it is so."""
+    """Return how the bytes travel, once that matches `wanted`."""
     deadline = time.monotonic() + WAIT
     while not re.search(wanted, found := explain(buffer).ways[-1].reason):
         assert time.monotonic() < deadline, found
@@ -60,7 +60,7 @@ def way_to(buffer: RDMABuffer, wanted: str = "TCP") -> str:
 
 @pytest.fixture(autouse=True)
 def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A secret of the test's own, and no patience with lost hosts."""
+    """Set a secret for each test, and a short time limit for lost hosts."""
     secret = tmp_path / "secret"
     secret.write_text("a secret of the tests, and of nobody else\n")
     secret.chmod(0o600)
@@ -77,7 +77,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 def workers(
     folder: Path, addresses: list[str], starters: list[Starter], *environs: dict[str, str]
 ) -> Iterator[HostMesh]:
-    """A worker for each, attached."""
+    """Start a worker for each address, and attach to them."""
     script = folder / "worker.py"
     script.write_text(WORKER)
     started: list[subprocess.Popen[bytes]] = []
@@ -90,7 +90,7 @@ def workers(
         hosts.initialized.get(timeout=WAIT)
         yield hosts
     finally:
-        with contextlib.suppress(SupervisionError, RuntimeError):  # one of them was lost
+        with contextlib.suppress(SupervisionError, RuntimeError):  # one of the hosts was lost
             hosts.stop().get(timeout=WAIT)
         for process in started:
             process.kill()
@@ -98,7 +98,7 @@ def workers(
 
 
 def here(folder: Path, scheme: str, free: Callable[[], int], count: int = 1) -> list[str]:
-    """Addresses of this machine."""
+    """Return addresses of this machine."""
     if scheme == "ipc":
         return [f"ipc://{folder}/worker{number}" for number in range(count)]
     return [f"{scheme}://127.0.0.1:{free()}" for _ in range(count)]
@@ -116,7 +116,7 @@ def free() -> Callable[[], int]:
 
 
 def check(partner: Any, name: str, wanted: str) -> RDMABuffer:
-    """Read, write and count, first by whatever way there is, then by the one that is wanted."""
+    """Read, write and add, first by the route that there is, then by the wanted one."""
     content = os.urandom(1 << 20) * (SIZE >> 20)
     buffer: RDMABuffer = partner.make.call_one(name, content).get(timeout=WAIT)
     into = bytearray(SIZE)
@@ -154,7 +154,7 @@ def test_a_connection_of_its_own(tmp_path: Path, free: Callable[[], int]) -> Non
 
 
 def test_a_connection_that_breaks_is_replaced(tmp_path: Path, free: Callable[[], int]) -> None:
-    """What was on its way comes on another; the owner first closes its end, too."""
+    """Pending operations continue on a new connection, also when the owner closes its end first."""
     addresses = here(tmp_path, "tcp", free)
     with workers(tmp_path, addresses, [subprocess.Popen]) as hosts:
         partner = hosts.spawn_procs().spawn("partner", Partner)
@@ -219,7 +219,7 @@ def test_without_a_certificate_of_its_own_it_is_carried(
         assert "HYPERACTOR_TLS_CERT is not set" in way_to(buffer, "is not set")
 
 
-# -- hosts of their own ----------------------------------------------------------------------------
+# -- hosts in namespaces ---------------------------------------------------------------------------
 
 REASON = unavailable()
 in_namespaces = pytest.mark.skipif(REASON is not None, reason=f"no networks here: {REASON}")

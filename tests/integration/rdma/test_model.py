@@ -1,7 +1,7 @@
-"""Buffers against a model of plain bytearrays, on all ways within a host.
+"""Buffers against a model of plain bytearrays, on all routes within a host.
 
-All but the first are forced upon our own process: neither the kernel nor a socket minds who reads
-whom.
+All routes but the first are forced, with this process at both ends: the kernel and a socket work
+the same within one process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PARTS = st.tuples(st.integers(0, 300), st.integers(0, 300))
 
 
 class Model:
-    """Memory that is registered, what should be in it, and whether it still is registered."""
+    """Registered memory, its expected content, and whether it still is registered."""
 
     def __init__(self, content: bytes, read_only: bool) -> None:
         self.memory = bytearray(content)
@@ -122,7 +122,8 @@ class Buffers(RuleBasedStateMachine):
         if not live:
             with pytest.raises(RdmaBufferDropped):
                 action.submit().get()
-            for model, _, _ in written:  # others of the action may or may not have been done
+            # the other writes of the action may or may not have been done
+            for model, _, _ in written:
                 model.expected[:] = model.memory
             return
         action.submit().get()
@@ -160,7 +161,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(routes, "_kinds", (request.param(),))
     monkeypatch.setattr(routes, "_left_in_by", {})
     routes._choices.clear()
-    # So that a socket cuts buffers of this size, and sends some parts from where they are.
+    # With these sizes a socket cuts buffers of this test, and sends some parts without a copy.
     monkeypatch.setattr(chunk, "CHUNK", 100)
     monkeypatch.setattr(chunk, "_SMALL", 40)
     monkeypatch.setattr(server, "_SMALL", 40)

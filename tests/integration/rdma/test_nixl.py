@@ -1,7 +1,7 @@
-"""Transfers with NIXL, forced, since a test machine has no card: it copies within the host.
+"""Transfers with NIXL, forced, since a test machine lacks the hardware: NIXL copies in the host.
 
-Both ends are processes of their own, one pair for all tests: to start NIXL takes a second, and what
-it starts stays.
+Both ends are separate processes, one pair for all tests: starting NIXL takes a second, and the
+threads that it starts remain.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Initiator(Actor):
 
 
 class Pair:
-    """An owner and an initiator, which know no other way than NIXL."""
+    """An owner and an initiator that know no route but NIXL."""
 
     def __init__(self, owner: Any, initiator: Any) -> None:
         self.owner = owner
@@ -90,7 +90,7 @@ def error_of(function: Callable[..., Any], *args: Any) -> BaseException:
 
 @pytest.mark.parametrize("size", [1, 8, (1 << 16) + 1, (33 << 20) + 7])
 def test_of_any_size(pair: Pair, size: int) -> None:
-    """Posted by the caller, by the thread, and in several slices."""
+    """The transfer is posted by the caller, by the thread, and in several slices."""
     content = os.urandom(1 << 16) * (size // (1 << 16) + 1)
     buffer, look = pair.make(content[:size])
     assert pair.run(read, buffer) == content[:size]
@@ -158,7 +158,7 @@ def test_after_a_drop_nothing_is_read_or_written(pair: Pair) -> None:
 
 
 def test_a_drop_waits_for_what_is_under_way(pair: Pair) -> None:
-    """Writers that never stop, and a drop: when it is done, no byte changes any more."""
+    """Writers run without pause; after a drop has returned, no byte changes."""
     size = 8 << 20
     buffer, look = pair.make(bytes(size))
 
@@ -233,7 +233,7 @@ def test_a_killed_owner_is_lost(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_timeout_while_the_owner_does_not_answer(pair: Pair) -> None:
-    """It cannot give a lease; with the lease it need not do anything."""
+    """The owner cannot give a lease; with a lease, the owner need not act."""
     known, _ = pair.make(b"known")
     unknown, _ = pair.make(b"unknown")
     pid = pair.owner.pid.call_one().get(timeout=WAIT)
@@ -254,7 +254,7 @@ def test_a_timeout_while_the_owner_does_not_answer(pair: Pair) -> None:
 
 
 def test_nothing_arrives_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over TCP, where the owner has to take part: it is stopped until the time is over."""
+    """Over TCP the owner has to take part: it is stopped until the time limit has passed."""
     monkeypatch.setenv("UCX_TLS", "tcp,self")
     with configured(rdma_routes="nixl"):
         mesh = this_host().spawn_procs({"gpus": 2})
@@ -302,7 +302,7 @@ def test_the_program_keeps_its_log_handlers_and_signal_handlers(pair: Pair) -> N
     def _caught() -> int:
         with open("/proc/self/status") as file:
             line = next(line for line in file if line.startswith("SigCgt"))
-        return int(line.split()[1], 16) & (1 << 31) - 1  # less the real-time signals
+        return int(line.split()[1], 16) & (1 << 31) - 1  # without the real-time signals
 
     with configured(rdma_routes="nixl"):
         mesh = this_host().spawn_procs({"gpus": 1})

@@ -1,4 +1,4 @@
-"""Which way is taken, and how to choose."""
+"""Which route is taken, and how to choose one."""
 
 from __future__ import annotations
 

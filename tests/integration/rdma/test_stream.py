@@ -1,4 +1,4 @@
-"""The socket within a host: ends, drops, fairness, and what its server answers to whom."""
+"""The socket within a host: lost peers, drops, fairness, and the server's answers to each peer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def forced() -> Iterator[None]:
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    """Poll for what is told by no event."""
+    """Poll for a condition that has no event."""
     deadline = time.monotonic() + WAIT
     while not (found := condition()):
         assert time.monotonic() < deadline
@@ -76,7 +76,7 @@ def test_it_is_taken_where_nothing_else_leads_and_says_so_once(
     with configured(rdma_routes=""):
         with pytest.warns(RDMATcpFallbackWarning, match="over a socket"):
             buffer.read_into(into).get(timeout=WAIT)
-        buffer.write_from(b"CONTENT").get(timeout=WAIT)  # warnings are errors here
+        buffer.write_from(b"CONTENT").get(timeout=WAIT)  # a warning would be an error here
         ways = {way.kind: way for way in explain(buffer).ways}
     assert into == b"content"
     assert owner.look.call_one("a").get(timeout=WAIT) == b"CONTENT"
@@ -107,7 +107,7 @@ def test_a_killed_owner_is_lost(procs: Procs) -> None:
     pid = owner.pid.call_one().get(timeout=WAIT)
     into = [bytearray(32 << 20) for _ in range(4)]
     buffer.read_into(into[0]).get(timeout=WAIT)
-    os.kill(pid, signal.SIGSTOP)  # so that none is done before it is killed
+    os.kill(pid, signal.SIGSTOP)  # so that no transfer is done before the kill
     under_way = [buffer.read_into(place) for place in into]
     os.kill(pid, signal.SIGKILL)
     for future in under_way:
@@ -146,7 +146,7 @@ def nothing_arrives_after_its_time(owner: Any, size: int) -> None:
     finally:
         os.kill(pid, signal.SIGCONT)
     place = bytearray(5)
-    other.read_into(place).get(timeout=WAIT)  # what was asked for before has come by now
+    other.read_into(place).get(timeout=WAIT)  # the answers to earlier requests have arrived by now
     assert place == b"later"
     assert not any(into)
 
@@ -184,7 +184,7 @@ def test_small_transfers_do_not_wait_for_large_ones(shared_owner: Any) -> None:
             return True
         return False
 
-    # Who gets no time for long enough finds both done. Not each time.
+    # A thread that gets no CPU time for long enough finds both done, but not in each attempt.
     assert any(overtakes() for _ in range(50))
     big.drop().get(timeout=WAIT)
 
@@ -227,11 +227,11 @@ class Adder(Actor):
         add(buffer, times)
 
 
-# -- the server, spoken to by hand -----------------------------------------------------------------
+# -- the server, with frames made by hand ----------------------------------------------------------
 
 
 class Stranger:
-    """A side stream, and what is said on it."""
+    """A side stream, and the frames sent on it."""
 
     def __init__(self, buffer: RDMABuffer, greets: bool = True) -> None:
         self.handle = buffer._handle
@@ -321,7 +321,7 @@ def test_what_is_refused(stranger: Stranger, asked: dict[str, Any], status: int,
     assert (kind, found) == (END, status)
     assert text in body.decode()
     stranger.ask(message.WRITE, **asked)
-    stranger.sock.sendall(bytes(asked["length"]))  # and is thrown away
+    stranger.sock.sendall(bytes(asked["length"]))  # the server discards these bytes
     assert stranger.answer()[:2] == (END, status)
     stranger.ask(message.READ, 4, 3)
     assert stranger.answer() == (VALUE, 0, b"\4\5\6")
@@ -456,7 +456,7 @@ def test_a_handle_from_before_a_restart_is_refused(procs: Procs) -> None:
 class Forker(Actor):
     @endpoint
     def in_a_child(self, buffer: RDMABuffer) -> str:
-        """What becomes of a transfer in a forked child, and of the parent's connections."""
+        """Return what a forked child has of the parent's sockets after it tried a transfer."""
         into = bytearray(len(buffer))
         buffer.read_into(into).get(timeout=WAIT)
         read, write = os.pipe()

@@ -1,4 +1,4 @@
-"""Transfers, as programs for the reference make them, in one process and between two."""
+"""Transfers as programs for the reference make them, in one process and between two."""
 
 from __future__ import annotations
 

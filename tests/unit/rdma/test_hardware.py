@@ -1,4 +1,4 @@
-"""What the interface reports about the hardware."""
+"""The description of the RDMA hardware that the interface gives."""
 
 from __future__ import annotations
 
