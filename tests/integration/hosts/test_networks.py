@@ -148,7 +148,7 @@ class Caller:
             self.error = error
 
     def stop(self) -> int:
-        """Stop; check that each call was answered and executed once, in order; return their number."""
+        """Stop; check that each call was executed and answered once, in order; count the calls."""
         self._over.set()
         self._thread.join(2 * WAIT)
         assert not self._thread.is_alive()

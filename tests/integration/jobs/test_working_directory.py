@@ -36,7 +36,7 @@ def scripts(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(scripts: Path, source: str, *arguments: str, given: str = "") -> str:
-    """Run a script in the current directory and check that it ran no file there; return its output."""
+    """Return the output of a script; check that it ran no file of the current directory."""
     script = scripts / "script.py"
     script.write_text(textwrap.dedent(source))
     done = subprocess.run(

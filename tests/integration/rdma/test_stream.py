@@ -456,7 +456,7 @@ def test_a_handle_from_before_a_restart_is_refused(procs: Procs) -> None:
 class Forker(Actor):
     @endpoint
     def in_a_child(self, buffer: RDMABuffer) -> str:
-        """Return what a forked child has of the parent's sockets after it tried a transfer."""
+        """Fork between two transfers; return the number of sockets that the child has."""
         into = bytearray(len(buffer))
         buffer.read_into(into).get(timeout=WAIT)
         read, write = os.pipe()
