@@ -33,7 +33,7 @@ class Faults(NamedTuple):
     drop: float = 0.0
     double: float = 0.0
     delay: float = 0.01
-    spread: float = 0.0  # of the delay; this reorders packets
+    spread: float = 0.0  # added to the delay at random; reorders packets
     refuse: float = 0.0  # the share of dials that fail
 
 

@@ -112,7 +112,7 @@ class Host:
 
     def spawn(self, parent: int, procs: list[dict[str, Any]]) -> None:
         if not self.federation.roster.alive(parent):
-            # the driver reports the procs as ended; here the receiver of that report has exited
+            # The driver reports the procs as ended; here the receiver of that report has exited.
             return
         effects = self.federation.spawn_here(parent, procs, "launcher", self.world.now)
         self.running.update(proc["uid"] for proc in procs)
@@ -296,7 +296,7 @@ def test_what_ends_with_a_host_that_was_let_go_is_no_failure() -> None:
 
     *_, tell = home.federation.spawn_there(CLIENT, "b", {}, [{"uid": 99 << 20}])
     ((_, *fields),) = tell.notice["procs"]
-    # a proc that never began was not ended on request
+    # A proc that never began was not ended on request.
     assert Verdict.from_fields(fields).kind == FAILED
 
 
@@ -601,7 +601,7 @@ def test_a_lost_host_takes_its_procs_and_its_guests() -> None:
     (again,) = world.spawn(CLIENT, ["b"])
     assert world.attached == [(HOME, "b")]
     assert world.heard_of[CLIENT, again] == 0
-    # there is no connection to b's worker either
+    # There is no connection to b's worker either.
     home.perform(home.federation.host_lost("b", LOST))
     assert world.heard_of[CLIENT, again] == 1
 
@@ -775,7 +775,7 @@ def test_a_request_about_procs_goes_to_the_hosts_where_they_live() -> None:
 
 
 def test_what_a_stream_is_for_is_known_where_it_goes() -> None:
-    """Even if home is asked for the place, and for a link and a stream at the same time."""
+    """The purpose is known even if home is asked for the place of a link and a stream at once."""
     world = World([HOME, "b", "c", "d"], 0)
     on_b, on_d = world.spawn(CLIENT, ["b", "d"])
     world.settle()

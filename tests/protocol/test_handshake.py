@@ -237,7 +237,7 @@ def test_vectors_that_are_written_down() -> None:
     assert one.session.hex() == "d52e94931d83c4bf4a6546c8071c3efd997e867cc48f48a611015aff72418eac"
 
 
-# A release that spoke version 1: its HELLO as recorded, and the reply that it understands.
+# The recorded HELLO of a release that spoke version 1.
 OLD_HELLO = bytes.fromhex(
     "6d6f6e6172636801"  # magic
     "0100030b"  # version, Python

@@ -185,7 +185,7 @@ def test_many_consequences_and_a_long_tail_stay_on_the_screen() -> None:
 
 
 def test_a_chain_of_two_that_was_not_handled() -> None:
-    """The root cause comes first; the actor that could not handle it, last."""
+    """The report lists the root cause first, and last the actor that did not handle it."""
     top = Failure("<root>.<prog.Top t>", PASSED_ON, "t-1", (0,), manager(worker(RAISED)))
     shows(
         top.report(),

@@ -1,4 +1,4 @@
-"""The summary of skipped tests at the end of a test run."""
+"""The summary of skipped tests when a test run is over."""
 
 from __future__ import annotations
 

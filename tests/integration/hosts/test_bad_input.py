@@ -219,7 +219,7 @@ def failure(workers: Any) -> str | None:
 def test_a_worker_that_dies_while_it_is_attached(
     start: Any, faults: list[Any], delay: float
 ) -> None:
-    """Whenever the worker dies, the error names it, for the hosts and for procs spawned there."""
+    """Whenever a worker is killed, the errors of its hosts mesh and of its procs name it."""
     address, worker = start()
     with configured(mesh_attach_config_timeout="1s"):
         hosts = attach_to_workers(ca="trust_all_connections", workers=[address])

@@ -25,7 +25,7 @@ def test_programs_do_not_notice_each_other(place: Place) -> None:
     assert other("hosts.stop().get(timeout=60)") is None
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in theirs))
     assert one("echos.pid.call().get(timeout=60).values()") == pids
-    # The client comes again, exits without a goodbye, and comes as another program.
+    # The client attaches again, exits without a goodbye, and attaches as another program.
     again = other(f"to(*{addresses})")
     assert other("echoes(1)")
     place.started[3].kill()

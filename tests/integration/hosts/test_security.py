@@ -485,7 +485,7 @@ def test_the_agent_takes_nobody_but_whom_the_worker_has_met(
     with inner, pytest.raises(HandshakeError, match="another secret"):
         greet(inner, ours)
     assert "another secret" in secured.refusal(peer)["reason"]
-    until(lambda: len(secured.records("detached")) > before)  # its agent was started in vain
+    until(lambda: len(secured.records("detached")) > before)  # the agent for the attacker exits
     secured.check()
 
 
@@ -555,7 +555,7 @@ def test_a_connection_with_tls_that_breaks_is_dialed_again(secured: Door) -> Non
 # Error texts of refused dialers, and of dialers that refuse a worker
 # --------------------------------------------------------------------------------------------------
 
-PURPOSE = {"client": 0, "from": "elsewhere", "as": "here"}  # of a job that does not exist
+PURPOSE = {"client": 0, "from": "elsewhere", "as": "here"}  # names a job that does not exist
 
 
 def tried(address: str, key: bytes, certificate: Certificate | None = None) -> str:

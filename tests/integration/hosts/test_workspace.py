@@ -113,7 +113,7 @@ def test_processes_load_what_has_changed(hosts: HostMesh, code: Path) -> None:
     (code / "synced_code.py").write_text("VALUE = 'another'\n")
     sync(hosts, code)
     assert readers.value.call().get(timeout=WAIT).values() == [1] * 4
-    sync(hosts, code, auto_reload=True)  # also reloads code that an earlier sync copied
+    sync(hosts, code, auto_reload=True)  # this also reloads code that an earlier sync copied
     assert readers.value.call().get(timeout=WAIT).values() == ["another"] * 4
     procs.stop().get(timeout=WAIT)
     sync(hosts, code, auto_reload=True)  # no process is left to reload

@@ -207,7 +207,7 @@ def test_ranks_come_back_on_a_host_whose_agent_was_killed(killed: Any, faults: l
     assert before[:4] == after[:4]
     assert not {*before[4:]} & {*after[4:]}
     assert sorted(event.rank for event in supervisor.restarts) == [4, 5, 6, 7]
-    # also for a holder of links to the old procs
+    # A holder of links to the old procs reaches the new ones.
     assert holder.ask.call_one(mesh).get(timeout=WAIT) == after
     plain = hosts.slice(hosts=1).spawn_procs().spawn("plain", Worker)
     assert plain.ask.call_one(mesh).get(timeout=WAIT) == after
@@ -349,7 +349,7 @@ def test_what_a_script_left_on_the_hosts_is_found_again(
 
     def drive(which: str, status: int = -signal.SIGKILL) -> str:
         output, errors = directory / "output", directory / "errors"
-        # (a kept process would hold a pipe open)
+        # (A kept process would hold a pipe open.)
         with output.open("w") as out, errors.open("w") as err:
             command = [sys.executable, "driver.py", which]
             done = subprocess.run(command, stdout=out, stderr=err, timeout=WAIT)

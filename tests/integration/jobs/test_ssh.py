@@ -192,7 +192,7 @@ def test_the_next_script_finds_the_hosts(server: Server, mark: str, killed: Any)
     job = killed(job_load())
     assert marked(mark)
     (host,) = job._hosts["a"]
-    host.process.send(signal.SIGKILL)  # as if the connection broke
+    host.process.send(signal.SIGKILL)  # has the same effect as a broken connection
     until(lambda: not marked(mark))
     with pytest.raises(RuntimeError, match=r"lost connection to 1 of the hosts: 127.0.0.1"):
         job.state(cached_path=None)

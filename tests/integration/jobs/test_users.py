@@ -200,7 +200,7 @@ def test_what_another_job_object_kills_is_no_failure(killed: Any, faults: list[A
 
 
 def test_a_script_that_is_killed_uses_nothing(killed: Any) -> None:
-    """Its forked child lives on, and does not count as a user."""
+    """A forked child of the script lives on, and does not count as a user."""
     with running("1", "wait", "fork") as first:
         killed(job_load())
         first.process.kill()

@@ -29,7 +29,7 @@ WAIT = 120.0
 @pytest.fixture
 def scripts(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in sys.stdlib_module_names:
-        # some modules exist only on other systems
+        # Some modules exist only on other systems.
         if not name.startswith("_") and importlib.util.find_spec(name):
             (directory / f"{name}.py").write_text(CALLED)
     return tmp_path_factory.mktemp("scripts")

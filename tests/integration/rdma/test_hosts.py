@@ -154,7 +154,7 @@ def test_a_connection_of_its_own(tmp_path: Path, free: Callable[[], int]) -> Non
 
 
 def test_a_connection_that_breaks_is_replaced(tmp_path: Path, free: Callable[[], int]) -> None:
-    """Pending operations continue on a new connection, also when the owner closes its end first."""
+    """Transfers in flight are repeated on a new connection, after the owner closed its end, too."""
     addresses = here(tmp_path, "tcp", free)
     with workers(tmp_path, addresses, [subprocess.Popen]) as hosts:
         partner = hosts.spawn_procs().spawn("partner", Partner)

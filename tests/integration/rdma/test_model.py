@@ -122,7 +122,7 @@ class Buffers(RuleBasedStateMachine):
         if not live:
             with pytest.raises(RdmaBufferDropped):
                 action.submit().get()
-            # the other writes of the action may or may not have been done
+            # The other writes of the action may or may not have been done.
             for model, _, _ in written:
                 model.expected[:] = model.memory
             return

@@ -50,7 +50,7 @@ class ModelCall:
         self.link = link
         self.port = port
         self.missing = True  # whether the caller still lacks the answer
-        # when the call stopped being able to be stuck: it was answered or handed aside
+        # When the call stopped being able to be stuck: it was answered or handed aside.
         self.settled = float("inf")
 
 

@@ -227,7 +227,7 @@ def test_an_owner_that_cannot_reach_its_proc_gives_it_up(roster: Roster) -> None
 
 
 def test_who_is_known_to_be_ending_is_waited_for(roster: Roster) -> None:
-    """Its remaining output is still being read, which may take longer."""
+    """The remaining output of the proc is still being read, which may take longer."""
     roster.autopsy(11, 10, 0)
     roster.exited([10])
     assert roster.tick(10) == []
@@ -495,9 +495,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.state: dict[int, str] = {CLIENT: "runs"}
         self.killed: set[int] = set()
         self.open: dict[tuple[int, int], float] = {}  # (asker, uid) -> when it asked
-        # (parent, child): exits that parents were notified of
+        # (parent, child): exits that parents were notified of.
         self.told: list[tuple[int, int]] = []
-        # (parent, child): exits that parents must be notified of
+        # (parent, child): exits that parents must be notified of.
         self.due: set[tuple[int, int]] = set()
         self.replaced: dict[int, int] = {}
         self.met: dict[int, set[int]] = {}

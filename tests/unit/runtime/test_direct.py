@@ -299,7 +299,7 @@ def test_last_words_are_not_waited_for_long() -> None:
         assert left.directs.last_words(left.link, lambda: news.append("gone"))
         right.direct.sock.send(call(1))
         left.step_connection()
-        left.reactor.timers.pop()()  # the first timer: data has arrived since, so the wait goes on
+        left.reactor.timers.pop()()  # data has arrived since, so the wait continues
         left.run_soon()
         assert news == []
         left.reactor.timers.pop()()
@@ -323,7 +323,7 @@ def test_of_a_lost_link_nothing_is_left() -> None:
 
 
 def test_a_mailbox_behind_a_lost_link_holds_nobody_back() -> None:
-    """Its last message may be that the mailbox is full, and no later message can take that back."""
+    """The last message may be that the mailbox is full; no later one can revoke it."""
     ours, theirs = socket.socketpair()
     proc = Proc(1, "test", lambda proc, link, frame: None, lambda proc, frame: None, client=False)
     link = proc.adopt(ours, 2)
@@ -480,7 +480,7 @@ def test_a_connection_that_breaks_before_both_are_there() -> None:
             left.link.send(call(number))
         left.run_soon()
         settle(left, right)
-        assert right.told  # it asked its agent for a connection
+        assert right.told  # the right side asked its agent for a connection
         tried = left.directs._tries[left.link]
         ours, theirs = socket.socketpair()
         right.directs._begin(right.link, theirs, tried.number, first=False)
@@ -544,7 +544,7 @@ def test_an_invitation_to_nowhere(said: dict[str, Any]) -> None:
         left.directs._ask(left.link)
         number = left.directs._tries[left.link].number
         body = json.dumps({"address": "127.0.0.1", "port": 1, "key": "00", **said}).encode()
-        # the link is lost on each of these errors
+        # The link is lost on each of these errors.
         with pytest.raises((ProtocolError, ValueError, TypeError)):
             left.handle(left.link, [Frame(DIRECT, INVITE, number, 0, 0, 0, b"", body)])
 

@@ -423,7 +423,7 @@ def test_it_stops_from_any_thread_and_runs_again_in_another(reactor: Reactor) ->
 
 
 def test_timers_survive_the_change_of_threads(reactor: Reactor) -> None:
-    """As when a proc's main thread stops serving in order to run its actors' clean-up."""
+    """A proc's main thread hands the reactor over when it runs its actors' clean-up."""
     fired = threading.Event()
     reactor.call_later(0.02, fired.set)
     run_round(reactor)

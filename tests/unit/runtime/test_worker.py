@@ -143,7 +143,7 @@ def test_too_many_strangers_are_turned_away(served: Worker) -> None:
 
 
 def test_who_is_refused_after_the_handshake_is_counted_once(served: Worker) -> None:
-    """An error during admission does not count as a second end of the same connection."""
+    """An error during admission does not count the connection a second time."""
     where = ChannelAddr("tcp", "127.0.0.1", served.port)
     done = threading.Event()
 

@@ -265,7 +265,7 @@ def test_the_pool_keeps_no_more_than_its_limit() -> None:
     peer = Peer(pool)
     before = descriptors()
     stored = [peer.send(encode(numbers(), THRESHOLD)) for _ in range(10)]
-    # its own descriptor, and the one that Python's mapping keeps
+    # Its own descriptor, and the one that Python's mapping keeps.
     each = (descriptors() - before) // 10
     assert each in (1, 2)
     for segment in stored:
