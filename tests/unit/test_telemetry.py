@@ -210,7 +210,7 @@ def test_tracer_is_opentelemetrys():
 
 
 def test_without_opentelemetry():
-    """Spans and counters work; functions that need the package raise an error that names it."""
+    """Spans and counters work; the error of an API that needs the package says how to get it."""
     program = """
 import sys
 sys.modules["opentelemetry"] = None

@@ -267,8 +267,7 @@ def test_hosts_have_the_order_to_let_go_when_a_program_may_end(
         hosts.initialized.get(timeout=WAIT)
         between.hold(on=True)
         left = hosts.shutdown() if shutdown else hosts.stop()
-        # By this answer the agent's answer would have arrived, too: the agent got the request
-        # first.
+        # The agent got its request before this one, so its answer would have arrived first.
         here = this_host().spawn_procs()
         here.spawn("here", Member).noted_all.call_one().get(timeout=WAIT)
         here.stop().get(timeout=WAIT)

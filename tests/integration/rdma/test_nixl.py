@@ -1,7 +1,7 @@
 """Transfers with NIXL, forced, since a test machine lacks the hardware: NIXL copies in the host.
 
-Both ends are separate processes, one pair for all tests: starting NIXL takes a second, and the
-threads that it starts remain.
+Both ends are separate processes, one pair for all tests: starting NIXL takes a second, and what
+it starts remains until the process exits.
 """
 
 from __future__ import annotations

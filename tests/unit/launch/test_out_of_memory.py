@@ -28,8 +28,7 @@ V2 = "0::/user.slice/session 1.scope\n"
             ["memory/jobs/one", "memory/jobs", "memory", "unified"],
         ),
         (V2, V2_MOUNTS, ["user.slice/session 1.scope", "user.slice", ""]),
-        # Containers: with a name space of its own; without one, the mount at its group; or below
-        # it.
+        # Containers: with a name space; without one, the mount at the group; or below the group.
         ("0::/\n", V2_MOUNTS, [""]),
         (V1, V1_MOUNTS.replace("0:32 /", "0:32 /jobs/one"), ["memory", "unified"]),
         (V1, V1_MOUNTS.replace("0:32 /", "0:32 /jobs/two"), ["memory", "unified"]),

@@ -114,8 +114,7 @@ class Cluster:
         for here, there in itertools.combinations_with_replacement(self.procs, 2):
             between = [Link((here, there)) for _ in range(1 if here is there else links)]
             self.all_links += between
-            # Each side chooses its own link, as when two procs introduce each other at the same
-            # time.
+            # Each side chooses its own link, as when both procs introduce each other at once.
             self.links[here, there] = chance.choice(between)
             self.links[there, here] = chance.choice(between)
         self.actors: list[ModelActor] = []

@@ -675,9 +675,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert heard >= {(parent, uid) for parent, uid in self.due if self.runs(parent)}
 
     def teardown(self) -> None:
-        """Check that all questions were answered and replacements reported to all who met the old
-        proc.
-        """
+        """Check that all questions were answered, and all replacements reported."""
         self.end([uid for uid in self.uids[1:] if self.state[uid] != "runs"])
         assert {uid for _, uid in self.open if self.state[uid] == "gone"} == set()
         for uid in self.replaced:

@@ -255,9 +255,7 @@ def test_a_job_that_a_thread_has_just_taken_is_counted(monkeypatch: pytest.Monke
             return super().get()
 
     class Lock:
-        """Give the lock to the caller after the thread took a job, and to the thread after the
-        caller.
-        """
+        """Gives the lock to the caller once the thread took a job, then to the thread."""
 
         lock = threading.Lock()
 
