@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 
-# Written to `sitecustomize.py`, which every new interpreter of the run imports.
+# Written to a `sitecustomize` module, which every new interpreter of the run imports.
 INJECTION = """
 import os, sys
 
