@@ -172,12 +172,28 @@ def use(mesh, what, third):
         third.have_posted.call_one(mesh, port).get(timeout=WAIT)
         posts = [receiver.recv().get(timeout=WAIT) for _ in range(len(mesh))]
         return sorted(posts, key=lambda post: post[0])
-    if what in ("one of it dies", "one of it is restarted"):
+    if what == "one of it dies":
         mesh.slice(**last).die.broadcast(bool(last))
         return loss(mesh)
+    if what == "one of it is restarted":
+        return losses([mesh.slice(**last).die.call_one(bool(last)), mesh.where.call()])
     if what == "loss":
         return loss(mesh)
     return list(mesh.where.call().get(timeout=WAIT).values())
+
+
+def losses(calls):
+    """Wait for the calls, and return the texts of the errors.
+
+    A replacement may serve a call that was sent after the failure, so that call may have an answer.
+    """
+    texts = []
+    for call in calls:
+        try:
+            call.get(timeout=WAIT)
+        except SupervisionError as error:
+            texts.append(str(error))
+    return texts
 
 
 def loss(mesh):
