@@ -13,26 +13,26 @@ ENGINE = Path(__file__).resolve().parents[1] / "src" / "monarch" / "_engine"
 
 FURTHER = {
     "several hosts": """
-        wire/packet protocol/channel protocol/federation protocol/lanes protocol/stream
-        protocol/detector runtime/sentinel runtime/neighbour runtime/host_link runtime/tunnel
-        runtime/side_stream runtime/stream_tunnel runtime/own_name runtime/gateway runtime/worker
-        runtime/entrance mesh/attachment mesh/transport""",
+        wire/packet protocol/session/channel protocol/directory protocol/session/lanes protocol/session/stream
+        protocol/session/detector runtime/io/heartbeats runtime/hosts/peer_host runtime/hosts/host_link runtime/hosts/tunnel
+        runtime/proc/side_stream runtime/hosts/stream_tunnel runtime/admission/public_name runtime/admission/gateway runtime/agent/worker
+        runtime/io/listener mesh/meshes/attachment mesh/script/attach""",
     "authentication and TLS": """
-        protocol/handshake protocol/records launch/certificates runtime/audit runtime/authentic
-        runtime/greeting runtime/secret runtime/tls runtime/whereabouts""",
-    "casts": "protocol/cast protocol/splice runtime/cast_relay runtime/casting runtime/seam",
-    "direct connections": "protocol/turns runtime/direct runtime/directs runtime/invitation",
-    "restarts": "protocol/restart runtime/fence mesh/supervisor",
+        protocol/session/handshake protocol/session/records launch/certificates runtime/admission/audit runtime/admission/authenticated
+        runtime/admission/handshake_io runtime/admission/secret runtime/admission/tls runtime/admission/host_identity""",
+    "casts": "protocol/cast protocol/order_merge runtime/cast/relay runtime/cast/sender runtime/cast/tunnel_end",
+    "direct connections": "protocol/path_switch runtime/direct/link runtime/direct/manager runtime/direct/ticket",
+    "restarts": "protocol/restart runtime/actor/epoch_barrier mesh/meshes/supervisor",
     "jobs that outlive their script": """
-        protocol/succession runtime/job_claim runtime/job_door runtime/job_keeper
-        runtime/socket_file mesh/keepsake mesh/reattachment""",
+        protocol/failover runtime/failover/claim runtime/failover/rendezvous runtime/failover/keeper
+        runtime/admission/socket_file mesh/meshes/saved_handles mesh/script/reattachment""",
     "deadlocks and stalls": """
-        protocol/deadlock runtime/agent_watch runtime/loop_watch runtime/slow_clock
-        runtime/watch""",
+        protocol/deadlock runtime/proc/agent_watch runtime/actor/loop_watch runtime/io/slow_clock
+        runtime/actor/deadlock_watch""",
     "output": """
-        protocol/log_lines runtime/log_files runtime/log_printer runtime/log_relay
-        mesh/log_level mesh/log_prefix mesh/logging_option""",
-    "code for the hosts": "runtime/file_tree mesh/workspace",
+        protocol/log_lines runtime/output/files runtime/output/printer runtime/output/relay
+        mesh/output/log_level mesh/output/log_prefix mesh/output/logging_option""",
+    "code for the hosts": "mesh/sync/file_tree mesh/sync/workspace",
 }
 """Modules of the engine that are not part of the core, by capability."""
 

@@ -45,10 +45,10 @@ PATHS: dict[str, dict[str, str]] = {
             as_endpoint attach context current_actor_name current_rank current_size
             enable_transport send shutdown_context
         """,
-        "monarch._engine.mesh.actor_mesh": "ActorMesh",
-        "monarch._engine.mesh.context": "CreatorInstance Instance _context",
-        "monarch._engine.mesh.endpoint": "NotAnEndpoint",
-        "monarch._engine.mesh.port": "RankedPortReceiver",
+        "monarch._engine.mesh.meshes.actor_mesh": "ActorMesh",
+        "monarch._engine.mesh.call.context": "CreatorInstance Instance _context",
+        "monarch._engine.mesh.call.endpoint": "NotAnEndpoint",
+        "monarch._engine.mesh.call.port": "RankedPortReceiver",
         "monarch._compat": "IN_PAR",
     },
     "monarch._src.actor.bootstrap": {
@@ -58,7 +58,7 @@ PATHS: dict[str, dict[str, str]] = {
         """,
     },
     "monarch._src.actor.bootstrap_main": {
-        "monarch._engine.runtime.bootstrap": "main invoke_main=main",
+        "monarch._engine.runtime.agent.bootstrap": "main invoke_main=main",
     },
     "monarch._src.actor.concurrent": {"monarch.actor": "concurrent_endpoint"},
     "monarch._src.actor.debugger.debug_command": {
@@ -76,17 +76,17 @@ PATHS: dict[str, dict[str, str]] = {
     },
     "monarch._src.actor.endpoint": {
         "monarch.actor": "Endpoint Extent endpoint",
-        "monarch._engine.mesh.endpoint": "EndpointProperty NotAnEndpoint",
+        "monarch._engine.mesh.call.endpoint": "EndpointProperty NotAnEndpoint",
     },
     "monarch._src.actor.future": {"monarch.actor": "Future returns_future"},
     "monarch._src.actor.host_mesh": {
         "monarch.actor": "HostMesh default_bootstrap_cmd this_host this_proc",
     },
     "monarch._src.actor.logging": {
-        "monarch._engine.mesh.logging_option": "LoggingManager flush_all_proc_mesh_logs",
+        "monarch._engine.mesh.output.logging_option": "LoggingManager flush_all_proc_mesh_logs",
     },
     "monarch._src.actor.mock": {
-        "monarch._engine.mesh.mock": """
+        "monarch._engine.mesh.meshes.mock": """
             get_actor_class=mock_of get_actor_mock_registry_state=registry patch_actor
             patch_tensor_engine
             set_actor_mock_registry_state=install
@@ -94,8 +94,8 @@ PATHS: dict[str, dict[str, str]] = {
     },
     "monarch._src.actor.proc_mesh": {
         "monarch.actor": "ProcMesh get_or_spawn_controller",
-        "monarch._engine.mesh.controller": "_ControllerController _get_controller_controller",
-        "monarch._engine.mesh.proc_mesh": """
+        "monarch._engine.mesh.meshes.controller": "_ControllerController _get_controller_controller",
+        "monarch._engine.mesh.meshes.proc_mesh": """
             get_active_proc_meshes register_proc_mesh_spawn_callback
             unregister_proc_mesh_spawn_callback
         """,
@@ -146,7 +146,7 @@ PATHS: dict[str, dict[str, str]] = {
         """,
     },
     "monarch._rust_bindings.monarch_hyperactor.endpoint": {
-        "monarch._engine.mesh.endpoint": "ActorEndpoint ValueStream",
+        "monarch._engine.mesh.call.endpoint": "ActorEndpoint ValueStream",
     },
     "monarch._rust_bindings.monarch_hyperactor.handle": {
         "monarch._engine.base.errors": "WouldBlockRuntime",
@@ -187,12 +187,12 @@ DEPRECATED = {
 PATHS.update({alias: PATHS[target] for alias, (target, _) in DEPRECATED.items()})
 
 #: Modules that *are* another module, because programs assign to their attributes.
-SAME = {"monarch._src.actor.config": "monarch._engine.mesh.log_prefix"}
+SAME = {"monarch._src.actor.config": "monarch._engine.mesh.output.log_prefix"}
 
 #: The programs that ``python -m`` runs.
 PROGRAMS: dict[str, str] = dict.fromkeys(
     ("monarch._src.actor.bootstrap_main", "monarch.bootstrap_main"),
-    "monarch._engine.runtime.bootstrap",
+    "monarch._engine.runtime.agent.bootstrap",
 )
 
 _TASKS = "asynchronous work is a monarch.actor.Future here; write `async def` with returns_future"

@@ -21,21 +21,21 @@ from monarch._engine.launch.interpreter import (
     with_folder,
     working_directory,
 )
-from monarch._engine.mesh.attachment import let_go
-from monarch._engine.mesh.context import context
-from monarch._engine.mesh.future import RAISED, VALUE, Future
-from monarch._engine.mesh.keepsake import end_job, is_kept, keep_job, renounce
-from monarch._engine.mesh.progress import progress
-from monarch._engine.mesh.service import Refused, Request, Unreachable, ask, serve, tell
-from monarch._engine.mesh.transport import attach_hosts, greet_worker, serve_host
-from monarch._engine.protocol.handshake import HandshakeError
-from monarch._engine.runtime import driver as drivers
-from monarch._engine.runtime.client import client_proc, when_forked
-from monarch._engine.runtime.greeting import Wire, why_unreachable
-from monarch._engine.runtime.invitation import Door, Invitation, come
-from monarch._engine.runtime.reactor import WRITE, Reactor, Timer
-from monarch._engine.runtime.secret import SecretError
-from monarch._engine.runtime.side_stream import Caller
+from monarch._engine.mesh.call.context import context
+from monarch._engine.mesh.meshes.attachment import let_go
+from monarch._engine.mesh.meshes.saved_handles import end_job, is_kept, keep_job, renounce
+from monarch._engine.mesh.results.future import RAISED, VALUE, Future
+from monarch._engine.mesh.results.progress import progress
+from monarch._engine.mesh.results.service import Refused, Request, Unreachable, ask, serve, tell
+from monarch._engine.mesh.script.attach import attach_hosts, greet_worker, serve_host
+from monarch._engine.protocol.session.handshake import HandshakeError
+from monarch._engine.runtime.admission.handshake_io import Wire, why_unreachable
+from monarch._engine.runtime.admission.secret import SecretError
+from monarch._engine.runtime.agent.client import client_proc, when_forked
+from monarch._engine.runtime.direct.ticket import Door, Invitation, come
+from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io.reactor import WRITE, Reactor, Timer
+from monarch._engine.runtime.proc.side_stream import Caller
 
 __all__ = [
     "WITHOUT_CWD",
@@ -167,7 +167,7 @@ def when_gone(uid: int, callback: Callable[[str], None]) -> None:
     client_proc().when_gone(uid, lambda verdict: callback(verdict.error))
 
 
-# -- side streams: bytes between processes, beside the links (see runtime.side_stream) -------------
+# -- side streams: bytes between processes, beside the links (see runtime.proc.side_stream) -------------
 
 
 def serve_streams(purpose: str, handler: Callable[[socket.socket, Caller], None]) -> None:
@@ -184,7 +184,7 @@ def open_stream(uid: int, purpose: str) -> socket.socket:
 
 
 def open_door(reactor: Reactor, address: str, tls: bool) -> Door:
-    """Open a listener for invited peers, see runtime.invitation; it writes to the audit log."""
+    """Open a listener for invited peers, see runtime.direct.ticket; it writes to the audit log."""
     proc = client_proc()
 
     def report(peer: str, certificate: str, refused: str) -> None:

@@ -60,7 +60,7 @@ def file_exists(named: str, place: Path) -> bool:
 def module_exists(named: str) -> bool:
     """Whether a dotted name is a module of monarch or an attribute of one.
 
-    A folder of the package may be named without its parents: `runtime.proc`. The folder `mesh` may
+    A folder of the package may be named without its parents: `runtime.proc.proc`. The folder `mesh` may
     not, since `mesh` is a variable in most examples.
     """
     first, *rest = named.split(".")
@@ -122,8 +122,8 @@ def test_each_name_of_the_glossary_is_in_its_module() -> None:
 
 def test_what_does_not_exist_is_found() -> None:
     assert not file_exists("runtime/no_such.py", ROOT / "README.md")
-    assert file_exists("runtime/proc.py", ROOT / "README.md")
+    assert file_exists("runtime/proc/proc.py", ROOT / "README.md")
     assert not module_exists("monarch.no_such")
     assert not module_exists("runtime.no_such")
-    assert module_exists("runtime.proc.Proc")
+    assert module_exists("runtime.proc.proc.Proc")
     assert module_exists("monarch.actor.Actor")

@@ -11,7 +11,7 @@ import heapq
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
-from monarch._engine.protocol.channel import (
+from monarch._engine.protocol.session.channel import (
     Acknowledged,
     Channel,
     Connected,
@@ -23,7 +23,7 @@ from monarch._engine.protocol.channel import (
     Room,
     Terms,
 )
-from monarch._engine.protocol.lanes import OVERHEAD
+from monarch._engine.protocol.session.lanes import OVERHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

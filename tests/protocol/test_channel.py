@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monarch._engine.protocol.channel import Channel, Dial, Ended, Terms
-from monarch._engine.protocol.lanes import OVERHEAD
+from monarch._engine.protocol.session.channel import Channel, Dial, Ended, Terms
+from monarch._engine.protocol.session.lanes import OVERHEAD
 from tests.protocol.network import Faults, World
 
 TERMS = Terms(

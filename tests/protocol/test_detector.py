@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch._engine.base.errors import ProtocolError
-from monarch._engine.protocol.detector import Detector, SendHeartbeat, Suspect, Unreachable
+from monarch._engine.protocol.session.detector import Detector, SendHeartbeat, Suspect, Unreachable
 
 INTERVAL, MINIMUM, MAXIMUM = 0.25, 1.5, 3.0
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._engine.protocol.handshake import (
+from monarch._engine.protocol.session.handshake import (
     GREETING_SIZE,
     NO_SECRET,
     PROOF_SIZE,
@@ -21,7 +21,7 @@ from monarch._engine.protocol.handshake import (
     Listener,
     key_name,
 )
-from monarch._engine.protocol.records import AlteredError, Opener, Sealer
+from monarch._engine.protocol.session.records import AlteredError, Opener, Sealer
 
 KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
 PYTHON = (3, 11)

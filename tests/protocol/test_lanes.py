@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._engine.protocol.lanes import CONTROL, OVERHEAD, Lanes, Message
+from monarch._engine.protocol.session.lanes import CONTROL, OVERHEAD, Lanes, Message
 
 QUANTUM = 10_000
 

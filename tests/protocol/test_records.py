@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._engine.protocol.records import (
+from monarch._engine.protocol.session.records import (
     HEADER_SIZE,
     MOST,
     TAG_SIZE,

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from monarch._engine.base.errors import ProtocolError
-from monarch._engine.protocol.channel import (
+from monarch._engine.protocol.session.channel import (
     Acknowledged,
     Channel,
     Connected,
@@ -20,8 +20,8 @@ from monarch._engine.protocol.channel import (
     Room,
     Terms,
 )
-from monarch._engine.protocol.lanes import CONTROL, OVERHEAD
-from monarch._engine.protocol.stream import PacketStream
+from monarch._engine.protocol.session.lanes import CONTROL, OVERHEAD
+from monarch._engine.protocol.session.stream import PacketStream
 from monarch._engine.wire import packet as wire
 from monarch._engine.wire.packet import ACK, BYE, DATA, FLOW, HEADER, HELLO, MAX_PIECE, PING
 

@@ -1,8 +1,8 @@
 """Clusters of thousands of hosts in virtual time: the real protocol cores, and a model of the rest.
 
 Each host has the cores of an agent: casts (`protocol.cast`), a channel to each host that it
-communicates with (`protocol.channel`), the failure detector (`protocol.detector`) and the
-membership of the job (`protocol.federation` around `protocol.roster`). They are driven as `runtime`
+communicates with (`protocol.session.channel`), the failure detector (`protocol.session.detector`) and the
+membership of the job (`protocol.directory` around `protocol.membership`). They are driven as `runtime`
 drives them. The layers below and above them are modelled (`Model`):
 
 - **The network.** A packet takes `latency` and up to `jitter` more, and the time that both hosts'
@@ -18,7 +18,7 @@ drives them. The layers below and above them are modelled (`Model`):
 
 There is a link between the driver's host and each other host, as `attach_to_workers` makes them.
 The links of the tree are dialed by the first cast that needs them. Suspicion and redials follow
-`runtime.neighbour`. The seed determines the whole course.
+`runtime.hosts.peer_host`. The seed determines the whole course.
 
 These invariants are checked at each step: per pair of hosts and direction every message arrives
 once and in order, unless one of the two hosts gave up the other; a cast is delivered to a host at
@@ -37,9 +37,11 @@ from typing import Any, NamedTuple
 
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, SYSTEM, Verdict
 from monarch._engine.protocol import cast as casts
-from monarch._engine.protocol import detector as detectors
 from monarch._engine.protocol.cast import Answer, Casts
-from monarch._engine.protocol.channel import (
+from monarch._engine.protocol.directory import HOME, Federation, Send, Spread, Tunnel
+from monarch._engine.protocol.membership import Roster, Tell
+from monarch._engine.protocol.session import detector as detectors
+from monarch._engine.protocol.session.channel import (
     Channel,
     Connected,
     Deliver,
@@ -48,10 +50,8 @@ from monarch._engine.protocol.channel import (
     Heartbeat,
     Terms,
 )
-from monarch._engine.protocol.detector import Detector
-from monarch._engine.protocol.federation import HOME, Federation, Send, Spread, Tunnel
-from monarch._engine.protocol.lanes import CONTROL
-from monarch._engine.protocol.roster import Roster, Tell
+from monarch._engine.protocol.session.detector import Detector
+from monarch._engine.protocol.session.lanes import CONTROL
 from monarch._engine.wire.packet import ACK, HEADER, PING
 
 __all__ = ["PROCS", "Call", "Cluster", "Model"]
@@ -69,7 +69,7 @@ _DIAL_TRIPS = 6  # one-way trips of a connection and its handshake
 _BEATS = 12  # heartbeats within the timeout
 _SYN_RTO = 1.0
 _ATTACHING = 60.0
-_HOLD = 0.02  # see `runtime.cast_relay`
+_HOLD = 0.02  # see `runtime.cast.relay`
 _NEVER = float("inf")
 
 
@@ -135,7 +135,7 @@ class GivenUp(NamedTuple):
 
 
 class Peer:
-    """One side of the link between two hosts; see `runtime.neighbour`."""
+    """One side of the link between two hosts; see `runtime.hosts.peer_host`."""
 
     def __init__(self, here: Node, there: Node, *, dials: bool) -> None:
         cluster = here.cluster
@@ -405,7 +405,7 @@ class Node:
         self.watch()
 
     def dial(self, peer: Peer) -> None:
-        """Open another connection; see `runtime.neighbour`."""
+        """Open another connection; see `runtime.hosts.peer_host`."""
         cluster = self.cluster
         peer.dialing += 1
         seconds = cluster.dial_time(self, peer.there)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import monarch.actor
-from monarch._engine.protocol.channel import Channel
+from monarch._engine.protocol.session.channel import Channel
 from monarch.actor import Actor, SupervisionError, endpoint, this_host
 from monarch.config import configured
 from monarch.testing import (

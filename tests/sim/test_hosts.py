@@ -9,7 +9,7 @@ import time
 import pytest
 
 import monarch.actor
-from monarch._engine.mesh.attachment import Attachment
+from monarch._engine.mesh.meshes.attachment import Attachment
 from monarch.actor import (
     Actor,
     HostMesh,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from monarch._engine.runtime.client import client_proc
+from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.transport.link import Link
 from monarch.testing import simulate
 from monarch.testing.conformance import FRAME_LIMIT, QUEUE_LIMIT, check_link

@@ -14,7 +14,7 @@ import os
 import time
 from pathlib import Path
 
-from monarch._engine.runtime.client import client_proc
+from monarch._engine.runtime.agent.client import client_proc
 
 __all__ = ["MEMORY", "Footprint", "excess", "footprint"]
 

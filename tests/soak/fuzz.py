@@ -25,12 +25,12 @@ from report import count, end
 
 from monarch._engine.base.address import BindSpec, ChannelAddr
 from monarch._engine.base.worker_address import parse_worker_address
-from monarch._engine.protocol.channel import Channel, Terms
-from monarch._engine.protocol.handshake import Dialer, HandshakeError, Listener, key_name
-from monarch._engine.protocol.records import purpose_tag
-from monarch._engine.protocol.stream import PacketStream
-from monarch._engine.runtime.greeting import Greeting
-from monarch._engine.runtime.reactor import READ, Timer
+from monarch._engine.protocol.session.channel import Channel, Terms
+from monarch._engine.protocol.session.handshake import Dialer, HandshakeError, Listener, key_name
+from monarch._engine.protocol.session.records import purpose_tag
+from monarch._engine.protocol.session.stream import PacketStream
+from monarch._engine.runtime.admission.handshake_io import Greeting
+from monarch._engine.runtime.io.reactor import READ, Timer
 from monarch._engine.wire.packet import ACK, BYE, DATA, FLOW, HEADER, HELLO, PING
 
 WARM_UP = 20_000

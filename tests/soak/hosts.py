@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from monarch._engine.runtime import casting  # noqa: E402
+from monarch._engine.runtime.cast import sender as casting  # noqa: E402
 from monarch._engine.transport.link import Link  # noqa: E402
 from monarch.actor import Actor, attach_to_workers, endpoint  # noqa: E402
 from monarch.config import configure  # noqa: E402

@@ -13,22 +13,23 @@ THREADS = """\
   File "/usr/lib/python3.12/threading.py", line 1075 in _bootstrap_inner
   File "/usr/lib/python3.12/threading.py", line 1032 in _bootstrap
 """
-ENGINE = '  File "/site/monarch/_engine/runtime/dispatch.py", line 80 in run_sync\n' + THREADS
+ENGINE = '  File "/site/monarch/_engine/runtime/actor/dispatch.py", line 80 in run_sync\n' + THREADS
 LOOP = (
     '  File "/usr/lib/python3.12/asyncio/events.py", line 88 in _run\n'
-    '  File "/site/monarch/_engine/runtime/dispatch_async.py", line 70 in run_async\n' + THREADS
+    '  File "/site/monarch/_engine/runtime/actor/dispatch_async.py", line 70 in run_async\n'
+    + THREADS
 )
 REACTOR = """\
-  File "/site/monarch/_engine/runtime/reactor.py", line 147 in run
+  File "/site/monarch/_engine/runtime/io/reactor.py", line 147 in run
   File "<frozen runpy>", line 88 in _run_code
 """
 FORKED = """\
-  File "/site/monarch/_engine/runtime/reactor.py", line 147 in run
-  File "/site/monarch/_engine/runtime/bootstrap.py", line 60 in agent_main
+  File "/site/monarch/_engine/runtime/io/reactor.py", line 147 in run
+  File "/site/monarch/_engine/runtime/agent/bootstrap.py", line 60 in agent_main
   File "<string>", line 1 in <module>
 """
 EXECUTED = """\
-  File "/site/monarch/_engine/runtime/reactor.py", line 147 in run
+  File "/site/monarch/_engine/runtime/io/reactor.py", line 147 in run
   File "monarch._src.actor.bootstrap_main", line 3 in <module>
   File "<frozen runpy>", line 88 in _run_code
 """
@@ -70,13 +71,13 @@ def test_the_programs_frames_of_the_thread_that_crashed(runtime: str) -> None:
 
 
 def test_frames_below_those_of_the_program_are_kept() -> None:
-    inner = '  File "/site/monarch/_engine/mesh/future.py", line 5 in get\n'
+    inner = '  File "/site/monarch/_engine/mesh/results/future.py", line 5 in get\n'
     shows(
         crash_trace(dump(current(inner, frame("call"), ENGINE), reason="Aborted")),
         """
         Traceback of where the process crashed (most recent call last):
           File "/me/prog.py", line 1, in call
-          File "/site/monarch/_engine/mesh/future.py", line 5, in get
+          File "/site/monarch/_engine/mesh/results/future.py", line 5, in get
         Aborted
         """,
     )
@@ -111,7 +112,7 @@ def test_without_any_frame_of_the_program_the_runtimes_are_shown() -> None:
         """
         Traceback of where the process crashed (most recent call last):
           File "<frozen runpy>", line 88, in _run_code
-          File "/site/monarch/_engine/runtime/reactor.py", line 147, in run
+          File "/site/monarch/_engine/runtime/io/reactor.py", line 147, in run
         Segmentation fault
         """,
     )

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._engine.mesh.host_mesh import HostMesh
-from monarch._engine.mesh.proc_mesh import ProcMesh
+from monarch._engine.mesh.meshes.host_mesh import HostMesh
+from monarch._engine.mesh.meshes.proc_mesh import ProcMesh
 from monarch._engine.shapes import Slice
 from monarch._engine.shapes.shape import shape_of
 

@@ -23,33 +23,32 @@ from monarch._engine.base.bootstrap_command import BootstrapCommand
 from monarch._engine.base.errors import ActorError, DeadlockError, SupervisionError
 from monarch._engine.base.failure import MeshFailure
 from monarch._engine.base.identity import ProcId, Uid
-from monarch._engine.mesh import log_prefix as config
-from monarch._engine.mesh.accumulator import Accumulator
-from monarch._engine.mesh.actor import Actor, Restart
-from monarch._engine.mesh.context import (
+from monarch._engine.mesh.call.accumulator import Accumulator
+from monarch._engine.mesh.call.context import (
     Context,
     context,
     current_actor_name,
     current_rank,
     current_size,
 )
-from monarch._engine.mesh.controller import get_or_spawn_controller
-from monarch._engine.mesh.endpoint import (
+from monarch._engine.mesh.call.endpoint import (
     Endpoint,
     as_endpoint,
     concurrent_endpoint,
     endpoint,
     send,
 )
-from monarch._engine.mesh.future import Future, returns_future
-from monarch._engine.mesh.host_mesh import HostMesh, default_bootstrap_cmd, this_host
-from monarch._engine.mesh.keepsake import job_id
-from monarch._engine.mesh.port import Channel, Port, PortReceiver
-from monarch._engine.mesh.proc_mesh import ProcMesh, this_proc
-from monarch._engine.mesh.reattachment import Reattached, reattach
-from monarch._engine.mesh.shutdown import shutdown_context
-from monarch._engine.mesh.supervisor import Restarted, Supervisor
-from monarch._engine.mesh.transport import (
+from monarch._engine.mesh.call.port import Channel, Port, PortReceiver
+from monarch._engine.mesh.meshes.actor import Actor, Restart
+from monarch._engine.mesh.meshes.controller import get_or_spawn_controller
+from monarch._engine.mesh.meshes.host_mesh import HostMesh, default_bootstrap_cmd, this_host
+from monarch._engine.mesh.meshes.proc_mesh import ProcMesh, this_proc
+from monarch._engine.mesh.meshes.saved_handles import job_id
+from monarch._engine.mesh.meshes.supervisor import Restarted, Supervisor
+from monarch._engine.mesh.output import log_prefix as config
+from monarch._engine.mesh.results.future import Future, returns_future
+from monarch._engine.mesh.results.value_mesh import ValueMesh
+from monarch._engine.mesh.script.attach import (
     attach,
     attach_to_workers,
     enable_transport,
@@ -57,7 +56,8 @@ from monarch._engine.mesh.transport import (
     run_worker_loop_until_shutdown,
     start_worker_loop_forever,
 )
-from monarch._engine.mesh.value_mesh import ValueMesh
+from monarch._engine.mesh.script.reattachment import Reattached, reattach
+from monarch._engine.mesh.script.shutdown import shutdown_context
 from monarch._engine.shapes import Extent, Point, Region, Shape, Slice
 
 if TYPE_CHECKING:

@@ -12,16 +12,16 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from monarch._engine.runtime import driver as drivers
-from monarch._engine.runtime.dispatch import construct, serve_sync
-from monarch._engine.runtime.reactor import Timer
+from monarch._engine.runtime.actor.dispatch import construct, serve_sync
+from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io.reactor import Timer
 from monarch._engine.wire.frame import CALL
 from monarch.testing.loop import ActorLoop
 from monarch.testing.scheduler import JITTER, Entry, Place, Scheduler, Strand, Wait
 
 if TYPE_CHECKING:
     from monarch._engine.base.failure import Failure
-    from monarch._engine.runtime.cell import Cell
+    from monarch._engine.runtime.actor.cell import Cell
 
 __all__ = ["SimDriver"]
 
@@ -291,7 +291,7 @@ class SimDriver(drivers.Driver):
         strand = self._scheduler.strand
         if strand is not None:
             return strand.place
-        from monarch._engine.runtime import client as clients
+        from monarch._engine.runtime.agent import client as clients
 
         proc: Any = clients._current
         place: Place = proc.place

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, Verdict
-from monarch._engine.protocol import detector as detectors
-from monarch._engine.protocol.federation import (
+from monarch._engine.protocol.directory import (
     HOME,
     Admit,
     Attach,
@@ -26,10 +25,11 @@ from monarch._engine.protocol.federation import (
     Spread,
     Tunnel,
 )
-from monarch._engine.protocol.roster import Condemn, Hand, Kill, Roster, Tell
-from monarch._engine.runtime.agent import _cause
-from monarch._engine.runtime.cast_relay import CastRelay
-from monarch._engine.runtime.job_keeper import FAREWELL
+from monarch._engine.protocol.membership import Condemn, Hand, Kill, Roster, Tell
+from monarch._engine.protocol.session import detector as detectors
+from monarch._engine.runtime.agent.agent import _cause
+from monarch._engine.runtime.cast.relay import CastRelay
+from monarch._engine.runtime.failover.keeper import FAREWELL
 from monarch._engine.wire.frame import CAST, CONTROL, pack
 from monarch.testing.driver import EPOCH, SimTimer
 from monarch.testing.link import SimLink, SimSocket, socket_pair
@@ -37,7 +37,7 @@ from monarch.testing.network import SimPeer
 from monarch.testing.scheduler import Entry, Place
 
 if TYPE_CHECKING:
-    from monarch._engine.runtime.seam import Way
+    from monarch._engine.runtime.cast.tunnel_end import Way
     from monarch.testing.proc import SimProc
     from monarch.testing.world import World
 

@@ -26,7 +26,7 @@ from monarch.testing.faults import (
 from monarch.testing.link import calls_in
 
 if TYPE_CHECKING:
-    from monarch._engine.runtime.cell import Cell
+    from monarch._engine.runtime.actor.cell import Cell
     from monarch.testing.link import SimLink
     from monarch.testing.proc import SimProc
     from monarch.testing.scheduler import Strand

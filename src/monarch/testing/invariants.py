@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.settings import settings
-from monarch._engine.mesh.future import PENDING, Future
+from monarch._engine.mesh.results.future import PENDING, Future
 from monarch._engine.wire.frame import HEADER_SIZE, ONCE, Frame
 from monarch.testing.errors import InvariantError
 from monarch.testing.link import CAPACITY, calls_in

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from monarch._engine.base.errors import ProtocolError
-from monarch._engine.runtime.casting import HEADS
+from monarch._engine.runtime.cast.sender import HEADS
 from monarch._engine.transport.link import mark
 from monarch._engine.wire.frame import CALL, CAST, HEADER, Frame, FrameReader
 from monarch.testing.scheduler import Place, Scheduler, Wait

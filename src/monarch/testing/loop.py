@@ -24,13 +24,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.settings import settings
-from monarch._engine.runtime import bridge
-from monarch._engine.runtime.dispatch_async import _serve
+from monarch._engine.runtime.actor.dispatch_async import _serve
+from monarch._engine.runtime.io import bridge
 from monarch.testing.scheduler import Entry, Place, Scheduler, Strand, Unwound, Wait
 from monarch.testing.stacks import describe_tasks
 
 if TYPE_CHECKING:
-    from monarch._engine.runtime.cell import Cell
+    from monarch._engine.runtime.actor.cell import Cell
 
 __all__ = ["ActorLoop", "SimLoop", "discard_tasks"]
 

@@ -15,7 +15,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch._engine.protocol.channel import (
+from monarch._engine.protocol.directory import HOME
+from monarch._engine.protocol.session.channel import (
     Channel,
     Connected,
     Deliver,
@@ -26,8 +27,7 @@ from monarch._engine.protocol.channel import (
     Room,
     Terms,
 )
-from monarch._engine.protocol.federation import HOME
-from monarch._engine.runtime.seam import CASTS, Cast, Seam, ranked
+from monarch._engine.runtime.cast.tunnel_end import CASTS, Cast, Seam, ranked
 from monarch._engine.wire.frame import MARK, POST, PROBE, pack
 from monarch._engine.wire.packet import Buffer
 from monarch.testing.faults import Delay, Drop, Duplicate, NetworkFault, Partition, Reorder

@@ -28,7 +28,7 @@ from collections.abc import Callable, Generator
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from monarch._engine.runtime import client as clients
+from monarch._engine.runtime.agent import client as clients
 from monarch._engine.wire import codec
 from monarch._engine.wire.codec import register_reducer
 from monarch.testing.driver import EPOCH

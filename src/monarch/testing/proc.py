@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from monarch._engine.mesh.logging_option import _listen
-from monarch._engine.runtime.agent_watch import AgentWatch
-from monarch._engine.runtime.bootstrap import _stop_actors
-from monarch._engine.runtime.casting import answers_in
-from monarch._engine.runtime.proc import Proc
-from monarch._engine.runtime.spawn import spawn_cell
+from monarch._engine.mesh.output.logging_option import _listen
+from monarch._engine.runtime.actor.spawn import spawn_cell
+from monarch._engine.runtime.agent.bootstrap import _stop_actors
+from monarch._engine.runtime.cast.sender import answers_in
+from monarch._engine.runtime.proc.agent_watch import AgentWatch
+from monarch._engine.runtime.proc.proc import Proc
 from monarch._engine.wire.frame import ANSWERS, Frame
 from monarch.testing.link import SimSocket, socket_pair
 from monarch.testing.scheduler import Place

@@ -36,7 +36,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from monarch._engine.runtime import client as clients
+from monarch._engine.runtime.agent import client as clients
 from monarch.testing.errors import StepBlockedError, StuckError, TimeLimitError
 from monarch.testing.stacks import describe_strand, stack_of
 

@@ -10,12 +10,14 @@ import inspect
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
-from monarch._engine.mesh import context as contexts
-from monarch._engine.mesh import logging_option, proc_mesh, shutdown
-from monarch._engine.mesh.faults import Faults
-from monarch._engine.mesh.host_mesh import HostMesh
-from monarch._engine.runtime import client as clients
-from monarch._engine.runtime import driver as drivers
+from monarch._engine.mesh.call import context as contexts
+from monarch._engine.mesh.meshes import proc_mesh
+from monarch._engine.mesh.meshes.host_mesh import HostMesh
+from monarch._engine.mesh.output import logging_option
+from monarch._engine.mesh.results.faults import Faults
+from monarch._engine.mesh.script import shutdown
+from monarch._engine.runtime.agent import client as clients
+from monarch._engine.runtime.io import environment as drivers
 from monarch._engine.shapes import Slice
 from monarch._engine.shapes.shape import shape_of
 from monarch.testing.errors import MissedFaultError, UnhandledFaultError

@@ -8,9 +8,9 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from monarch._engine.protocol.federation import HOME
-from monarch._engine.runtime import client as clients
-from monarch._engine.runtime import driver as drivers
+from monarch._engine.protocol.directory import HOME
+from monarch._engine.runtime.agent import client as clients
+from monarch._engine.runtime.io import environment as drivers
 from monarch.testing.driver import SimDriver, SimEvent
 from monarch.testing.faults import FaultPlan
 from monarch.testing.host import SimHost

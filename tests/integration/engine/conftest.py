@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 import monarch.actor
-from monarch._engine.runtime.client import client_proc
-from monarch._engine.runtime.proc import Proc
+from monarch._engine.runtime.agent.client import client_proc
+from monarch._engine.runtime.proc.proc import Proc
 from monarch.actor import Actor, endpoint, this_host
 
 WAIT = 60.0
@@ -150,7 +150,7 @@ import gc, os, signal, sys, threading
 import monarch.actor
 from monarch.actor import *
 from monarch.config import configure
-from monarch._engine.runtime.client import client_proc
+from monarch._engine.runtime.agent.client import client_proc
 
 monarch.actor.unhandled_fault_hook = lambda failure: None
 

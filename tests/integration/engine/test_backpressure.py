@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from monarch._engine.base.errors import BackpressureError
-from monarch._engine.runtime.client import client_proc
+from monarch._engine.runtime.agent.client import client_proc
 from monarch.actor import Actor, ActorError, Channel, endpoint
 from monarch.config import configured
 

@@ -35,7 +35,7 @@ def after(callback):
     return run
 
 def inject():
-    from monarch._engine.runtime.reactor import Reactor
+    from monarch._engine.runtime.io.reactor import Reactor
     register, soon, later = Reactor.register, Reactor.call_soon, Reactor.call_later
     Reactor.register = lambda self, fd, callback: register(self, fd, after(callback))
     Reactor.call_soon = lambda self, callback, *args: soon(self, after(callback), *args)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from monarch._engine.runtime.proc import Proc
+from monarch._engine.runtime.proc.proc import Proc
 from monarch.actor import Actor, Channel, concurrent_endpoint, endpoint, this_host
 
 WAIT = 60.0

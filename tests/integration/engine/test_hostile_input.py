@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from monarch._engine.runtime.client import client_proc
+from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.transport.link import Link
 from monarch._engine.wire import frame as wire
 from monarch._engine.wire.frame import HEADER, pack

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from monarch._engine.mesh.endpoint import ActorEndpoint
-from monarch._engine.runtime.proc import Proc
+from monarch._engine.mesh.call.endpoint import ActorEndpoint
+from monarch._engine.runtime.proc.proc import Proc
 from monarch.actor import (
     Accumulator,
     Actor,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monarch._engine.runtime.client import client_proc
+from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.transport.link import Link
 from monarch.actor import Actor, Channel, endpoint
 

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from monarch._engine.base.failure import PLEASE_REPORT
-from monarch._engine.runtime import dispatch
+from monarch._engine.runtime.actor import dispatch
 from monarch.actor import (
     Actor,
     ActorError,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from monarch._engine.mesh.proc_mesh import get_active_proc_meshes
+from monarch._engine.mesh.meshes.proc_mesh import get_active_proc_meshes
 from monarch.actor import (
     Actor,
     ActorError,

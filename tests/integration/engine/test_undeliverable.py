@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from monarch._engine.runtime.client import client_proc
-from monarch._engine.runtime.proc import Proc
+from monarch._engine.runtime.agent.client import client_proc
+from monarch._engine.runtime.proc.proc import Proc
 from monarch.actor import (
     Actor,
     Channel,

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from monarch._engine.mesh import progress
+from monarch._engine.mesh.results import progress
 from monarch.actor import Actor, SupervisionError, attach_to_workers, endpoint, this_host
 from monarch.config import configured
 

@@ -29,7 +29,7 @@ CLIENT = """
 import os, sys, threading
 from itertools import count
 import monarch.actor
-from monarch._engine.runtime.client import client_proc
+from monarch._engine.runtime.agent.client import client_proc
 from monarch.actor import *
 
 monarch.actor.unhandled_fault_hook = lambda failure: None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch._engine.runtime import own_name as names
+from monarch._engine.runtime.admission import public_name as names
 from monarch.actor import Actor, attach_to_workers, endpoint
 from tests.network import unavailable
 

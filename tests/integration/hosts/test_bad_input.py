@@ -150,8 +150,11 @@ def test_an_address_that_is_taken(start: Any) -> None:
 @pytest.mark.parametrize(
     ("before", "said"),
     [
-        ("runtime.greeting as it; it.python_version = lambda: (3, 99)", "runs Python 3.99, this"),
-        ("protocol.handshake as it; it.VERSION = 99", "speaks protocol 99, this side 2"),
+        (
+            "runtime.admission.handshake_io as it; it.python_version = lambda: (3, 99)",
+            "runs Python 3.99, this",
+        ),
+        ("protocol.session.handshake as it; it.VERSION = 99", "speaks protocol 99, this side 2"),
     ],
 )
 def test_another_version_is_told_before_anything_is_read(

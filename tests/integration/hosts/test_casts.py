@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch._engine.runtime.client import client_proc
+from monarch._engine.runtime.agent.client import client_proc
 from monarch.actor import (
     Actor,
     ActorError,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from monarch._engine.runtime.client import client_proc
-from monarch._engine.runtime.direct import DirectLink
+from monarch._engine.runtime.agent.client import client_proc
+from monarch._engine.runtime.direct.link import DirectLink
 from monarch.actor import Actor, Port, SupervisionError, endpoint
 from monarch.config import configured
 from monarch.security import make_certificates

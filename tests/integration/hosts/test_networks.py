@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 import monarch.actor
-from monarch._engine.runtime.client import client_proc
-from monarch._engine.runtime.direct import DirectLink
+from monarch._engine.runtime.agent.client import client_proc
+from monarch._engine.runtime.direct.link import DirectLink
 from monarch.actor import Actor, ActorError, HostMesh, SupervisionError, attach_to_workers, endpoint
 from monarch.config import configured
 from tests.emulator import Conditions

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from monarch._engine.base.address import ChannelAddr
-from monarch._engine.protocol.handshake import HandshakeError
-from monarch._engine.runtime.client import client_proc
-from monarch._engine.runtime.greeting import dial, greet
-from monarch._engine.runtime.secret import find_secret
+from monarch._engine.protocol.session.handshake import HandshakeError
+from monarch._engine.runtime.admission.handshake_io import dial, greet
+from monarch._engine.runtime.admission.secret import find_secret
+from monarch._engine.runtime.agent.client import client_proc
 from monarch.actor import Actor, attach_to_workers, endpoint, this_host
 from monarch.config import configured
 from tests.integration.hosts.conftest import Place, free_address

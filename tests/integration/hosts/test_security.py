@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 
 from monarch._engine.base.address import ChannelAddr
-from monarch._engine.protocol.handshake import Dialer, HandshakeError
-from monarch._engine.protocol.records import purpose_tag
-from monarch._engine.runtime import whereabouts
-from monarch._engine.runtime.greeting import dial
-from monarch._engine.runtime.secret import SecretError, find_secret
+from monarch._engine.protocol.session.handshake import Dialer, HandshakeError
+from monarch._engine.protocol.session.records import purpose_tag
+from monarch._engine.runtime.admission import host_identity as whereabouts
+from monarch._engine.runtime.admission.handshake_io import dial
+from monarch._engine.runtime.admission.secret import SecretError, find_secret
 from monarch.security import Certificate, make_certificates
 
 WAIT = 60.0

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from monarch._engine.mesh import progress as progress_module
+from monarch._engine.mesh.results import progress as progress_module
 from monarch.actor import Actor, endpoint
 from monarch.job import SSHJob, job_load
 

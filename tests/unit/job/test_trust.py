@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch._engine.mesh import progress as progress_module
+from monarch._engine.mesh.results import progress as progress_module
 from monarch.cli.jobs import _kill_context
 from monarch.job import DEFAULT_JOB_PATH, LocalJob, job_load
 from monarch.job.current import (

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._engine.runtime.body import MappedBody
+from monarch._engine.runtime.proc.body import MappedBody
 from monarch._engine.transport import segment as segments
 from monarch._engine.transport.segment import SegmentPool, open_parts
 from monarch._engine.wire.codec import Payload, decode, encode, encode_result

@@ -49,7 +49,7 @@ first answer of an incomplete range. So a rank that hangs does not delay the oth
 tree of quick ranks costs one message per host.
 
 The order between casts that take different paths is not kept here; the code that delivers to
-mailboxes restores it (`protocol.splice`). Names of hosts are names of incarnations. A lost
+mailboxes restores it (`protocol.order_merge`). Names of hosts are names of incarnations. A lost
 incarnation never returns, and the driver feeds in nothing from a host after it reported that host
 as lost.
 """

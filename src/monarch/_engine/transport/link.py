@@ -102,7 +102,7 @@ class Link:
         self.lost: str | None = None
         self.casts = 0  # the last cast of this process that the peer gets, too
         self.used = True  # whether something was sent since the last mark
-        # Of links to other hosts, see runtime.direct:
+        # Of links to other hosts, see runtime.direct.link:
         self.credit = 0
         self.direct: Any = None
         self.wish: Any = None
@@ -309,7 +309,7 @@ class Link:
     def mark(self, number: int) -> None:
         """Mark where the cast with this number was: after what was sent so far.
 
-        See `protocol.splice`. From the first on, the link writes marks where they are needed.
+        See `protocol.order_merge`. From the first on, the link writes marks where they are needed.
         """
         with self._holding():
             self._join_casts()._mark(number)
@@ -382,7 +382,7 @@ class CastLink(Link):
         return super()._send(data, fds)
 
     def turn_back(self) -> None:
-        """Be on the tunnel when this returns, see `runtime.direct`."""
+        """Be on the tunnel when this returns, see `runtime.direct.link`."""
         with self._holding():
             self._turn_back()
 

@@ -1,0 +1,1 @@
+"""The folder `mesh/call` of the engine."""

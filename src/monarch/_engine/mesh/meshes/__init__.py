@@ -1,0 +1,1 @@
+"""The folder `mesh/meshes` of the engine."""

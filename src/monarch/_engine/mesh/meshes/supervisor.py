@@ -1,0 +1,623 @@
+"""`Supervisor`: meshes whose failed ranks are restarted.
+
+`protocol.restart` decides what to restart, and when. The actor or script that makes a supervisor
+owns its meshes as usual, but receives a failure only when the supervisor gives up. Until then the
+record of a supervised mesh (`OwnedMesh`) names the supervisor as its owner, so the supervisor
+receives the failures.
+
+A rank is replaced in place. Its mesh, all slices, and copies in other processes keep referring to
+the same rank. Messages in flight to the old incarnation fail with the reason of its exit, and never
+reach the new one: `runtime.actor.epoch_barrier` sees to that for an actor, and if the process is replaced as well
+they are lost with its sockets. The new incarnation is constructed from the class and the arguments
+given to `spawn`, which were pickled at that time and kept.
+
+All decisions are made on the reactor thread, in the order in which events arrive, so no locks are
+needed. Exits are grouped by process before they are reported to the core: an exit of a process ends
+all actors in it, and counts as one fault.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+
+from monarch._engine.base.errors import SupervisionError, format_remote, headline
+from monarch._engine.base.failure import Failure, MeshFailure
+from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED, USER, Verdict
+from monarch._engine.mesh.call.context import context
+from monarch._engine.mesh.meshes.actor import Actor
+from monarch._engine.mesh.meshes.actor_mesh import ActorMesh, Blueprint, spawn_actors
+from monarch._engine.mesh.meshes.proc_mesh import ProcMesh, check_constructor
+from monarch._engine.mesh.meshes.saved_handles import remember
+from monarch._engine.mesh.results.future import RAISED, VALUE, Future
+from monarch._engine.protocol.restart import Child, Effect, Restarts, Start, Strategy, Terminate
+from monarch._engine.runtime.actor.dispatch import rebuild_error
+from monarch._engine.runtime.agent.client import client_proc
+from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.proc.ownership import OwnedMesh
+from monarch._engine.wire.frame import FAILURE, QUERY, STOP
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.io.reactor import Timer
+
+__all__ = ["Restarted", "Supervisor"]
+
+P = ParamSpec("P")
+TActor = TypeVar("TActor", bound=Actor)
+
+
+class Restarted(NamedTuple):
+    """One replacement of one rank.
+
+    Attributes:
+        mesh_name: the name given to `Supervisor.spawn`.
+        rank: the rank in the mesh as it was spawned.
+        incarnation: how often this rank has been restarted, this time included.
+        reason: the report of the failure of the previous incarnation. For a rank that was replaced
+            along with another, the reason with which it was stopped.
+        seconds: time from the failure until the new incarnation was constructed and restored.
+    """
+
+    mesh_name: str
+    rank: int
+    incarnation: int
+    reason: str
+    seconds: float
+
+
+class _Supervised:
+    """A supervisor's record of one of its meshes."""
+
+    __slots__ = ("blueprint", "ends", "incarnations", "index", "mesh", "owned", "since")
+
+    def __init__(self, index: int, mesh: ActorMesh, blueprint: Blueprint, owned: OwnedMesh) -> None:
+        self.index = index
+        self.mesh = mesh
+        self.blueprint = blueprint
+        self.owned = owned
+        self.incarnations = [0] * len(owned.links)
+        self.ends = [0] * len(owned.links)
+        self.since: dict[int, tuple[float, str]] = {}  # rank that is down -> since when, and why
+
+
+class Supervisor:
+    """Restarts failed ranks of the meshes it spawns, as the supervisors of Erlang/OTP do.
+
+    Args:
+        strategy: what is replaced when a rank fails. ``"one_for_one"``: that rank.
+            ``"one_for_all"``: all ranks of all meshes of this supervisor. ``"rest_for_one"``: that
+            rank, the ranks after it in its mesh, and the meshes spawned after its mesh.
+        max_restarts: the number of faults within any `within` seconds that lead to a restart. At
+            one more, the supervisor ends its meshes and fails: its owner receives the failure, in
+            `__supervise__` or the fault hook.
+        within: seconds, see `max_restarts`. A rank that has run for so long starts over with
+            `backoff`.
+        backoff: seconds before the second restart of a rank, doubled for each further one. The
+            first restart is immediate.
+        max_backoff: the longest such delay, in seconds.
+        fresh_process: whether to replace the process as well when an actor failed and its process
+            still runs. All other actors of that process end with it. A process that exited is
+            replaced in any case.
+        patience: seconds within which a rank that is replaced along with another must stop in good
+            order. After that its process is killed.
+        on_restart: called with a `Restarted` for each replacement, once the new incarnation runs.
+            Must be a plain function. It runs between messages of the actor that owns the
+            supervisor or, in a script, on a thread of its own. An exception counts as a failure of
+            a mesh of the owner.
+
+    While a rank is down, calls to it raise `SupervisionError` immediately. Calls to other ranks,
+    and to slices without this rank, are not affected. A rank that exits deliberately (``stop``,
+    exit code 0) is not restarted.
+
+    >>> import os
+    >>> from monarch.actor import Actor, Supervisor, SupervisionError, endpoint, this_host
+    >>> class Worker(Actor):
+    ...     @endpoint
+    ...     def pid(self): return os.getpid()
+    ...     @endpoint
+    ...     def crash(self): os._exit(1)
+    >>> procs = this_host().spawn_procs({"gpus": 2})
+    >>> supervisor = Supervisor("one_for_one", max_restarts=3, within=60)
+    >>> workers = supervisor.spawn(procs, "workers", Worker)
+    >>> before = workers.pid.call().get().values()
+    >>> try:
+    ...     workers.slice(gpus=1).crash.call_one().get()
+    ... except SupervisionError:
+    ...     supervisor.healthy.get(timeout=30)
+    >>> after = workers.pid.call().get().values()
+    >>> [a == b for a, b in zip(before, after)]
+    [True, False]
+    >>> [(event.rank, event.incarnation) for event in supervisor.restarts]
+    [(1, 1)]
+    >>> procs.stop().get()
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy = "one_for_one",
+        *,
+        max_restarts: int = 3,
+        within: float = 60.0,
+        backoff: float = 0.1,
+        max_backoff: float = 10.0,
+        fresh_process: bool = False,
+        patience: float = 3.0,
+        on_restart: Callable[[Restarted], object] | None = None,
+    ) -> None:
+        import inspect
+
+        if inspect.iscoroutinefunction(on_restart):
+            raise TypeError("on_restart must be a plain function, which may start a task")
+        if not (math.isfinite(patience) and patience >= 0):
+            raise ValueError(f"patience must be a non-negative number of seconds, not {patience}")
+        self._core = Restarts(
+            strategy,
+            max_restarts=max_restarts,
+            within=within,
+            backoff=backoff,
+            max_backoff=max_backoff,
+        )
+        self._limits = f"max_restarts={max_restarts} within {within:g} s"
+        self._owner = context().actor_instance
+        self._proc = client_proc()
+        self._fresh_process = fresh_process
+        self._patience = patience
+        self._on_restart = on_restart
+        self._spawned = 0
+        self._meshes: dict[int, _Supervised] = {}  # by index, while any rank may be restarted
+        self._by_uid: dict[int, _Supervised] = {}
+        self._restarts: list[Restarted] = []
+        self._ended: list[tuple[int, Child, Failure]] = []  # proc uid, child: not yet reported
+        self._dying: dict[int, list[tuple[Child, Failure]]] = {}  # reported when the process exits
+        self._causes: dict[Child, Failure] = {}
+        self._timer: Timer | None = None
+        self._waiting: list[Future[None]] = []
+        self._unreported: set[Child] = set()  # known to have failed; `child_ended` will be called
+        self._fallen: Failure | None = None
+
+    # -- for users -------------------------------------------------------------------------------
+
+    def spawn(
+        self,
+        procs: ProcMesh,
+        name: str,
+        Class: Callable[P, TActor],  # noqa: N803 - the interface's name
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> TActor:
+        """Spawn actors like `ProcMesh.spawn`; this supervisor restarts their failed ranks.
+
+        Return the mesh at once, without blocking. The order of calls is the order of
+        ``"rest_for_one"``. Class and arguments are pickled now, and kept for restarts. Raises what
+        `ProcMesh.spawn` raises, and RuntimeError if this supervisor has given up.
+        """
+        if self._fallen is not None:
+            raise RuntimeError(f"the supervisor gave up: {self._fallen.report()}")
+        if not isinstance(procs, ProcMesh):
+            raise TypeError(
+                "Supervisor.spawn takes the procs first, then the name and the class: "
+                f"spawn(procs, 'name', Class, ...), not {procs!r} as the procs"
+            )
+        cls = check_constructor(Class, args, kwargs)
+        mesh: Any = spawn_actors(procs, name, cls, args, kwargs, owner=self._owner, supervisor=self)
+        remember(self._owner, mesh._uid, mesh)
+        actors: TActor = mesh
+        return actors
+
+    @property
+    def restarts(self) -> list[Restarted]:
+        """The replacements so far, oldest first."""
+        return list(self._restarts)
+
+    @property
+    def healthy(self) -> Future[None]:
+        """A future that resolves once every rank runs: constructed, and restored if replaced.
+
+        The future raises `SupervisionError` if the supervisor has given up, or does so meanwhile.
+        """
+        future: Future[None] = Future._new()
+
+        self._proc.reactor.call_soon(_Asking(self, future).ask)
+        return future
+
+    def __repr__(self) -> str:
+        names = ", ".join(repr(known.mesh._mesh_name) for known in self._by_uid.values())
+        return f"<Supervisor of {names or 'nothing'}>"
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def _take_charge(self, mesh: ActorMesh, blueprint: Blueprint, owned: OwnedMesh) -> None:
+        """Supervise a new mesh and create its actors.
+
+        `spawn_actors` calls this when the mesh is recorded and nothing has been sent.
+        """
+        owned.owner = self
+        owned.supervised = True
+        owned.links = list(owned.links)  # a copy, since restarts change it
+        known = _Supervised(self._spawned, mesh, blueprint, owned)
+        self._spawned += 1
+        self._meshes[known.index] = known
+        self._by_uid[owned.uid] = known
+        ranks = range(len(owned.links))
+
+        def add() -> None:
+            self._perform(self._core.add_children(known.index, ranks))
+
+        self._proc.reactor.call_soon(add)
+        for rank in ranks:
+            self._make(known, rank, "")
+
+    def child_ended(self, mesh: OwnedMesh, rank: int, failure: Failure) -> None:
+        """Handle the exit of a rank of a supervised mesh; called on any thread."""
+        self._proc.reactor.call_soon(self._note, mesh, rank, failure)
+
+    def _disown(self, uid: int) -> None:
+        """Stop supervising a mesh, since its owner stops it."""
+        self._owner._disown(uid)
+
+        def forget() -> None:
+            known = self._by_uid.get(uid)
+            if known is not None:
+                self._drop(known)
+                self._perform(self._core.remove(known.index, drivers.current.now()))
+
+        self._proc.reactor.call_soon(forget)
+
+    # -- on the reactor thread -------------------------------------------------------------------
+
+    def _drop(self, known: _Supervised) -> None:
+        """Forget a mesh of which no rank is to be restarted."""
+        del self._by_uid[known.owned.uid]
+        self._unreported = {child for child in self._unreported if child[0] != known.index}
+        if not self._core.giving_up:  # else `_give_up` may need the mesh: it may be the cause
+            del self._meshes[known.index]
+            for rank in range(len(known.owned.links)):
+                self._causes.pop((known.index, rank), None)
+
+    def _stopped(self, child: Child, now: float) -> None:
+        """Handle a deliberate stop of a rank; forget the mesh with the last one."""
+        self._perform(self._core.child_stopped(child, now))
+        known = self._meshes.get(child[0])
+        if known is None or known.owned.uid not in self._by_uid:
+            return
+        if len(known.owned.gone) < len(known.owned.links):
+            return
+        if not self._core.has_children(known.index):
+            self._drop(known)
+            self._proc.owned.pop(known.owned.uid, None)
+            self._owner._disown(known.owned.uid)
+
+    def _note(self, mesh: OwnedMesh, rank: int, failure: Failure) -> None:
+        known = self._by_uid.get(mesh.uid)
+        if known is None:
+            return
+        child = (known.index, rank)
+        known.ends[rank] += 1
+        self._unreported.discard(child)
+        uid = mesh.links[rank].uid
+        lives_on = failure.kind == FAILED and self._proc.verdicts.get(uid) is None
+        if uid in self._dying:
+            self._dying[uid].append((child, failure))
+        elif self._fresh_process and lives_on and uid != self._proc.uid:
+            self._dying[uid] = [(child, failure)]
+            self._proc.kill_procs([uid])
+            self._proc.when_gone(uid, lambda _verdict: self._buried(uid))
+        else:
+            if not self._ended:
+                self._proc.reactor.call_soon(self._drain)
+            self._ended.append((uid, child, failure))
+
+    def _buried(self, uid: int) -> None:
+        """Report the exits of a process that was killed here, once it has exited.
+
+        The exits of its other ranks have been recorded by then.
+        """
+
+        def report() -> None:
+            ends = self._dying.pop(uid)
+            self._ended += [(uid, child, failure) for child, failure in ends]
+            self._drain()
+
+        self._proc.reactor.call_soon(report)
+
+    def _drain(self) -> None:
+        """Report the collected exits to the core; those of one process are one fault."""
+        now = drivers.current.now()
+        ended, self._ended = self._ended, []
+        groups: dict[object, list[Child]] = {}
+        for uid, child, failure in ended:
+            known = self._meshes.get(child[0])
+            if known is None:
+                continue
+            if failure.kind == FAILED:
+                self._causes[child] = failure
+                known.since[child[1]] = (now, failure.report())
+                # An infrastructure failure without a pid, such as a lost host, is one event that
+                # ends many processes.
+                verdict = failure.verdict
+                of_many = verdict.cause == INFRASTRUCTURE and not verdict.pid
+                groups.setdefault(verdict if of_many else uid, []).append(child)
+            else:
+                self._stopped(child, now)
+        for children in groups.values():
+            self._perform(self._core.children_failed(children, now))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Terminate):
+                for child in effect.children:
+                    self._terminate(child)
+            elif isinstance(effect, Start):
+                self._start(effect.children)
+            else:
+                self._give_up(effect.cause)
+        self._set_timer()
+        self._tell_waiting()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._core.deadline
+        if deadline is not None:
+            delay = max(0.0, deadline - drivers.current.now())
+            self._timer = self._proc.reactor.call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._perform(self._core.tick(drivers.current.now()))
+
+    def _terminate(self, child: Child) -> None:
+        """End a running rank, so that it can be replaced along with one that failed."""
+        known = self._meshes[child[0]]
+        rank = child[1]
+        link = known.owned.links[rank]
+        reason = "replaced along with a rank that failed"
+        known.since[rank] = (drivers.current.now(), reason)
+        if self._fresh_process and link.uid != self._proc.uid:
+            self._proc.kill_procs([link.uid])  # `child_ended` is called when the process exits
+            return
+        _Ending(self, known, rank, link).ask(reason, self._patience)
+
+    def _start(self, children: tuple[Child, ...]) -> None:
+        launches: list[Callable[[], None]] = []
+        for index, rank in children:
+            known = self._meshes[index]
+            if known.mesh._proc_mesh._stopped:  # stopped meanwhile: do not restart
+                self._proc.reactor.call_soon(self._forget, (index, rank))
+                continue
+            try:
+                self._restart(known, rank, launches)
+            except (OSError, RuntimeError) as error:  # out of descriptors; another process's proc
+                self._book(known, rank, Verdict(FAILED, f"error creating proc: {error}"))
+        for launch in launches:
+            launch()
+
+    def _forget(self, child: Child) -> None:
+        self._stopped(child, drivers.current.now())
+
+    def _book(self, known: _Supervised, rank: int, verdict: Verdict) -> None:
+        """Record the exit of a rank, if none is recorded: an exit is reported once."""
+        failure = known.mesh.failure_of_rank(rank, verdict)
+        self._proc.mesh_failed(known.owned.uid, rank, failure)
+
+    def _restart(self, known: _Supervised, rank: int, launches: list[Callable[[], None]]) -> None:
+        proc = self._proc
+        procs = known.mesh._proc_mesh
+        uid = proc.newest(procs._uids()[rank])
+        if uid in proc.verdicts:
+            link, launch = procs._replace(rank)
+            launches.append(launch)
+        else:
+            link = proc.link_to(uid)
+        known.owned.links[rank] = link
+        known.owned.gone.pop(rank, None)
+        known.incarnations[rank] += 1
+        self._make(known, rank, known.since[rank][1])
+
+    def _make(self, known: _Supervised, rank: int, reason: str) -> None:
+        link = known.owned.links[rank]
+        starting = _Starting(self, known, rank, link)
+        if not known.blueprint.make(link, rank, starting.first(reason)):
+            starting.close()
+            self._proc.rank_unreachable(known.owned.uid, rank, link)
+
+    def _started(self, known: _Supervised, rank: int) -> None:
+        now = drivers.current.now()
+        if not self._core.is_alive((known.index, rank)):  # it is being terminated already
+            return
+        self._core.child_started((known.index, rank), now)
+        incarnation = known.incarnations[rank]
+        if incarnation and rank in known.since:
+            since, reason = known.since.pop(rank)
+            event = Restarted(known.mesh._mesh_name, rank, incarnation, reason, now - since)
+            self._restarts.append(event)
+            self._announce(event)
+        self._tell_waiting()
+
+    def _announce(self, event: Restarted) -> None:
+        callback = self._on_restart
+        if callback is None:
+            return
+        owner = self._owner
+
+        def call() -> None:
+            try:
+                with owner._acting():
+                    callback(event)
+            except BaseException as error:  # raised by code of the owner, who receives a failure
+                text = f"on_restart raised: {headline(error)}"
+                verdict = Verdict(FAILED, text, USER, trace=format_remote(error))
+                owner.child_failed(Failure(str(owner), verdict))
+
+        if owner._cell is None:
+            drivers.current.start_thread("monarch-restart", call)
+        else:
+            owner._cell.interrupt(call)
+
+    def _tell_waiting(self) -> None:
+        if self._fallen is not None:
+            error = SupervisionError(f"the supervisor gave up: {self._fallen.report()}")
+            error.failure = MeshFailure(self._fallen)
+            for future in self._waiting:
+                future._resolve(RAISED, error)
+        elif self._core.settled and not (self._ended or self._dying or self._unreported):
+            for future in self._waiting:
+                future._resolve(VALUE, None)
+        else:
+            return
+        self._waiting.clear()
+
+    def _give_up(self, cause: Child) -> None:
+        known = self._meshes[cause[0]]
+        last = self._causes[cause]
+        note = f"not restarted again: that would be more than {self._limits}"
+        verdict = last.verdict._replace(error=f"{last.error}\n({note})")
+        self._fallen = fallen = Failure(
+            last.actor, verdict, last.mesh_name, last.ranks, last.child, last.raised, last.others
+        )
+        for other in self._by_uid.values():
+            self._proc.owned.pop(other.owned.uid, None)
+            self._owner._disown(other.owned.uid)
+        self._by_uid.clear()
+        self._meshes.clear()
+        self._owner.child_ended(known.owned, cause[1], fallen)
+
+
+class _Asking:
+    """The sink of a `healthy` future: queries the state of every rank before it may resolve.
+
+    The caller of `healthy` may know of a failure that is not recorded here yet: a failing actor
+    first answers its callers, then runs its clean-up, and then reports the failure to its owner.
+    """
+
+    def __init__(self, supervisor: Supervisor, future: Future[None]) -> None:
+        self._supervisor = supervisor
+        self._future = future
+        self._asked: list[tuple[_Supervised, int, Any, int]] = []  # mesh, rank, link, exits so far
+        self._open: set[int] = set()  # indices of queries without an answer
+        self._port = 0
+
+    def ask(self) -> None:
+        supervisor = self._supervisor
+        proc = supervisor._proc
+        supervisor._drain()
+        self._port = proc.open_port(self)
+        noted = {child for ends in supervisor._dying.values() for child, _ in ends}
+        for known in supervisor._by_uid.values():
+            for rank, link in enumerate(known.owned.links):
+                child = (known.index, rank)
+                if supervisor._core.is_alive(child) and child not in noted:
+                    self._asked.append((known, rank, link, known.ends[rank]))
+        self._open.update(range(len(self._asked)))
+        for number, (known, _, link, _) in enumerate(self._asked):
+            if not proc.say(link, QUERY, known.owned.uid, self._port, number):
+                self._answer(number, FAILED)
+        self._close_if_done()
+
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+        ended = Failure.from_bytes(body).kind if flags & FAILURE else None
+        self._supervisor._proc.reactor.call_soon(self._answer, rank, ended)
+
+    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+        for number, (_, _, asked, _) in enumerate(self._asked):
+            if asked is link:
+                self._answer(number, verdict.kind)
+
+    def _answer(self, number: int, ended: str | None) -> None:
+        if number not in self._open:
+            return
+        self._open.remove(number)
+        known, rank, _, ends = self._asked[number]
+        is_news = known.ends[rank] == ends and known.index in self._supervisor._meshes
+        if ended == FAILED and is_news:
+            self._supervisor._unreported.add((known.index, rank))
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._port and not self._open:
+            self._supervisor._proc.close_port(self._port)
+            self._port = 0
+            self._supervisor._waiting.append(self._future)
+            self._supervisor._tell_waiting()
+
+
+class _Starting:
+    """A sink: waits until a new incarnation has answered its first message."""
+
+    def __init__(self, supervisor: Supervisor, known: _Supervised, rank: int, link: Any) -> None:
+        self._supervisor = supervisor
+        self._known = known
+        self._rank = rank
+        self._link = link
+        self._port = supervisor._proc.open_port(self)
+
+    def first(self, reason: str) -> tuple[Any, ...]:
+        return self._port, self._known.incarnations[self._rank], reason
+
+    def close(self) -> None:
+        self._supervisor._proc.close_port(self._port)
+
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+        proc = self._supervisor._proc
+        self.close()
+        if not flags:
+            started = functools.partial(self._supervisor._started, self._known, rank)
+            proc.reactor.call_soon(started)
+            return
+        if not flags & FAILURE:  # the bootstrap callable of its process raised
+            verdict = Verdict(FAILED, str(rebuild_error(body)), USER)
+            proc.reactor.call_soon(self._supervisor._book, self._known, rank, verdict)
+        # Otherwise the actor failed. Its process reports the failure when its clean-up is done.
+
+    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+        if link is self._link:
+            self.close()  # `child_ended` reports the exit
+
+
+class _Ending:
+    """A sink: waits for a rank to acknowledge that it stopped."""
+
+    def __init__(self, supervisor: Supervisor, known: _Supervised, rank: int, link: Any) -> None:
+        self._supervisor = supervisor
+        self._known = known
+        self._rank = rank
+        self._link = link
+        self._incarnation = known.incarnations[rank]
+        self._port = 0
+        self._reason = ""
+        self._timer: Timer | None = None
+
+    def ask(self, reason: str, patience: float) -> None:
+        self._reason = reason
+        proc = self._supervisor._proc
+        self._port = proc.open_port(self)
+        self._timer = proc.reactor.call_later(patience, self._kill)
+        uid = self._known.owned.uid
+        if not proc.say(self._link, STOP, uid, self._port, self._rank, reason.encode()):
+            self._close()  # already exited: `child_ended` reports it
+
+    def _kill(self) -> None:
+        supervisor = self._supervisor
+        if self._link.uid == supervisor._proc.uid:  # never kill this process: abandon the actor
+            self.deliver(self._rank, 0, None, self._link)
+        else:
+            supervisor._proc.kill_procs([self._link.uid])
+
+    def _close(self) -> None:
+        self._supervisor._proc.close_port(self._port)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+        self._close()
+        # If the rank failed before it handled the stop, the failure is recorded already: a failure
+        # is reported before a stop is acknowledged. The rank may even have been replaced meanwhile.
+        if self._incarnation == self._known.incarnations[self._rank]:
+            verdict = Verdict(STOPPED, self._reason)
+            self._supervisor._book(self._known, self._rank, verdict)
+
+    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+        if link is self._link:
+            self._close()  # `child_ended` reports the exit

@@ -1,0 +1,1 @@
+"""The folder `mesh/output` of the engine."""

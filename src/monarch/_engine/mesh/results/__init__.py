@@ -1,0 +1,1 @@
+"""The folder `mesh/results` of the engine."""

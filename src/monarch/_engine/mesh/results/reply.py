@@ -1,0 +1,310 @@
+"""What waits for answers: futures that are sinks of a port.
+
+`Reply` waits for one actor, `Replies` for all of a mesh; `ValueStream` hands answers out as they
+arrive. `deliver` runs on the reactor and keeps the bytes, which the thread that looks decodes;
+`peer_lost` settles what can no longer come, `_expire` what comes too late for the caller. While
+somebody blocks for an answer, the proc's watch looks for deadlocks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from monarch._engine.base.errors import SupervisionError
+from monarch._engine.base.failure import Failure
+from monarch._engine.mesh.results.future import PENDING, RAISED, RAW, VALUE, Future
+from monarch._engine.mesh.results.gather import RollCall
+from monarch._engine.mesh.results.recall import recall
+from monarch._engine.mesh.results.unobserved import Unobserved
+from monarch._engine.mesh.results.value_mesh import Answered, Failed, ValueMesh, failure_of
+from monarch._engine.runtime.actor.dispatch import rebuild_error, rebuild_raised
+from monarch._engine.runtime.proc.body import decode_body, unreadable
+from monarch._engine.runtime.proc.ownership import Verdict
+from monarch._engine.wire.codec import loads
+from monarch._engine.wire.frame import FAILURE
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from monarch._engine.mesh.call.endpoint import ActorEndpoint
+    from monarch._engine.protocol.deadlock import Call
+
+__all__ = ["RAISE", "Arrival", "Arrivals", "PartialReplies", "Replies", "Reply", "ValueStream"]
+
+R_co = TypeVar("R_co", covariant=True)
+
+RAISE = 4  # flag of a POST: the body is an exception to raise as it is
+
+
+def _error_of(flags: int, body: Any, endpoint_name: str) -> BaseException:
+    if type(body) is Unobserved:
+        return body.open()
+    if flags & FAILURE:
+        return SupervisionError.of(Failure.from_bytes(body), endpoint_name)
+    if flags & RAISE:
+        return rebuild_raised(body)
+    return rebuild_error(body)
+
+
+def _arrived(endpoint: ActorEndpoint[Any, Any], flags: int, body: Any) -> tuple[int, Any]:
+    """The content of a future whose endpoint raised (an actor's failure is its owner's to see)."""
+    if flags & FAILURE:
+        return flags, body
+    return flags, Unobserved(endpoint, functools.partial(_error_of, flags, body, endpoint.name))
+
+
+def lost_error(endpoint: ActorEndpoint[Any, Any], rank: int, verdict: Verdict) -> BaseException:
+    """What a caller is told when the process of one rank is gone."""
+    if verdict.never_began:
+        return ValueError(verdict.error)
+    return SupervisionError.of(endpoint.mesh.failure_of_rank(rank, verdict), endpoint.name)
+
+
+class _Called(Future[R_co]):
+    """What a call of an endpoint gives: `runtime.actor.deadlock_watch.Answer`."""
+
+    __slots__ = ()
+
+    _endpoint: ActorEndpoint[Any, Any]
+
+    def _is_pending(self) -> bool:
+        return self._phase == PENDING
+
+    def _call_name(self) -> str:
+        return self._endpoint.name
+
+    def _unanswered(self) -> list[Call]:
+        endpoint = self._endpoint
+        if endpoint._timeout is not None:
+            return []  # it ends by itself
+        if endpoint.prop._user_port:
+            return []  # it is answered by whoever has the port, and that may be anybody
+        from monarch._engine.protocol.deadlock import Call
+
+        uid = endpoint.mesh._uid
+        port, links = self._needs()
+        return [Call(link, uid, port) for link in links]
+
+    def _needs(self) -> tuple[int, list[Any]]:
+        """The port, and the links over which answers are missing, if all of them are needed."""
+        raise NotImplementedError
+
+    def _overdue(self, timeout: float) -> str:
+        return self._endpoint._silence(timeout, self._lacks(), self._asked())
+
+    def _has_error(self) -> bool:
+        content = self._content
+        return self._phase == RAISED or (self._phase == RAW and bool(content[0]))
+
+    def _lacks(self) -> list[int]:
+        """The ranks whose answers are missing."""
+        raise NotImplementedError
+
+    def _asked(self) -> int:
+        """How many ranks were called."""
+        raise NotImplementedError
+
+    def _drive(self, timeout: float | None) -> None:
+        if timeout is None:
+            watch = self._endpoint.proc.watch
+            if watch.resting:
+                watch.rouse()
+
+    def _drive_async(self, loop: asyncio.AbstractEventLoop) -> None:
+        """There is nothing to start; loops of actors have their gate tell the watch."""
+
+    def _decode(self, content: Any) -> Any:
+        flags, body = content
+        if flags:
+            raise _error_of(flags, body, self._endpoint.name)
+        try:
+            return loads(body) if type(body) is bytes else decode_body(body)
+        except (ImportError, AttributeError, SystemExit) as error:
+            raise unreadable(error, f"the result of {self._endpoint.name}") from None
+
+
+class Reply(_Called[R_co]):
+    """The answer of one actor."""
+
+    __slots__ = ("_endpoint", "_link", "_port", "_rank")
+
+    _link: Any
+    _port: int
+    _rank: int
+
+    def _needs(self) -> tuple[int, list[Any]]:
+        return self._port, [self._link]
+
+    def _recall(self) -> None:
+        self._endpoint.proc.ports.pop(self._port, None)
+        recall(self._link, self._endpoint.mesh._uid, self._port)
+
+    def _lacks(self) -> list[int]:
+        return [self._rank]
+
+    def _asked(self) -> int:
+        return 1
+
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+        self._endpoint.proc.ports.pop(self._port, None)
+        self._resolve(RAW, _arrived(self._endpoint, flags, body) if flags else (0, body))
+
+    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+        if link is self._link:
+            self._endpoint.proc.ports.pop(self._port, None)
+            self._resolve(RAISED, lost_error(self._endpoint, self._rank, verdict))
+
+    def peer_moved(self, rank: int, old: Any, new: Any) -> None:
+        self._link = new
+
+    def _expire(self) -> None:
+        self._endpoint.proc.ports.pop(self._port, None)
+        self._resolve(RAISED, self._endpoint._late([self._rank], 1))
+
+
+class Replies(RollCall[Any], _Called[Any]):
+    """The answers of all actors of a mesh; the first error settles it."""
+
+    __slots__ = ("_endpoint",)
+
+    def _needs(self) -> tuple[int, list[Any]]:
+        return self._port, self._owing()
+
+    def _recall(self) -> None:
+        self._close()
+        for link in self._owing():
+            recall(link, self._endpoint.mesh._uid, self._port)
+
+    def _lacks(self) -> list[int]:
+        return self._owed()
+
+    def _asked(self) -> int:
+        return len(self._links)
+
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+        # `_book`, in line: this runs once per rank of every call.
+        outcomes = self._outcomes
+        if outcomes[rank] is None:
+            outcomes[rank] = body
+            self._missing -= 1
+            if flags:
+                self._end(RAW, _arrived(self._endpoint, flags, body))
+            elif not self._missing:
+                self._end(RAW, (0, None))
+
+    def _lost(self, rank: int, verdict: Verdict) -> None:
+        self._end(RAISED, lost_error(self._endpoint, rank, verdict))
+
+    def _expire(self) -> None:
+        self._end(RAISED, self._endpoint._late(self._owed(), len(self._links)))
+
+    def _decode(self, content: Any) -> Any:
+        flags, body = content
+        if flags:
+            raise _error_of(flags, body, self._endpoint.name)
+        endpoint = self._endpoint
+        return ValueMesh._lazy(endpoint.mesh._shape, self._outcomes, endpoint.name)
+
+
+class PartialReplies(Replies):
+    """The answers of all actors of a mesh; an error is one like others."""
+
+    __slots__ = ()
+
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+        self._note(rank, (flags, body))
+
+    def _lost(self, rank: int, verdict: Verdict) -> None:
+        self._note(rank, lost_error(self._endpoint, rank, verdict))
+
+    def _expire(self) -> None:
+        for rank in self._owed():
+            self._note(rank, self._endpoint._late([rank], 1))
+
+    def _note(self, rank: int, outcome: Any) -> None:
+        if self._book(rank, outcome) and not self._missing:
+            self._resolve(RAW, (0, None))
+
+    def _decode(self, content: Any) -> Any:
+        cells = [self._cell(outcome) for outcome in self._outcomes]
+        return ValueMesh._of_cells(self._endpoint.mesh._shape, cells)
+
+    def _cell(self, outcome: Any) -> Any:
+        if isinstance(outcome, BaseException):
+            return Failed(failure_of(outcome))
+        flags, body = outcome
+        if not flags:
+            return Answered(body)
+        try:
+            error = _error_of(flags, body, self._endpoint.name)
+        except BaseException as problem:  # an exception that cannot be rebuilt here
+            error = problem
+        return Failed(failure_of(error))
+
+
+class Arrival(_Called[R_co]):
+    """One of the answers to a stream."""
+
+    __slots__ = ("_arrivals", "_endpoint")
+
+    _arrivals: Arrivals
+
+    def _needs(self) -> tuple[int, list[Any]]:
+        arrivals = self._arrivals
+        last = list(arrivals._line)[-1:]
+        return arrivals._port, arrivals._owing() if last == [self] else []
+
+    def _lacks(self) -> list[int]:
+        return self._arrivals._owed()
+
+    def _asked(self) -> int:
+        return len(self._arrivals._links)
+
+
+class Arrivals(RollCall[None]):
+    """The answers of all actors of a mesh, each to the next future in line."""
+
+    __slots__ = ("_endpoint", "_line")
+
+    _endpoint: ActorEndpoint[Any, Any]
+    _line: deque[Arrival[Any]]
+
+    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+        self._next(rank, RAW, _arrived(self._endpoint, flags, body) if flags else (0, body))
+
+    def _lost(self, rank: int, verdict: Verdict) -> None:
+        self._next(rank, RAISED, lost_error(self._endpoint, rank, verdict))
+
+    def _expire(self) -> None:
+        for rank in self._owed():
+            self._next(rank, RAISED, self._endpoint._late([rank], 1))
+
+    def _next(self, rank: int, state: int, content: Any) -> None:
+        if self._book(rank, True):
+            self._line.popleft()._resolve(state, content)
+            if not self._missing:
+                self._resolve(VALUE, None)
+
+
+for _kind in (_Called, Reply, Replies, PartialReplies, Arrival):
+    _kind.__name__ = _kind.__qualname__ = Future.__name__  # as errors of Python call them
+
+
+class ValueStream(Generic[R_co]):
+    """An iterator of exactly one Future per actor, which resolve in the order answers arrive."""
+
+    def __init__(self, futures: list[Arrival[R_co]]) -> None:
+        self._futures = futures
+        self._iterator = iter(futures)
+
+    def __iter__(self) -> Iterator[Future[R_co]]:
+        return self
+
+    def __next__(self) -> Future[R_co]:
+        return next(self._iterator)
+
+    def __len__(self) -> int:
+        return len(self._futures)

@@ -1,0 +1,1 @@
+"""The folder `mesh/script` of the engine."""

@@ -1,0 +1,110 @@
+"""Shutdown of a client: stop its meshes, then the host agent and with it every process.
+
+The shutdown is registered with `atexit` when the client is made, so calling `shutdown_context` is
+optional. A client whose meshes are kept for another script (`saved_handles`) leaves them running at its
+exit; then only `shutdown_context` ends them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import os
+import sys
+import threading
+
+from monarch._engine.base.verdict import STOPPED
+from monarch._engine.mesh.meshes.saved_handles import keeps, renounce
+from monarch._engine.mesh.output.logging_option import close_printer
+from monarch._engine.mesh.results.faults import Faults
+from monarch._engine.mesh.results.future import RAISED, VALUE, Future
+from monarch._engine.mesh.results.unobserved import leave_unobserved_to_exit, report_unobserved
+from monarch._engine.runtime.agent.client import close_client, current_proc, when_ready
+from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.proc.ownership import Verdict
+from monarch._engine.runtime.proc.proc import Proc
+
+__all__ = ["shutdown_context"]
+
+_DEFAULT_GRACE = 10.0
+_EXIT_GRACE = 1.0
+_REASON = "stop host: the client was shut down"
+_lock = threading.Lock()
+_begun = False
+
+
+def shutdown_context(host_timeout: float | None = None) -> Future[None]:
+    """Stop all processes of the client, and the client itself.
+
+    Return a future at once; it resolves when the shutdown is complete.
+
+    Args:
+        host_timeout: seconds within which the processes must exit in good order (default 10);
+            after that they are killed.
+
+    Does nothing in a process without a client. Afterwards calls raise `SupervisionError`; a client
+    cannot be started again in the same process. Raises ValueError for an impossible timeout.
+    """
+    global _begun
+    proc = current_proc()
+    with _lock:
+        if proc is None or not proc.client or _begun:
+            return Future._of(None)
+        grace = _DEFAULT_GRACE if host_timeout is None else host_timeout
+        if not (math.isfinite(grace) and 0 <= grace < 2.0**64):
+            raise ValueError(
+                "host_timeout must be finite, non-negative and less than 2**64 seconds, "
+                f"not {host_timeout}"
+            )
+        _begun = True
+    future: Future[None] = Future._new()
+
+    def run() -> None:
+        try:
+            _shut_down(grace)
+        except BaseException as error:
+            future._resolve(RAISED, error)
+        else:
+            future._resolve(VALUE, None)
+
+    try:
+        drivers.current.start_thread("monarch-shutdown", run)
+    except RuntimeError:  # Python 3.12 starts no thread at its exit
+        run()
+    return future
+
+
+def _shut_down(grace: float) -> None:
+    renounce()
+    proc = current_proc()
+    if proc is not None and proc.context is not None:
+        proc.context.actor_instance._stop_meshes(grace, _REASON)
+    close_client(_EXIT_GRACE, Verdict(STOPPED, _REASON))
+    close_printer(_EXIT_GRACE)
+
+
+def _at_exit(proc: Proc) -> None:
+    if proc.client:
+        atexit.register(_exit)
+
+
+def _exit() -> None:
+    Faults.current.close()
+    leave_unobserved_to_exit()
+    if keeps():  # leave the meshes to the next driver
+        close_printer(_EXIT_GRACE)
+    else:
+        # Normally the shutdown takes less. After the timeout this process exits, and the kernel
+        # closes the agent's socket, which ends the agent and its processes as well.
+        with contextlib.suppress(TimeoutError):
+            shutdown_context(_EXIT_GRACE).get(timeout=3 * _EXIT_GRACE)
+    report_unobserved(ending=True)
+    interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
+    if Faults.current.at_exit(_EXIT_GRACE) and not interrupted:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+when_ready(_at_exit)

@@ -1,0 +1,1 @@
+"""The folder `protocol/session` of the engine."""

@@ -1,0 +1,1 @@
+"""The folder `runtime/actor` of the engine."""

@@ -1,0 +1,277 @@
+"""The watch: the long waits of a process's actors, and the word that one is a deadlock.
+
+It drives `protocol.deadlock`. A wait pays for a look at one flag (`Watch.resting`): nothing is
+noted when it begins or ends. What an actor waits for is read off its stack, and only now and then:
+while anybody waits, every `LONG` s. The same wait twice in a row is a long one.
+
+* A thread that blocks stands in a frame of `BLOCKING`, whose variables say what it waits for.
+* The task that serves an async actor is suspended at a generator of `AWAITING`. It is looked at on
+  its own loop (`loop_watch`), where nobody moves meanwhile.
+
+Both are the very truth: a wait of another thread or task of the actor stops nobody else, and is not
+seen. The rest happens on the reactor, from where it can be seen whether a wait still stands. The
+victim of a deadlock is woken, its future is not settled: others may wait for it, and its answer may
+come.
+
+A wait with a time limit ends by itself and is none of ours. Not seen are waits for an answer that
+stands behind something else: a thread or task that the endpoint started and now waits for
+(`asyncio.gather` starts tasks), a channel, the body of a `returns_future`.
+
+`protocol.deadlock` is loaded for the first long wait: most clients never have one.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from monarch._engine.base.errors import DeadlockError, is_engine_frame
+from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.wire.frame import PROBE, Frame
+
+if TYPE_CHECKING:
+    from monarch._engine.protocol.deadlock import Call, Deadlocks, Effect, Probe
+    from monarch._engine.runtime.actor.cell import Cell
+    from monarch._engine.runtime.io.environment import Parker
+    from monarch._engine.runtime.proc.proc import Proc
+
+__all__ = ["AWAITING", "BLOCKING", "LONG", "Answer", "LongWait", "Watch", "place_of"]
+
+LONG = 0.15
+"""How many seconds pass between two checks."""
+
+BLOCKING: set[CodeType] = set()
+"""Code that blocks its thread until ``self`` is resolved: at a ``parker``, with a ``timeout``."""
+
+AWAITING: set[CodeType] = set()
+"""Code of generators that await ``self``, until it has ``arrived``."""
+
+_PROOF = 1  # flag of a PROBE that comes back
+
+
+class Answer(Protocol):
+    """What can be waited for: a future of the mesh layer that calls resolve."""
+
+    def _is_awaited(self, parker: Parker) -> bool:
+        """Whether a thread waits for it at `parker`."""
+        ...
+
+    def _is_pending(self) -> bool:
+        """Whether it is not there yet."""
+        ...
+
+    def _call_name(self) -> str:
+        """The call, as errors name it."""
+        ...
+
+    def _unanswered(self) -> list[Call]:
+        """The calls that must all be answered before it is there, and that an actor answers."""
+        ...
+
+    def _refuse(self, parker: Parker, error: BaseException) -> None:
+        """Make the wait at `parker`, if it goes on, and nothing else, end with `error`."""
+
+
+class LongWait:
+    """A wait that stops an actor; `protocol.deadlock.Wait`."""
+
+    def __init__(self, cell: Cell, answer: Answer, place: str) -> None:
+        self.actor = cell.uid
+        self.number = cell.proc.watch.next_number()
+        self.story = (cell.identity.display, answer._call_name(), place)
+        self._cell = cell
+        self._answer = weakref.ref(answer)  # who waits keeps it
+
+    @property
+    def standing(self) -> bool:
+        answer = self._answer()
+        return answer is not None and answer._is_pending() and self._cell.grave is None
+
+    def unanswered(self) -> list[Call]:
+        answer = self._answer()
+        return [] if answer is None else answer._unanswered()
+
+    def owes(self, link: Any, port: int) -> bool:
+        return (link, port) not in self._cell.aside
+
+    def fail(self, error: DeadlockError) -> None:
+        """Make the wait, and nothing else, end with `error`; on the reactor."""
+        raise NotImplementedError
+
+
+class _Parked(LongWait):
+    """A thread that waits."""
+
+    def __init__(self, cell: Cell, answer: Answer, place: str, parker: Parker) -> None:
+        super().__init__(cell, answer, place)
+        self._parker = parker
+
+    @property
+    def standing(self) -> bool:
+        answer = self._answer()
+        return answer is not None and answer._is_awaited(self._parker) and super().standing
+
+    def fail(self, error: DeadlockError) -> None:
+        answer = self._answer()
+        if answer is not None:
+            answer._refuse(self._parker, error)
+
+
+class Watch:
+    """See the module; one per proc. `resting`: nobody looks, who begins to wait has to `rouse`."""
+
+    def __init__(self, proc: Proc) -> None:
+        self.clock = drivers.current.clock()
+        self.resting = True
+        self._proc = proc
+        self._numbers = itertools.count(1)
+        self._looking = False  # a look is due; the clock's
+        self._seen: dict[int, Parker] = {}  # at the last look, by actor
+        self._told: dict[int, Parker] = {}  # to the reactor
+        self._loops: deque[Callable[[], None]] = deque()  # what else to look at
+        self._loaded: Deadlocks | None = None
+        self._due: float | None = None  # when the next tick is
+
+    def next_number(self) -> int:
+        """A number for a wait, from any thread."""
+        return next(self._numbers)
+
+    def rouse(self) -> None:
+        """Somebody begins to wait; from any thread."""
+        self.resting = False
+        self.clock.call_later(0.0, self._arm)
+
+    def look_at(self, look: Callable[[], None]) -> None:
+        """Call `look()` at the next look, once; from any thread."""
+        self._loops.append(look)
+        if self.resting:
+            self.rouse()
+
+    def begin(self, wait: LongWait) -> None:
+        """An actor is found to wait for long; from any thread."""
+        self._proc.reactor.call_soon(self._begin, wait)
+
+    # -- on the clock's thread -------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self.clock.call_later(LONG, self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        self.resting = True  # first: who begins to wait while we look, rouses
+        seen: dict[int, Parker] = {}
+        told: dict[int, Parker] = {}
+        unsure = False
+        frames = sys._current_frames()
+        for cell in list(self._proc.cells.values()):
+            frame = frames.get(cell.thread_id)
+            inner = _blocking(frame)
+            if inner is None:
+                continue
+            local: dict[str, Any] = inner.f_locals
+            answer: Any = local["self"]
+            parker: Parker | None = local.get("parker")
+            if local["timeout"] is not None or not hasattr(answer, "_unanswered"):
+                continue
+            if parker is None:
+                unsure = True  # about to wait: it may have seen that we do not rest
+            elif parker is self._told.get(cell.uid):
+                told[cell.uid] = parker
+            elif parker is self._seen.get(cell.uid):
+                told[cell.uid] = parker
+                self.begin(_Parked(cell, answer, _user_place(inner), parker))
+            else:
+                seen[cell.uid] = parker
+        del frames
+        self._seen, self._told = seen, told
+        self._proc.agent_watch.look()
+        for _ in range(len(self._loops)):
+            self._loops.popleft()()
+        if seen or unsure:
+            self.resting = False
+            self._arm()
+
+    # -- on the reactor --------------------------------------------------------------------------
+
+    def on_probe(self, link: Any, frame: Frame) -> None:
+        """A PROBE frame came (or is sent to this very process, from any thread)."""
+        from monarch._engine.protocol.deadlock import Probe
+
+        probe = Probe.from_bytes(frame.body)
+        # Not from here: a cycle within one process would be as deep on the stack as it is long.
+        if frame.flags & _PROOF:
+            self._proc.reactor.call_soon(self._proven, link, frame, probe)
+        else:
+            self._proc.reactor.call_soon(self._chased, link, frame, probe)
+
+    @property
+    def _deadlocks(self) -> Deadlocks:
+        if self._loaded is None:
+            from monarch._engine.protocol.deadlock import Deadlocks
+
+            self._loaded = Deadlocks(self._proc.uid)
+        return self._loaded
+
+    def _begin(self, wait: LongWait) -> None:
+        if wait.standing:
+            self._do(self._deadlocks.begin(drivers.current.now(), wait))
+
+    def _chased(self, link: Any, frame: Frame, probe: Probe) -> None:
+        now = drivers.current.now()
+        self._do(self._deadlocks.chased(now, link, frame.dest, frame.port, probe))
+
+    def _proven(self, link: Any, frame: Frame, probe: Probe) -> None:
+        self._do(self._deadlocks.proven(link, frame.dest, probe))
+
+    def _tick(self) -> None:
+        self._due = None
+        self._do(self._deadlocks.tick(drivers.current.now()))
+
+    def _do(self, effects: list[Effect]) -> None:
+        from monarch._engine.protocol.deadlock import Break, Chase
+
+        say = self._proc.say
+        for effect in effects:
+            if isinstance(effect, Chase):
+                body = effect.probe.to_bytes()
+                for link, actor, port in effect.calls:
+                    say(link, PROBE, actor, port, 0, body)
+            elif isinstance(effect, Break):
+                wait: Any = effect.wait  # ours: `begin` took it
+                wait.fail(DeadlockError(effect.cycle))
+            else:
+                say(effect.link, PROBE, effect.actor, 0, 0, effect.probe.to_bytes(), _PROOF)
+        due = self._deadlocks.deadline
+        if due is not None and (self._due is None or due < self._due):
+            self._due = due  # an earlier timer may be left: one look too many
+            tick = functools.partial(self._proc.reactor.call_soon, self._tick)
+            self.clock.call_later(due - drivers.current.now(), tick)
+
+
+def place_of(frame: FrameType) -> str:
+    """Where in the program a frame stands."""
+    code = frame.f_code
+    return f"{code.co_filename}:{frame.f_lineno}, in {code.co_name}"
+
+
+def _blocking(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame that blocks, if its thread is in one."""
+    while frame is not None and frame.f_code not in BLOCKING:
+        frame = frame.f_back
+    return frame
+
+
+def _user_place(frame: FrameType) -> str:
+    """The innermost line of the user's program on the stack."""
+    above: FrameType | None = frame
+    while above is not None and is_engine_frame(above.f_code.co_filename):
+        above = above.f_back
+    return place_of(above or frame)

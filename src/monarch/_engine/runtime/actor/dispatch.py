@@ -1,0 +1,388 @@
+"""The loop of an actor: take a message, call the endpoint, send the reply.
+
+Budget per message: one mailbox get, one handler look-up, one context, one decode, one call, one
+encode, one send. Measured by ``benchmarks/programs/roundtrip.py``. Everything rare (failures,
+stops, explicit ports) is behind one branch in a named function.
+
+`run_sync` is the thread of an actor whose endpoints are all plain functions. Async actors have
+their loop in `dispatch_async`, which shares all but the loop itself.
+
+What an endpoint's outcome means is in `failed`: an `Exception` goes to the caller and the actor
+lives; without a caller, or for any other `BaseException`, the actor dies. A cancellation that
+escapes an endpoint goes to the caller, too: it says that one operation was abandoned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+from monarch._engine.base import instrument
+from monarch._engine.base.errors import (
+    ActorError,
+    BackpressureError,
+    RemoteException,
+    format_remote,
+    headline,
+    text_of,
+    type_name,
+)
+from monarch._engine.base.failure import Failure
+from monarch._engine.base.settings import settings
+from monarch._engine.base.verdict import STOPPED
+from monarch._engine.runtime.actor.cell import DEAD, RUNNING, Behaviour, Cell, Handler
+from monarch._engine.runtime.actor.spans import in_span
+from monarch._engine.runtime.proc.body import decode_body, unreadable
+from monarch._engine.wire.codec import Payload, encode, loads
+from monarch._engine.wire.frame import CALL, ERROR, POST, Frame, pack
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.proc.proc import Proc
+
+__all__ = [
+    "Died",
+    "End",
+    "call_meta",
+    "construct",
+    "end_by",
+    "end_of_dead",
+    "error_body",
+    "failed",
+    "prepare",
+    "rebuild_error",
+    "rebuild_raised",
+    "reply",
+    "return_port_of",
+    "route",
+    "run_sync",
+    "send_error",
+    "serve_sync",
+    "stopped",
+]
+
+_ROUTES = 4096  # kept by each actor: a caller that wants messages back has one of its own
+
+_RETURNS = 0x8000  # of the length: a return port follows the name
+
+
+def call_meta(name: str, extent: bytes, return_port: int = 0) -> bytes:
+    """Meta of a CALL: the endpoint's name and the extent of the caller's mesh.
+
+    `return_port`: where the sender wants to hear that a message without a reply port did not
+    arrive.
+    """
+    encoded = name.encode()
+    if not return_port:
+        return len(encoded).to_bytes(2, "little") + encoded + extent
+    head = (len(encoded) | _RETURNS).to_bytes(2, "little")
+    return head + encoded + return_port.to_bytes(8, "little") + extent
+
+
+def return_port_of(meta: bytes) -> int:
+    """The return port in the meta of a CALL; 0: there is none."""
+    length = int.from_bytes(meta[:2], "little")
+    if not length & _RETURNS:
+        return 0
+    end = 2 + (length & ~_RETURNS)
+    return int.from_bytes(meta[end : end + 8], "little")
+
+
+def route(meta: bytes) -> tuple[str, bytes]:
+    """The inverse of `call_meta`."""
+    length = int.from_bytes(meta[:2], "little")
+    end = 2 + (length & ~_RETURNS)
+    return meta[2:end].decode(), meta[end + 8 * bool(length & _RETURNS) :]
+
+
+# -- sync actors ---------------------------------------------------------------------------------
+
+
+def run_sync(cell: Cell) -> None:
+    """The thread of a sync actor, from construction to its end."""
+    try:
+        if construct(cell):
+            serve_sync(cell)
+    except BaseException as error:  # nobody may wait for an actor without a loop
+        cell.broken_by(error)
+
+
+def serve_sync(cell: Cell) -> None:
+    """The life of a sync actor once it is constructed; entered anew if its mailbox leaves it."""
+    grave, error = _serve_sync(cell)
+    _finish_sync(cell, grave, error)
+
+
+def _serve_sync(cell: Cell) -> End:
+    get = cell.mailbox.get
+    control = cell.control
+    encode_answer = cell.proc.encode_result
+    while True:
+        item = get()
+        try:
+            while control:
+                control.popleft()()
+        except Died as died:
+            if item is not None:
+                cell.mailbox.put(item)  # for `settle`, which answers what waits
+            return died.end
+        if cell.state is not RUNNING:
+            if cell.state is DEAD:
+                if item is not None:
+                    cell.refuse(*item)
+                return end_of_dead(cell)
+            if item is not None and cell.drops(*item):
+                continue
+        if item is None:
+            continue
+        link, frame = item
+        if frame.kind != CALL:
+            return stopped(cell, frame)
+        cell.current = item
+        cell.gauge.take(len(frame.body))
+        handler = None
+        try:
+            handler, args, kwargs = prepare(cell, link, frame)
+            result = handler.function(*args, **kwargs)
+            if handler.is_async and not handler.explicit:
+                result.close()
+                raise TypeError(
+                    f"{cell.identity.name}.{handler.name} is an async def method, but its actor's "
+                    "endpoints are all def, so it has no event loop; make it a plain def"
+                )
+            answer = encode_answer(result) if frame.port and not handler.explicit else None
+        except BaseException as error:  # the supervision boundary: nothing escapes an actor
+            if cell.watchers:
+                cell.behaviour.call_ended(error)  # type: ignore[union-attr]  # constructed
+            end = failed(cell, link, frame, handler, error)
+            if end is not None:
+                return end
+        else:
+            if cell.watchers:
+                cell.behaviour.call_ended(None)  # type: ignore[union-attr]  # constructed
+            item, cell.current = cell.current, None
+            if answer is not None and item is not None:
+                reply(cell, link, frame, handler, answer)
+            result = answer = args = kwargs = None  # an idle actor keeps no payload alive
+        item = link = frame = None
+
+
+def _finish_sync(cell: Cell, grave: Failure, error: Exception | None) -> None:
+    """End: answer callers, stop owned meshes, clean up, tell the owner; in that order."""
+    cell.settle(grave)
+    behaviour = cell.behaviour
+    assert behaviour is not None
+    if behaviour.has_children:
+        behaviour.stop_children()
+    if grave.kind == STOPPED:
+        cell.missed = behaviour.unheard()
+    timer = cell.proc.reactor.call_later(settings.cleanup_timeout, cell.finish)
+    try:
+        behaviour.cleanup(error)
+    except BaseException as raised:  # reported with the end it belongs to
+        behaviour.cleanup_failed(raised)
+    timer.cancel()
+    cell.finish()
+
+
+# -- both kinds ----------------------------------------------------------------------------------
+
+
+def construct(cell: Cell) -> bool:
+    """Run the user's constructor; False when the actor did not come to life."""
+    try:
+        setup = cell.proc.setup
+        if setup is not None and setup.blocks(cell):
+            setup.wait()
+            if setup.answer is not None:  # `Proc.refuse` gives callers the bootstrap's error
+                cell.settle(cell.own_failure("bootstrap failed", STOPPED))
+                cell.finish()
+                return False
+        cell.behaviour = cell.identity.build(cell)
+    except BaseException as error:  # becomes the actor's failure
+        failure = cell.failure_of(error)
+        cell.settle(failure)
+        cell.finish()
+        return False
+    if cell.state is DEAD:  # stopped while it was constructing
+        return False
+    cell.state = RUNNING
+    return True
+
+
+def prepare(cell: Cell, link: Any, frame: Frame) -> tuple[Handler, Any, Any]:
+    behaviour = cell.behaviour
+    assert behaviour is not None
+    handler, extent = behaviour.routes.get(frame.meta) or _look_up(cell, behaviour, frame.meta)
+    behaviour.enter(frame.rank, extent)
+    body = frame.body
+    try:
+        args, kwargs = loads(body) if type(body) is bytes else decode_body(body)
+    except (ImportError, AttributeError) as error:
+        called = f"{cell.identity.name}.{handler.name}()"
+        raise unreadable(error, f"the arguments of {called}") from None
+    if handler.explicit:
+        port = behaviour.explicit_port(link, frame, handler.name)
+        args = (port, *args)
+    sink = instrument.sink
+    if sink is not None and handler.instrument:
+        handler = in_span(sink, handler)
+    return handler, args, kwargs
+
+
+def _look_up(cell: Cell, behaviour: Behaviour, meta: bytes) -> tuple[Handler, Any]:
+    name, extent = route(meta)
+    handler = behaviour.handlers.get(name) or behaviour.plain_handler(name)
+    if handler is None:
+        raise AttributeError(f"actor {cell.identity.display} has no endpoint {name!r}")
+    if len(behaviour.routes) >= _ROUTES:
+        behaviour.routes.clear()
+    found = behaviour.routes[meta] = (handler, behaviour.extent_of(extent))
+    return found
+
+
+def reply(cell: Cell, link: Any, frame: Frame, handler: Handler, answer: Payload) -> None:
+    """Send the value of a message that this thread has claimed (see `Cell.owe`)."""
+    stream = answer.stream
+    try:
+        if stream is not None and link is not cell.proc.local:
+            link.send(pack(POST, frame.port, 0, frame.rank, b"", stream))
+        else:
+            _answer(cell.proc, link, frame, answer)
+    except BaseException as error:  # there is no memory for it, say
+        send_error(cell, link, frame, handler.name, error, "failed.")
+
+
+def _answer(proc: Proc, link: Any, frame: Frame, payload: Payload, flags: int = 0) -> None:
+    """Send an answer; it is on its way even if the caller takes no bytes for a long time."""
+    with contextlib.suppress(BackpressureError):
+        proc.send_one(link, POST, frame.port, 0, frame.rank, b"", payload, flags)
+
+
+def failed(
+    cell: Cell, link: Any, frame: Frame, handler: Handler | None, error: BaseException
+) -> End | None:
+    """The outcome table for everything that is not a value; the actor's end if it dies of it."""
+    # By type: `isinstance` asks the object for its class, and so may run code of the user's.
+    if issubclass(type(error), Died):
+        return cast("Died", error).end
+    ordinary = issubclass(type(error), Exception)
+    survives = (ordinary or _is_cancellation(error)) and frame.port
+    if survives and not (handler is not None and handler.explicit):
+        name = handler.name if handler is not None else route(frame.meta)[0]
+        suffix = "failed." if ordinary else "failed with BaseException."
+        owed, cell.current = cell.current, None
+        if owed is not None:
+            send_error(cell, link, frame, name, error, suffix)
+        return None
+    end = end_by(cell, error)
+    cell.settle(end[0])  # before the message is dropped, and with it the port it is answered at
+    return end
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    exceptions = sys.modules.get("asyncio.exceptions")
+    return exceptions is not None and issubclass(type(error), exceptions.CancelledError)
+
+
+End = tuple[Failure, Exception | None]
+
+
+class Died(BaseException):
+    """Control flow: the actor is over; raised by what runs between its messages."""
+
+    def __init__(self, end: End) -> None:
+        self.end = end
+
+
+def end_by(cell: Cell, error: BaseException, failure: Failure | None = None) -> End:
+    """The end of an actor by `error`: its grave, and what its `__cleanup__` is told."""
+    told = RuntimeError(f"serving {cell.identity.display}: {format_remote(error)}")
+    return failure or cell.failure_of(error), told
+
+
+def end_of_dead(cell: Cell) -> End:
+    assert cell.grave is not None
+    if cell.fatal is None:
+        return cell.grave, None
+    return end_by(cell, cell.fatal, cell.grave)
+
+
+def stopped(cell: Cell, frame: Frame) -> End:
+    reason = bytes(frame.body).decode(errors="replace")
+    return cell.own_failure(reason, STOPPED), None
+
+
+def send_error(
+    cell: Cell, link: Any, frame: Frame, name: str, error: BaseException, suffix: str
+) -> None:
+    """Answer with `error`, or with as much of it as can be sent. Never raises.
+
+    The message was claimed (see `Cell.owe`), so this is its only answer. If even a stand-in of a
+    few words cannot be sent the actor ends, and its end is the answer.
+    """
+    message = f"Actor call {cell.identity.name}.{name} {suffix}"
+    proc = cell.proc
+    try:
+        _answer(proc, link, frame, proc.encode(error_body(cell, message, error)), ERROR)
+    except BaseException as problem:  # too large, no memory, no descriptors
+        kept = text_of(problem)
+    else:
+        return
+    try:
+        stand_in = RemoteException(f"{type_name(error)} (its text could not be sent: {kept})")
+        _answer(proc, link, frame, proc.encode(error_body(cell, message, stand_in)), ERROR)
+    except BaseException as problem:
+        cell.owe_again(link, frame)
+        cell.abort(problem)
+
+
+def error_body(
+    cell: Cell, message: str, error: BaseException
+) -> tuple[str, Failure, bytes | None, str]:
+    """What an ERROR carries: message, what happened and where, the pickled exception, its summary.
+
+    The exception is pickled apart, so that one that cannot be pickled, or not be rebuilt by the
+    caller, costs only the object: the text arrives in any case.
+    """
+    failure = cell.own_failure(headline(error), trace=format_remote(error))
+    summary = f"{type_name(error)}: {text_of(error)}"
+    try:
+        pickled = encode(error, 1 << 62).stream
+    except BaseException as problem:  # of the exception's own code, or there is no memory
+        pickled = None
+        summary += f" (the exception could not be pickled: {text_of(problem)})"
+    return message, failure, pickled, summary
+
+
+def rebuild_error(body: Any) -> ActorError:
+    """The ActorError of an ERROR body; a stand-in takes the place of what cannot be rebuilt."""
+    message, failure, pickled, summary = decode_body(body)
+    if pickled is None:
+        error: Any = RemoteException(summary)
+    else:
+        try:
+            error = decode_body(pickled)
+        except BaseException as problem:  # whatever its class raises: it must not end the caller
+            error = RemoteException(f"{summary} (it could not be rebuilt here: {text_of(problem)})")
+        if not issubclass(type(error), BaseException):
+            error = RemoteException(summary)
+    return ActorError(error, message, formatted=failure.verdict.trace, failure=failure)
+
+
+def rebuild_raised(body: Any) -> Exception:
+    """The exception that somebody sent to be raised here as it is.
+
+    One that would end the thread (SystemExit, KeyboardInterrupt) is in an ActorError.
+    """
+    error: Any
+    try:
+        error = decode_body(body)
+    except BaseException as problem:
+        error = problem
+    kind: type = type(error)  # pyright: ignore[reportUnknownVariableType] - it is any
+    if issubclass(kind, Exception):
+        return cast("Exception", error)
+    if issubclass(kind, BaseException):
+        return ActorError(error, "The exception that was sent is not an ordinary one.")
+    return RemoteException(f"a {kind.__qualname__} was sent to be raised, which is no exception")

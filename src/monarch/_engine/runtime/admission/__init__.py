@@ -1,0 +1,1 @@
+"""The folder `runtime/admission` of the engine."""

@@ -1,0 +1,1 @@
+"""The folder `runtime/agent` of the engine."""

@@ -1,0 +1,246 @@
+r"""How processes become part of the runtime: the client, the agent, launchers, and procs.
+
+    client --exec--> agent --fork--> launcher --fork--> proc, proc, ...
+                                  \--exec--> launcher of another launch environment
+                                                       \--exec--> proc with a command of its own
+
+`agent_main` and `launcher_main` are what the executed helpers run, and `proc_main` what a forked
+proc runs. `main` is behind ``python -m monarch._src.actor.bootstrap_main``, for a proc started by
+an executed command. (How a script becomes a client is in `client`.)
+
+A proc's main thread runs the reactor until a stop is requested. Then it stops the actors, runs
+`atexit` handlers, drops the user's modules (so that module-level objects are finalised), and exits
+without tearing down what came from the launcher, which is most of an interpreter's exit time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import io
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import sys
+import types
+from typing import Any
+
+from monarch._engine.base.settings import settings
+from monarch._engine.launch import black_box
+from monarch._engine.launch.interpreter import with_folder
+from monarch._engine.launch.launcher import BOOT_VARIABLE, Launcher
+from monarch._engine.launch.scratch import give_multiprocessing, install
+from monarch._engine.protocol.directory import HOME
+from monarch._engine.runtime.actor.spawn import spawn_cell
+from monarch._engine.runtime.agent.agent import Agent
+from monarch._engine.runtime.agent.client import become, restore_tunables
+from monarch._engine.runtime.io.descriptors import raise_descriptor_limit
+from monarch._engine.runtime.proc.proc import Proc
+from monarch._engine.wire.frame import STOP, Frame
+
+__all__ = ["agent_main", "launcher_main", "main", "proc_main"]
+
+_RUN_ASYNC = "monarch._engine.runtime.actor.dispatch_async"
+_DEADLOCK = "monarch._engine.protocol.deadlock"
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = re.compile(r"/(site|dist)-packages/")
+_SETTINGS_VARIABLES = ("MONARCH_", "HYPERACTOR_", "OTEL_", "ENABLE_", "SCUBA_", "PYSPY_")
+
+
+def agent_main(fd: int, client_uid: int, here: str = HOME) -> None:
+    """Run the host agent's process; `here` is the client's name for this host."""
+    _warm_up()
+    restore_tunables()
+    raise_descriptor_limit()
+    Agent(socket.socket(fileno=fd), client_uid, proc_main, prepare, here).run()
+
+
+def launcher_main(fd: int) -> None:
+    """Run a launcher that was executed, for a launch environment other than the agent's."""
+    _warm_up()
+    raise_descriptor_limit()
+    Launcher(socket.socket(fileno=fd), proc_main, prepare).run()
+
+
+def _warm_up() -> None:
+    """Load and set up what children need in any case: they inherit it.
+
+    Modules are imported by name, since some belong to layers above this one.
+    """
+    for name in ("asyncio", "cloudpickle", "monarch.actor", _RUN_ASYNC, _DEADLOCK):
+        importlib.import_module(name)
+    sys.breakpointhook = _breakpoint
+    # A proc has threads and sockets: plain forks of it by multiprocessing would be unsafe.
+    multiprocessing.set_start_method("forkserver" if sys.platform == "linux" else "spawn", True)
+    install()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
+class _Prepared:
+    """The state that this process has set up from its requests so far."""
+
+    config: dict[str, str] | None = None
+    variables: dict[str, str] | None = None
+    modules: frozenset[str] = frozenset()
+    callbacks = 0  # `atexit` handlers
+
+
+def prepare(spec: dict[str, Any]) -> None:
+    """In a launcher: set up what all processes of a request have in common, before the forks.
+
+    A page that no child writes to stays shared. So all that can be done here is done here, and not
+    in the children. Raises OSError if the working directory no longer exists.
+    """
+    environ = spec["env"]
+    for name in [name for name in os.environ if name not in environ]:
+        del os.environ[name]
+    for name, value in environ.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+    _announce(spec)
+    os.chdir(spec["cwd"])
+    sys.path[:] = with_folder(spec["path"], spec["cwd"])
+    for entry, finder in list(sys.path_importer_cache.items()):
+        if finder is None:  # the directory did not exist at the last look, but may exist now
+            del sys.path_importer_cache[entry]
+    sys.argv = [_bootstrap_file()]
+    variables = {k: v for k, v in environ.items() if k.startswith(_SETTINGS_VARIABLES)}
+    if (variables, spec["config"]) != (_Prepared.variables, _Prepared.config):
+        settings.reset_to_defaults()
+        settings.reload_from_env()
+        settings.install_client_values(spec["config"])
+        _Prepared.variables, _Prepared.config = variables, spec["config"]
+    _Prepared.modules = frozenset(sys.modules)
+    _Prepared.callbacks = atexit._ncallbacks()
+
+
+def proc_main(spec: dict[str, Any], link_fd: int, agent_fd: int) -> None:
+    """Run a forked proc, set up as an executed one would be. Does not return."""
+    os.environ["HYPERACTOR_PROCESS_NAME"] = _process_name(spec)
+    module = types.ModuleType("__main__")
+    module.__file__ = _bootstrap_file()
+    sys.modules["__main__"] = module
+    if "numpy.random" in sys.modules:  # its global generator was seeded in the launcher
+        sys.modules["numpy.random"].seed()
+    _serve(spec, link_fd, agent_fd)
+
+
+def main() -> None:
+    """Run a proc that was executed: ``python -m monarch._src.actor.bootstrap_main``."""
+    boot = os.environ.pop(BOOT_VARIABLE, None)
+    if boot is None:
+        sys.exit(
+            "monarch: this program is started by the host agent to become a proc of a mesh; "
+            "to start a host of your own use monarch.actor.run_worker_loop_forever"
+        )
+    spec = json.loads(boot)
+    link_fd, agent_fd, box = spec["fds"]
+    black_box.install(box)
+    _announce(spec)
+    os.environ["HYPERACTOR_PROCESS_NAME"] = _process_name(spec)
+    sys.path[:] = with_folder(sys.path, os.getcwd())
+    _warm_up()
+    settings.install_client_values(spec["config"])
+    raise_descriptor_limit()
+    _Prepared.modules = frozenset(sys.modules)
+    _Prepared.callbacks = atexit._ncallbacks()
+    _serve(spec, link_fd, agent_fd, executed=True)
+
+
+def _bootstrap_file() -> str:
+    return os.path.join(os.path.dirname(__file__), "bootstrap.py")
+
+
+def _announce(spec: dict[str, Any]) -> None:
+    """Set the variables that programs and log collectors read."""
+    os.environ["HYPERACTOR_MESH_BOOTSTRAP_MODE"] = "proc"
+    os.environ["HYPERACTOR_EXECUTION_ID"] = spec["execution_id"]
+    os.environ["MONARCH_CLIENT_TRACE_ID"] = spec["execution_id"]
+
+
+def _process_name(spec: dict[str, Any]) -> str:
+    return f"{spec['label']} @ {socket.gethostname()}"
+
+
+def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int, *, executed: bool = False) -> None:
+    give_multiprocessing(spec["scratch"])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no KeyboardInterrupt inside the reactor
+    reasons: list[str] = []
+
+    def on_stop(proc: Proc, frame: Frame) -> None:
+        if not reasons:
+            reasons.append(bytes(frame.body).decode(errors="replace"))
+            _stop_actors(proc, reasons[0])
+
+    proc = Proc(spec["uid"], spec["label"], spawn_cell, on_stop, client=False)
+    proc.spec = spec
+    proc.adopt_agent(socket.socket(fileno=agent_fd))
+    proc.adopt(socket.socket(fileno=link_fd), spec["parent"])
+    for uid in spec.get("former", ()):  # those it replaces: peers also know it by their uids
+        proc.links[uid] = proc.local
+    become(proc)
+    if executed:
+        proc.tell_agent({"op": "ready"})
+    # The main thread has nothing else to do, so the reactor runs on it until the process exits.
+    proc.reactor.run()
+    _finalise(proc)
+
+
+def _breakpoint(*_args: Any, **_kwargs: Any) -> None:
+    """Replace `breakpoint()` in a worker; loads the debugger when it is needed."""
+    importlib.import_module("monarch._debug").stop_at(sys._getframe(1))
+
+
+def _stop_actors(proc: Proc, reason: str) -> None:
+    """Stop all actors, in parallel; the reactor stops after the last one, or after a timeout."""
+    cells = [*proc.cells.values(), *proc.ending]
+    proc.when_idle = proc.reactor.stop
+    if not cells:
+        proc.reactor.stop()
+        return
+    proc.reactor.call_later(settings.stop_actor_timeout, proc.reactor.stop)
+    frame = Frame(STOP, 0, 0, 0, 0, 0, b"", reason.encode())
+    for cell in cells:
+        cell.request_stop(None, frame)
+
+
+def _is_library(name: str, module: types.ModuleType) -> bool:
+    """Whether a module was installed: threads and finalisers may use it to the very end."""
+    if name == "__main__":
+        return False
+    file = getattr(module, "__file__", None) or ""
+    return name.startswith("monarch.") or file.startswith(_LIBRARY) or bool(_INSTALLED.search(file))
+
+
+def _finalise(proc: Proc) -> None:
+    """Do what a normal exit owes the user, and no more; then exit."""
+    code = 0
+    try:
+        if atexit._ncallbacks() > _Prepared.callbacks:
+            proc.start()  # the program's handlers may want to make calls
+        atexit._run_exitfuncs()
+        count = len(sys.modules) - len(_Prepared.modules)
+        theirs = list(itertools.islice(reversed(sys.modules), max(0, count)))
+        for name in ["__main__", *theirs]:
+            module = sys.modules.get(name)
+            # Some programs put classes into `sys.modules`.
+            if isinstance(module, types.ModuleType) and not _is_library(name, module):
+                del sys.modules[name]
+                vars(module).clear()
+        gc.collect()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ctypes.CDLL(None).fflush(None)  # output of C libraries, which the exit below does not flush
+    except BaseException as error:  # the last chance to report an error
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    finally:
+        os._exit(code)

@@ -1,0 +1,291 @@
+"""This process's part in a runtime: its proc, and, in the user's script, the host agent it starts.
+
+The first call that needs a proc makes the process a *client* (`client_proc`): a reactor thread and
+a root that owns what the script spawns. The host agent is started later, in the background, when
+the program first asks for its host (`start_agent`). Procs get their place from `bootstrap` instead.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from monarch._engine.base.settings import settings
+from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE
+from monarch._engine.launch.interpreter import python_command, working_directory
+from monarch._engine.runtime.actor.spawn import spawn_cell
+from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io.descriptors import raise_descriptor_limit
+from monarch._engine.runtime.proc.agent_watch import why_silent
+from monarch._engine.runtime.proc.ownership import Verdict
+from monarch._engine.runtime.proc.proc import Proc, new_uid
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+    from monarch._engine.wire.frame import Frame
+
+__all__ = [
+    "become",
+    "client_proc",
+    "close_client",
+    "current_proc",
+    "launch_spec",
+    "restore_tunables",
+    "start_agent",
+    "succeed",
+    "when_ready",
+]
+
+_current: Proc | None = None
+_lock = threading.Lock()
+_agent_process: subprocess.Popen[bytes] | _FoundAgent | None = None
+_ready: list[Callable[[Proc], None]] = []
+_forked: list[Callable[[], None]] = []
+
+
+def current_proc() -> Proc | None:
+    """This process's proc, or None before first use."""
+    return _current
+
+
+def when_ready(callback: Callable[[Proc], None]) -> None:
+    """Call `callback(proc)` when this process gets its proc (also in launcher-forked procs)."""
+    _ready.append(callback)
+
+
+def when_forked(callback: Callable[[], None]) -> None:
+    """Call `callback()` in a child that user code forks from this process."""
+    _forked.append(callback)
+
+
+def client_proc() -> Proc:
+    """The proc of this process, made on first use: then it is the client of a new runtime."""
+    if _current is not None:
+        return _current
+    with _lock:
+        proc = current_proc()  # another thread may have come first
+        if proc is None:
+            proc = _make_client(new_uid(), 0)
+            become(proc)
+    return proc
+
+
+def _make_client(uid: int, reign: int) -> Proc:
+    raise_descriptor_limit()
+    proc = Proc(uid, "local", spawn_cell, _refuse_stop, client=True, reign=reign)
+    proc.agent_lost = _agent_died
+    proc.agent_silent = _agent_is_silent
+    proc.start()
+    return proc
+
+
+def succeed(uid: int, reign: int, agent: tuple[socket.socket, int] | None) -> Proc:
+    """The proc of this process, which takes the place of an earlier client.
+
+    `agent` is the connection to that one's agent, and its pid; None: it is gone.
+    Raises RuntimeError if this process is a client, or a proc, already.
+    """
+    global _agent_process
+    with _lock:
+        if _current is not None:
+            raise RuntimeError("this process is part of a runtime already")
+        proc = _make_client(uid, reign)
+        if agent is not None:
+            sock, pid = agent
+            proc.adopt_agent(sock)
+            _agent_process = _FoundAgent(pid)
+        become(proc)
+    if agent is None:
+        start_agent()
+    else:
+        proc.tell_agent({"op": "here"})
+    return proc
+
+
+class _FoundAgent:
+    """A host agent that an earlier client started: no child of ours, but to be waited for."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)
+
+    def wait(self, timeout: float | None = None) -> None:
+        import subprocess  # as with an own one
+
+        if not select.select([self._fd], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("the host agent", timeout or 0.0)
+
+    def kill(self) -> None:
+        signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
+
+def become(proc: Proc) -> None:
+    """Make `proc` this process's part of the runtime."""
+    global _current
+    _current = proc
+    for callback in _ready:
+        callback(proc)
+
+
+def start_agent() -> None:
+    """Start the host agent in the background, if there is none; returns at once."""
+    global _agent_process
+    proc = _current
+    assert proc is not None
+    if not proc.client:
+        return
+    with _lock:
+        if _agent_process is not None:
+            return
+        import subprocess  # a worker never needs it
+
+        ours, theirs = socket.socketpair()
+        proc.adopt_agent(ours)
+        code = (
+            "from monarch._engine.runtime.agent.bootstrap import agent_main; "
+            f"agent_main({theirs.fileno()}, {proc.uid})"
+        )
+        environ = dict(os.environ)
+        # Keep what was freed: fresh pages cost more than the copies into them. Setting one
+        # threshold turns off glibc's own adaption of the other, so both are set.
+        tunables = "glibc.malloc.trim_threshold=268435456:glibc.malloc.mmap_threshold=33554432"
+        environ["MONARCH_AGENT_TUNABLES"] = environ.get("GLIBC_TUNABLES", "")
+        environ["GLIBC_TUNABLES"] = environ.get("GLIBC_TUNABLES", tunables)
+        _agent_process = subprocess.Popen(
+            python_command(sys.executable, code),
+            env=environ,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            # A program may have been started without them; then other files have their numbers.
+            stdout=None if sys.__stdout__ else subprocess.DEVNULL,
+            stderr=None if sys.__stderr__ else subprocess.DEVNULL,
+            cwd=_existing_directory(),
+            start_new_session=True,
+        )
+        theirs.close()
+        message = {
+            "op": "preload",
+            "preload": _preloads(),
+            "path": _paths(),
+            "env": dict(os.environ),
+        }
+        proc.tell_agent(message)
+
+
+def _existing_directory() -> str | None:
+    """Where the agent starts: the root, if the working directory was removed.
+
+    Python 3.13.0 cannot import its own modules there.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return os.sep
+    return None
+
+
+def _agent_died(_reason: str) -> None:
+    proc = _current
+    if proc is not None:
+        pid = "?" if _agent_process is None else _agent_process.pid
+        error = f"the host agent of this machine (pid {pid}) ended unexpectedly"
+        when = drivers.current.wall_time()
+        proc.bury_everyone(Verdict(FAILED, error, INFRASTRUCTURE, proc.hostname, 0, when))
+
+
+def _agent_is_silent(timeout: float, _uids: list[int]) -> None:
+    proc, process = _current, _agent_process
+    if proc is None or process is None or proc.agent is None:
+        return
+    error, when = why_silent(process.pid, timeout), drivers.current.wall_time()
+    verdict = Verdict(FAILED, error, INFRASTRUCTURE, proc.hostname, 0, when)
+    proc.agent_lost = lambda reason: proc.bury_everyone(verdict)
+    process.kill()
+    proc.lose(proc.agent, error)
+
+
+def close_client(grace: float, verdict: Verdict) -> None:
+    """End the host agent and with it every process of this host. Blocks at most `grace` seconds.
+
+    Whoever still waits for one of them, or calls it later, is told `verdict`.
+    """
+    proc, process = _current, _agent_process
+    if proc is None or process is None:
+        return
+    import subprocess
+
+    proc.ended = verdict
+    proc.agent_lost = lambda reason: proc.bury_everyone(verdict)
+    if proc.agent is not None:
+        link = proc.agent
+        link.sock.shutdown(socket.SHUT_RDWR)
+    try:
+        process.wait(grace)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _refuse_stop(proc: Proc, frame: Frame) -> None:
+    """Nobody owns the client: a request that it end is ignored."""
+
+
+def _preloads() -> list[str]:
+    """What launchers import for all their children: what is slow to import, if we have it.
+
+    `torch._dynamo` comes with the first optimizer and takes a second; a program that makes one only
+    in its actors can import it, and pays once.
+    """
+    return [name for name in ("numpy", "torch", "torch._dynamo") if name in sys.modules]
+
+
+def _paths() -> list[str]:
+    """`sys.path` as a child started here would have it: absolute, the script's folder first."""
+    return [os.path.abspath(entry or working_directory()) for entry in sys.path]
+
+
+def launch_spec() -> dict[str, Any]:
+    """What a new process inherits from this one, as of now: environment, cwd, path, settings."""
+    environ = dict(os.environ)
+    return {
+        "env": environ,
+        "cwd": working_directory(),
+        "path": _paths(),
+        "preload": _preloads(),
+        "config": settings.snapshot(),
+        "ready_timeout": settings.host_spawn_ready_timeout,
+        "unresponsive_timeout": settings.unresponsive_timeout,
+        "pdeathsig": settings.mesh_bootstrap_enable_pdeathsig,
+    }
+
+
+def restore_tunables() -> None:
+    """The agent's allocator settings are its own: what it starts inherits the user's."""
+    original = os.environ.pop("MONARCH_AGENT_TUNABLES", None)
+    if original is not None:
+        del os.environ["GLIBC_TUNABLES"]
+        if original:
+            os.environ["GLIBC_TUNABLES"] = original
+
+
+def _after_fork() -> None:
+    """A child forked by user code is not part of the runtime: it must not hold our sockets."""
+    global _current, _agent_process
+    proc = _current
+    _current = None
+    _agent_process = None
+    if proc is not None:
+        proc.close_in_child()
+    for callback in _forked:
+        callback()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

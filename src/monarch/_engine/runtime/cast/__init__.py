@@ -1,0 +1,1 @@
+"""The folder `runtime/cast` of the engine."""

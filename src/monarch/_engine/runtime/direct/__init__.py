@@ -1,0 +1,1 @@
+"""The folder `runtime/direct` of the engine."""

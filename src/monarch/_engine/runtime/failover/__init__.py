@@ -1,0 +1,1 @@
+"""The folder `runtime/failover` of the engine."""

@@ -1,0 +1,1 @@
+"""The folder `runtime/hosts` of the engine."""

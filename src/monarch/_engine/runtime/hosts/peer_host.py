@@ -1,0 +1,375 @@
+"""A neighbour: the session with the agent of another host of the job, and the tunnels in it.
+
+Lane 0 of the host link carries the messages between the agents (`protocol.directory`), as JSON.
+Every other lane is a tunnel. The side that opens a tunnel picks its number: the side with the
+smaller name takes odd ones, the other side even ones, so that both may open tunnels at once.
+
+Two workers may dial each other at the same time. Then the connection of the one with the smaller
+name is used.
+
+Two orders have to be kept together. The last messages of a proc travel in a tunnel; the report of
+its exit travels on the control lane, which is faster. So the report waits until the tunnels between
+the two procs are closed, which the other agent does once the exited proc's sockets are closed. The
+report waits at most `_LAST_WORDS` seconds, since a child that the proc forked may hold the sockets
+open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import socket
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from monarch._engine.base.errors import ProtocolError
+from monarch._engine.protocol.session.channel import Channel, Terms
+from monarch._engine.protocol.session.lanes import CONTROL
+from monarch._engine.runtime.admission.handshake_io import Wire
+from monarch._engine.runtime.cast.relay import CastRelay
+from monarch._engine.runtime.cast.tunnel_end import CASTS
+from monarch._engine.runtime.hosts.host_link import HostLink, Receiver
+from monarch._engine.runtime.hosts.stream_tunnel import StreamTunnel
+from monarch._engine.runtime.hosts.tunnel import Tunnel
+from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io.heartbeats import Sentinel
+from monarch._engine.runtime.io.reactor import Reactor
+from monarch._engine.transport.segment import SegmentPool, Windows
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.admission.handshake_io import Wire
+    from monarch._engine.wire.packet import Buffer
+
+__all__ = ["Neighbour", "Neighbourhood"]
+
+_LAST_WORDS = 1.0  # seconds
+_TRIES = 4  # attempts to replace a silent connection before its host is given up
+_DIALS = 6  # at the same time; one without result takes as long as four attempts
+
+
+class Neighbourhood(Protocol):
+    """The interface to its agent that a neighbour needs."""
+
+    reactor: Reactor
+    segments: SegmentPool
+    windows: Windows
+    sentinel: Sentinel
+    casts: CastRelay
+
+    @property
+    def name(self) -> str:
+        """The name of this host."""
+        ...
+
+    def next_number(self) -> int:
+        """Return a number that grows, and so tells a later session from an earlier one."""
+        ...
+
+    def from_neighbour(self, neighbour: Neighbour, message: dict[str, Any]) -> None: ...
+    def tunnel_opened(
+        self,
+        neighbour: Neighbour,
+        tunnel: Tunnel | StreamTunnel,
+        *,
+        first: bool,
+        stream: str,
+    ) -> None: ...
+    def connection_altered(self, neighbour: Neighbour) -> None: ...
+    def neighbour_up(self, neighbour: Neighbour) -> None: ...
+    def neighbour_lost(self, neighbour: Neighbour, reason: str) -> None: ...
+
+
+class Neighbour(Receiver):
+    """The session with the agent of another host; see the module.
+
+    Args:
+        agent: the agent of this host.
+        name: the name of the other host.
+        dial: opens a connection (on whatever thread) and ends with `dialed` or `dial_failed`
+            on the reactor thread; None if the other side dials.
+        session: a random number, not 0.
+        first_patience: seconds that the first connection may take.
+        patience: seconds that an interruption may take before the host counts as unreachable.
+        frame_limit: the largest frame of a proc, in bytes.
+    """
+
+    def __init__(
+        self,
+        agent: Neighbourhood,
+        name: str,
+        dial: Callable[[Neighbour], None] | None,
+        session: int,
+        first_patience: float,
+        patience: float,
+        frame_limit: int,
+    ) -> None:
+        self.name = name
+        self.number = agent.next_number()
+        self._agent = agent
+        self._dial = dial
+        self._patience = patience
+        self._frame_limit = frame_limit
+        self.tunnels: dict[int, Tunnel | StreamTunnel] = {}
+        self._lanes = itertools.count(1 if agent.name < name else 2, 2)
+        self._held: list[dict[str, Any]] = []  # notices that wait for tunnels to close
+        self.problem = ""  # why the last dial failed
+        self._dials = 0  # in progress
+        self._suspected = False  # whether the peer has been silent for longer than usual
+        self._deaf_until = 0.0  # until this time, the peer is assumed not to receive our packets
+        self._fresh_until = 0.0  # until this time, no dial replaces the connection
+        self.channel = Channel(
+            session,
+            dials=dial is not None,
+            now=drivers.current.now(),
+            peer=f"host {name or 'of the client'}",
+            terms=Terms(patience=first_patience, message_limit=frame_limit + (1 << 20)),
+            allocate=self._allocate,
+        )
+        peer = f"host {name or 'of the client'}"
+        self.link = HostLink(agent.reactor, peer, self, self.channel)
+        self.way = agent.casts.way(name, self)
+        self.link.start()
+
+    # -- out -------------------------------------------------------------------------------------
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Send a message to the agent of the other host."""
+        self.link.send(CONTROL, [json.dumps(message, separators=(",", ":")).encode()])
+
+    def leave(self, done: Callable[[], None], *, shutdown: bool) -> None:
+        """Make the other agent exit, and with `shutdown` its worker loop, too.
+
+        Calls `done()` once the agent has the order or cannot be reached: then it has exited, or
+        exits by itself.
+        """
+        message = json.dumps({"op": "leave", "shutdown": shutdown}).encode()
+        if shutdown or self.channel.met:
+            self.link.send(CONTROL, [message], done)
+        else:  # there is no agent of ours yet that would have to be informed
+            self.link.send(CONTROL, [message])
+            done()
+
+    @property
+    def sessions(self) -> tuple[int, int]:
+        """See `HostPeer`."""
+        return self.channel.sessions
+
+    def cast(self, lane: int, buffers: Sequence[Buffer]) -> bool:
+        """See `HostPeer`."""
+        return self.link.send(lane, buffers)
+
+    def hold(self, lane: int, *, on: bool) -> None:
+        """See `HostPeer`."""
+        (self.link.pause if on else self.link.resume)(lane)
+
+    def open(
+        self, near: int, far: int, sock: socket.socket, *, first: bool, stream: str = ""
+    ) -> None:
+        """Carry what passes through `sock`, whose other end `near` has, to `far` on that host.
+
+        That is a link, or a stream of bytes if `stream` names its purpose.
+        """
+        lane = next(self._lanes) % CASTS
+        while lane == CONTROL or lane in self.tunnels:
+            lane = next(self._lanes) % CASTS
+        tunnel = self._tunnel(lane, near, far, stream, ours=True)
+        message = {"op": "open", "lane": lane, "near": near, "far": far, "first": first}
+        self.say({**message, "for": stream} if stream else message)
+        tunnel.attach(sock)
+
+    def _tunnel(
+        self, lane: int, near: int, far: int, stream: str, *, ours: bool
+    ) -> Tunnel | StreamTunnel:
+        agent = self._agent
+        tunnel: Tunnel | StreamTunnel
+        if stream:
+            tunnel = StreamTunnel(agent.reactor, self.link, lane, near, far, self._tunnel_closed)
+        else:
+            tunnel = Tunnel(
+                agent.casts,
+                self.way,
+                agent.reactor,
+                self.link,
+                lane,
+                near,
+                far,
+                agent.segments,
+                agent.windows,
+                self._frame_limit,
+                self._tunnel_closed,
+                ours=ours,
+            )
+        self.tunnels[lane] = tunnel
+        return tunnel
+
+    # -- in (see Receiver) -----------------------------------------------------------------------
+
+    def delivered(self, lane: int, data: bytes | bytearray | memoryview) -> None:
+        if lane != CONTROL:
+            tunnel = self.tunnels.get(lane)
+            if tunnel is not None:
+                tunnel.deliver(data)
+            elif lane >= CASTS:
+                self._agent.casts.received(self.way, lane, data)
+            return
+        message = json.loads(bytes(data))
+        if message["op"] == "open":
+            lane = message["lane"]
+            if lane in self.tunnels or not 0 < lane < CASTS:
+                raise ProtocolError(f"lane {lane} is open already")
+            # The sender's near and far are this side's far and near.
+            stream = message.get("for", "")
+            tunnel = self._tunnel(lane, message["far"], message["near"], stream, ours=False)
+            self._agent.tunnel_opened(self, tunnel, first=message["first"], stream=stream)
+        elif message["op"] == "notice" and (self._held or self._awaits(message)):
+            if not self._held:
+                self._agent.reactor.call_later(_LAST_WORDS, self._release_all)
+            self._held.append(message)
+        else:
+            self._agent.from_neighbour(self, message)
+
+    def _allocate(self, lane: int, size: int) -> bytearray | memoryview:
+        """Return memory for a message of several pieces; a proc may get it without a copy."""
+        if isinstance(self.tunnels.get(lane), Tunnel):
+            return self._agent.segments.reserve(size)
+        return bytearray(size)
+
+    def _awaits(self, message: dict[str, Any]) -> bool:
+        """Whether a notice reports an exit while the proc's last messages may be in transit."""
+        notice = message["notice"]
+        if notice["op"] != "gone":
+            return False
+        gone = {uid for uid, *_ in notice["procs"]}
+        return any(
+            tunnel.near == message["to"] and tunnel.far in gone for tunnel in self.tunnels.values()
+        )
+
+    def _tunnel_closed(self, tunnel: Tunnel | StreamTunnel) -> None:
+        self.tunnels.pop(tunnel.lane, None)
+        while self._held and not self._awaits(self._held[0]):
+            self._agent.from_neighbour(self, self._held.pop(0))
+
+    def _release_all(self) -> None:
+        held, self._held = self._held, []
+        for message in held:
+            self._agent.from_neighbour(self, message)
+
+    def room(self, lane: int) -> None:
+        tunnel = self.tunnels.get(lane)
+        if tunnel is not None:
+            tunnel.room()
+        elif lane >= CASTS:
+            self._agent.casts.room(self.way, lane)
+
+    def be_patient(self, patience: float) -> None:
+        """Change `patience`; takes effect with the next interruption."""
+        self._patience = patience
+        if self.channel.met:
+            self.channel.be_patient(patience)
+
+    def connected(self, *, again: bool) -> None:
+        self.problem = ""
+        if not again:
+            self.channel.be_patient(self._patience)
+            self._agent.sentinel.watch(self)
+            self._agent.casts.met(self.way)
+            self._agent.neighbour_up(self)
+
+    def dial(self) -> None:
+        if not self._dials:  # otherwise a dial in progress will do
+            self._start_dial()
+
+    def _start_dial(self) -> None:
+        assert self._dial is not None
+        self._dials += 1
+        self._dial(self)
+
+    def dialed(self, sock: Wire) -> None:
+        """Use the connection that a dial has opened, unless it is no longer needed."""
+        self._dials -= 1
+        if self._dial is None:
+            sock.close()  # the other side's connection is used
+            return
+        if self.link.connected:
+            now = drivers.current.now()
+            doubted = self._suspected or now < self._deaf_until
+            if not doubted or now < self._fresh_until:
+                sock.close()  # the present one works, or is too new to be judged
+                return
+            self._fresh_until = now + self._patience / _TRIES
+        self.link.adopt(sock)
+
+    def dial_failed(self, problem: str, *, for_good: bool) -> None:
+        """Handle a failed dial; `for_good`: another would fail, too, before the first session.
+
+        After the first session another dial may succeed even so: the failure may mean that bytes
+        were altered in transit.
+        """
+        self._dials -= 1
+        if self._dial is None:
+            return
+        if self.link.connected or self._dials:  # it was one of several attempts
+            return
+        self.problem = problem
+        if for_good and not self.channel.met:
+            self.link.end(problem)
+        else:
+            self.link.failed()
+
+    def answer(self, sock: Wire) -> None:
+        """Use a connection that the other side has dialed, unless ours has precedence."""
+        if self._dial is not None:
+            if self._agent.name < self.name or self.channel.met:
+                sock.close()  # it gets ours; or it has a new session, and ours is about to end
+                return
+            self._dial = None
+            self.channel.answer()
+        self.link.adopt(sock)
+
+    # -- heartbeat and silence (see Watched) -----------------------------------------------------
+
+    def heard(self) -> None:
+        self._suspected = False
+        self._agent.sentinel.heard(self)
+
+    def altered(self) -> None:
+        self._agent.connection_altered(self)
+
+    def heartbeat(self, payload: bytes) -> None:
+        self._agent.sentinel.on_heartbeat(self, payload)
+
+    def send_heartbeat(self, payload: bytes) -> None:
+        self.link.heartbeat(payload)
+
+    def suspect(self) -> None:
+        self._suspected = True
+        self._try()
+
+    def suspect_deaf(self) -> None:
+        # Only the dialing side can replace the connection; the peer has to wait.
+        self._deaf_until = drivers.current.now() + self._patience / _TRIES
+        self._try_once()
+
+    def _try(self) -> None:
+        """Try other connections, as one may get through now: TCP retries after growing pauses."""
+        if self._suspected:
+            self._try_once()
+            self._agent.reactor.call_later(self._patience / (3 * _TRIES), self._try)
+
+    def _try_once(self) -> None:
+        if self._dial is not None and self.link.connected and self._dials < _DIALS:
+            self._start_dial()
+
+    def give_up(self, reason: str) -> None:
+        self.link.end(reason)
+
+    def ended(self, reason: str) -> None:
+        self._suspected = False
+        self._agent.sentinel.forget(self)
+        for tunnel in list(self.tunnels.values()):
+            tunnel.close(reason)
+        self._agent.casts.way_over(self.way, self.problem or reason)
+        self._release_all()
+        with contextlib.suppress(KeyError):
+            self._agent.neighbour_lost(self, self.problem or reason)

@@ -1,0 +1,1 @@
+"""The folder `runtime/io` of the engine."""

@@ -1,0 +1,206 @@
+"""What the runtime takes from the world: threads, waits, time and chance.
+
+Everything in `runtime` and `mesh` that would start a thread, park one, read the clock or draw a
+random number asks the driver (`current`). The one here is the real world. The simulator of
+`monarch.testing` installs another, under which the very same procs, mailboxes and dispatch loops
+run in virtual time, one thread at a time, with chance from a seed.
+"""
+
+from __future__ import annotations
+
+import _queue
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from monarch._engine.base.errors import is_engine_frame
+from monarch._engine.runtime.io.fault_file import note_failure
+from monarch._engine.runtime.io.reactor import Reactor
+from monarch._engine.runtime.io.slow_clock import SlowClock
+
+if TYPE_CHECKING:
+    import asyncio
+    from types import FrameType
+
+    from monarch._engine.base.failure import Failure
+    from monarch._engine.runtime.actor.cell import Cell
+
+__all__ = ["Clock", "Driver", "Event", "Parker", "Thread", "current", "install"]
+
+
+_LOOK = 1.0  # seconds that threads and a loop get to see what they waited for
+
+
+class Parker(Protocol):
+    """Where one thread waits once: `release` lets `acquire` go, whichever comes first."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+    def release(self) -> None: ...
+
+
+class Event(Protocol):
+    """Where any number of threads wait until `set`."""
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def set(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Timers."""
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> None: ...
+
+
+class Thread(Protocol):
+    """Something that runs aside."""
+
+    def join(self, timeout: float | None = None) -> None: ...
+    def is_alive(self) -> bool: ...
+
+
+class Driver:
+    """The real world."""
+
+    loops_stall = True
+    """Whether time passes while an event loop is blocked."""
+
+    jobs_outlive = True
+    """Whether a job can outlive its script and be re-attached by another one."""
+
+    def reactor(self) -> Reactor:
+        """What fires a proc's timers and moves its bytes."""
+        return Reactor()
+
+    def mailbox(self) -> Any:
+        """A queue whose `get` parks the one thread that empties it."""
+        queue: type[Any] = _queue.SimpleQueue
+        return queue()
+
+    def parker(self) -> Parker:
+        """A fresh `Parker`."""
+        lock = threading.Lock()
+        lock.acquire()
+        return lock
+
+    def event(self) -> Event:
+        """A fresh `Event`."""
+        return threading.Event()
+
+    def clock(self) -> Clock:
+        """What fires the timers of a proc that are in no hurry."""
+        return SlowClock()
+
+    def start_actor(self, cell: Cell, run: Callable[[Cell], None]) -> None:
+        """Run the loop of an actor on a thread of its own."""
+        name = "monarch-actor-event-loop" if cell.is_async else "monarch-actor-driver"
+
+        def serve() -> None:
+            cell.thread_id = threading.get_ident()
+            run(cell)
+
+        threading.Thread(target=serve, name=name, daemon=True).start()
+
+    def start_thread(self, name: str, run: Callable[[], None]) -> Thread:
+        """Run something aside."""
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def interrupt_main(self) -> bool:
+        """Make the user's main thread raise KeyboardInterrupt, also out of a sleep or a join.
+
+        A program that ignores SIGINT, as those do that a shell script starts in the background, is
+        ended by SIGTERM. False, and nothing is done, if the main thread has left the program: an
+        exception is being printed that ended it (which an interrupt would garble), or we are at
+        its exit.
+        """
+        import signal  # only an unhandled fault comes here
+
+        main = threading.main_thread().ident or 0
+        frame = _outermost(main)
+        if self.is_traceback_printed() or frame is None:
+            return False
+        if is_engine_frame(frame.f_code.co_filename):
+            return False
+        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        signal.pthread_kill(main, signal.SIGTERM if ignored else signal.SIGINT)
+        return True
+
+    def is_traceback_printed(self) -> bool:
+        """Whether the main thread has left the program, to print what ended it."""
+        import traceback
+
+        frame = _outermost(threading.main_thread().ident or 0)
+        return frame is None or frame.f_code.co_filename == traceback.__file__
+
+    def let_waits_end(self, looks: Callable[[FrameType | None], bool]) -> None:
+        """Wait until no thread is about to see what it waited for, at most `_LOOK` seconds.
+
+        `looks` says so of the frame at which a thread is. The event loop of the main thread gets a
+        few turns, for its tasks.
+        """
+        pause = threading.Event()
+        deadline = time.monotonic() + _LOOK
+        while any(map(looks, sys._current_frames().values())) and time.monotonic() < deadline:
+            pause.wait(0.001)
+        loop = _loop_of(sys._current_frames().get(threading.main_thread().ident or 0))
+        if loop is not None:
+            turned = threading.Event()
+            step: Callable[[], object] = turned.set
+            for _ in range(3):  # the future, its task, and what awaits that
+                step = functools.partial(loop.call_soon, step)
+            try:
+                loop.call_soon_threadsafe(step)
+            except RuntimeError:  # it is closed
+                return
+            turned.wait(_LOOK)
+
+    def note_failure(self, failure: Failure) -> None:
+        """A failure has reached the root, see `fault_file`."""
+        note_failure(failure.root.verdict.when, failure.report())
+
+    def now(self) -> float:
+        """Seconds on a clock that only goes forward."""
+        return time.monotonic()
+
+    def wall_time(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()  # noqa: TID251 - this is where it comes from
+
+    def chance(self, count: int) -> int:
+        """A random number below `count`."""
+        # Not a generator with a state: a forked process must not repeat its parent's choices.
+        return int.from_bytes(os.urandom(8), "little") % count  # noqa: TID251
+
+
+def _outermost(thread: int) -> FrameType | None:
+    """Where a thread began; None if it runs no Python code."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _loop_of(frame: FrameType | None) -> asyncio.AbstractEventLoop | None:
+    """The event loop that runs at `frame`, if one does."""
+    events = sys.modules.get("asyncio.base_events")
+    while events is not None and frame is not None:
+        if frame.f_code is events.BaseEventLoop.run_forever.__code__:
+            loop: asyncio.AbstractEventLoop = frame.f_locals["self"]
+            return loop
+        frame = frame.f_back
+    return None
+
+
+current = Driver()
+
+
+def install(driver: Driver) -> Driver:
+    """Make `driver` the current one; the former."""
+    global current
+    former, current = current, driver
+    return former

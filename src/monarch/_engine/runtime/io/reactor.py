@@ -1,0 +1,231 @@
+"""The reactor: one thread that moves bytes and fires timers, and never runs user code.
+
+It waits on descriptors with epoll (`select.poll` elsewhere), calls the callback registered for
+each ready one, then what other threads asked it to run (`call_soon`), then timers that are due.
+Callbacks must not block. Waking it costs one eventfd write, skipped while it does not wait.
+
+Most timers are deadlines of calls and are cancelled long before they are due. So setting one wakes
+nobody unless it comes before all others, and cancelled ones are swept out of the heap whenever it
+has doubled: there are never many more entries than pending timers.
+
+The thread is a daemon: it dies with the interpreter, after `atexit` handlers had their say. In a
+forked child there is no reactor: `Proc` closes what the child inherited.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import mmap
+import os
+import select
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from monarch._engine.base.failure import PLEASE_REPORT
+from monarch._engine.runtime.io.fault_file import note_error
+
+__all__ = ["READ", "WRITE", "Reactor", "Timer", "report_error"]
+
+READ = select.POLLIN
+WRITE = select.POLLOUT
+_SCRATCH = 256 << 10
+_NEVER = float("inf")
+_LONGEST = 1e6  # seconds of one wait; the kernel takes no more than 2**31 milliseconds
+_FEW = 64  # timers that are no trouble
+
+
+class Timer:
+    """A pending `call_later`; `cancel` is idempotent and may come from any thread."""
+
+    __slots__ = ("callback", "when")
+
+    def __init__(self, when: float, callback: Callable[[], None]) -> None:
+        self.when = when
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class Reactor:
+    """See the module. `run` in the current thread, or `start` a thread for it."""
+
+    def __init__(self) -> None:
+        self._poll: Any = select.epoll() if hasattr(select, "epoll") else select.poll()
+        self._scale = 1 if hasattr(select, "epoll") else 1000
+        self._sees_changes = hasattr(select, "epoll")  # while it waits; `poll` does not
+        self._callbacks: dict[int, Callable[[int], None]] = {}
+        self._soon: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._new: deque[Timer] = deque()  # set, not yet among them
+        self._wakes = _NEVER  # when the wait under way, if any, ends by itself
+        self._crowded = _FEW  # entries at which cancelled timers are swept out
+        self._order = itertools.count()
+        self._waiting = False  # or about to; what is queued before it is set is seen
+        self._woken = False
+        self._running = True
+        self.ident = 0
+        # Mapped, not allocated: pages that no read ever fills cost an idle proc nothing.
+        self.scratch = memoryview(mmap.mmap(-1, _SCRATCH))
+        if hasattr(os, "eventfd"):
+            self._wake_in = self._wake_out = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        else:
+            self._wake_in, self._wake_out = os.pipe()
+            os.set_blocking(self._wake_in, False)
+        self.register(self._wake_in, self._on_wake)
+
+    def start(self, name: str) -> None:
+        """Run in a daemon thread; returns once the thread has its identity."""
+        thread = threading.Thread(target=self.run, name=name, daemon=True)
+        thread.start()
+        self.ident = thread.ident or 0
+
+    # -- for any thread --------------------------------------------------------------------------
+
+    def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
+        """Run `callback(*args)` on the reactor thread. Takes no lock: safe in finalisers."""
+        self._soon.append((callback, args))
+        if self._waiting and not self._woken:
+            self._woken = True
+            os.write(self._wake_out, b"\1\0\0\0\0\0\0\0")
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        """Run `callback()` on the reactor thread after `delay` seconds, unless cancelled."""
+        timer = Timer(time.monotonic() + delay, callback)
+        self._new.append(timer)
+        # In this order: `_timeout` looks for new ones after it has said how long it will wait.
+        if timer.when < self._wakes or len(self._new) > _FEW:
+            self.call_soon(self._admit)
+        return timer
+
+    def register(self, fd: int, callback: Callable[[int], None]) -> None:
+        """Call `callback(event mask)` on the reactor thread whenever `fd` is readable."""
+        self._callbacks[fd] = callback
+        self._poll.register(fd, READ)
+        self._show_change()
+
+    def watch_writes(self, fd: int, on: bool) -> None:
+        """Also call back when `fd` takes bytes. Ignored when `fd` is no longer registered."""
+        self.watch(fd, reads=True, writes=on)
+
+    def watch(self, fd: int, *, reads: bool, writes: bool) -> None:
+        """Say what to call back for; hang-ups and errors always. See `watch_writes`."""
+        try:
+            self._poll.modify(fd, (READ if reads else 0) | (WRITE if writes else 0))
+        except OSError:
+            if fd in self._callbacks:
+                raise
+        self._show_change()
+
+    def _show_change(self) -> None:
+        if not self._sees_changes and threading.get_ident() != self.ident:
+            self.call_soon(lambda: None)
+
+    def unregister(self, fd: int) -> None:
+        """Forget `fd`; call it before closing the descriptor."""
+        if self._callbacks.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def stop(self) -> None:
+        """Leave `run` after the current round."""
+        self._running = False
+        self.call_soon(lambda: None)
+
+    def close(self) -> None:
+        """Release descriptors; only after `run` has returned, or in a forked child."""
+        if hasattr(self._poll, "close"):
+            self._poll.close()
+        self._woken = True  # later `call_soon`s, of finalisers, must not write to a reused number
+        os.close(self._wake_in)
+        if self._wake_out != self._wake_in:
+            os.close(self._wake_out)
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until `stop`; may be run again, by another thread."""
+        self._running = True
+        self.ident = threading.get_ident()
+        poll = self._poll.poll
+        callbacks = self._callbacks
+        soon = self._soon
+        while self._running:
+            self._waiting = True
+            ready = poll(self._timeout())
+            self._waiting = False
+            for fd, mask in ready:
+                callback = callbacks.get(fd)
+                if callback is not None:
+                    try:
+                        callback(mask)
+                    except Exception:  # the last boundary: one bad link must not stop the others
+                        report_error()
+            while soon:
+                function, args = soon.popleft()
+                try:
+                    function(*args)
+                except Exception:
+                    report_error()
+            if self._timers:
+                self._fire()
+
+    def _timeout(self) -> float:
+        if self._new:
+            self._admit()
+        timers = self._timers
+        self._wakes = wakes = self._next() if timers else _NEVER
+        if self._soon or self._new:
+            return 0
+        if not timers:
+            return -1
+        return min(max(0.0, wakes - time.monotonic()), _LONGEST) * self._scale
+
+    def _next(self) -> float:
+        """When the first timer is due that was not cancelled."""
+        timers = self._timers
+        while timers and timers[0][2].callback is None:  # they would limit the wait, which costs
+            heapq.heappop(timers)
+        return timers[0][0] if timers else _NEVER
+
+    def _on_wake(self, _mask: int) -> None:
+        # Clear the flag before the queue is read: a later append writes again.
+        os.read(self._wake_in, 8)
+        self._woken = False
+
+    def _admit(self) -> None:
+        timers = self._timers
+        while self._new:
+            timer = self._new.popleft()
+            if timer.callback is not None:
+                heapq.heappush(timers, (timer.when, next(self._order), timer))
+        if len(timers) > self._crowded:
+            timers[:] = [entry for entry in timers if entry[2].callback is not None]
+            heapq.heapify(timers)
+            self._crowded = max(_FEW, 2 * len(timers))
+
+    def _fire(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            _, _, timer = heapq.heappop(self._timers)
+            callback = timer.callback
+            if callback is not None:
+                try:
+                    callback()
+                except Exception:
+                    report_error()
+
+
+def report_error() -> None:
+    text = traceback.format_exc()
+    note_error(text)
+    print(
+        f"monarch: internal error in the reactor of process {os.getpid()}:\n{text}{PLEASE_REPORT}",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -1,0 +1,1 @@
+"""The folder `runtime/output` of the engine."""

@@ -1,0 +1,315 @@
+"""The relay: reads what captured procs print, and passes it on.
+
+The relay is part of the host agent, on a thread of its own. It exists from the first spawn that
+asks for captured output; without one, procs write to the agent's stdout themselves. Each proc has
+two pipes. Their content goes to
+
+- the agent's own stdout and stderr, unchanged; or, while the proc *streams*, line by line to the
+  client instead. Not to both: on one host the two end in the same terminal;
+- the log files of this host, if asked for (`LogFiles`);
+- the tail: the last lines, for the report of a failure.
+
+The relay has its own thread because writing to a terminal can block, and the agent's thread must
+notice exits meanwhile. (Making the descriptor non-blocking instead would change the client's, which
+is the same open file.) In the relay a write that blocks is right: the pipes fill up, and the procs
+wait, as they would if they wrote to the terminal themselves.
+
+Memory is bounded under a flood of output. The client owes an acknowledgement for the lines sent to
+it until it has printed them. Above `_CREDIT` the pipes of streaming procs are not read until the
+client has caught up. One read takes at most what a pipe holds, and each ready pipe gets one read
+per round. When a proc exits and when settings change, one pipe's content is read regardless of the
+credit.
+
+Order is kept per proc and stream. Output from before an exit is passed on before the exit is
+announced (`finish`). Output from before a change of settings follows the old settings.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import select
+import socket
+import sys
+import termios
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from monarch._engine.protocol.log_lines import LineSplitter, Tail
+from monarch._engine.runtime.io.reactor import Reactor
+from monarch._engine.runtime.output.files import LogFiles
+
+__all__ = ["LogRelay"]
+
+_CHUNK = 1 << 16  # what a pipe holds: a read empties the pipe, so the tee seldom cuts lines
+_CREDIT = 1 << 20  # bytes that the client may owe
+_PER_LINE = 64  # bytes of memory that a line costs in addition to its characters
+_OUT, _ERR = 1, 2
+
+
+class _Source:
+    """A captured proc."""
+
+    __slots__ = (
+        "group",
+        "label",
+        "rank",
+        "remembers",
+        "streaming",
+        "streams",
+        "tail",
+        "to_files",
+        "window",
+    )
+
+    def __init__(self, label: str, rank: int, options: dict[str, Any]) -> None:
+        self.label = label
+        self.rank = rank if options["ranked"] else None
+        self.tail = Tail(options["tail"])
+        self.remembers: bool = options["tail"] > 0
+        self.to_files: bool = options["files"]
+        self.streaming = False
+        self.group = 0  # the procs whose lines are aggregated together
+        self.window: int | None = None
+        self.streams: list[_Stream] = []
+
+
+class _Stream:
+    """The read end of one pipe."""
+
+    __slots__ = ("fd", "number", "source", "splitter")
+
+    def __init__(self, source: _Source, number: int, fd: int) -> None:
+        self.source = source
+        self.number = number
+        self.fd = fd
+        self.splitter = LineSplitter()
+
+
+class LogRelay:
+    """Reads and passes on the output of procs; see the module.
+
+    Methods but `end` return at once. Callbacks are called on the relay's thread.
+
+    Args:
+        tell: sends a message to the client, from any thread.
+        agent: the name of this host in the client's job, where acknowledgements go.
+        run: names this run of the program, for the names of log files.
+    """
+
+    def __init__(self, tell: Callable[[dict[str, Any]], None], agent: str, run: str) -> None:
+        self._tell = tell
+        self._agent = agent
+        self._host = socket.gethostname()
+        self._files = LogFiles(self._host, run)
+        self._sources: dict[int, _Source] = {}
+        self._open: set[_Stream] = set()
+        self._held: list[_Stream] = []  # not read until the client has caught up
+        self._owed = 0
+        self._ending: threading.Event | None = None
+        # The standard streams that accept bytes. If one was closed at start, its descriptor may be
+        # another file by now.
+        standard = {_OUT: sys.__stdout__, _ERR: sys.__stderr__}
+        self._taking = {number for number, stream in standard.items() if stream is not None}
+        self._reactor = Reactor()
+        self._reactor.start("monarch-relay")
+
+    # -- for the agent's thread ------------------------------------------------------------------
+
+    def add(
+        self, uid: int, label: str, rank: int, options: dict[str, Any], fds: tuple[int, int]
+    ) -> None:
+        """Read the output of proc `uid` from the pipes `fds` (stdout, stderr), which become ours.
+
+        `options`: ``ranked`` (lines show the rank), ``files`` (write them to files), ``tail`` (how
+        many lines to remember).
+        """
+        source = _Source(label, rank, options)
+        source.streams = [_Stream(source, n, fd) for n, fd in zip((_OUT, _ERR), fds, strict=True)]
+        self._reactor.call_soon(self._add, uid, source)
+
+    def configure(
+        self,
+        uids: list[int],
+        streaming: bool,
+        group: int,
+        window: int | None,
+        then: Callable[[set[int]], None],
+    ) -> None:
+        """Stream the output of these procs, or stop that; then call `then(the captured ones)`."""
+        self._reactor.call_soon(self._configure, uids, streaming, group, window, then)
+
+    def finish(self, uid: int, then: Callable[[list[str]], None]) -> None:
+        """Pass on all that the exited proc `uid` has printed, then call `then(its last lines)`."""
+        self._reactor.call_soon(self._finish, uid, then)
+
+    def flush(self, then: Callable[[], None]) -> None:
+        """Pass on everything printed so far, then call `then()`."""
+        self._reactor.call_soon(self._flush, then)
+
+    def acknowledge(self, size: int) -> None:
+        """Note that the client has printed this much of what was sent to it."""
+        self._reactor.call_soon(self._acknowledged, size)
+
+    def client_left(self) -> None:
+        """Stop streaming, as no client prints the lines: they go where they go without it."""
+        self._reactor.call_soon(self._unstream)
+
+    def end(self, grace: float) -> None:
+        """Wait until the output of the killed procs is passed on, at most `grace` seconds."""
+        done = threading.Event()
+        self._reactor.call_soon(self._end, done)
+        done.wait(grace)
+
+    # -- on the relay's thread -------------------------------------------------------------------
+
+    def _add(self, uid: int, source: _Source) -> None:
+        self._sources[uid] = source
+        for stream in source.streams:
+            self._open.add(stream)
+            self._watch(stream)
+
+    def _watch(self, stream: _Stream) -> None:
+        def ready(_mask: int) -> None:
+            if stream.source.streaming and self._owed > _CREDIT:
+                self._reactor.unregister(stream.fd)
+                self._held.append(stream)
+            else:
+                self._read(stream)
+
+        self._reactor.register(stream.fd, ready)
+
+    def _read(self, stream: _Stream) -> int:
+        """Pass on what one read returns; return how many bytes that was."""
+        data = os.read(stream.fd, _CHUNK)
+        if not data:
+            self._close(stream)
+            return 0
+        source = stream.source
+        if not source.streaming:
+            self._tee(stream.number, data)
+        if source.streaming or source.to_files or source.remembers:
+            self._deliver(stream, stream.splitter.feed(data))
+        return len(data)
+
+    def _drain(self, stream: _Stream) -> None:
+        """Pass on what is in the pipe now; one read more might wait for a later writer."""
+        if stream.fd < 0:
+            return
+        unread = array.array("i", [0])
+        fcntl.ioctl(stream.fd, termios.FIONREAD, unread)
+        left = unread[0]
+        while left > 0:
+            left -= self._read(stream)
+
+    def _close(self, stream: _Stream) -> None:
+        self._deliver(stream, stream.splitter.close())
+        self._reactor.unregister(stream.fd)
+        os.close(stream.fd)
+        stream.fd = -1
+        self._open.discard(stream)
+        if self._ending is not None and not self._open:
+            self._ending.set()
+
+    def _deliver(self, stream: _Stream, lines: list[str]) -> None:
+        if not lines:
+            return
+        source = stream.source
+        source.tail.extend(lines)
+        if source.to_files:
+            self._files.write(stream.number, source.rank, lines)
+        if source.streaming:
+            size = sum(map(len, lines)) + _PER_LINE * len(lines)
+            self._owed += size
+            self._tell(
+                {
+                    "op": "log",
+                    "agent": self._agent,
+                    "host": self._host,
+                    "proc": source.label,
+                    "rank": source.rank,
+                    "stream": stream.number,
+                    "group": source.group,
+                    "window": source.window,
+                    "size": size,
+                    "lines": lines,
+                }
+            )
+
+    def _tee(self, number: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view and number in self._taking:
+            try:
+                view = view[os.write(number, view) :]
+            except BlockingIOError:  # another process made the descriptor non-blocking
+                poll = select.poll()
+                poll.register(number, select.POLLOUT)
+                poll.poll()
+            except OSError:  # its reader has closed: procs must not wait for it
+                self._taking.discard(number)
+
+    def _configure(
+        self,
+        uids: list[int],
+        streaming: bool,
+        group: int,
+        window: int | None,
+        then: Callable[[set[int]], None],
+    ) -> None:
+        found = {uid: self._sources[uid] for uid in uids if uid in self._sources}
+        groups = {source.group for source in found.values() if source.window is not None}
+        for source in found.values():
+            for stream in source.streams:
+                self._drain(stream)
+                if source.streaming != streaming:  # half a line goes where it began
+                    self._deliver(stream, stream.splitter.close())
+            source.streaming, source.group, source.window = streaming, group, window
+        for old in groups:
+            self._tell({"op": "log", "close": old})
+        self._release()
+        then(set(found))
+
+    def _finish(self, uid: int, then: Callable[[list[str]], None]) -> None:
+        source = self._sources.pop(uid, None)
+        if source is None:
+            then([])
+            return
+        for stream in source.streams:
+            # A child of the proc may keep the pipe open. Its later output is passed on, too.
+            self._drain(stream)
+            self._deliver(stream, stream.splitter.close())
+        if source.window is not None and not any(
+            other.group == source.group for other in self._sources.values()
+        ):
+            self._tell({"op": "log", "close": source.group})
+        then(source.tail.lines())
+
+    def _flush(self, then: Callable[[], None]) -> None:
+        for stream in list(self._open):
+            self._drain(stream)
+        then()
+
+    def _acknowledged(self, size: int) -> None:
+        self._owed -= size
+        if self._owed <= _CREDIT // 2:
+            self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for stream in held:
+            if stream.fd >= 0:
+                self._watch(stream)
+
+    def _unstream(self) -> None:
+        for stream in self._open:
+            stream.source.streaming = False
+        self._owed = 0
+        self._release()
+
+    def _end(self, done: threading.Event) -> None:
+        self._ending = done
+        self._unstream()
+        if not self._open:
+            done.set()

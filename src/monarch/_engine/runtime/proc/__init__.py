@@ -1,0 +1,1 @@
+"""The folder `runtime/proc` of the engine."""

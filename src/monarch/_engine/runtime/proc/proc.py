@@ -1,0 +1,934 @@
+"""The proc: one process's part of the runtime, the same in the client and in every worker.
+
+It owns the reactor, the links to other procs and to the host agent, the ports that wait for
+answers, the actors that live here, and the books about meshes that actors here own. Frames come in
+on the reactor thread and are handed on: a CALL to its actor's mailbox, a POST to its port. User
+code never runs here.
+
+Three rules keep every wait finite:
+
+* An answer is owed by a link. When a link is lost, every port that waits on it is told why
+  (`_bury`). The reason is the host agent's: it sees exits, signals and spawn errors; a bare
+  end-of-file only says that it is time to ask.
+* A message for an actor that is gone is answered with what ended the actor (`refuse`), never
+  dropped, unless nobody waits for an answer. One that is not there yet is waited for (`early`).
+* The process does not outlive its host agent: the agent's link closing ends a worker at once.
+
+Links are made on first use: the caller makes a socket pair, keeps one end and can write to it at
+once, while the agent hands the other end to the peer. Nothing waits for an introduction.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Collection
+from typing import Any
+
+from monarch._engine.base.errors import (
+    BackpressureError,
+    ProtocolError,
+    format_all,
+)
+from monarch._engine.base.failure import Failure
+from monarch._engine.base.settings import settings
+from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED
+from monarch._engine.protocol.directory import HOME
+from monarch._engine.runtime.actor.deadlock_watch import Watch
+from monarch._engine.runtime.actor.dispatch import return_port_of
+from monarch._engine.runtime.cast.sender import Casting
+from monarch._engine.runtime.direct.manager import Directs
+from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io.fault_file import note_error
+from monarch._engine.runtime.io.reactor import WRITE
+from monarch._engine.runtime.proc.agent_watch import AgentWatch, why_silent
+from monarch._engine.runtime.proc.body import LocalBody, LostBody, MappedBody, no_descriptor
+from monarch._engine.runtime.proc.dead_letters import DeadLetters
+from monarch._engine.runtime.proc.early import EarlyMessages
+from monarch._engine.runtime.proc.links import Gate, LocalLink, LostLink
+from monarch._engine.runtime.proc.ownership import OwnedMesh, Sink, Verdict
+from monarch._engine.runtime.proc.side_stream import Caller, Via
+from monarch._engine.transport.link import Link
+from monarch._engine.transport.segment import SegmentPool
+from monarch._engine.wire.codec import Payload, encode, encode_call, encode_result
+from monarch._engine.wire.frame import (
+    ANSWERS,
+    CALL,
+    CONTROL,
+    DIRECT,
+    ERROR,
+    EVENT,
+    FAILURE,
+    FLOW,
+    POST,
+    PROBE,
+    QUERY,
+    RELEASE,
+    SEGMENT,
+    SERVICE,
+    SPAWN,
+    STOP,
+    TURN,
+    Frame,
+    pack,
+)
+
+__all__ = ["Proc", "new_uid"]
+
+
+_VERDICTS = 10_000  # ends of processes remembered
+_REIGN = 40  # bits of a port number that count the ports of one driver
+_SPAWN_BATCH = 60  # descriptors per message are limited by the kernel, two or four a proc
+
+
+_CARRY = frozenset((CALL, POST, SPAWN, CONTROL))  # the kinds that come with descriptors
+
+
+def new_uid() -> int:
+    """A random id for a spawn of procs or a mesh: 44 random bits, 20 low bits for ranks."""
+    return drivers.current.chance(1 << 43) << 20 | 1 << 63
+
+
+_NO_AGENT = Verdict(FAILED, "this process has no host agent, which connects it to others")
+_FORKED = Verdict(
+    FAILED,
+    "this process was forked, and the connections stayed with its parent process: spawn meshes in "
+    "the process that uses them, or start it with another method than fork",
+)
+_FORGOTTEN = Verdict(STOPPED, "the actor no longer exists")
+
+
+class Proc:
+    """See the module.
+
+    Args:
+        uid: this process in the cluster.
+        label: its name for people.
+        spawn: called with (proc, link, frame) for a SPAWN frame; adds the actor to `cells`.
+        stop: called with (proc, frame) when the owner asks this process to end.
+        client: whether this is the process of the user's script.
+        reign: how many processes have been this one before, see protocol.failover.
+    """
+
+    in_band: int = 0
+    """Buffers with fewer bytes are sent within the message; 0: as the settings say."""
+
+    def __init__(
+        self,
+        uid: int,
+        label: str,
+        spawn: Callable[[Proc, Any, Frame], None],
+        stop: Callable[[Proc, Frame], None],
+        client: bool,
+        reign: int = 0,
+    ) -> None:
+        self.uid = uid
+        self.label = label
+        self.client = client
+        self.reign = reign
+        self.hostname = socket.gethostname()
+        self.pid = os.getpid()
+        self.spec: dict[str, Any] = {}  # what this process was started with; empty in a client
+        self.context: Any = None  # the process's own, made by the mesh layer when asked for
+        self.forwards: dict[Any, Any] = {}  # by port elsewhere: what sends answers here on to it
+        self.reactor = drivers.current.reactor()
+        self.local = LocalLink(uid)
+        self.agent: Link | None = None
+        self.ended: Verdict | None = None  # why there is no agent any more
+        self.agent_lost: Callable[[str], None] = lambda reason: os._exit(1)
+        self.agent_silent: Callable[[float, list[int]], None] = self._bury_waiting
+        self.when_ended: list[Callable[[Verdict], None]] = []  # when there is no agent any longer
+        self.links: dict[int, Any] = {uid: self.local}
+        self.ports: dict[int, Sink] = {}
+        self.cells: dict[int, Any] = {}
+        self.ending: dict[Any, None] = {}  # cells that settled but did not finish
+        self.when_idle: Callable[[], None] | None = None  # called when the last actor has ended
+        self.graves: dict[int, Failure] = {}
+        self.early = EarlyMessages(self)
+        self.owned: dict[int, OwnedMesh] = {}
+        self.kept: set[int] = set()  # meshes that a successor of this client is to find
+        self.away: int = 0  # the client, while there is none
+        self.verdicts: dict[int, Verdict] = {}
+        self.successors: dict[int, int] = {}  # procs that were replaced, and by whom
+        self.moves = 0  # how often a proc was replaced: who keeps links looks them up again
+        self.expected: dict[int, str] = {}  # procs we asked to stop, and the reason
+        self.dead_letters = DeadLetters()
+        self.returns = False  # whether an actor here wants messages back that did not arrive
+        self.setup: Any = None  # the bootstrap callable's gate, when there is one
+        self.notices: dict[str, Callable[[dict[str, Any]], None]] = {}
+        self.services: dict[bytes, Callable[[Any, Frame], None]] = {}  # by name: mesh.service
+        self.streams: dict[str, Callable[[socket.socket, Caller], None]] = {}  # by purpose
+        self._asked: set[int] = set()
+        self._exit_sinks: dict[int, list[Callable[[Verdict], None]]] = {}
+        self._links_lock = threading.Lock()
+        # What is still sent to ports of an earlier one must not find any of ours.
+        self.port_ids = itertools.count((reign << _REIGN) + 1)
+        self._spawn = spawn
+        self._stop = stop
+        self.threshold: int = self.in_band or settings.shm_threshold
+        self.frame_limit: int = settings.codec_max_frame_length
+        threshold, limit = self.threshold, self.frame_limit
+        # `encode((args, kwargs))` and `encode(value)`, faster for plain scalars.
+        self.encode_call = functools.partial(encode_call, threshold=threshold, limit=limit)
+        self.encode_result = functools.partial(encode_result, threshold=threshold, limit=limit)
+        self._queue_limit: int = settings.send_buffer_limit
+        self._patience: float = settings.backpressure_timeout
+        self.segments = SegmentPool(settings.shm_pool_limit)
+        self.watch = Watch(self)
+        self.casting = Casting(self, reign << _REIGN)
+        self.directs = Directs(self)
+        self.agent_watch = AgentWatch(self)
+        self._on = {
+            CALL: self._on_call,
+            POST: self._on_post,
+            SPAWN: self._on_spawn,
+            STOP: self._on_stop,
+            EVENT: self._on_event,
+            FLOW: self._on_flow,
+            RELEASE: self._on_release,
+            CONTROL: self._on_control,
+            QUERY: self._on_query,
+            PROBE: self.watch.on_probe,
+            SERVICE: self._on_service,
+            ANSWERS: self.casting.on_answers,
+            TURN: self.directs.on_turn,
+            DIRECT: self.directs.on_direct,
+        }
+
+    def start(self) -> None:
+        self.reactor.start("monarch-reactor")
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    def encode(self, obj: Any, *, inline: bool = False) -> Payload:
+        """Encode for sending. Raises pickling errors, and PayloadTooLarge over the limit.
+
+        `inline`: without shared memory, so that it can be sent again at any later time.
+        """
+        return encode(obj, 1 << 62 if inline else self.threshold, self.frame_limit)
+
+    def send(
+        self,
+        link: Any,
+        kind: int,
+        dest: int,
+        port: int,
+        rank: int,
+        meta: bytes,
+        payload: Payload,
+        flags: int = 0,
+    ) -> bool:
+        """Send one message; False if the link is lost. Waits only for a full socket queue."""
+        stream = payload.stream
+        if link is self.local:
+            body = LocalBody(payload) if stream is None else stream
+            # A LocalBody is a body as good as bytes to all that looks at it.
+            frame = Frame(kind, flags, dest, port, rank, 0, meta, body)  # type: ignore[arg-type]
+            self._on[kind](link, frame)
+            return True
+        if stream is not None:
+            ok = link.send(pack(kind, dest, port, rank, meta, stream, flags))
+        else:
+            segment = self.segments.store(payload)
+            self.segments.hold(link, segment)
+            data = pack(kind, dest, port, rank, meta, segment.table, flags | SEGMENT, 1)
+            ok = link.send(data, [segment.fd])
+            if not ok:
+                self.segments.release(link, segment.id)
+        if link.queued > link.queue_limit and threading.get_ident() != self.reactor.ident:
+            self.wait_room(link)
+        return bool(ok)
+
+    def send_one(
+        self,
+        link: Any,
+        kind: int,
+        dest: int,
+        port: int,
+        rank: int,
+        meta: bytes,
+        payload: Payload,
+        flags: int = 0,
+    ) -> bool:
+        """`send`, to this receiver only."""
+        try:
+            return self.send(link, kind, dest, port, rank, meta, payload, flags)
+        finally:
+            self.sent(payload)
+
+    def sent(self, payload: Payload) -> None:
+        """The last send of `payload` is done: its segment lives as long as receivers use it."""
+        if payload.stored is not None:
+            self.segments.release(None, payload.stored.id)
+
+    def wait_for_gate(self, link: Any, dest: int, who: str, patience: float | None = None) -> None:
+        """Wait while the receiver `dest` behind `link` is full. Raises BackpressureError.
+
+        Waits `backpressure_timeout`, or at most `patience` seconds.
+        """
+        cell = self.cells.get(dest) if link is self.local else None
+        if cell is not None and cell.thread_id == threading.get_ident():
+            raise BackpressureError(
+                f"{who}: the actor is filling its own mailbox and cannot empty it meanwhile; "
+                "return from the endpoint first, or raise mailbox_limit"
+            )
+        gate = link.paused.get(dest)
+        patience = self._patience if patience is None else min(patience, self._patience)
+        if gate is not None and not gate.wait(patience):
+            raise BackpressureError(
+                f"{who}: the receiver's mailbox stayed full for {patience:g} s "
+                "(configuration keys mailbox_limit, backpressure_timeout); it is stuck or too slow"
+            )
+
+    def wait_room(self, link: Link) -> None:
+        """Wait until `link` takes bytes again. Raises BackpressureError."""
+        if not link.wait_room(self._patience):
+            raise BackpressureError(
+                f"{link.peer} took no bytes for {self._patience:g} s while {link.queued} bytes "
+                "waited (configuration keys send_buffer_limit, backpressure_timeout)"
+            )
+
+    def open_port(self, sink: Sink) -> int:
+        port = next(self.port_ids)
+        self.ports[port] = sink
+        return port
+
+    def close_port(self, port: int) -> None:
+        self.ports.pop(port, None)
+        if port in self.casting.open:
+            self.casting.closed(port)
+
+    def say(
+        self,
+        link: Any,
+        kind: int,
+        dest: int,
+        port: int,
+        rank: int,
+        body: bytes = b"",
+        flags: int = 0,
+    ) -> bool:
+        """Send a short message that is no pickle."""
+        if link is self.local:
+            self._on[kind](link, Frame(kind, flags, dest, port, rank, 0, b"", body))
+            return True
+        return bool(link.send(pack(kind, dest, port, rank, b"", body, flags)))
+
+    def post_failure(self, link: Any, port: int, rank: int, failure: Failure) -> None:
+        """Tell a port of the process behind `link` why there will be no answer."""
+        self.say(link, POST, port, 0, rank, failure.to_bytes(), FAILURE)
+
+    def post(self, link: Any, port: int, rank: int, obj: Any, flags: int = 0) -> bool:
+        """Send `obj` to a port of the process behind `link`."""
+        return self.send_one(link, POST, port, 0, rank, b"", self.encode(obj), flags)
+
+    # -- links -----------------------------------------------------------------------------------
+
+    def link_to(self, uid: int) -> Any:
+        """The link to proc `uid`, made on first use. Never waits."""
+        link = self.links.get(uid)
+        if link is not None:
+            return link
+        with self._links_lock:
+            uid = self.newest(uid)
+            link = self.links.get(uid)
+            if link is not None:
+                return link
+            if self.agent is None:
+                self.verdicts.setdefault(uid, self.ended or _NO_AGENT)
+            if uid in self.verdicts:
+                return LostLink(uid, self.verdicts[uid].error)
+            link, introduce = self._connect(uid)
+            self.links[uid] = link
+        introduce()
+        return link
+
+    def newest(self, uid: int) -> int:
+        """The proc that is in the place of proc `uid` today: itself, unless it was replaced."""
+        while uid in self.successors:
+            uid = self.successors[uid]
+        return uid
+
+    def _connect(self, uid: int) -> tuple[Link, Callable[[], None]]:
+        """A new link to proc `uid`, and what hands its other end over."""
+        ours, theirs = self._pair()
+
+        def introduce() -> None:
+            self.tell_agent({"op": "introduce", "to": uid}, [theirs.fileno()])
+            theirs.close()
+
+        link = self._make_link(ours, f"proc {uid:x}", uid)
+        link.born = (uid, True)
+        return link, introduce
+
+    def open_stream(self, uid: int, purpose: str) -> socket.socket:
+        """A stream of bytes beside the links, to who serves `purpose` in proc `uid`. Never waits.
+
+        Write to it at once; it is at its end if there is nobody to take it, or not any more.
+        """
+        ours, theirs = socket.socketpair()
+        if uid == self.uid:
+            self.reactor.call_soon(self._on_stream, theirs, purpose, Caller(uid, None))
+            return ours
+        self.link_to(uid)  # whose loss says why the stream ends
+        self.tell_agent({"op": "introduce", "to": uid, "for": purpose}, [theirs.fileno()])
+        theirs.close()
+        return ours
+
+    def _on_stream(self, sock: socket.socket, purpose: str, caller: Caller) -> None:
+        serve = self.streams.get(purpose)
+        if serve is None:
+            sock.close()
+        else:
+            serve(sock, caller)
+
+    def _pair(self) -> tuple[socket.socket, socket.socket]:
+        return socket.socketpair()
+
+    def _opened(self, fd: int) -> socket.socket:
+        return socket.socket(fileno=fd)
+
+    def adopt(self, sock: socket.socket, uid: int, *, ours: bool = False) -> Link:
+        """Use `sock` as the link to proc `uid`, unless there is one; read from it either way.
+
+        `ours`: it was made by this process.
+        """
+        with self._links_lock:
+            link = self._make_link(sock, f"proc {uid:x}", uid)
+            link.born = (uid, ours)
+            self.links.setdefault(uid, link)
+        return link
+
+    def adopt_agent(self, sock: socket.socket) -> Link:
+        self.agent = self._make_link(sock, "the host agent")
+        return self.agent
+
+    def _make_link(self, sock: socket.socket, peer: str, uid: int = 0) -> Link:
+        link = Link(sock, peer, self._want_write, self.frame_limit, self._queue_limit)
+        link.uid = uid
+
+        def ready(mask: int) -> None:
+            if mask & WRITE:
+                link.flush()
+            if mask & ~WRITE:
+                self._read(link)
+
+        self.reactor.register(link.fileno, ready)
+        return link
+
+    def _want_write(self, link: Link, on: bool) -> None:
+        self.reactor.watch_writes(link.fileno, on)
+
+    def tell_agent(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
+        """Send a control message to the host agent; lost agents are found by the reactor."""
+        agent = self.agent
+        if agent is not None:
+            body = json.dumps(message, separators=(",", ":")).encode()
+            agent.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=len(fds or ())), fds)
+            self.agent_watch.requested(message)
+
+    def _read(self, link: Link) -> bool:
+        """Handle what has arrived; False when nothing had, or the link is lost."""
+        try:
+            frames = link.receive(self.reactor.scratch)
+        except ProtocolError as error:
+            link.lose(str(error))
+            frames = []
+        self.handle(link, frames)
+        if link.lost is not None:
+            self._on_lost(link)
+            return False
+        return bool(frames)
+
+    def handle(self, link: Link, frames: list[Frame]) -> None:
+        """Do what these frames say. Who sends nonsense loses the link."""
+        try:
+            on = self._on
+            for frame in frames:
+                if frame.nfd and frame.kind not in _CARRY:
+                    raise ProtocolError(
+                        f"protocol error from {link.peer}: descriptors with a frame without any"
+                    )
+                on[frame.kind](link, frame)
+            if link.reader.refused is not None:
+                raise link.reader.refused
+        except ProtocolError as error:
+            self.lose(link, str(error))
+        except (ValueError, TypeError, LookupError, RecursionError) as error:  # that cannot be
+            note_error(format_all(error))
+            self.lose(link, f"protocol error from {link.peer}: {type(error).__name__}: {error}")
+
+    def lose(self, link: Link, reason: str) -> None:
+        """Give a link up."""
+        link.lose(reason)
+        self._on_lost(link)
+
+    def _body(self, link: Any, frame: Frame) -> Any:
+        if not frame.flags & SEGMENT:
+            return frame.body
+        if len(frame.body) < 20 or frame.nfd != 1:
+            raise ProtocolError(f"protocol error from {link.peer}: a malformed segment table")
+        fds = link.take_fds_if_any(1)
+        if fds is None:
+            self._unused(link, int.from_bytes(frame.body[:8], "little"))
+            return LostBody(int.from_bytes(frame.body[8:16], "little"))
+        (fd,) = fds
+        return MappedBody(bytes(frame.body), fd, lambda ident: self._unused(link, ident))
+
+    def _unused(self, link: Link, ident: int) -> None:
+        # From any thread, also from a finaliser: no locks.
+        link.released.append(ident)
+        self.reactor.call_soon(self._send_released, link)
+
+    def _send_released(self, link: Link) -> None:
+        idents: list[bytes] = []
+        while link.released:
+            idents.append(link.released.popleft().to_bytes(8, "little"))
+        if idents:
+            link.send(pack(RELEASE, 0, 0, 0, b"", b"".join(idents)))
+
+    # -- frames, on the reactor thread (or a local sender's) -------------------------------------
+
+    def _on_call(self, link: Any, frame: Frame) -> None:
+        if frame.flags & SEGMENT:
+            frame = frame._replace(body=self._body(link, frame))
+        cell = self.cells.get(frame.dest)
+        if cell is not None:
+            cell.put(link, frame)
+        elif not self.early.keep(link, frame):
+            self.refuse(link, frame)
+
+    def refuse(self, link: Any, frame: Frame) -> None:
+        """Answer a message whose actor is gone."""
+        if frame.port and self.setup is not None and self.setup.answer is not None:
+            self.post(link, frame.port, frame.rank, self.setup.answer, ERROR)
+            return
+        failure = self.graves.get(frame.dest)
+        if failure is None:
+            failure = Failure("<unknown>", _FORGOTTEN)
+        self.give_back(link, frame, failure)
+
+    def give_back(self, link: Any, frame: Frame, failure: Failure) -> None:
+        """Tell the sender of a message why its actor will not handle it."""
+        port = frame.port or return_port_of(frame.meta)
+        if port:
+            self.post_failure(link, port, frame.rank, failure)
+        else:
+            self.dead_letters.add(failure)
+
+    def _on_post(self, link: Any, frame: Frame) -> None:
+        body = self._body(link, frame) if frame.flags & SEGMENT else frame.body
+        sink = self.ports.get(frame.dest)
+        if sink is not None:
+            sink.deliver(frame.rank, frame.flags & ~SEGMENT, body, link)
+
+    def _on_spawn(self, link: Any, frame: Frame) -> None:
+        if frame.flags & SEGMENT:
+            frame = frame._replace(body=self._body(link, frame), flags=frame.flags & ~SEGMENT)
+        self._spawn(self, link, frame)
+
+    def _on_stop(self, link: Any, frame: Frame) -> None:
+        if not frame.dest:
+            self._stop(self, frame)
+            return
+        cell = self.cells.get(frame.dest)
+        if cell is None:  # over already, but its last act may not be: the answer comes after it
+            cell = next((cell for cell in list(self.ending) if cell.uid == frame.dest), None)
+        if cell is None:
+            self.post(link, frame.port, frame.rank, None)
+        else:
+            cell.request_stop(link, frame)
+
+    def _on_query(self, link: Any, frame: Frame) -> None:
+        if not frame.dest or frame.dest in self.cells:
+            self.post(link, frame.port, frame.rank, None)
+        elif not self.early.keep(link, frame):
+            self.refuse(link, frame)
+
+    def _on_service(self, link: Any, frame: Frame) -> None:
+        service = self.services.get(frame.meta)
+        if service is not None:
+            service(link, frame)
+        else:
+            name = frame.meta.decode(errors="replace")
+            self.say(link, POST, frame.port, 0, 0, f"no service {name} here".encode(), ERROR)
+
+    def _on_event(self, link: Any, frame: Frame) -> None:
+        self.mesh_failed(frame.dest, frame.rank, Failure.from_bytes(bytes(frame.body)))
+
+    def _on_flow(self, link: Any, frame: Frame) -> None:
+        if frame.flags:
+            if link.lost is None:  # else nobody would open it
+                link.paused.setdefault(frame.dest, Gate())
+        else:
+            gate = link.paused.pop(frame.dest, None)
+            if gate is not None:
+                gate.open()
+
+    def _on_release(self, link: Any, frame: Frame) -> None:
+        body = frame.body
+        for at in range(0, len(body) - 7, 8):
+            self.segments.release(link, int.from_bytes(body[at : at + 8], "little"))
+
+    def flow(self, link: Any, dest: int, full: bool) -> None:
+        """Tell the process behind `link` that the mailbox `dest` is full, or has room again."""
+        self.say(link, FLOW, dest, 0, 0, flags=int(full))
+
+    # -- the host agent's notices ----------------------------------------------------------------
+
+    def _on_control(self, link: Any, frame: Frame) -> None:
+        agent = self.agent
+        if agent is None or link is not agent:
+            raise ProtocolError(f"protocol error from {link.peer}: only the host agent controls")
+        fds = agent.take_fds_if_any(frame.nfd)
+        message = json.loads(frame.body)
+        if fds is None:  # the peer finds its end closed
+            sys.stderr.write(f"monarch: a connection was refused: {no_descriptor()}\n")
+            return
+        op = message["op"]
+        self.agent_watch.heard()
+        if op == "peer" and "for" in message:
+            via = message.get("via")
+            caller = Caller(message["uid"], via and Via(via["here"], via["tls"]))
+            self._on_stream(self._opened(fds.pop()), message["for"], caller)
+        elif op == "peer":
+            self.adopt(self._opened(fds.pop()), message["uid"])
+        elif op == "gone":
+            for uid, *fields in message["procs"]:
+                self._on_gone(uid, Verdict.from_fields(fields))
+        elif op == "moved":
+            self._on_moved(message["uid"], message["to"], handed=message.get("handed", False))
+        elif op == "away":
+            self._on_away(message["uid"], Verdict.from_fields(message["end"]))
+        elif op == "back":
+            self._on_back(message["uid"])
+        else:
+            self.notices[op](message)
+        for fd in fds:
+            os.close(fd)
+
+    def _on_gone(self, uid: int, verdict: Verdict) -> None:
+        link = self.links.get(uid)
+        if self.directs.last_words(link, lambda: self._on_gone(uid, verdict)):
+            return
+        reason = self.expected.pop(uid, None)
+        if reason is not None:
+            verdict = verdict._replace(kind=STOPPED, error=reason)
+        verdict = self.verdicts.setdefault(uid, verdict)
+        if link is not None:
+            # What it said before it ended still counts; a forked child may hold its sockets open.
+            while link.lost is None and self._read(link):
+                pass
+            if link.lost is None:
+                link.lose(verdict.error)
+                self._on_lost(link)
+            elif uid in self._asked:
+                self._bury(link, verdict)
+        for callback in self._exit_sinks.pop(uid, ()):
+            callback(verdict)
+
+    def _on_away(self, uid: int, verdict: Verdict) -> None:
+        """The client is gone, and another process may take its place (`_on_back`)."""
+        self.away = uid
+        self.verdicts[uid] = verdict
+        link = self.links.get(uid)
+        # (A link that is not lost is found to be later; or it leads to the new one.)
+        if link is not None and link.lost is not None:
+            self._bury(link, verdict)
+        for callback in self._exit_sinks.pop(uid, ()):
+            callback(verdict)
+
+    def _on_back(self, uid: int) -> None:
+        """The client, which was away, is another process now."""
+        self.away = 0
+        self.verdicts.pop(uid, None)
+        self.moves += 1  # who keeps links looks them up again
+
+    def _on_moved(self, uid: int, to: int, *, handed: bool) -> None:
+        """Proc `uid` was replaced by `to`; `handed`: which has our link to the old one."""
+        with self._links_lock:
+            self._succeed(uid, to)
+            if handed and (link := self.links.pop(uid, None)) is not None:
+                link.uid = to
+                self.links.setdefault(to, link)
+
+    def _succeed(self, uid: int, to: int) -> None:
+        while uid in self.successors:
+            uid = self.successors[uid]
+            if uid == to:  # known, or already succeeded itself
+                return
+        self.successors[uid] = to
+        self.moves += 1
+        while len(self.successors) > _VERDICTS:
+            del self.successors[next(iter(self.successors))]
+
+    def when_gone(self, uid: int, callback: Callable[[Verdict], None]) -> None:
+        """Call `callback(verdict)` on the reactor thread once proc `uid` has ended."""
+
+        def watch() -> None:
+            verdict = self.verdicts.get(uid)
+            if verdict is None and self.agent is None:
+                verdict = self.ended or _NO_AGENT
+            if verdict is not None:
+                callback(verdict)
+            else:
+                self._exit_sinks.setdefault(uid, []).append(callback)
+                if uid in self.expected:
+                    self.agent_watch.awaited()
+
+        self.reactor.call_soon(watch)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the agent has yet to say why some process ended."""
+        return bool(self._asked)
+
+    @property
+    def awaits_ends(self) -> bool:
+        """Whether somebody waits for the end of a process that was asked to end."""
+        return any(uid in self.expected for uid in self._exit_sinks)
+
+    # -- loss ------------------------------------------------------------------------------------
+
+    def _on_lost(self, link: Link) -> None:
+        if link.fileno < 0:
+            return
+        self.reactor.unregister(link.fileno)
+        link.close(link.lost or "closed")
+        link.fileno = -1
+        self.segments.drop_holder(link)
+        for gate in list(link.paused.values()):
+            gate.open()
+        link.paused.clear()
+        if link is self.agent:
+            self.agent = None
+            self.agent_lost(link.lost or "")
+            return
+        verdict = self.verdicts.get(link.uid)
+        if verdict is None and self.agent is None:
+            verdict = self.verdicts[link.uid] = self.ended or _NO_AGENT
+        if verdict is not None:
+            self._bury(link, verdict)
+        else:
+            self._asked.add(link.uid)
+            self.directs.lost(link)
+            self.tell_agent({"op": "autopsy", "uid": link.uid})
+
+    def _bury(self, link: Link, verdict: Verdict) -> None:
+        """Tell everyone who waits on `link` why no answer will come."""
+        self._asked.discard(link.uid)
+        self.directs.forget(link)
+        if self.links.get(link.uid) is link:
+            del self.links[link.uid]  # whoever looks it up again gets a LostLink
+        while len(self.verdicts) > _VERDICTS:
+            del self.verdicts[next(iter(self.verdicts))]
+        lost = self._owned_behind([link])  # before a stop that ends with this forgets its mesh
+        for sink in list(self.ports.values()):
+            sink.peer_lost(link, verdict)
+        self._book(lost, verdict)
+        self._orphan(link.uid)
+
+    def _orphan(self, owner: int) -> None:
+        """A process is gone that owned actors here: nobody will stop them, so we do."""
+        orphans = [cell for cell in list(self.cells.values()) if cell.owner == owner]
+        if not orphans or owner == self.away:  # (then the agent knows how long to wait)
+            return
+        frame = Frame(STOP, 0, 0, 0, 0, 0, b"", b"the process of its owner ended")
+
+        def stop() -> None:
+            for cell in orphans:
+                cell.request_stop(None, frame)
+
+        self.reactor.call_later(settings.mesh_orphan_timeout, stop)
+
+    def _owned_behind(self, links: Collection[Any]) -> list[tuple[OwnedMesh, int]]:
+        return [
+            (mesh, rank)
+            for mesh in list(self.owned.values())
+            for rank, link in enumerate(mesh.links)
+            if link in links
+        ]
+
+    def _book(self, lost: list[tuple[OwnedMesh, int]], verdict: Verdict) -> None:
+        """Book the end of these ranks, by one event."""
+        others: dict[str, tuple[int, ...]] = {}
+        for mesh, rank in lost:
+            if rank not in mesh.gone:
+                others[mesh.name] = (*others.get(mesh.name, ()), rank)
+        for mesh, rank in lost:
+            self._ended(mesh, rank, mesh.failure_of(rank, verdict, others))
+
+    def rank_unreachable(self, mesh_uid: int, rank: int, link: Any) -> None:
+        """An actor could not be created: its process is gone. Books it once the reason is known."""
+        mesh = self.owned.get(mesh_uid)
+        if mesh is None:  # the link's loss booked it meanwhile
+            return
+
+        def book(verdict: Verdict) -> None:
+            self._ended(mesh, rank, mesh.failure_of(rank, verdict, {}))
+
+        self.when_gone(link.uid, book)
+
+    def _bury_waiting(self, timeout: float, uids: list[int]) -> None:
+        """The agent is silent: fail what waits for it, which concerns these procs among others."""
+        text = why_silent(self.spec.get("agent", 0), timeout)
+        when = drivers.current.wall_time()
+        verdict = Verdict(FAILED, text, INFRASTRUCTURE, self.hostname, 0, when)
+        for uid in dict.fromkeys([*uids, *self._asked, *self._exit_sinks]):
+            self._on_gone(uid, verdict)
+
+    def bury_everyone(self, verdict: Verdict) -> None:
+        """The host agent is gone: nothing on this host can be reached any more."""
+        self.ended = verdict
+        lost = {
+            link
+            for uid, link in self.links.items()
+            if link is not self.local and self.verdicts.setdefault(uid, verdict) is verdict
+        }
+        self._book(self._owned_behind(lost), verdict)
+        for uid, link in list(self.links.items()):
+            if link is not self.local:
+                known = self.verdicts.setdefault(uid, verdict)
+                if link.lost is None:
+                    link.lose(known.error)
+                    self._on_lost(link)
+                elif uid in self._asked:
+                    self._bury(link, known)
+        for uid in list(self._exit_sinks):
+            known = self.verdicts.setdefault(uid, verdict)
+            for callback in self._exit_sinks.pop(uid):
+                callback(known)
+        for tell in self.when_ended:
+            tell(verdict)
+
+    def mesh_failed(self, mesh_uid: int, rank: int, failure: Failure) -> None:
+        """Book the end of one rank of an owned mesh and tell the owner, once per rank."""
+        mesh = self.owned.get(mesh_uid)
+        if mesh is not None:
+            self._ended(mesh, rank, failure)
+
+    def _ended(self, mesh: OwnedMesh, rank: int, failure: Failure) -> None:
+        if rank in mesh.gone:
+            return
+        mesh.gone[rank] = failure
+        if len(mesh.gone) == len(mesh.links) and not mesh.supervised:
+            self.owned.pop(mesh.uid, None)
+            mesh.owner._disown(mesh.uid)
+        mesh.owner.child_ended(mesh, rank, failure)
+
+    def cell_finished(self, cell: Any) -> None:
+        """An actor here is over, with all it had to do."""
+        self.ending.pop(cell, None)
+        if self.when_idle is not None and not self.ending and not self.cells:
+            self.when_idle()
+
+    def report_end(self, owner_uid: int, mesh_uid: int, rank: int, failure: Failure) -> None:
+        """Tell the owner of `mesh_uid`, in whatever process, that one rank ended."""
+        self.say(self.link_to(owner_uid), EVENT, mesh_uid, 0, rank, failure.to_bytes())
+
+    # -- spawning processes ----------------------------------------------------------------------
+
+    def spawn_procs(self, spec: dict[str, Any], procs: list[dict[str, Any]]) -> list[Any]:
+        """Ask the host agent for processes; links that can be written to at once.
+
+        `spec` is what all have in common, `procs` what each has of its own, with its ``uid`` (see
+        launch.launcher). Failures come back as the end of the processes concerned.
+        """
+        links: list[Any] = []
+        if self.ended is not None:
+            for proc in procs:
+                self.verdicts[proc["uid"]] = self.ended
+            return [LostLink(proc["uid"], self.ended.error) for proc in procs]
+        try:
+            for start in range(0, len(procs), _SPAWN_BATCH):
+                batch, launch = self._launching(spec, procs[start : start + _SPAWN_BATCH])
+                links += batch
+                launch()
+        except OSError:  # out of descriptors: nobody will own those that have been started
+            self.kill_procs([link.uid for link in links])
+            raise
+        return links
+
+    def _launching(
+        self, spec: dict[str, Any], batch: list[dict[str, Any]]
+    ) -> tuple[list[Link], Callable[[], None]]:
+        """Links to new procs, which may be written to already, and what launches the procs."""
+        pairs: list[tuple[socket.socket, socket.socket]] = []
+        try:
+            while len(pairs) < len(batch):
+                pairs.append(self._pair())
+        except OSError:
+            for ours, theirs in pairs:
+                ours.close()
+                theirs.close()
+            raise
+        message = {
+            "op": "spawn",
+            "spec": spec,
+            "procs": batch,
+        }
+
+        def launch() -> None:
+            self.tell_agent(message, [theirs.fileno() for _, theirs in pairs])
+            for _, theirs in pairs:
+                theirs.close()
+
+        here = self.spec.get("host", HOME)
+        links: list[Link] = []
+        for (ours, _), proc in zip(pairs, batch, strict=True):
+            link = self.adopt(ours, proc["uid"], ours=True)
+            if proc.get("host", here) != here:
+                link.await_casts()
+            links.append(link)
+        return links, launch
+
+    def replace_proc(
+        self, old: int, spec: dict[str, Any], entry: dict[str, Any]
+    ) -> tuple[Any, Callable[[], None]]:
+        """A proc in the place of `old`, which ends if it did not: its link, and what launches it.
+
+        What is written to the link before `launch` is the first that the new proc hears. Whoever
+        looks for the old proc finds the new one from now on, here and in other processes.
+        """
+        uid = new_uid()
+        entry = {**entry, "uid": uid, "replaces": old}
+        if self.ended is not None:
+            self.verdicts[uid] = self.ended
+            return LostLink(uid, self.ended.error), lambda: None
+        (link,), launch = self._launching(spec, [entry])
+        self._succeed(old, uid)
+        return link, launch
+
+    def stop_proc(self, uid: int, reason: str) -> None:
+        """Ask proc `uid`, which this process spawned, to end in good order."""
+        if uid in self.verdicts:
+            return
+        self.expected[uid] = reason
+        link = self.links.get(uid)
+        if link is None or not link.send(pack(STOP, 0, 0, 0, b"", reason.encode())):
+            self.kill_procs([uid])  # it cannot be asked any more
+
+    def kill_procs(self, uids: list[int]) -> None:
+        """End procs at once, without clean-up."""
+        self.tell_agent({"op": "kill", "uids": uids})
+
+    def close_in_child(self) -> None:
+        """In a forked child: drop the parent's sockets, so that the child keeps nothing alive.
+
+        Meshes that the child has inherited say so when they are called.
+        """
+        for link in [*self.links.values(), self.agent]:
+            if link not in (None, self.local):
+                link.abandon(_FORKED.error)
+                self.verdicts[link.uid] = _FORKED
+        self.links = {self.uid: self.local}
+        self.agent = None
+        self.ended = _FORKED
+        self.directs.close_in_child()
+        self._links_lock = threading.Lock()  # a thread that is not here may have held it
+        self.reactor.close()

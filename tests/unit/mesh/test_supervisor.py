@@ -1,0 +1,89 @@
+"""A supervisor and answers that arrive late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from monarch._engine.base.verdict import STOPPED
+from monarch._engine.mesh.meshes.supervisor import _Ending
+
+
+class Everything:
+    """A supervisor, its process and that process's reactor in one; it records all notices."""
+
+    def __init__(self) -> None:
+        self.booked: list[tuple[int, str, str]] = []
+        self.killed: list[int] = []
+        self.cancelled = 0
+        self.ports: set[int] = set()
+        self._proc = self.reactor = self
+        self.uid = 1
+
+    def open_port(self, _sink: Any) -> int:
+        self.ports.add(7)
+        return 7
+
+    def close_port(self, port: int) -> None:
+        self.ports.discard(port)
+
+    def call_later(self, _delay: float, callback: Any) -> Any:
+        self.late = callback
+        return self
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    def say(self, *_message: Any) -> bool:
+        return True
+
+    def kill_procs(self, uids: list[int]) -> None:
+        self.killed += uids
+
+    def _book(self, _known: Any, rank: int, verdict: Any) -> None:
+        self.booked.append((rank, verdict.kind, verdict.error))
+
+
+class Known:
+    def __init__(self) -> None:
+        self.incarnations = [0, 0]
+        self.owned = self
+        self.uid = 5
+
+
+class Way:
+    uid = 2
+
+
+def ending() -> tuple[Everything, Known, _Ending]:
+    supervisor, known = Everything(), Known()
+    waiting = _Ending(supervisor, known, 1, Way())  # type: ignore[arg-type]
+    waiting.ask("it is over", 10.0)
+    assert supervisor.ports == {7}
+    return supervisor, known, waiting
+
+
+def test_the_end_of_a_rank_is_booked_when_it_acknowledges() -> None:
+    supervisor, _, waiting = ending()
+    waiting.deliver(1, 0, None, None)
+    assert supervisor.booked == [(1, STOPPED, "it is over")]
+    assert (supervisor.ports, supervisor.cancelled) == (set(), 1)
+
+
+def test_the_end_of_an_old_incarnation_is_not_that_of_the_new_one() -> None:
+    """The old incarnation failed before it was asked to stop, and was replaced meanwhile."""
+    supervisor, known, waiting = ending()
+    known.incarnations[1] += 1
+    waiting.deliver(1, 0, None, None)
+    assert supervisor.booked == []
+    assert (supervisor.ports, supervisor.cancelled) == (set(), 1)
+
+
+@pytest.mark.parametrize("uid", [1, 2])
+def test_one_that_does_not_end_is_killed_unless_it_is_this_process(uid: int) -> None:
+    supervisor, _, waiting = ending()
+    waiting._link.uid = uid
+    supervisor.late()
+    assert supervisor.killed == ([] if uid == 1 else [2])
+    assert len(supervisor.booked) == (1 if uid == 1 else 0)

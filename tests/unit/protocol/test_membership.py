@@ -1,0 +1,691 @@
+"""The roster notifies every process of what it must know, once, in any order of events."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from monarch._engine.base.verdict import FAILED, STOPPED, SYSTEM, Verdict
+from monarch._engine.protocol import membership as module
+from monarch._engine.protocol.membership import (
+    ANSWER_WITHIN,
+    Condemn,
+    Effect,
+    Hand,
+    Kill,
+    Roster,
+    Tell,
+)
+
+CLIENT = 1
+KILLED = Verdict(FAILED, "killed", SYSTEM, "here", 7, 1.5, ("last words",))
+
+
+@pytest.fixture
+def roster() -> Roster:
+    """Make a roster in which the client (1) spawned 10, 11 and 12."""
+    roster = Roster(CLIENT)
+    assert spawn(roster, CLIENT, 10, 11, 12) == []
+    return roster
+
+
+def spawn(roster: Roster, parent: int, *uids: int, **fields: Any) -> list[Effect]:
+    procs = [{"uid": uid, **fields} for uid in uids]
+    return roster.spawn(parent, procs, "launcher", 0.0, ready_timeout=30, unresponsive_timeout=10)
+
+
+def gone(to: int, *ends: tuple[Any, ...]) -> Tell:
+    return Tell(to, {"op": "gone", "procs": [list(end) for end in ends]})
+
+
+def moved(to: int, old: int, new: int, **more: Any) -> Tell:
+    return Tell(to, {"op": "moved", "uid": old, "to": new, **more})
+
+
+def ended(roster: Roster, *uids: int) -> list[Effect]:
+    return roster.ended([(uid, KILLED) for uid in uids])
+
+
+# -- exits -----------------------------------------------------------------------------------------
+
+
+def test_a_parent_hears_of_each_end_once(roster: Roster) -> None:
+    assert ended(roster, 10, 12) == [gone(CLIENT, (10, *KILLED), (12, *KILLED))]
+    assert ended(roster, 10) == []
+    assert roster.ended([(10, Verdict(STOPPED, "again"))]) == []
+    assert not roster.alive(10)
+    assert roster.alive(11)
+
+
+def test_with_a_proc_go_the_procs_it_spawned(roster: Roster) -> None:
+    spawn(roster, 10, 20, 21)
+    spawn(roster, 20, 30)
+    assert roster.exited([10]) == [Kill([20, 21])]
+    assert roster.exited([10, 20]) == [Kill([30])]
+    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))]
+    assert ended(roster, 20, 21, 30) == [], "nothing is told to the gone"
+
+
+def test_an_end_need_not_be_preceded_by_an_exit(roster: Roster) -> None:
+    spawn(roster, 10, 20)
+    assert ended(roster, 10) == [Kill([20]), gone(CLIENT, (10, *KILLED))]
+
+
+def test_an_exit_of_an_unknown_process_or_of_the_client_is_no_exit_of_a_proc(
+    roster: Roster,
+) -> None:
+    assert roster.exited([99, CLIENT]) == []
+    assert roster.alive(CLIENT)
+
+
+def test_a_child_may_end_long_after_its_parent(
+    roster: Roster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 10)
+    spawn(roster, 10, 20)
+    ended(roster, 10)
+    for uid in range(100, 120):
+        spawn(roster, CLIENT, uid)
+        ended(roster, uid)
+    assert not roster.knows(10)
+    assert ended(roster, 20) == []
+    assert roster.autopsy(11, 20, 0) == [gone(11, (20, *KILLED))]
+
+
+def test_with_the_client_goes_everything(roster: Roster) -> None:
+    spawn(roster, 10, 20)
+    ended(roster, 11)
+    assert roster.client_lost() == [Kill([10, 12, 20])]
+    assert ended(roster, 10) == [Kill([20])], "nobody is there to hear it"
+
+
+def test_a_kill_spares_the_dead_and_the_client(roster: Roster) -> None:
+    roster.exited([11])
+    assert roster.kill([CLIENT, 10, 11, 99]) == [Kill([10])]
+    assert roster.kill([11]) == []
+
+
+def test_a_launcher_takes_its_procs_with_it(roster: Roster) -> None:
+    roster.spawn(CLIENT, [{"uid": 20}], "other", 0)
+    spawn(roster, 10, 30)
+    ended(roster, 12)
+    effects = roster.launcher_lost("launcher")
+    assert [e.uid for e in effects if isinstance(e, Condemn)] == [10, 11, 30]
+    assert roster.launcher_lost("launcher") == []
+    assert roster.alive(20)
+    assert ended(roster, 10, 11, 30) == [gone(CLIENT, (10, *KILLED), (11, *KILLED))]
+
+
+# -- a client that is away -------------------------------------------------------------------------
+
+
+def away(to: int) -> Tell:
+    return Tell(to, {"op": "away", "uid": CLIENT, "end": [*module._AWAY]})
+
+
+def back(to: int) -> Tell:
+    return Tell(to, {"op": "back", "uid": CLIENT})
+
+
+def test_who_asks_for_a_client_that_is_away_hears_of_its_return(roster: Roster) -> None:
+    assert roster.autopsy(10, CLIENT, 0) == [], "it may be about to go"
+    assert roster.client_left() == [away(10)]
+    assert roster.autopsy(11, CLIENT, 0.1) == [away(11)]
+    assert roster.introduce(12, CLIENT) == [], "nobody is there to take it"
+    assert roster.tick(10) == []
+    assert roster.client_returned() == [back(10), back(11)]
+    assert roster.introduce(12, CLIENT) == [Hand(CLIENT, 12)]
+
+
+def test_procs_of_a_client_that_is_away_live_and_die_alone(roster: Roster) -> None:
+    assert roster.client_left() == []
+    assert ended(roster, 10) == [], "nobody is there to hear it"
+    spawn(roster, 11, 20)
+    assert roster.client_returned() == []
+    assert roster.autopsy(CLIENT, 10, 0) == [gone(CLIENT, (10, *KILLED))], "it asks"
+    assert ended(roster, 11) == [Kill([20]), gone(CLIENT, (11, *KILLED))]
+
+
+def test_a_question_about_a_client_that_returns_is_answered_by_its_return(roster: Roster) -> None:
+    roster.autopsy(10, CLIENT, 0)
+    roster.autopsy(11, CLIENT, 0)
+    ended(roster, 11)
+    assert roster.client_left() == [away(10)]
+    assert roster.client_returned() == [back(10)]
+    assert roster.tick(10) == []
+
+
+def test_who_was_late_to_lose_the_old_client_is_led_to_the_new_one(roster: Roster) -> None:
+    roster.client_left()
+    roster.client_returned()
+    assert roster.autopsy(10, CLIENT, 0) == [away(10), back(10)]
+    assert roster.tick(10) == []
+
+
+def test_the_gone_do_not_hear_of_a_return(roster: Roster) -> None:
+    roster.client_left()
+    roster.autopsy(10, CLIENT, 0)
+    ended(roster, 10)
+    assert roster.client_returned() == []
+
+
+def test_a_client_that_stays_away_takes_everything_along(roster: Roster) -> None:
+    spawn(roster, 10, 20)
+    roster.client_left()
+    assert roster.client_lost() == [Kill([10, 11, 12, 20])]
+
+
+# -- questions -------------------------------------------------------------------------------------
+
+
+def test_an_autopsy_is_answered_with_the_end(roster: Roster) -> None:
+    assert roster.autopsy(11, 10, 0) == []
+    assert roster.autopsy(11, 10, 0.1) == [], "the same question"
+    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED)), gone(11, (10, *KILLED))]
+    assert roster.tick(10) == []
+
+
+def test_an_autopsy_of_the_gone_is_answered_at_once(roster: Roster) -> None:
+    ended(roster, 10)
+    assert roster.autopsy(11, 10, 0) == [gone(11, (10, *KILLED))]
+    (answer,) = roster.autopsy(11, 99, 0)
+    assert "does not exist" in answer.notice["procs"][0][2]
+
+
+def test_an_autopsy_of_the_living_is_answered_in_time(roster: Roster) -> None:
+    """Proc 10 closed one link: only that peer treats it as lost."""
+    roster.autopsy(11, 10, 5)
+    assert roster.deadline == 5 + ANSWER_WITHIN
+    assert roster.tick(5) == []
+    (answer,) = roster.tick(roster.deadline)
+    assert answer.to == 11
+    assert answer.notice["procs"][0][:2] == [10, FAILED]
+    assert roster.alive(10)
+    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))], "one answer to one question"
+
+
+def test_each_question_has_its_own_time(roster: Roster) -> None:
+    roster.autopsy(11, 10, 0)
+    roster.autopsy(11, 10, 0.5)
+    assert len(roster.tick(ANSWER_WITHIN)) == 1
+    assert roster.autopsy(11, 10, 1.2) == []
+    assert roster.tick(1.5) == []
+    assert len(roster.tick(1.2 + ANSWER_WITHIN)) == 1
+
+
+def test_an_owner_that_cannot_reach_its_proc_gives_it_up(roster: Roster) -> None:
+    roster.autopsy(CLIENT, 10, 0)
+    (effect,) = roster.tick(ANSWER_WITHIN)
+    assert isinstance(effect, Condemn)
+    assert effect.uid == 10
+    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))]
+
+
+def test_who_is_known_to_be_ending_is_waited_for(roster: Roster) -> None:
+    """The remaining output of the proc is still being read, which may take longer."""
+    roster.autopsy(11, 10, 0)
+    roster.exited([10])
+    assert roster.tick(10) == []
+    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED)), gone(11, (10, *KILLED))]
+
+
+def test_the_dead_get_no_answers(roster: Roster) -> None:
+    roster.autopsy(11, 10, 0)
+    ended(roster, 11)
+    assert roster.tick(10) == []
+    assert roster.autopsy(11, 12, 0) == []
+    assert roster.autopsy(11, 99, 0) == []
+    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))]
+
+
+def test_only_the_last_ends_are_remembered(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 10)
+    for uid in range(100, 120):
+        spawn(roster, CLIENT, uid)
+        roster.introduce(11, uid)
+        ended(roster, uid)
+    assert len(roster._members) <= 10 + 1
+    assert roster._members[11].known == {}
+    assert [*roster._members[CLIENT].children] == [10, 11, 12]
+    assert roster.autopsy(11, 119, 0) == [gone(11, (119, *KILLED))]
+    assert "does not exist" in str(roster.autopsy(11, 100, 0))
+    assert all(roster.alive(uid) for uid in (CLIENT, 10, 11, 12))
+
+
+# -- introductions ---------------------------------------------------------------------------------
+
+
+def test_a_link_goes_to_the_living(roster: Roster) -> None:
+    assert roster.introduce(10, 11) == [Hand(11, 10)]
+    assert roster.introduce(10, CLIENT) == [Hand(CLIENT, 10)]
+    roster.exited([11])
+    assert roster.introduce(10, 11) == []
+    assert roster.introduce(10, 99) == []
+
+
+def test_a_guest_that_has_left_is_no_acquaintance(roster: Roster) -> None:
+    roster.admit(50)
+    assert roster.introduce(50, 10) == [Hand(10, 50)]
+    assert roster.left(50) == []
+    assert not roster.alive(50)
+    assert roster._members[10].known == {}
+    assert roster.left(50) == roster.left(99) == roster.left(10) == []
+    assert roster.autopsy(10, 50, 0) == [gone(10, (50, *module._LEFT))]
+    assert roster.alive(10)
+    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))]
+
+
+# -- spawns ----------------------------------------------------------------------------------------
+
+
+def test_a_command_must_become_a_proc(roster: Roster) -> None:
+    spawn(roster, CLIENT, 20, 21, 22, command={})
+    assert roster.is_ready(10), "no command"
+    assert roster.is_ready(CLIENT)
+    roster.admit(50)
+    assert roster.is_ready(50)
+    assert not roster.is_ready(99)
+    assert not roster.is_ready(20)
+    roster.ready(99)
+    roster.ready(20)
+    assert roster.is_ready(20)
+    assert not roster.is_ready(21)
+    assert roster.deadline == 30
+    assert roster.tick(29.9) == []
+    roster.exited([21])
+    (effect,) = roster.tick(30)
+    assert isinstance(effect, Condemn)
+    assert effect.uid == 22
+    assert effect.error.startswith("error creating proc")
+    assert "host_spawn_ready_timeout" in effect.error
+    assert roster.deadline == math.inf
+
+
+def test_a_spawn_reads_its_procs_once(roster: Roster) -> None:
+    roster.spawn(CLIENT, ({"uid": uid} for uid in (20, 21)), "launcher", 0)
+    assert roster.alive(20)
+    assert roster.alive(21)
+
+
+@pytest.mark.parametrize(
+    ("parent", "procs"),
+    [
+        (99, [{"uid": 20}]),
+        (CLIENT, [{"uid": 20}, {"uid": 10}]),
+        (CLIENT, [{"uid": 20}, {"uid": 20}]),
+        (CLIENT, [{"uid": 20, "replaces": CLIENT}]),
+        (10, [{"uid": 20, "replaces": 10}]),
+        (CLIENT, [{"uid": 20, "replaces": 10}, {"uid": 21, "replaces": 10}]),
+    ],
+)
+def test_a_spawn_that_cannot_be_changes_nothing(
+    roster: Roster, parent: int, procs: list[dict[str, Any]]
+) -> None:
+    with pytest.raises(ValueError, match=r"proc"):
+        roster.spawn(parent, procs, "launcher", 0)
+    assert not roster.alive(20)
+    assert roster.client_lost() == [Kill([10, 11, 12])]
+
+
+def test_the_dead_do_not_spawn(roster: Roster) -> None:
+    roster.exited([10])
+    with pytest.raises(ValueError, match="cannot spawn"):
+        spawn(roster, 10, 20)
+
+
+# -- stopped processes -----------------------------------------------------------------------------
+
+
+def test_a_proc_that_stays_stopped_is_given_up(roster: Roster) -> None:
+    roster.stopped(10, "SIGSTOP", 5)
+    assert roster.tick(14.9) == []
+    (effect,) = roster.tick(15)
+    assert isinstance(effect, Condemn)
+    assert effect.uid == 10
+    assert "became unresponsive and is assumed dead" in effect.error
+    assert "SIGSTOP" in effect.error
+    assert "10 s" in effect.error
+    assert not roster.alive(10)
+
+
+def test_a_proc_that_goes_on_in_time_lives(roster: Roster) -> None:
+    roster.stopped(10, "SIGSTOP", 5)
+    roster.continued(10)
+    roster.stopped(10, "SIGTSTP", 12)
+    assert roster.tick(15) == []
+    roster.continued(10)
+    assert roster.tick(22) == []
+    assert roster.alive(10)
+
+
+def test_time_in_which_nobody_ran_does_not_count(roster: Roster) -> None:
+    """The agent was stopped too, so the notice that proc 10 continues may still be in transit."""
+    roster.stopped(10, "SIGSTOP", 5)
+    assert roster.tick(100) == []
+    assert roster.deadline == 110
+    assert isinstance(roster.tick(110)[0], Condemn)
+
+
+def test_who_is_stopped_may_also_end(roster: Roster) -> None:
+    roster.stopped(10, "SIGSTOP", 5)
+    ended(roster, 10)
+    assert roster.tick(15) == []
+    roster.stopped(10, "SIGSTOP", 20)
+    roster.continued(10)
+    roster.stopped(99, "SIGSTOP", 20)
+    roster.continued(99)
+    assert roster.deadline == math.inf
+
+
+def test_patience_may_be_endless(roster: Roster) -> None:
+    roster.spawn(CLIENT, [{"uid": 20}], "launcher", 0)
+    roster.stopped(20, "SIGSTOP", 5)
+    assert roster.deadline == math.inf
+
+
+def test_a_tick_may_be_a_second_late(roster: Roster) -> None:
+    roster.stopped(10, "SIGSTOP", 5)
+    assert isinstance(roster.tick(16)[0], Condemn)
+
+
+def test_families_are_the_procs_of_this_host(roster: Roster) -> None:
+    roster.admit(50)
+    spawn(roster, 50, 60)
+    ended(roster, 12)
+    assert roster.families() == [(10, CLIENT), (11, CLIENT), (12, CLIENT), (60, 50)]
+
+
+# -- restarts --------------------------------------------------------------------------------------
+
+
+def test_who_had_to_do_with_the_old_one_hears_of_the_new_one(roster: Roster) -> None:
+    spawn(roster, CLIENT, 13, 14)
+    roster.introduce(11, 10)
+    roster.introduce(10, 12)
+    ended(roster, 10)
+    roster.autopsy(13, 10, 0)
+    roster.autopsy(12, 10, 0)
+    assert spawn(roster, CLIENT, 20, replaces=10) == [
+        gone(11, (10, *KILLED)),  # 11 has not asked about the exit yet
+        moved(CLIENT, 10, 20),
+        moved(13, 10, 20),
+        moved(12, 10, 20),
+        moved(11, 10, 20),
+    ]
+    assert roster.autopsy(14, 10, 0) == [gone(14, (10, *KILLED)), moved(14, 10, 20)]
+
+
+def test_the_old_one_is_ended_first(roster: Roster) -> None:
+    roster.introduce(11, 10)
+    assert spawn(roster, CLIENT, 20, replaces=10) == [Kill([10])]
+    assert ended(roster, 10) == [
+        gone(CLIENT, (10, *KILLED)),
+        gone(11, (10, *KILLED)),
+        moved(CLIENT, 10, 20),
+        moved(11, 10, 20),
+    ]
+
+
+def test_an_introduction_to_the_old_one_goes_to_the_newest(roster: Roster) -> None:
+    ended(roster, 10)
+    spawn(roster, CLIENT, 20, replaces=10)
+    assert roster.introduce(11, 10) == [Hand(20, 11), moved(11, 10, 20, handed=True)]
+    ended(roster, 20)
+    assert roster.introduce(11, 10) == []
+    effects = spawn(roster, CLIENT, 30, replaces=10)
+    assert moved(11, 20, 30) in effects
+    assert roster.introduce(12, 10) == [Hand(30, 12), moved(12, 10, 30, handed=True)]
+    assert roster.introduce(12, 20) == [Hand(30, 12), moved(12, 20, 30, handed=True)]
+
+
+def test_a_stream_to_the_old_one_goes_to_nobody(roster: Roster) -> None:
+    """A stream refers to memory of the replaced proc."""
+    assert roster.introduce(11, 10, stream=True) == [Hand(10, 11)]
+    ended(roster, 10)
+    spawn(roster, CLIENT, 20, replaces=10)
+    assert roster.introduce(11, 10, stream=True) == []
+    assert roster.introduce(11, 20, stream=True) == [Hand(20, 11)]
+
+
+def test_a_successor_that_looks_for_the_one_before_finds_itself(roster: Roster) -> None:
+    ended(roster, 10)
+    spawn(roster, CLIENT, 20, replaces=10)
+    assert roster.introduce(20, 10) == [Hand(20, 20), moved(20, 10, 20, handed=True)]
+    assert ended(roster, 20) == [gone(CLIENT, (20, *KILLED))]
+
+
+def test_who_was_refused_by_the_old_one_hears_of_the_new_one(roster: Roster) -> None:
+    """Proc 11 interacted with the old proc, although its question has been answered."""
+    roster.autopsy(11, 10, 0)
+    assert len(roster.tick(ANSWER_WITHIN)) == 1
+    ended(roster, 10)
+    effects = spawn(roster, CLIENT, 20, replaces=10)
+    assert effects == [gone(11, (10, *KILLED)), moved(CLIENT, 10, 20), moved(11, 10, 20)]
+
+
+def test_those_before_it_may_have_ended_before_these_books_were_begun(roster: Roster) -> None:
+    other = Verdict(FAILED, "another reason")
+    ended(roster, 10)
+    assert spawn(roster, CLIENT, 20, lost=[[9, *other], [10, *other]]) == []
+    assert roster.autopsy(11, 9, 0) == [gone(11, (9, *other)), moved(11, 9, 20)]
+    assert roster.autopsy(12, 10, 0) == [gone(12, (10, *KILLED)), moved(12, 10, 20)]
+    assert roster.introduce(11, 9) == [Hand(20, 11), moved(11, 9, 20, handed=True)]
+    assert not roster.alive(9)
+    assert roster.kill([9]) == []
+    assert (9, 0) in roster.families(), "its parent is not known"
+
+
+# -- any order -------------------------------------------------------------------------------------
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """A driver of the roster's calls, which records the notices that every process receives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.roster = Roster(CLIENT)
+        self.now = 0.0
+        self.uids = [CLIENT]
+        self.parents = {CLIENT: 0}
+        self.state: dict[int, str] = {CLIENT: "runs"}
+        self.killed: set[int] = set()
+        self.open: dict[tuple[int, int], float] = {}  # (asker, uid) -> when it asked
+        # (parent, child): exits that parents were notified of.
+        self.told: list[tuple[int, int]] = []
+        # (parent, child): exits that parents must be notified of.
+        self.due: set[tuple[int, int]] = set()
+        self.replaced: dict[int, int] = {}
+        self.met: dict[int, set[int]] = {}
+        self.moved: set[tuple[int, int]] = set()
+
+    def runs(self, uid: int) -> bool:
+        return self.state.get(uid) == "runs"
+
+    def perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Tell):
+                assert self.runs(effect.to), "told to the gone"
+                if effect.notice["op"] == "gone":
+                    for uid, *_ in effect.notice["procs"]:
+                        self.hears(effect.to, uid)
+                else:
+                    self.moved.add((effect.to, effect.notice["uid"]))
+            elif isinstance(effect, Hand):
+                assert self.runs(effect.to), "handed to the gone"
+            elif isinstance(effect, Kill):
+                assert all(self.runs(uid) for uid in effect.uids), "a kill of the gone"
+                assert CLIENT not in effect.uids
+                self.killed.update(effect.uids)
+            else:
+                assert self.runs(effect.uid), "condemned, though gone"
+                self.state[effect.uid] = "exited"
+
+    def hears(self, to: int, uid: int) -> None:
+        asked = self.open.pop((to, uid), None)
+        if self.parents.get(uid) == to:
+            self.told.append((to, uid))
+        elif asked is None:
+            assert uid in self.replaced, "an answer to no question"
+            assert to in self.met.get(uid, ()), "news of a stranger"
+
+    def someone(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from([uid for uid in self.uids if self.runs(uid)]))
+
+    @rule(data=st.data(), count=st.integers(1, 3), command=st.booleans(), replace=st.booleans())
+    def spawn(self, data: st.DataObject, count: int, command: bool, replace: bool) -> None:
+        parent = self.someone(data)
+        procs: list[dict[str, Any]] = []
+        for _ in range(count):
+            uid = len(self.uids) + 1
+            self.uids.append(uid)
+            procs.append({"uid": uid, **({"command": {}} if command else {})})
+        if replace and len(self.uids) > count + 1:
+            old = data.draw(st.sampled_from(self.uids[1:-count]))
+            while old in self.replaced:
+                old = self.replaced[old]
+            if old not in (parent, CLIENT):
+                procs[0]["replaces"] = old
+                self.replaced[old] = procs[0]["uid"]
+        for proc in procs:
+            self.parents[proc["uid"]] = parent
+            self.state[proc["uid"]] = "runs"
+        self.perform(self.roster.spawn(parent, procs, parent % 2, self.now, 5.0, 2.0))
+
+    @rule(data=st.data())
+    def introduce(self, data: st.DataObject) -> None:
+        asker, to = self.someone(data), data.draw(st.sampled_from(self.uids))
+        if asker == to:
+            return
+        effects = self.roster.introduce(asker, to)
+        for effect in effects:
+            if isinstance(effect, Hand):
+                self.met.setdefault(effect.to, set()).add(asker)
+                self.met.setdefault(asker, set()).add(effect.to)
+        self.perform(effects)
+        newest = to
+        while newest in self.replaced:
+            newest = self.replaced[newest]
+        assert self.runs(newest) == any(isinstance(effect, Hand) for effect in effects)
+
+    @rule(data=st.data())
+    def autopsy(self, data: st.DataObject) -> None:
+        asker, uid = self.someone(data), data.draw(st.sampled_from(self.uids))
+        if asker == uid:
+            return
+        if self.parents[uid] == asker and self.state[uid] == "gone":
+            return  # already notified, so it does not ask
+        self.open.setdefault((asker, uid), self.now)
+        self.met.setdefault(uid, set()).add(asker)
+        self.met.setdefault(asker, set()).add(uid)
+        self.perform(self.roster.autopsy(asker, uid, self.now))
+
+    @rule(data=st.data())
+    def kill(self, data: st.DataObject) -> None:
+        self.perform(self.roster.kill([data.draw(st.sampled_from(self.uids))]))
+
+    @rule(data=st.data())
+    def ready(self, data: st.DataObject) -> None:
+        self.roster.ready(data.draw(st.sampled_from(self.uids)))
+
+    @rule(data=st.data(), goes_on=st.booleans())
+    def stopped(self, data: st.DataObject, goes_on: bool) -> None:
+        uid = data.draw(st.sampled_from(self.uids))
+        if goes_on:
+            self.roster.continued(uid)
+        else:
+            self.roster.stopped(uid, "SIGSTOP", self.now)
+
+    @precondition(lambda self: len(self.uids) > 1)
+    @rule(data=st.data())
+    def exited(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(self.uids[1:]))
+        if self.runs(uid):
+            self.leave([uid], "exited")
+        self.perform(self.roster.exited([uid]))
+
+    @precondition(lambda self: len(self.uids) > 1)
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def ended(self, data: st.DataObject, count: int) -> None:
+        uids = [data.draw(st.sampled_from(self.uids[1:])) for _ in range(count)]
+        self.end(uids)
+
+    def end(self, uids: list[int]) -> None:
+        self.leave([uid for uid in uids if self.state[uid] != "gone"], "gone")
+        self.perform(self.roster.ended([(uid, KILLED) for uid in uids]))
+
+    def leave(self, uids: list[int], state: str) -> None:
+        for uid in uids:
+            self.state[uid] = state
+        if state == "gone":
+            for uid in uids:
+                if self.runs(self.parents[uid]):
+                    self.due.add((self.parents[uid], uid))
+        self.forget_questions()
+
+    def forget_questions(self) -> None:
+        """Drop the questions of processes that have exited: they need no answer."""
+        for asker, uid in list(self.open):
+            if not self.runs(asker):
+                del self.open[asker, uid]
+
+    @rule(parity=st.integers(0, 1))
+    def launcher_lost(self, parity: int) -> None:
+        effects = self.roster.launcher_lost(parity)
+        lost = [effect.uid for effect in effects if isinstance(effect, Condemn)]
+        assert all(self.runs(uid) for uid in lost)
+        self.leave(lost, "exited")
+        for effect in effects:
+            if isinstance(effect, Kill):
+                self.killed.update(effect.uids)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 3.0]))
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        effects = self.roster.tick(self.now)
+        self.perform(effects)
+        self.forget_questions()
+        assert self.roster.deadline > self.now
+
+    @invariant()
+    def those_below_the_gone_are_going(self) -> None:
+        for uid, parent in self.parents.items():
+            if parent and not self.runs(parent):
+                assert not self.runs(uid) or uid in self.killed
+
+    @invariant()
+    def the_roster_agrees(self) -> None:
+        for uid in self.uids:
+            assert self.roster.alive(uid) == self.runs(uid)
+
+    @invariant()
+    def no_question_waits_too_long(self) -> None:
+        for (_, uid), asked in self.open.items():
+            if self.runs(uid):
+                assert asked + ANSWER_WITHIN > self.now
+
+    @invariant()
+    def parents_heard_what_they_must_once(self) -> None:
+        assert len(self.told) == len(set(self.told))
+        heard = {(parent, uid) for parent, uid in self.told if self.runs(parent)}
+        assert heard >= {(parent, uid) for parent, uid in self.due if self.runs(parent)}
+
+    def teardown(self) -> None:
+        """Check that all questions were answered, and all replacements reported."""
+        self.end([uid for uid in self.uids[1:] if self.state[uid] != "runs"])
+        assert {uid for _, uid in self.open if self.state[uid] == "gone"} == set()
+        for uid in self.replaced:
+            if self.state[uid] == "gone":
+                for other in {self.parents[uid], *self.met.get(uid, ())}:
+                    if self.runs(other):
+                        assert (other, uid) in self.moved
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, report_multiple_bugs=False
+)

@@ -1,0 +1,70 @@
+"""Job doors' directory: other users cannot enter, and a look-up of a job does not create it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from monarch._engine.runtime.failover.rendezvous import answers, dismiss, jobs, knock, open_door
+
+ACTS: list[Callable[[], object]] = [
+    lambda: open_door("a"),
+    lambda: knock("a", b"k" * 32, 1.0),
+    lambda: dismiss("a", b"k" * 32, 1.0),
+    lambda: answers("a"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / "pymonarch"
+
+
+def test_it_is_made_for_its_user_alone_by_the_first_door(folder: Path) -> None:
+    assert jobs() == []
+    assert not answers("a")
+    with pytest.raises(LookupError, match="there is no job 'a'"):
+        knock("a", b"k" * 32, 1.0)
+    assert not folder.exists()
+    sock, path = open_door("a")
+    with sock:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert os.path.dirname(path) == str(folder)
+        assert (jobs(), answers("a")) == (["a"], True)
+        with pytest.raises(RuntimeError, match="there is a job 'a' already"):
+            open_door("a")
+    assert not answers("a")
+    sock, _ = open_door("a")  # the stale socket is replaced
+    sock.close()
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("bit", [0o040, 0o020, 0o010, 0o004, 0o002, 0o001])
+def test_one_that_others_can_enter_is_not_used(
+    folder: Path, bit: int, act: Callable[[], object]
+) -> None:
+    folder.mkdir()
+    folder.chmod(0o700 | bit)
+    with pytest.raises(PermissionError, match=f"closed to others .*: chmod 700 {folder}"):
+        act()
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_a_link_is_not_used(folder: Path, tmp_path: Path, act: Callable[[], object]) -> None:
+    (tmp_path / "elsewhere").mkdir(0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionError, match="must be a directory of this user"):
+        act()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+@pytest.mark.parametrize("act", ACTS)
+def test_one_of_another_user_is_not_used(folder: Path, act: Callable[[], object]) -> None:
+    folder.mkdir(0o700)
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(PermissionError, match=r"\(now: user 65534\) .*set XDG_RUNTIME_DIR"):
+        act()
