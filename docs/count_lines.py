@@ -13,15 +13,22 @@ ENGINE = Path(__file__).resolve().parents[1] / "src" / "monarch" / "_engine"
 
 FURTHER = {
     "several hosts": """
-        wire/packet protocol/session/channel protocol/directory protocol/session/lanes protocol/session/stream
-        protocol/session/detector runtime/io/heartbeats runtime/hosts/peer_host runtime/hosts/host_link runtime/hosts/tunnel
-        runtime/proc/side_stream runtime/hosts/stream_tunnel runtime/admission/public_name runtime/admission/gateway runtime/agent/worker
-        runtime/io/listener mesh/meshes/attachment mesh/script/attach""",
+        wire/packet protocol/session/channel protocol/session/lanes protocol/session/stream
+        protocol/session/detector protocol/directory runtime/io/heartbeats runtime/io/listener
+        runtime/hosts/peer_host runtime/hosts/host_link runtime/hosts/tunnel
+        runtime/hosts/stream_tunnel runtime/proc/side_stream runtime/admission/public_name
+        runtime/admission/gateway runtime/agent/worker mesh/meshes/attachment
+        mesh/script/attach""",
     "authentication and TLS": """
-        protocol/session/handshake protocol/session/records launch/certificates runtime/admission/audit runtime/admission/authenticated
-        runtime/admission/handshake_io runtime/admission/secret runtime/admission/tls runtime/admission/host_identity""",
-    "casts": "protocol/cast protocol/order_merge runtime/cast/relay runtime/cast/sender runtime/cast/tunnel_end",
-    "direct connections": "protocol/path_switch runtime/direct/link runtime/direct/manager runtime/direct/ticket",
+        protocol/session/handshake protocol/session/records launch/certificates
+        runtime/admission/audit runtime/admission/authenticated runtime/admission/handshake_io
+        runtime/admission/secret runtime/admission/tls runtime/admission/host_identity""",
+    "casts": """
+        protocol/cast protocol/order_merge runtime/cast/relay runtime/cast/sender
+        runtime/cast/tunnel_end""",
+    "direct connections": """
+        protocol/path_switch runtime/direct/link runtime/direct/manager
+        runtime/direct/ticket""",
     "restarts": "protocol/restart runtime/actor/epoch_barrier mesh/meshes/supervisor",
     "jobs that outlive their script": """
         protocol/failover runtime/failover/claim runtime/failover/rendezvous runtime/failover/keeper

@@ -94,7 +94,9 @@ PATHS: dict[str, dict[str, str]] = {
     },
     "monarch._src.actor.proc_mesh": {
         "monarch.actor": "ProcMesh get_or_spawn_controller",
-        "monarch._engine.mesh.meshes.controller": "_ControllerController _get_controller_controller",
+        "monarch._engine.mesh.meshes.controller": """
+            _ControllerController _get_controller_controller
+        """,
         "monarch._engine.mesh.meshes.proc_mesh": """
             get_active_proc_meshes register_proc_mesh_spawn_callback
             unregister_proc_mesh_spawn_callback

@@ -167,7 +167,7 @@ def when_gone(uid: int, callback: Callable[[str], None]) -> None:
     client_proc().when_gone(uid, lambda verdict: callback(verdict.error))
 
 
-# -- side streams: bytes between processes, beside the links (see runtime.proc.side_stream) -------------
+# -- side streams: bytes between processes, beside the links (see runtime.proc.side_stream) --------
 
 
 def serve_streams(purpose: str, handler: Callable[[socket.socket, Caller], None]) -> None:

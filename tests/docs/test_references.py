@@ -60,8 +60,8 @@ def file_exists(named: str, place: Path) -> bool:
 def module_exists(named: str) -> bool:
     """Whether a dotted name is a module of monarch or an attribute of one.
 
-    A folder of the package may be named without its parents: `runtime.proc.proc`. The folder `mesh` may
-    not, since `mesh` is a variable in most examples.
+    A folder of the package may be named without its parents: `runtime.proc.proc`. The folder `mesh`
+    may not, since `mesh` is a variable in most examples.
     """
     first, *rest = named.split(".")
     if first != "monarch":

@@ -1,9 +1,9 @@
 """Clusters of thousands of hosts in virtual time: the real protocol cores, and a model of the rest.
 
 Each host has the cores of an agent: casts (`protocol.cast`), a channel to each host that it
-communicates with (`protocol.session.channel`), the failure detector (`protocol.session.detector`) and the
-membership of the job (`protocol.directory` around `protocol.membership`). They are driven as `runtime`
-drives them. The layers below and above them are modelled (`Model`):
+communicates with (`protocol.session.channel`), the failure detector (`protocol.session.detector`)
+and the membership of the job (`protocol.directory` around `protocol.membership`). They are driven
+as `runtime` drives them. The layers below and above them are modelled (`Model`):
 
 - **The network.** A packet takes `latency` and up to `jitter` more, and the time that both hosts'
   `bandwidth` implies. Each segment of 1,448 bytes is lost with probability `loss`. It is sent again

@@ -57,7 +57,9 @@ TESTS = {
     "_engine/runtime/admission/secret.py": "unit/runtime/admission/test_secret.py",
     "_engine/runtime/admission/socket_file.py": "unit/runtime/admission/test_socket_file.py",
     "_engine/runtime/direct/ticket.py": "unit/runtime/direct/test_ticket.py",
-    "_engine/runtime/admission/handshake_io.py": "unit/runtime/admission/test_handshake_io.py unit/runtime/admission/test_dialing.py",
+    "_engine/runtime/admission/handshake_io.py": (
+        "unit/runtime/admission/test_handshake_io.py unit/runtime/admission/test_dialing.py"
+    ),
     "_engine/runtime/admission/authenticated.py": "unit/runtime/admission/test_authenticated.py",
     "_engine/runtime/actor/epoch_barrier.py": "unit/runtime/actor/test_epoch_barrier.py",
     "_engine/runtime/admission/host_identity.py": "unit/runtime/admission/test_host_identity.py",

@@ -10,7 +10,8 @@ So instrumentation that is off costs one attribute load; formatting, allocation 
 avoided. Read the module attribute each time (never ``from ... import sink``): it is set when a
 program turns telemetry on, which can be long after the emitter was made.
 
-The engine emits one span per call of an endpoint (`runtime.actor.spans`); features emit for user code.
+The engine emits one span per call of an endpoint (`runtime.actor.spans`); features emit for user
+code.
 
 A sink is called on the thread that emits, possibly on several at once, and must be quick: it counts
 or appends, and leaves clocks, files and networks to a thread of its own. An exception that a sink

@@ -49,8 +49,8 @@ no host. If one of them is replaced, the order to spawn gives its record to the 
 answers all questions about it from then on. Its former peers are notified by the agents that have
 reported its exit to them.
 
-Home may be lost and replaced by another (`home_lost`, `home_found`; see runtime.failover.keeper). In
-between the roster reports the client as away, and questions wait.
+Home may be lost and replaced by another (`home_lost`, `home_found`; see runtime.failover.keeper).
+In between the roster reports the client as away, and questions wait.
 """
 
 from __future__ import annotations

@@ -76,12 +76,10 @@ RELEASE = 7  # shared segments the receiver of a payload no longer uses
 CONTROL = 8  # a request to, or a notice from, the host agent: JSON
 QUERY = 9  # is the actor `dest` there? Answered at `port`
 PROBE = 10  # who waits for the actor `dest`, or (flags 1) for whom it waits: see protocol.deadlock
-SERVICE = (
-    11  # a request to the service that meta names: see mesh.results.service. Answered at `port`
-)
-CAST = 12  # to the host agent: what many procs of other hosts are to get, see runtime.cast.sender
+SERVICE = 11  # a request to the service that meta names (mesh.results.service). Answered at `port`
+CAST = 12  # to the host agent: what many procs of other hosts are to get (runtime.cast.sender)
 ANSWERS = 13  # from the host agent: POSTs of many ranks to port `dest`; flags 1: the last ones
-MARK = 14  # what follows on this link was sent after the sender's cast `dest`, see protocol.order_merge
+MARK = 14  # what follows on this link was sent after the sender's cast `dest` (order_merge)
 TURN = 15  # what follows is on the other way between two procs, see protocol.path_switch
 DIRECT = 16  # about a direct connection between two procs, see runtime.direct.link
 _LAST_KIND = DIRECT

@@ -1,10 +1,10 @@
 """Keepsakes: pickled handles of a script's meshes, left with the host agent for the next script.
 
 With a grace period (`driver_grace`, or a job that asks for one) the host agent keeps the job when
-the script ends, and admits a successor (runtime.failover.rendezvous). When the script's root spawns a mesh,
-the pickled handle is sent to the agent, which stores but never unpickles it. When the mesh is
-stopped, the agent drops the handle. So even a script that is killed has saved all its handles. See
-`reattachment` for the other half.
+the script ends, and admits a successor (runtime.failover.rendezvous). When the script's root spawns
+a mesh, the pickled handle is sent to the agent, which stores but never unpickles it. When the mesh
+is stopped, the agent drops the handle. So even a script that is killed has saved all its handles.
+See `reattachment` for the other half.
 
 Meshes in the script's own process are not saved; they end with it.
 """

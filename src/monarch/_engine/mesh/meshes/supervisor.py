@@ -7,9 +7,9 @@ receives the failures.
 
 A rank is replaced in place. Its mesh, all slices, and copies in other processes keep referring to
 the same rank. Messages in flight to the old incarnation fail with the reason of its exit, and never
-reach the new one: `runtime.actor.epoch_barrier` sees to that for an actor, and if the process is replaced as well
-they are lost with its sockets. The new incarnation is constructed from the class and the arguments
-given to `spawn`, which were pickled at that time and kept.
+reach the new one: `runtime.actor.epoch_barrier` sees to that for an actor, and if the process is
+replaced as well they are lost with its sockets. The new incarnation is constructed from the class
+and the arguments given to `spawn`, which were pickled at that time and kept.
 
 All decisions are made on the reactor thread, in the order in which events arrive, so no locks are
 needed. Exits are grouped by process before they are reported to the core: an exit of a process ends

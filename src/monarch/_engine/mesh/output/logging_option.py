@@ -1,8 +1,8 @@
 """Streaming of the output of procs to the client: `ProcMesh.logging_option`, flushes, notebooks.
 
-A line passes a proc's pipe, the relay in the host agent (`runtime.output.relay`), the agent's link to
-the client (or to the client's agent), and the printer (`runtime.output.printer`). The pipes exist if
-`capture_options` asked for them when the procs were spawned.
+A line passes a proc's pipe, the relay in the host agent (`runtime.output.relay`), the agent's link
+to the client (or to the client's agent), and the printer (`runtime.output.printer`). The pipes
+exist if `capture_options` asked for them when the procs were spawned.
 
 `logging_option` sends its request to the agent, which passes it to the agents of the other hosts.
 Each agent first updates its relay, then sends each proc its level; each proc answers the caller. So

@@ -1,8 +1,8 @@
 """Shutdown of a client: stop its meshes, then the host agent and with it every process.
 
 The shutdown is registered with `atexit` when the client is made, so calling `shutdown_context` is
-optional. A client whose meshes are kept for another script (`saved_handles`) leaves them running at its
-exit; then only `shutdown_context` ends them.
+optional. A client whose meshes are kept for another script (`saved_handles`) leaves them running at
+its exit; then only `shutdown_context` ends them.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ proves itself first: a port scanner learns that something listens here, and noth
 compared in constant time.
 
 Both sides end up with a *session key*, HMAC(key, "session" + all four messages). All later data on
-the connection is authenticated with keys derived from it (`protocol.session.records`), unless TLS does that
-already.
+the connection is authenticated with keys derived from it (`protocol.session.records`), unless TLS
+does that already.
 
 Why an attacker who does not know the secret, but controls every wire, gets nowhere:
 
@@ -28,10 +28,10 @@ Why an attacker who does not know the secret, but controls every wire, gets nowh
 * *Relay.* The attacker holds an address that a dialer dials (the port of a worker that is down, an
   address that was reassigned to another machine), and relays the handshake to another listener of
   the same secret. The dialer's proof names the host that the dialer means: the address, and where
-  the connection led (see `runtime.admission.host_identity`). The listener compares that with its own names, and
-  refuses with a proof of its own. If the two agree, the dialer has reached the host it means, and
-  the attacker is no more than a piece of wire: without the session key it can neither turn the
-  traffic into a proof nor send data of its own.
+  the connection led (see `runtime.admission.host_identity`). The listener compares that with its
+  own names, and refuses with a proof of its own. If the two agree, the dialer has reached the host
+  it means, and the attacker is no more than a piece of wire: without the session key it can neither
+  turn the traffic into a proof nor send data of its own.
 * *Take-over* of the connection afterwards needs the session key, too.
 
 The handshake does not hide later data. On a network where others must not read it, it runs inside

@@ -1,8 +1,8 @@
-"""A socket whose bytes are authenticated by the session key of the handshake (`protocol.session.records`).
+"""A socket whose bytes are authenticated by the session key of the handshake.
 
-It offers the same part of a socket's interface as `TlsSocket`, with the same rules, so code that
-drives one can drive the other. No byte is handed out before its record was checked. So altered
-bytes reach neither a parser nor a program's memory.
+The records are those of `protocol.session.records`. It offers the same part of a socket's interface
+as `TlsSocket`, with the same rules, so code that drives one can drive the other. No byte is handed
+out before its record was checked. So altered bytes reach neither a parser nor a program's memory.
 
 A payload is sent from where it is. A record is received into a buffer of this socket, and copied
 from there after its check, while it is in the processor's cache. (Rejected: to receive a big

@@ -3,10 +3,10 @@
 The client's agent connects to the gateway's worker, proves the secret, and sends the address that
 it wants to reach (`Gateway.open`). The worker passes the connection to a process of its own for
 that client (`relay_main`). That process connects to the other worker, reports where its connection
-led (`host_identity`), and from then on carries bytes without looking at them. Handshake, TLS and the
-authentication of all that follows are between the client's host and the other worker, end to end.
-A gateway does not encrypt what passes, so a gateway that was reached by TLS leads to TLS addresses
-only.
+led (`host_identity`), and from then on carries bytes without looking at them. Handshake, TLS and
+the authentication of all that follows are between the client's host and the other worker, end to
+end. A gateway does not encrypt what passes, so a gateway that was reached by TLS leads to TLS
+addresses only.
 
 Relays are processes of their own, as agents are, so that one client's traffic delays neither the
 worker nor another client. A relay exits when its connections are closed, or the worker exits.
@@ -166,7 +166,7 @@ class Relays:
 
     def _start(self, client: int) -> None:
         ours, theirs = socket.socketpair()
-        code = f"from monarch._engine.runtime.admission.gateway import relay_main; relay_main({theirs.fileno()})"
+        code = f"from {__name__} import relay_main; relay_main({theirs.fileno()})"
         process = subprocess.Popen(
             python_command(sys.executable, code, sys.path),
             pass_fds=[theirs.fileno()],

@@ -20,10 +20,10 @@ frames of JSON (see `Proc.tell_agent`)::
 The agent sends ``gone`` (procs that exited, and why) and ``peer`` (an introduction). A spawn may
 ask for the procs' output to be captured; then the `LogRelay` reads and passes on the output.
 
-The `Roster` (protocol/membership.py) knows the tree of spawns. It decides which members are notified of
-an exit, and which procs must be killed. The agent passes requests and observations to the roster,
-and performs the effects that it returns. When the agent exits, all control links close, and so
-every proc of the host exits at once.
+The `Roster` (protocol/membership.py) knows the tree of spawns. It decides which members are
+notified of an exit, and which procs must be killed. The agent passes requests and observations to
+the roster, and performs the effects that it returns. When the agent exits, all control links close,
+and so every proc of the host exits at once.
 
 The agents of all hosts act as one (`Federation`). A `Neighbour` leads to each other agent, and
 carries links between procs of the two hosts. On the client's host, *home*, the client starts the
@@ -566,7 +566,10 @@ class Agent:
     def _exec_launcher(self, environ: dict[str, str], python: str) -> _LauncherLink:
         mine, theirs = socket.socketpair()
         fd = theirs.fileno()
-        code = f"from monarch._engine.runtime.agent.bootstrap import launcher_main; launcher_main({fd})"
+        code = (
+            "from monarch._engine.runtime.agent.bootstrap import launcher_main; "
+            f"launcher_main({fd})"
+        )
         process = subprocess.Popen(
             python_command(python, code),
             env=environ,
@@ -662,13 +665,13 @@ class Agent:
             self._left(process, kind, text, cause, trace, advice)
 
     def _on_way(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        """Send a proc the address at which to invite one of another host (`runtime.direct.manager`)."""
+        """Send a proc the address at which to invite a proc of another host."""
         neighbour = self._neighbours.get(self._federation.host_of(message["to"]) or "")
         address, secured = ("", False) if neighbour is None else neighbour.link.here
         self._tell(link, {"op": "way", "to": message["to"], "here": address, "tls": secured})
 
     def _on_data_connection(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        """Report that a peer reached the door of a proc (`runtime.direct.ticket`), or was refused."""
+        """Report that a peer reached the door of a proc, or was refused there."""
         peer, refused = message["peer"], message["refused"]
         if self._federation.here == HOME:
             return

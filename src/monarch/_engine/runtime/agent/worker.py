@@ -1,8 +1,8 @@
 """The worker loop: accepts the clients of a host, and runs one host agent for each.
 
-A worker listens at one address. A peer proves that it knows the secret (`handshake_io`), and names the
-client that it comes for: the peer is the client's own host agent, or the agent of another host of
-the same job. The first connection for a client starts an agent for that client, a process of its
+A worker listens at one address. A peer proves that it knows the secret (`handshake_io`), and names
+the client that it comes for: the peer is the client's own host agent, or the agent of another host
+of the same job. The first connection for a client starts an agent for that client, a process of its
 own, which gets this connection and all further ones for the same client. So jobs share nothing but
 the listening socket. When an agent exits, everything of its job ends with it, and nothing of other
 jobs. The worker itself never parses the messages of a session. (With TLS, the agent makes a second

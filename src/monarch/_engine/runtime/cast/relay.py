@@ -1,10 +1,10 @@
 """Casts at a host agent: down the tree of hosts, into the tunnels, and the answers back up.
 
 Pure cores make the decisions. `protocol.cast` decides which host passes a cast on to which, what
-becomes of a cast when a host is lost, and which answers are gathered. `protocol.order_merge` decides in
-which order casts and other messages reach a proc. This module is what agents and the simulator's
-hosts share around the cores: it turns messages into bytes and back, and has the *seams*, the ends
-of tunnels, where casts join the tunnels' own messages.
+becomes of a cast when a host is lost, and which answers are gathered. `protocol.order_merge`
+decides in which order casts and other messages reach a proc. This module is what agents and the
+simulator's hosts share around the cores: it turns messages into bytes and back, and has the
+*seams*, the ends of tunnels, where casts join the tunnels' own messages.
 
 Procs see no difference. The agent of a proc's host writes an ordinary frame to it, at the end of
 the tunnel to the caller, and reads the answer there. A small plain value is gathered. Anything else

@@ -5,9 +5,9 @@ host. The message then leaves in one CAST frame on the link to the host agent, w
 the agents distribute it (`relay`). Answers that are small values come back in ANSWERS frames,
 many at a time; everything else comes by the links to the procs, as usual.
 
-Marks keep casts in order with what is sent on those links (`protocol.order_merge`). A link writes marks
-itself once it has been in a cast (`transport.link.CastLink`). A link that never was has no part in
-this, so nothing here adds a call to messages within one host.
+Marks keep casts in order with what is sent on those links (`protocol.order_merge`). A link writes
+marks itself once it has been in a cast (`transport.link.CastLink`). A link that never was has no
+part in this, so nothing here adds a call to messages within one host.
 
 Agents hold back a caller (FLOW on the agent link) while the way to some host is full.
 """

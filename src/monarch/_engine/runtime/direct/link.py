@@ -7,8 +7,8 @@ gets such a socket (`runtime.direct.manager` makes it), and is a `DirectLink` fr
 Some frames always use the tunnel: payloads in shared segments, which the agents copy from memory to
 memory; casts, which the agents distribute, and their answers; and probes for deadlocks, which must
 not overtake answers that agents still gather. A sender changes between the two with one short frame
-(`protocol.path_switch`). After a change that such a frame forced, both sides stay with the tunnel for
-some messages. Otherwise a program that mixes both kinds would change twice for each such frame.
+(`protocol.path_switch`). After a change that such a frame forced, both sides stay with the tunnel
+for some messages. Otherwise a program that mixes both kinds would change twice for each such frame.
 
 The tunnel may still carry earlier big payloads when later frames arrive on the connection. Those
 frames wait for their turn. Back-pressure bounds them: above `_EARLY` bytes the receiver stops

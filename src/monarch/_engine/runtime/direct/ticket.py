@@ -6,9 +6,9 @@ connect to this address within `PATIENCE`, and prove that you know this key of 3
 `Door`, a listening socket opened for that, is closed as soon as no invitation is pending. So in a
 quiet cluster no port of a proc is open, and there is no long-lived secret to guard.
 
-A peer goes through the handshake of `protocol.session.handshake`, with the key as the secret, and sends
-nothing before it that is parsed. A key admits one connection, and only one door knows it, so the
-connection cannot be passed on to another. All later bytes are authenticated as between hosts.
+A peer goes through the handshake of `protocol.session.handshake`, with the key as the secret, and
+sends nothing before it that is parsed. A key admits one connection, and only one door knows it, so
+the connection cannot be passed on to another. All later bytes are authenticated as between hosts.
 
 Where the hosts use TLS, the door does, too: TLS 1.3, with certificates of both sides signed by the
 CA. The dialer checks no name. It checks that the certificate is the very one whose digest is in the

@@ -1,8 +1,8 @@
 """The door of a job: the Unix socket where the next driver of the job connects.
 
-A driver with a grace period (protocol.failover) opens the door: a Unix socket, named like the
-job, in a directory of the user (mode 0700). It hands the socket to its host agent, which outlives
-the driver. A process that connects proves the job's secret, as between hosts (`handshake_io`). Then the
+A driver with a grace period (protocol.failover) opens the door: a Unix socket, named like the job,
+in a directory of the user (mode 0700). It hands the socket to its host agent, which outlives the
+driver. A process that connects proves the job's secret, as between hosts (`handshake_io`). Then the
 connection becomes the driver's link to the agent. The first frame on it is JSON, ``welcome`` or
 ``refused``, and holds all that the driver has to know.
 

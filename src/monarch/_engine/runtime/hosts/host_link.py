@@ -1,10 +1,10 @@
 """The link to the agent of another host: a channel, over a sequence of connections.
 
-The channel (`protocol.session.channel`) decides what is sent next, what is repeated after a break, when to
-dial, and when to give up. The host link moves bytes between the channel and a socket, on the
-agent's reactor. It gathers packets when the socket takes some, a little at a time, so that urgent
-packets overtake queued ones. Payloads are written from where they are, and read to where they
-belong.
+The channel (`protocol.session.channel`) decides what is sent next, what is repeated after a break,
+when to dial, and when to give up. The host link moves bytes between the channel and a socket, on
+the agent's reactor. It gathers packets when the socket takes some, a little at a time, so that
+urgent packets overtake queued ones. Payloads are written from where they are, and read to where
+they belong.
 
 Which side dials is decided when the hosts are introduced. A dial, with its handshake, blocks a
 thread of its own, and ends with `adopt` or `failed`.

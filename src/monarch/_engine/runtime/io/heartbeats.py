@@ -1,10 +1,10 @@
 """The sentinel: sends heartbeats to the agents of other hosts, and acts when a host is silent.
 
-It drives `protocol.session.detector`. The bound is one number, `host_timeout`: a host that is silent (or
-does not receive) for less time is never given up, and for more time always is. Before that, as soon
-as the silence is longer than usual, the dialing side tries new connections, again and again: the
-present one may be half-open, or TCP may have doubled its pauses so often that it sleeps past the
-end of an outage.
+It drives `protocol.session.detector`. The bound is one number, `host_timeout`: a host that is
+silent (or does not receive) for less time is never given up, and for more time always is. Before
+that, as soon as the silence is longer than usual, the dialing side tries new connections, again and
+again: the present one may be half-open, or TCP may have doubled its pauses so often that it sleeps
+past the end of an outage.
 
 The number of heartbeats is fixed per timeout, not per second. So a program that drives thousands of
 hosts, and accepts that it learns of a loss a little later, pays less for heartbeats.

@@ -4,8 +4,8 @@ The kernel reports the exit of an agent. But an agent that is stopped (SIGSTOP),
 run, keeps its sockets open. Then new links, spawns, questions about exits, and everything that goes
 through the agent to other hosts would wait without limit. So a process that waits for its agent
 sends it heartbeats. The answer to a heartbeat follows the answers to all that was asked before. The
-failure detector is the one between hosts (`protocol.session.detector`), with the same promises: an agent
-that answers within `agent_timeout` is never given up. Time in which this process did not run,
+failure detector is the one between hosts (`protocol.session.detector`), with the same promises: an
+agent that answers within `agent_timeout` is never given up. Time in which this process did not run,
 because it was stopped or the machine slept, does not count.
 
 While nothing waits there is no heartbeat, no timer and no wake-up. The first request after a rest

@@ -161,7 +161,7 @@ class Proc:
         self.returns = False  # whether an actor here wants messages back that did not arrive
         self.setup: Any = None  # the bootstrap callable's gate, when there is one
         self.notices: dict[str, Callable[[dict[str, Any]], None]] = {}
-        self.services: dict[bytes, Callable[[Any, Frame], None]] = {}  # by name: mesh.service
+        self.services: dict[bytes, Callable[[Any, Frame], None]] = {}  # by name
         self.streams: dict[str, Callable[[socket.socket, Caller], None]] = {}  # by purpose
         self._asked: set[int] = set()
         self._exit_sinks: dict[int, list[Callable[[Verdict], None]]] = {}
