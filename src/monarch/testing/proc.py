@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._engine.mesh.output.logging_option import _listen
 from monarch._engine.runtime.actor.spawn import spawn_cell
-from monarch._engine.runtime.agent.bootstrap import _stop_actors
+from monarch._engine.runtime.agent.bootstrap import stop_actors
 from monarch._engine.runtime.cast.sender import answers_in
 from monarch._engine.runtime.proc.agent_watch import AgentWatch
 from monarch._engine.runtime.proc.proc import Proc
@@ -39,7 +39,7 @@ class SimProc(Proc):
         self, world: World, host: SimHost, uid: int, spec: dict[str, Any], index: int
     ) -> None:
         label: str = spec.get("label", "local")
-        super().__init__(uid, label, spawn_cell, _on_stop, client=not spec)
+        super().__init__(uid, label, spawn_cell, stop_actors, client=not spec)
         self.world = world
         self.host = host
         self.index = index
@@ -51,7 +51,6 @@ class SimProc(Proc):
         self.pid = 1000 + index
         self.spec = spec
         self.ends: dict[SimLink, None] = {}
-        self.stopping = False  # whether a stop was requested
         self.agent_watch = AgentWatch(self, on=False)
         self.suspended = False  # by SIGSTOP
         self._on[ANSWERS] = self._on_answers
@@ -99,10 +98,3 @@ class SimProc(Proc):
         """Reply that the level is set, and leave the level of the simulating process alone."""
         link = self.link_to(message["from"])
         self.post(link, message["port"], message["rank"], True)
-
-
-def _on_stop(proc: Proc, frame: Frame) -> None:
-    assert isinstance(proc, SimProc)
-    if not proc.stopping:
-        proc.stopping = True
-        _stop_actors(proc, bytes(frame.body).decode(errors="replace"))

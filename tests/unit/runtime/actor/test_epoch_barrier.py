@@ -30,6 +30,7 @@ class Proc:
         self.opened = 0
         self.returned: list[Any] = []
         self.closed: list[int] = []
+        self.stop_request: Frame | None = None
 
     def open_port(self, sink: Any) -> int:
         self.opened += 1

@@ -180,14 +180,14 @@ class ActorMesh(MeshTrait):
                 "ask the actor that spawned this mesh to stop it"
             )
         if self._stopping is None:
+            owned = self._proc.owned.get(self._uid)
+            (self._owner if owned is None else owned.owner)._disown(self._uid)
             self._stopping = stopping = self._ask(STOP, reason.encode())
             if isinstance(stopping, _Acks):
                 tell_while(stopping, stopping.waiting_for)
                 if timeout is not None:
                     timer = self._proc.reactor.call_later(timeout, stopping.hurry)
                     stopping._notify(timer.cancel)
-            owned = self._proc.owned.get(self._uid)
-            (self._owner if owned is None else owned.owner)._disown(self._uid)
             self._stopping._notify(lambda: self._proc.owned.pop(self._uid, None))
         return self._stopping
 

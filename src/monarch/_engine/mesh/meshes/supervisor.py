@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
@@ -70,7 +71,17 @@ class Restarted(NamedTuple):
 class _Supervised:
     """A supervisor's record of one of its meshes."""
 
-    __slots__ = ("blueprint", "ends", "incarnations", "index", "mesh", "owned", "since")
+    __slots__ = (
+        "blueprint",
+        "ends",
+        "incarnations",
+        "index",
+        "mesh",
+        "owned",
+        "restarting",
+        "since",
+        "stopped",
+    )
 
     def __init__(self, index: int, mesh: ActorMesh, blueprint: Blueprint, owned: OwnedMesh) -> None:
         self.index = index
@@ -80,6 +91,11 @@ class _Supervised:
         self.incarnations = [0] * len(owned.links)
         self.ends = [0] * len(owned.links)
         self.since: dict[int, tuple[float, str]] = {}  # rank that is down -> since when, and why
+        self.stopped = False  # the owner stops the mesh
+        # Held while a rank is restarted, and while `stopped` is set. So each request to create an
+        # actor precedes the request to stop it on the same link. A signal handler may stop a mesh
+        # on the thread that restarts it.
+        self.restarting = threading.RLock()
 
 
 class Supervisor:
@@ -254,8 +270,12 @@ class Supervisor:
         self._proc.reactor.call_soon(self._note, mesh, rank, failure)
 
     def _disown(self, uid: int) -> None:
-        """Stop supervising a mesh, since its owner stops it."""
+        """Stop supervising a mesh, since its owner is about to stop it."""
         self._owner._disown(uid)
+        stopped = self._by_uid.get(uid)
+        if stopped is not None:
+            with stopped.restarting:
+                stopped.stopped = True
 
         def forget() -> None:
             known = self._by_uid.get(uid)
@@ -384,13 +404,14 @@ class Supervisor:
         launches: list[Callable[[], None]] = []
         for index, rank in children:
             known = self._meshes[index]
-            if known.mesh._proc_mesh._stopped:  # stopped meanwhile: do not restart
-                self._proc.reactor.call_soon(self._forget, (index, rank))
-                continue
-            try:
-                self._restart(known, rank, launches)
-            except (OSError, RuntimeError) as error:  # out of descriptors; another process's proc
-                self._book(known, rank, Verdict(FAILED, f"error creating proc: {error}"))
+            with known.restarting:
+                if known.stopped or known.mesh._proc_mesh._stopped:
+                    self._proc.reactor.call_soon(self._forget, (index, rank))
+                    continue
+                try:
+                    self._restart(known, rank, launches)
+                except (OSError, RuntimeError) as error:  # out of descriptors; other's proc
+                    self._book(known, rank, Verdict(FAILED, f"error creating proc: {error}"))
         for launch in launches:
             launch()
 

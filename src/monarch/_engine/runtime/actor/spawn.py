@@ -96,3 +96,5 @@ def spawn_cell(proc: Proc, link: Any, frame: Frame) -> None:
         cell.start(run)
     except RuntimeError as error:
         cell.unable_to_start(error)
+    if proc.stop_request is not None:  # such as the replacement of an actor that has just failed
+        cell.request_stop(None, proc.stop_request)

@@ -173,14 +173,7 @@ def _process_name(spec: dict[str, Any]) -> str:
 def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int, *, executed: bool = False) -> None:
     give_multiprocessing(spec["scratch"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no KeyboardInterrupt inside the reactor
-    reasons: list[str] = []
-
-    def on_stop(proc: Proc, frame: Frame) -> None:
-        if not reasons:
-            reasons.append(bytes(frame.body).decode(errors="replace"))
-            _stop_actors(proc, reasons[0])
-
-    proc = Proc(spec["uid"], spec["label"], spawn_cell, on_stop, client=False)
+    proc = Proc(spec["uid"], spec["label"], spawn_cell, stop_actors, client=False)
     proc.spec = spec
     proc.adopt_agent(socket.socket(fileno=agent_fd))
     proc.adopt(socket.socket(fileno=link_fd), spec["parent"])
@@ -199,17 +192,24 @@ def _breakpoint(*_args: Any, **_kwargs: Any) -> None:
     importlib.import_module("monarch._debug").stop_at(sys._getframe(1))
 
 
-def _stop_actors(proc: Proc, reason: str) -> None:
-    """Stop all actors, in parallel; the reactor stops after the last one, or after a timeout."""
+def stop_actors(proc: Proc, frame: Frame) -> None:
+    """Stop all actors, in parallel; the reactor stops after the last one, or after a timeout.
+
+    Args:
+        proc: this process.
+        frame: the request of the owner; its body is the reason. Later requests are ignored.
+    """
+    if proc.stop_request is not None:
+        return
+    proc.stop_request = Frame(STOP, 0, 0, 0, 0, 0, b"", bytes(frame.body))
     cells = [*proc.cells.values(), *proc.ending]
     proc.when_idle = proc.reactor.stop
     if not cells:
         proc.reactor.stop()
         return
     proc.reactor.call_later(settings.stop_actor_timeout, proc.reactor.stop)
-    frame = Frame(STOP, 0, 0, 0, 0, 0, b"", reason.encode())
     for cell in cells:
-        cell.request_stop(None, frame)
+        cell.request_stop(None, proc.stop_request)
 
 
 def _is_library(name: str, module: types.ModuleType) -> bool:

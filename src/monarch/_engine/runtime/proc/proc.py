@@ -148,6 +148,7 @@ class Proc:
         self.cells: dict[int, Any] = {}
         self.ending: dict[Any, None] = {}  # cells that settled but did not finish
         self.when_idle: Callable[[], None] | None = None  # called when the last actor has ended
+        self.stop_request: Frame | None = None  # a STOP for each actor, once the process has to end
         self.graves: dict[int, Failure] = {}
         self.early = EarlyMessages(self)
         self.owned: dict[int, OwnedMesh] = {}
