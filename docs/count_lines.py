@@ -39,9 +39,11 @@ FURTHER = {
     "output": """
         protocol/log_lines runtime/output/files runtime/output/printer runtime/output/relay
         mesh/output/log_level mesh/output/log_prefix mesh/output/logging_option""",
-    "code for the hosts": "mesh/sync/file_tree mesh/sync/workspace",
 }
 """Modules of the engine that are not part of the core, by capability."""
+
+BESIDE = {"code for the hosts": "_sync"}
+"""Packages beside the engine that it calls by a hook (`base/features`), by capability."""
 
 _LAYOUT = (
     tokenize.COMMENT,
@@ -72,8 +74,12 @@ def counts() -> dict[str, int]:
         name: sum(lines_of_code(ENGINE / f"{module}.py") for module in modules.split())
         for name, modules in FURTHER.items()
     }
+    beside = {
+        name: sum(lines_of_code(path) for path in (ENGINE.parent / package).rglob("*.py"))
+        for name, package in BESIDE.items()
+    }
     everything = sum(lines_of_code(path) for path in ENGINE.rglob("*.py"))
-    return {"core for one host": everything - sum(further.values()), **further}
+    return {"core for one host": everything - sum(further.values()), **further, **beside}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The part of the engine that features may use beyond the public interface.
 
-`monarch._debug`, `monarch._telemetry`, `monarch.rdma`, jobs and other features import the engine
-only through this module. It is small on purpose: each name has to stay compatible.
+`monarch._debug`, `monarch._telemetry`, `monarch._sync`, `monarch.rdma`, jobs and other features
+import the engine only through this module. It is small on purpose: each name has to stay
+compatible. The engine calls features by the table of `base.features`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from monarch._engine.launch.interpreter import (
     working_directory,
 )
 from monarch._engine.mesh.call.context import context
-from monarch._engine.mesh.meshes.attachment import let_go
+from monarch._engine.mesh.meshes.attachment import Attachment, let_go
 from monarch._engine.mesh.meshes.saved_handles import end_job, is_kept, keep_job, renounce
 from monarch._engine.mesh.results.future import RAISED, VALUE, Future
 from monarch._engine.mesh.results.progress import progress
@@ -35,11 +36,13 @@ from monarch._engine.runtime.agent.client import client_proc, when_forked
 from monarch._engine.runtime.direct.ticket import Door, Invitation, come
 from monarch._engine.runtime.io import environment as drivers
 from monarch._engine.runtime.io.reactor import WRITE, Reactor, Timer
+from monarch._engine.runtime.proc.proc import new_uid
 from monarch._engine.runtime.proc.side_stream import Caller
 
 __all__ = [
     "WITHOUT_CWD",
     "WRITE",
+    "Attachment",
     "Caller",
     "Door",
     "HandshakeError",
@@ -67,6 +70,7 @@ __all__ = [
     "keep_job",
     "let_go",
     "memory_file",
+    "new_uid",
     "open_door",
     "open_stream",
     "own_folder",

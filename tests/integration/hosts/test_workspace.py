@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from monarch._engine.mesh.sync import file_tree
+from monarch._sync import file_tree
 from monarch.actor import Actor, HostMesh, endpoint, this_host
 from monarch.job import ProcessJob
 from monarch.tools.config import Workspace

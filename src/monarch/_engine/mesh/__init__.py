@@ -2,5 +2,5 @@
 
 From the bottom: `results` (what a call gives back), `call` (endpoints, ports, the context of a
 message), `output` (options for the output of procs), `meshes` (the meshes themselves, and their
-supervision), `sync` (files for the hosts), `script` (attaching, taking over, shutting down).
+supervision), `script` (attaching, taking over, shutting down).
 """

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from monarch._engine.base.bootstrap_command import BootstrapCommand
+from monarch._engine.base.features import hook
 from monarch._engine.base.identity import normalize_label
 from monarch._engine.launch.binding import parse_cpu_list
 from monarch._engine.mesh.call import context as contexts
@@ -348,9 +349,7 @@ class HostMesh(MeshTrait):
                 "cannot call sync_workspace on a sliced host mesh or one that was sent over an "
                 "actor endpoint; it needs hosts that were attached"
             )
-        from monarch._engine.mesh.sync.workspace import sync  # few programs need it
-
-        await sync(self, self._attachment, workspace, conda, auto_reload)
+        await hook("sync_workspace")(self, self._attachment, workspace, conda, auto_reload)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, HostMesh):

@@ -31,6 +31,7 @@ import sys
 import types
 from typing import Any
 
+from monarch._engine.base.features import hook
 from monarch._engine.base.settings import settings
 from monarch._engine.launch import black_box
 from monarch._engine.launch.interpreter import with_folder
@@ -189,7 +190,7 @@ def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int, *, executed: bool 
 
 def _breakpoint(*_args: Any, **_kwargs: Any) -> None:
     """Replace `breakpoint()` in a worker; loads the debugger when it is needed."""
-    importlib.import_module("monarch._debug").stop_at(sys._getframe(1))
+    hook("breakpoint")(sys._getframe(1))
 
 
 def stop_actors(proc: Proc, frame: Frame) -> None:

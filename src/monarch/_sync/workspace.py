@@ -1,9 +1,9 @@
 """`HostMesh.sync_workspace`: copy directories of the script's machine to every host.
 
 One actor per host receives the list of files that should exist, answers which of them differ, and
-receives those (`mesh.sync.file_tree`). So all data uses the authenticated links between hosts, each
-file is read once for all hosts, an unchanged tree costs one round trip, and no other program has to
-be installed.
+receives those (`file_tree`). So all data uses the authenticated links between hosts, each file is
+read once for all hosts, an unchanged tree costs one round trip, and no other program has to be
+installed.
 
 Rejected: rsync, which the reference calls. Its daemon has no adequate authentication, and its other
 transport is a remote shell, which attached hosts need not have. To carry its protocol over our
@@ -21,14 +21,13 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from monarch._engine.mesh.call.endpoint import endpoint
-from monarch._engine.mesh.meshes.actor import Actor
-from monarch._engine.mesh.sync.file_tree import Chunk, Copy, Entry, scan
-from monarch._engine.runtime.proc.proc import new_uid
+from monarch._spi import new_uid
+from monarch._sync.file_tree import Chunk, Copy, Entry, scan
+from monarch.actor import Actor, endpoint
 
 if TYPE_CHECKING:
-    from monarch._engine.mesh.meshes.attachment import Attachment
-    from monarch._engine.mesh.meshes.host_mesh import HostMesh
+    from monarch._spi import Attachment
+    from monarch.actor import HostMesh
 
 __all__ = ["sync"]
 

@@ -1,0 +1,45 @@
+"""Features: packages beside the engine, which the engine calls by name and works without.
+
+A feature imports the engine through `monarch._spi`. In the other direction the engine calls a
+*hook*, a function of the feature. The table below is all that the engine knows about features: it
+has no import of one. A feature is loaded at its first hook, so a program pays only for the features
+it uses. Without the package of a feature (``src/monarch/_sync``, for example) its hooks are absent:
+`hook` raises, and `find` returns None, for the places where the engine continues without.
+
+Rejected: features that register themselves when they are imported. Each process would have to
+import all of them at its start, to know who is there.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["HOOKS", "find", "hook"]
+
+HOOKS = {
+    "breakpoint": "monarch._debug:stop_at",
+    "sync_workspace": "monarch._sync.workspace:sync",
+}
+"""The function of each hook: ``module:function``."""
+
+
+def hook(name: str) -> Callable[..., Any]:
+    """Return a hook. Raises ModuleNotFoundError if the feature is not installed."""
+    module, _, function = HOOKS[name].partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def find(name: str) -> Callable[..., Any] | None:
+    """Return a hook, or None if the package of the feature is not installed."""
+    try:
+        return hook(name)
+    except ModuleNotFoundError as error:
+        package = ".".join(HOOKS[name].split(".")[:2])
+        if error.name != package:  # the feature is there, and lacks something itself
+            raise
+        return None
