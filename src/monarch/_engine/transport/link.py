@@ -1,16 +1,17 @@
-"""A link: one duplex stream of frames to one peer process, over a handed-over socket pair.
+"""A link: one duplex stream of frames to one peer process, over a socket pair.
 
-Any thread may send. Sends of one thread leave in order, and a send that the socket takes at once
-never waits for another thread: the caller writes to the socket itself, under the link's lock. What
-the socket does not take is queued, and the reactor writes it when there is room. The queue is
-bounded: a thread that is not the reactor waits in `wait_room` until the peer has caught up.
+Any thread may send. The messages of one thread leave in order, and a send that the socket takes at
+once never waits for another thread: the caller writes to the socket itself, under the link's lock.
+The bytes that the socket does not take are queued, and the reactor writes them when there is room.
+The queue is bounded: a thread that is not the reactor waits in `wait_room` until the peer has
+caught up.
 
-Descriptors travel with the first byte of their frame (SCM_RIGHTS); the stream keeps them in order,
-so frame `n` with `nfd` descriptors takes the next `nfd` that arrived.
+Descriptors travel with the first byte of their frame (SCM_RIGHTS). The stream keeps them in order,
+so a frame with `nfd` descriptors takes the next `nfd` that arrived.
 
-A link is lost once: `lost` holds the reason and every later send is refused with False. Loss is
-found by reading end-of-file or by a failed write, never by a timer: on one host a dead process
-closes its sockets.
+A link is lost once: `lost` holds the reason, and every later send returns False. A loss is detected
+by EOF or by a failed write, never by a timer: on one host the kernel closes the sockets of a
+process that exits.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = ["CastLink", "Link", "mark"]
 _INT = array.array("i").itemsize
 _ANCILLARY = socket.CMSG_LEN(253 * _INT)
 _MAX_IOV = 512
-_MISSING = -1  # stands for those of one frame that could not be opened, after those that could
+_MISSING = -1  # after the opened descriptors of a frame, stands for those that could not be opened
 _TRUNCATED = int(socket.MSG_CTRUNC)  # an enum's `&` costs as much as a small system call
 
 
@@ -43,9 +44,9 @@ class Link:
 
     Args:
         sock: a connected stream socket; the link owns it.
-        peer: what errors call the other side.
-        want_write: called (from any thread, under the link's lock, so that calls come in the
-            order of the changes they report) with the link and whether bytes wait for the socket.
+        peer: the name of the other side in errors.
+        want_write: called with the link and whether bytes wait for the socket. It is called from
+            any thread, under the link's lock, so calls come in the order of the changes.
         frame_limit: largest frame accepted, bytes.
         queue_limit: queued bytes above which senders wait.
     """
@@ -100,14 +101,14 @@ class Link:
         self.queued = 0  # bytes waiting for the socket
         self.reader = FrameReader(frame_limit, peer)
         self.lost: str | None = None
-        self.casts = 0  # the last cast of this process that the peer gets, too
+        self.casts = 0  # the last cast of this process that also goes to the peer
         self.used = True  # whether something was sent since the last mark
-        # Of links to other hosts, see runtime.direct.link:
+        # The next three are for links to other hosts, see runtime.direct.link.
         self.credit = 0
         self.direct: Any = None
         self.wish: Any = None
-        self.paused: dict[int, Any] = {}  # receivers behind this link that asked us to wait
-        self.released: deque[int] = deque()  # segments of the peer we no longer use
+        self.paused: dict[int, Any] = {}  # receivers behind this link that are full
+        self.released: deque[int] = deque()  # segments of the peer that are no longer used here
         self._lock = threading.Lock()
         self._owner = 0  # the thread that holds the lock
         self._nested: list[tuple[bytes, list[int]]] = []
@@ -121,12 +122,13 @@ class Link:
     def send(self, data: bytes, fds: list[int] | None = None) -> bool:
         """Send one or more whole frames; False if the link is lost. Does not wait.
 
-        `fds` are duplicated by the kernel at the write; the caller keeps its own, and the link
-        keeps duplicates while the frame is queued.
+        The kernel duplicates `fds` at the write, so the caller keeps its own. The link keeps
+        duplicates while the frame is queued.
         """
         thread = get_ident()
         if self._owner == thread:
-            # The collector ran a finaliser that sends while this very thread is sending.
+            # The garbage collector ran a finaliser that sends, in the middle of a send of this
+            # thread.
             self._nested.append((data, [os.dup(fd) for fd in fds or ()]))
             return self.lost is None
         with self._lock:
@@ -166,14 +168,14 @@ class Link:
                     os.close(fd)
 
     def _holding(self) -> _Holding:
-        """For `with`: the lock, as in `send`; for what is seldom done."""
+        """Return a context manager that holds the lock as `send` does; for rare operations."""
         return _Holding(self)
 
     def wait_room(self, timeout: float) -> bool:
-        """Wait until the queue is below its limit or the link lost.
+        """Wait until the queue is below its limit or the link is lost.
 
-        False once the peer has taken nothing for `timeout` seconds: one that is slow is waited for.
-        Never call it on the reactor thread: it is the one that makes room.
+        Returns False once the peer has taken no byte for `timeout` seconds; a slow peer is waited
+        for. Never call it on the reactor thread, which makes the room.
         """
         taken, deadline = self._taken, time.monotonic() + timeout
         while self.queued > self.queue_limit and self.lost is None:
@@ -189,7 +191,7 @@ class Link:
         return True
 
     def flush(self) -> None:
-        """Write queued bytes. For the reactor, when there is room."""
+        """Write queued bytes. The reactor calls it when the socket has room."""
         with self._holding():
             while self._queue and self.lost is None:
                 try:
@@ -228,7 +230,7 @@ class Link:
         self._taken += sent
         while sent:
             data, fds = self._queue[0]
-            for fd in fds:  # they went with the first byte
+            for fd in fds:  # the kernel sent them with the first byte
                 os.close(fd)
             fds.clear()
             if sent < len(data):
@@ -248,9 +250,9 @@ class Link:
     # -- receiving, on the reactor thread --------------------------------------------------------
 
     def receive(self, scratch: memoryview) -> list[Frame]:
-        """Read what is there, once; complete frames. End-of-file and errors set `lost`.
+        """Read once and return the complete frames. EOF and errors set `lost`.
 
-        Raises ProtocolError when the peer sends something else than frames; the link is lost then.
+        Raises ProtocolError when the peer sends anything but frames; the link is lost then.
         """
         target = None if self.reader.big is None else self.reader.target()
         buffer = scratch if target is None else target
@@ -266,7 +268,7 @@ class Link:
                 fds = array.array("i")
                 fds.frombytes(data[: len(data) - len(data) % _INT])
                 self._fds.extend(fds)
-        if flags & _TRUNCATED:  # this process may open no more
+        if flags & _TRUNCATED:  # this process may not open more descriptors
             self._fds.append(_MISSING)
         if not count:
             cut = "" if self.reader.idle else " in the middle of a message"
@@ -282,7 +284,7 @@ class Link:
             raise
 
     def take_fds(self, count: int) -> list[int]:
-        """The next `count` descriptors that came with frames; the caller owns them.
+        """Return the next `count` descriptors that came with frames; the caller owns them.
 
         Raises ProtocolError when fewer arrived than the frame claims.
         """
@@ -292,7 +294,7 @@ class Link:
         return taken
 
     def take_fds_if_any(self, count: int) -> list[int] | None:
-        """`take_fds`; None if this process could not open them, and is done with their frame."""
+        """Do the same, or return None if this process could not open the frame's descriptors."""
         if _MISSING in itertools.islice(self._fds, count):
             while (fd := self._fds.popleft()) != _MISSING:
                 os.close(fd)
@@ -307,15 +309,16 @@ class Link:
     # -- casts -----------------------------------------------------------------------------------
 
     def mark(self, number: int) -> None:
-        """Mark where the cast with this number was: after what was sent so far.
+        """Mark the place of the cast with this number: after everything sent so far.
 
-        See `protocol.order_merge`. From the first on, the link writes marks where they are needed.
+        See `protocol.order_merge`. From the first call on, the link writes marks where they are
+        needed.
         """
         with self._holding():
             self._join_casts()._mark(number)
 
     def _join_casts(self) -> CastLink:
-        """This link, which casts reach from now on, if they did not yet. Under the lock."""
+        """Return this link, ready for casts from now on. Call it with the lock held."""
         itself: Any = self
         if not isinstance(self, CastLink):
             self.await_casts()
@@ -323,7 +326,7 @@ class Link:
         return itself  # type: ignore[no-any-return]
 
     def await_casts(self) -> None:
-        """Be ready for casts: nothing was sent so far."""
+        """Prepare for casts; nothing was sent so far."""
         self.marked = 0
         self.used = False
         itself: Any = self
@@ -337,7 +340,7 @@ class Link:
             self._lose(reason)
 
     def abandon(self, reason: str) -> None:
-        """`close` in a forked child, where nobody else is, and nobody who held the lock."""
+        """Close the link in a forked child, where the thread that held the lock does not exist."""
         self._lock = threading.Lock()
         self._owner = 0
         self.lost = reason
@@ -345,7 +348,7 @@ class Link:
             self.sock.close()
 
     def close(self, reason: str) -> None:
-        """Give the link up and close the socket, which no reactor watches any more."""
+        """Give the link up and close the socket; the reactor must no longer watch it."""
         with self._holding():
             self._lose(reason)
             if self.sock.fileno() >= 0:
@@ -367,11 +370,11 @@ class Link:
 
 
 class CastLink(Link):
-    """A link to a proc that casts of this process reach, too."""
+    """A link to a proc that also receives casts of this process."""
 
     __slots__ = ()
 
-    marked: int  # the last cast that there is a mark of
+    marked: int  # the last cast whose mark was sent
 
     def _send(self, data: bytes, fds: list[int] | None) -> bool:
         casts = self.casts
@@ -382,23 +385,23 @@ class CastLink(Link):
         return super()._send(data, fds)
 
     def turn_back(self) -> None:
-        """Be on the tunnel when this returns, see `runtime.direct.link`."""
+        """Switch the link to the tunnel before this returns, see `runtime.direct.link`."""
         with self._holding():
             self._turn_back()
 
     def _turn_back(self) -> None:
-        """There is no other way here."""
+        """Do nothing: a link without a direct connection is always on its tunnel."""
 
     def _mark(self, number: int) -> None:
         self._turn_back()
-        if self.marked != number:  # else another thread had to send something just now
+        if self.marked != number:  # otherwise another thread has just sent the mark
             self.marked = number
             self.used = False
             Link._send(self, mark(number), None)
 
 
 class _Holding:
-    """The lock of a link, held by a thread whose finalisers may send on the link meanwhile."""
+    """Hold the lock of a link; finalisers of the thread that holds it may send meanwhile."""
 
     __slots__ = ("_link",)
 
@@ -420,7 +423,7 @@ class _Holding:
 
 
 def mark(number: int) -> bytes:
-    """What is sent on a link where the cast with this number was."""
+    """Return the frame that marks the place of the cast with this number."""
     return pack(MARK, number, 0, 0, b"", b"")
 
 

@@ -1,9 +1,9 @@
-"""Who is running: the actor, or the script, on whose behalf this code executes.
+"""The current context: the actor, or the script, on whose behalf this code executes.
 
-`context()` is a context variable, set per message by the actor's loop; on a thread that has none
-it is the process's own instance: in the client the root, in a worker a stand-in for the process
-(never a second client). An `Instance` is also the owner of what its code spawns: failures of its
-meshes come to `child_failed`, and its end stops them.
+`context()` is a context variable, set per message by the actor's loop. A thread without a value
+gets the process's own instance: in the client the root, in a worker a stand-in for the process
+(never a second client). An `Instance` also owns the meshes that its code spawns: their failures are
+passed to `child_failed`, and they are stopped when the instance ends.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NO_POINT = point_of(0, NO_EXTENT)
 
 
 class CreatorInstance:
-    """What an actor knows about the one that spawned it; plain data, picklable."""
+    """An actor's record of the one that spawned it; plain data, picklable."""
 
     __slots__ = ("class_name", "creator", "name", "proc_mesh", "rank")
 
@@ -83,7 +83,7 @@ class CreatorInstance:
 
 
 def display_of(instance: Any) -> str:
-    """The ownership chain: ``<root>.<module.Class name{'gpus': 1/2}>``."""
+    """Return the ownership chain: ``<root>.<module.Class name{'gpus': 1/2}>``."""
     rank = str(instance.rank) if len(instance.rank) else ""
     if instance.class_name is None:
         return f"<{instance.name}{rank}>"
@@ -133,14 +133,14 @@ class Instance:
         self._display: str | None = None
         self._returns: Any = None  # the `ReturnPort` of an actor that has one
         self._supervisor: Callable[[MeshFailure], Any] | None = None
-        self._turn: Any = None  # of async actors, the lock of who asks the supervisor
-        self._unheard: deque[Failure] = deque()  # of owned meshes, to be handled
-        self._meshes: dict[int, Any] = {}  # owned meshes that are to be stopped with this
+        self._turn: Any = None  # of async actors: the lock held while the supervisor is asked
+        self._unheard: deque[Failure] = deque()  # failures of owned meshes, not yet handled
+        self._meshes: dict[int, Any] = {}  # owned meshes, stopped with this instance
         self._lock = threading.Lock()
 
     @property
     def proc(self) -> ProcMesh:
-        """The singleton proc this actor runs on."""
+        """The singleton proc on which this actor runs."""
         return self.proc_mesh.slice(**self.rank)
 
     @property
@@ -160,17 +160,20 @@ class Instance:
         return self.actor_id.proc_id
 
     def abort(self, reason: str | None = None) -> None:
-        """Fail this actor: its owner is told, callers get `SupervisionError`. Returns at once."""
+        """Fail this actor and return at once.
+
+        Its owner is notified, and its callers get `SupervisionError`.
+        """
         cell = self._require_cell("abort")
         text = f"actor explicitly aborted due to: {reason or 'no reason provided'}"
         cell.abort(RuntimeError(text), cell.own_failure(text))
 
     def kill(self, reason: str | None = None) -> None:
-        """The same as `abort`."""
+        """Fail this actor, as `abort` does."""
         self.abort(reason)
 
     def stop(self, reason: str | None = None) -> None:
-        """End this actor in good order, after the current message; not a failure."""
+        """Stop this actor after the current message; a stop is not a failure."""
         cell = self._require_cell("stop")
         grave = cell.own_failure(reason or "no reason provided", STOPPED)
 
@@ -222,7 +225,7 @@ class Instance:
             forget(uid)
 
     def _stop_meshes(self, timeout: float, reason: str = "") -> None:
-        """Stop what this instance owns, newest first, and wait at most `timeout` seconds."""
+        """Stop the meshes of this instance, newest first, and wait at most `timeout` seconds."""
         clock = drivers.current
         deadline = clock.now() + timeout
         while self._meshes:
@@ -230,8 +233,8 @@ class Instance:
                 future.get(timeout=max(0.0, deadline - clock.now()))
 
     async def _stop_meshes_async(self, timeout: float) -> None:
-        """`_stop_meshes` on a loop, without a thread: at the script's exit none can be started."""
-        import asyncio  # (its loop has loaded it)
+        """Do the same on a loop, without a thread: at the script's exit none can be started."""
+        import asyncio  # already loaded by the actor's loop
 
         clock = drivers.current
         deadline = clock.now() + timeout
@@ -246,7 +249,7 @@ class Instance:
 
     @contextlib.contextmanager
     def _stopping_one(self, reason: str = "") -> Generator[Future[Any], None, None]:
-        """Stop the newest mesh; what goes wrong with one must not keep the others."""
+        """Stop the newest mesh; an error is printed, and must not keep the remaining meshes."""
         _, mesh = self._meshes.popitem()
         try:
             yield mesh.stop(reason or f"its owner {self} ended")
@@ -256,12 +259,12 @@ class Instance:
             print(f"monarch: stopping {mesh!r} failed: {error}", file=sys.stderr)
 
     def child_ended(self, mesh: OwnedMesh, rank: int, failure: Failure) -> None:
-        """A rank of an owned mesh ended; only failures are news (any thread)."""
+        """Record that a rank of an owned mesh ended; only failures are passed on (any thread)."""
         if failure.kind == FAILED:
             self.child_failed(failure)
 
     def child_failed(self, failure: Failure) -> None:
-        """A mesh that this instance owns failed (any thread)."""
+        """Handle the failure of a mesh that this instance owns (any thread)."""
         cell = self._cell
         if cell is None:
             Faults.current.add(failure)
@@ -270,12 +273,12 @@ class Instance:
             cell.interrupt(self._supervise_async if cell.is_async else self._supervise)
 
     def _supervise(self) -> None:
-        """Between messages: ask `__supervise__` about the failure that is next, if any."""
+        """Ask `__supervise__` about the next failure, if any; runs between messages."""
         if self._unheard and (end := self._judge()) is not None:
             raise Died(end)
 
     def _judge(self) -> End | None:
-        """The end of this actor by the next failure, unless its supervisor handles that."""
+        """Return this actor's end by the next failure, or None if its supervisor handles it."""
         failure = self._unheard.popleft()
         handled: Any = None
         enter(self, self.rank.rank, self.rank.extent)
@@ -286,13 +289,13 @@ class Instance:
         return None if handled else self._fallen(failure, None)
 
     async def _supervise_async(self) -> None:
-        """The same as a task, at any await of the actor; one failure after the other."""
+        """Do the same as a task, at any await of the actor; one failure after the other."""
         async with self._turn:
             if self._unheard and (end := await self._judge_async()) is not None:
                 cell = self._require_cell("supervise")
                 grave, told = end
                 cell.abort(told or RuntimeError(grave.report()), grave)
-                if cell.grave is not grave:  # it is stopping
+                if cell.grave is not grave:  # the actor is stopping already
                     cell.missed = cell.missed or grave
 
     async def _judge_async(self) -> End | None:
@@ -309,7 +312,7 @@ class Instance:
         return None if handled else self._fallen(failure, None)
 
     def _unhandled(self) -> Failure | None:
-        """At the end of a stop: this actor's end by a failure that came meanwhile, if any."""
+        """Return this actor's failure by one that arrived during its stop, if any is unhandled."""
         while self._unheard:
             if (end := self._judge()) is not None:
                 return end[0]
@@ -334,7 +337,7 @@ class Instance:
 
 
 class Context:
-    """The current instance and the rank of the message it handles. See `context`."""
+    """The current instance, and its rank in the message that it handles. See `context`."""
 
     __slots__ = ("_extent", "_rank", "actor_instance")
 
@@ -365,16 +368,16 @@ _own_proc_mesh: Callable[[], ProcMesh]
 
 
 def set_own_proc_mesh(make: Callable[[], ProcMesh]) -> None:
-    """Say how this process sees itself as a mesh (the meshes are built on top of contexts)."""
+    """Set the function that returns this process as a mesh (meshes are built upon contexts)."""
     global _own_proc_mesh
     _own_proc_mesh = make
 
 
 def context() -> Context:
-    """The current actor's context; outside actors that of the process (the root client).
+    """Return the current actor's context; outside actors that of the process (the root client).
 
-    The first call in a script starts the client. Inside an actor's own threads that were not
-    started by the runtime it is the context of the process, not of an actor.
+    The first call in a script starts the client. A thread that user code starts inside an actor has
+    the context of the process, not of the actor.
     """
     found = _context.get()
     return found if found is not None else process_context()
@@ -382,7 +385,7 @@ def context() -> Context:
 
 def enter(instance: Instance, rank: int, extent: Extent) -> None:
     """Make `instance` current, handling a message for `rank` of `extent`."""
-    current: Context = _new(Context)  # once per message: `__init__` would be one more call
+    current: Context = _new(Context)  # skips `__init__`, to save a call per message
     current.actor_instance = instance
     current._rank = rank
     current._extent = extent
@@ -390,7 +393,7 @@ def enter(instance: Instance, rank: int, extent: Extent) -> None:
 
 
 def process_context() -> Context:
-    """The context of the process itself: the root client, or a worker's stand-in for it."""
+    """Return the context of the process: the root client, or a worker's stand-in for it."""
     proc = client_proc()
     if proc.context is None:
         with _lock:
@@ -421,7 +424,7 @@ set_is_script(_is_script)
 
 
 def _forget() -> None:
-    """In a forked child: what was the parent's is not ours."""
+    """Drop the parent's context in a forked child."""
     _context.set(None)
 
 
@@ -429,7 +432,7 @@ when_forked(_forget)
 
 
 def current_rank() -> Point:
-    """The rank of the current message: `context().message_rank`.
+    """Return the rank of the current message: `context().message_rank`.
 
     >>> current_rank().rank
     0
@@ -438,11 +441,11 @@ def current_rank() -> Point:
 
 
 def current_size() -> dict[str, int]:
-    """The sizes of the mesh the current message was sent to; ``{}`` for singletons."""
+    """Return the sizes of the mesh that the current message was sent to; ``{}`` for singletons."""
     extent = context().message_rank.extent
     return {label: extent[label] for label in extent}
 
 
 def current_actor_name() -> str:
-    """A string that is unique to the current actor instance; treat it as opaque."""
+    """Return a string that is unique to the current actor instance; treat it as opaque."""
     return str(context().actor_instance.actor_id)

@@ -1,13 +1,13 @@
 """Endpoints: the methods of an actor that others may call, and the adverbs that call them.
 
-`@endpoint` makes an `EndpointProperty` of a method; on a mesh, the property's name gives an
-`ActorEndpoint`, made once per mesh and kept. It resolves everything that does not change from call
-to call (links, frame meta, the signature check), so that a call is: check, encode, pack, send. What
-waits for the answers is in `reply`.
+`@endpoint` makes an `EndpointProperty` of a method. On a mesh, the property's name gives an
+`ActorEndpoint`, made once per mesh and kept. It resolves everything that is the same for every call
+(links, frame meta, the signature check), so a call only has to check, encode, pack and send. The
+objects that wait for answers are in `reply`.
 
 Path of a call (see docs/design.md): `call_one` here -> `Proc.send` -> `Link.send` -> the peer's
-reactor -> `Cell.put` -> `dispatch` -> reply -> this process's reactor -> `deliver` of the sink
--> the thread in `Future.get`.
+reactor -> `Cell.put` -> `dispatch` -> reply -> this process's reactor -> `deliver` of the sink ->
+the thread in `Future.get`.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ R_co = TypeVar("R_co", covariant=True)
 Propagator = Literal["cached", "inspect", "mocked"] | Callable[..., Any] | None
 
 
-_NAMED = 8  # ranks that an error lists
+_NAMED = 8  # at most so many ranks are listed in an error
 
 
 class _Adverbs(Protocol[P, R_co]):
-    """What all endpoints have, whatever their options."""
+    """The adverbs that all endpoints have, whatever their options."""
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]: ...
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]: ...
@@ -120,7 +120,7 @@ class PartialEndpoint(_Adverbs[P, R_co], Protocol[P, R_co]):
 
 
 class EndpointProperty(Generic[P, R_co]):
-    """A method marked as an endpoint. Not callable: actors are called through their mesh."""
+    """A method marked as an endpoint. It is not callable: actors are called through their mesh."""
 
     def __init__(
         self,
@@ -141,8 +141,9 @@ class EndpointProperty(Generic[P, R_co]):
             self._explicit_response_port = True
         self.__doc__ = method.__doc__
 
-    # A mesh is annotated with the actor's class: to a type checker, an instance's attribute is the
-    # endpoint of the mesh. At run time meshes are no instances, and this is all there is to see.
+    # A mesh is annotated with the actor's class, so a type checker must see the mesh's endpoint as
+    # the attribute of an instance. At run time a mesh is no instance of that class, and the
+    # attribute is the property itself.
     @overload
     def __get__(self, instance: None, owner: type) -> EndpointProperty[P, R_co]: ...
     @overload
@@ -163,7 +164,7 @@ class EndpointProperty(Generic[P, R_co]):
 
 
 class _Decorator(Protocol):
-    """What ``@endpoint(...)`` is."""
+    """The type of ``@endpoint(...)``."""
 
     @overload
     def __call__(
@@ -174,7 +175,7 @@ class _Decorator(Protocol):
 
 
 class _PortDecorator(Protocol):
-    """What ``@endpoint(explicit_response_port=True)`` is."""
+    """The type of ``@endpoint(explicit_response_port=True)``."""
 
     def __call__(
         self, method: Callable[Concatenate[Any, Port[R], P], Coroutine[Any, Any, None] | None], /
@@ -182,7 +183,7 @@ class _PortDecorator(Protocol):
 
 
 class _ConcurrentDecorator(Protocol):
-    """What ``@concurrent_endpoint(...)`` is."""
+    """The type of ``@concurrent_endpoint(...)``."""
 
     def __call__(
         self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
@@ -237,7 +238,7 @@ def endpoint(
     """Mark a method of an `Actor` as callable from elsewhere; bare or with options.
 
     Args:
-        propagate: how the tensor engine finds the shape of results of ``.rref``.
+        propagate: how the tensor engine finds the shape of the results of ``.rref``.
         explicit_response_port: the method is ``(self, port, *args)`` and answers by
             ``port.send(value)`` or ``port.exception(error)``, now or later, from any thread.
         instrument: report each call as a span named after the method, while telemetry is on.
@@ -285,10 +286,10 @@ def concurrent_endpoint(
     explicit_response_port: bool = False,
     instrument: bool = True,
 ) -> Any:
-    """Mark an ``async def`` method that runs as a task: the actor takes messages meanwhile.
+    """Mark an ``async def`` method that runs as a task, so that the actor takes further messages.
 
-    Callers notice no difference. Bodies of one sender start in the order they were sent. Raises
-    ValueError for a plain method and for one that is an `endpoint` already.
+    Callers notice no difference. The calls of one sender start in the order of sending. Raises
+    ValueError for a plain method, and for a method that is an `endpoint` already.
     """
 
     def decorate(method: Any) -> EndpointProperty[..., Any]:
@@ -313,14 +314,14 @@ def _check_propagate(propagate: Propagator) -> None:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling `function` gives a coroutine."""
-    import inspect  # costs more to import than the rest of this module: the first actor pays
+    """Whether a call of `function` returns a coroutine."""
+    import inspect  # imported late: it takes longer than the rest of this module
 
     return inspect.iscoroutinefunction(function)
 
 
 def signature_of(prop: EndpointProperty[Any, Any]) -> inspect.Signature:
-    """What callers may pass: the method's signature without `self` and an explicit port."""
+    """Return the signature for callers: the method's, without `self` and an explicit port."""
     import inspect
 
     signature = inspect.signature(prop._method)
@@ -329,7 +330,7 @@ def signature_of(prop: EndpointProperty[Any, Any]) -> inspect.Signature:
 
 
 def _pick(links: list[Any]) -> int:
-    """One of the ranks behind `links`, uniformly at random."""
+    """Return one of the ranks behind `links`, uniformly at random."""
     if not links:
         raise ValueError("choose requires at least 1 actor, but the mesh is empty")
     return drivers.current.chance(len(links))
@@ -338,7 +339,7 @@ def _pick(links: list[Any]) -> int:
 class _Check:
     """The argument check of one method: a comparison for plain calls, `inspect` for the rest.
 
-    Without keywords, from `least` to `most` positional arguments are right.
+    A call without keywords is right if it has from `least` to `most` positional arguments.
     """
 
     __slots__ = ("_signature", "least", "most")
@@ -354,7 +355,7 @@ class _Check:
         if any(p.kind is p.VAR_POSITIONAL for p in parameters):
             self.most = sys.maxsize
         if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
-            self.most = -1  # none is right
+            self.most = -1  # a call without keywords is never right
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not kwargs and self.least <= len(args) <= self.most:
@@ -407,11 +408,11 @@ class ActorEndpoint(Generic[P, R_co]):
 
     @property
     def name(self) -> str:
-        """How errors call this call: ``mesh.method()``."""
+        """The name of this call in errors: ``mesh.method()``."""
         return f"{self.mesh._mesh_name}.{self.method}()"
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
-        """Call the only actor of the mesh; its result.
+        """Call the only actor of the mesh and return a future of its result.
 
         Raises ValueError at once unless the mesh has exactly one element.
         """
@@ -427,7 +428,7 @@ class ActorEndpoint(Generic[P, R_co]):
             raise misused.told(self._call, self._check._signature) from misused.cause
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
-        """Call one actor, picked uniformly at random; its result."""
+        """Call one actor, picked uniformly at random, and return a future of its result."""
         links = self._links or self._resolve()
         try:
             return self._one(links, _pick(links), args, kwargs)
@@ -435,7 +436,10 @@ class ActorEndpoint(Generic[P, R_co]):
             raise misused.told(self._call, self._check._signature) from misused.cause
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]:
-        """Call every actor; all results, in the mesh's shape. The first error settles the call."""
+        """Call every actor and return a future of all results, in the mesh's shape.
+
+        The first error settles the call.
+        """
         links = self._links or self._resolve()
         future: Replies = self._gathers._new()
         future._endpoint = self
@@ -451,7 +455,7 @@ class ActorEndpoint(Generic[P, R_co]):
         return future
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> ValueStream[R_co]:
-        """Call every actor; an iterator of one Future each, resolving as answers arrive."""
+        """Call every actor and return an iterator of one future each, in order of answers."""
         links = self._links or self._resolve()
         futures: list[Arrival[R_co]] = [Arrival._new() for _ in links]
         try:
@@ -469,7 +473,7 @@ class ActorEndpoint(Generic[P, R_co]):
         return ValueStream(futures)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Send to every actor and forget: no result, no acknowledgement, no error."""
+        """Send to every actor without waiting: no result, no acknowledgement, no error."""
         links = self._links or self._resolve()
         try:
             self._check(args, kwargs)
@@ -483,20 +487,20 @@ class ActorEndpoint(Generic[P, R_co]):
         timeout: float | EllipsisType | None = ...,
         on_failure: Literal["raise", "partial"] | None = None,
     ) -> ActorEndpoint[P, R_co]:
-        """The same endpoint, called with options; what is not given stays as it is.
+        """Return the same endpoint with options; options that are not given stay as they are.
 
         Args:
-            timeout: seconds from the send until the caller gives an answer up; None: never.
-                Whoever waits gets a TimeoutError that names the actors without an answer. They
-                are not interrupted: what they still answer is dropped.
+            timeout: seconds from the send after which the caller stops waiting; None: no limit.
+                The wait then ends with a TimeoutError that names the actors without an answer. They
+                are not interrupted, and their later answers are dropped.
             on_failure: ``"raise"``: the first failure is raised by the future of a `call`;
                 ``"partial"``: it resolves when each actor has answered, failed or run out of time,
                 to a mesh with an exception in the place of each value that is missing (see
                 `ValueMesh.failures`). The other adverbs have one result per future, which raises.
 
-        Cheap, and made once may be used often. Raises TypeError or ValueError for impossible
-        options. `broadcast` and `send` have no answer to wait for: with a timeout they raise
-        ValueError.
+        The returned endpoint is cheap to make and can be used for many calls. Raises TypeError or
+        ValueError for impossible options. `broadcast` and `send` wait for no answer: with a timeout
+        they raise ValueError.
 
         >>> class Adder(Actor):
         ...     @endpoint
@@ -534,7 +538,7 @@ class ActorEndpoint(Generic[P, R_co]):
         port: PortRef | None,
         selection: str,
     ) -> None:
-        """Low level: answers of the selected actors go to `port`, if there is one."""
+        """Send to the selected actors; their answers go to `port`, if there is one."""
         links = self._links or self._resolve()
         if selection not in ("all", "choose"):
             raise ValueError(f"Invalid selection: {selection}; use 'all' or 'choose'")
@@ -576,7 +580,7 @@ class ActorEndpoint(Generic[P, R_co]):
 
     @property
     def _call(self) -> str:
-        """How a program writes this endpoint."""
+        """The expression that a program writes for this endpoint."""
         return f"{self.mesh._mesh_name}.{self.method.partition(':')[2] or self.method}"
 
     # -- the path --------------------------------------------------------------------------------
@@ -614,7 +618,7 @@ class ActorEndpoint(Generic[P, R_co]):
         kwargs: dict[str, Any],
         flags: int,
     ) -> None:
-        """Call every actor; `calls` gets the answers."""
+        """Call every actor; `calls` receives the answers."""
         port = calls._open(self.proc, links)
         try:
             self._cast(links, args, kwargs, port, calls, flags, self._meta)
@@ -623,7 +627,7 @@ class ActorEndpoint(Generic[P, R_co]):
             raise
 
     def _silence(self, seconds: float, ranks: list[int], count: int) -> str:
-        """That `ranks`, of `count` that were called, did not answer within `seconds`."""
+        """Return the text that `ranks`, of `count` called, did not answer within `seconds`."""
         if len(ranks) == 1:
             who = self.mesh.display_of_rank(ranks[0])
         else:
@@ -633,7 +637,7 @@ class ActorEndpoint(Generic[P, R_co]):
         return f"Endpoint call {self.name} failed, no answer within {seconds:g} s from {who}"
 
     def _late(self, ranks: list[int], count: int) -> TimeoutError:
-        """The error of a call whose deadline is over before `ranks`, of `count`, answered."""
+        """Return the error of a call whose deadline passed before `ranks`, of `count`, answered."""
         hint = "" if count == 1 else ', or take what came in time with on_failure="partial"'
         return TimeoutError(
             f"{self._silence(self._timeout or 0, ranks, count)}. "
@@ -715,7 +719,7 @@ class ActorEndpoint(Generic[P, R_co]):
         flags: int,
         meta: bytes,
     ) -> None:
-        """Send to all ranks: to those on other hosts by the agents, to others one by one."""
+        """Send to all ranks: through the agents to other hosts, one by one to the rest."""
         proc, uid = self.proc, self.mesh._uid
         waits = (self.name, self._timeout)
         once = gathers(port, flags)
@@ -729,10 +733,11 @@ class ActorEndpoint(Generic[P, R_co]):
     def _resend(
         self, link: Any, rank: int, payload: Payload, port: int, sink: Any, flags: int, meta: bytes
     ) -> None:
-        """A send was refused, so it may be repeated: to the process that replaced the lost one.
+        """Repeat a send that was refused, to the process that replaced the lost one.
 
-        If there is none the sink is told, now if the reason is known, else when it is (`_bury`).
-        Without a sink nobody waits, and the sender is told.
+        A refused message was not executed, so repeating it is safe. If there is no replacement, the
+        sink is notified: now if the reason of the loss is known, otherwise by `_bury`. Without a
+        sink no caller waits, and the message is given back to the sender.
         """
         proc = self.proc
         while proc.newest(link.uid) != link.uid:
@@ -750,7 +755,7 @@ class ActorEndpoint(Generic[P, R_co]):
             sink.peer_lost(link, verdict)
 
     def _one_way_meta(self) -> bytes:
-        """The meta of a message without a reply port: an actor may want it back."""
+        """Return the meta of a message without a reply port, maybe with a return port."""
         if self.proc.returns:
             back: ReturnPort | None = context().actor_instance._returns
             if back is not None:
@@ -761,9 +766,9 @@ class ActorEndpoint(Generic[P, R_co]):
 class _OptionedEndpoint(ActorEndpoint[P, R_co]):
     """An endpoint with options: overrides the two places where calls begin, to set their deadline.
 
-    A deadline is a timer of the caller's reactor, set by the send and cancelled by the end of the
-    call. Nobody else hears of it; what is answered later finds its port closed. Calls without
-    options know nothing of this.
+    A deadline is a timer of the caller's reactor, set by the send and cancelled when the call is
+    settled. The called actors do not learn of it; a later answer finds its port closed. Calls
+    without options have no code for deadlines.
     """
 
     __slots__ = ("_gathers", "_timeout")
@@ -818,7 +823,7 @@ class _OptionedEndpoint(ActorEndpoint[P, R_co]):
     def _limit(self, waiting: Reply[Any] | RollCall[Any], began: float) -> None:
         if self._timeout is None or waiting._phase != PENDING:
             return
-        left = self._timeout - (drivers.current.now() - began)  # a send may have had to wait
+        left = self._timeout - (drivers.current.now() - began)  # the send itself may have waited
         timer = self.proc.reactor.call_later(left, waiting._expire)
         waiting._notify(timer.cancel)
 
@@ -843,7 +848,7 @@ def _checked(timeout: Any) -> float | None:
 
 
 class NotAnEndpoint:
-    """A public method that was not decorated: calling it says what to do."""
+    """A public method without a decorator: calling it raises an error that says what to do."""
 
     def __init__(self, mesh: ActorMesh, name: str) -> None:
         self._mesh = mesh
@@ -872,7 +877,7 @@ def as_endpoint(
     propagate: Propagator = None,
     explicit_response_port: bool = False,
 ) -> Any:
-    """An endpoint from ``mesh.plain_method``, without decorating the class.
+    """Return an endpoint for ``mesh.plain_method``, without decorating the class.
 
     Raises ValueError for anything but an undecorated method of a spawned mesh.
     """
@@ -895,7 +900,7 @@ def send(
     selection: Literal["all", "choose"] = "all",
 ) -> None:
     """Send to the selected actors; their results, or errors, go to `port` if there is one."""
-    target: Any = endpoint  # an ActorEndpoint: the protocol is for annotations
+    target: Any = endpoint  # at run time an ActorEndpoint; the protocol is for annotations
     target._send(args, kwargs, None if port is None else port._passed_on(), selection)
 
 

@@ -1,6 +1,6 @@
 """`Actor`, and how a class becomes a running one.
 
-`ActorSpec` is what travels in a SPAWN frame; on the actor's own thread it constructs the user's
+`ActorSpec` is the content of a SPAWN frame. On the actor's own thread it constructs the user's
 object and returns the `_Behaviour` that the runtime's loop drives.
 """
 
@@ -49,9 +49,9 @@ class _NotAMesh:
 class Actor(MeshTrait):
     """Base class of actors: a class whose endpoints are called through a mesh of its instances.
 
-    If all endpoints are plain functions the actor is *sync*: it has a thread. If all are ``async
-    def`` (or there are none) it is *async*: it has a thread with an event loop. Mixing is an error
-    at spawn. Messages are handled one at a time.
+    An actor is *sync* if all its endpoints are plain functions: it has a thread. It is *async* if
+    all are ``async def`` (or there are none): it has a thread with an event loop. Mixing both is an
+    error at spawn. Messages are handled one at a time.
 
     >>> class Counter(Actor):
     ...     def __init__(self, start): self.n = start
@@ -65,34 +65,35 @@ class Actor(MeshTrait):
         return logger
 
     def __supervise__(self, failure: MeshFailure) -> Any:
-        """Override to handle the failure of a mesh this actor spawned; truthy: handled."""
+        """Handle the failure of a mesh that this actor spawned; a truthy result means handled."""
 
     def __cleanup__(self, exc: Exception | None) -> Any:
-        """Override to release resources when the actor ends; `exc` is None on a normal stop."""
+        """Release resources when the actor ends; `exc` is None on a normal stop."""
 
     def __restart__(self, restart: Restart) -> Any:
-        """Override to restore the state of the rank that this actor replaces (see `Supervisor`).
+        """Restore the state of the rank that this actor replaces (see `Supervisor`).
 
         Runs after the constructor and before the first message; async actors may make it ``async
         def``. If it raises, the actor fails.
         """
 
     def _handle_undeliverable_message(self, message: UndeliverableMessageEnvelope) -> Any:
-        """Override to learn of one-way messages of this actor whose receiver was gone.
+        """Handle a one-way message of this actor that could not be delivered.
 
-        Called with ``message.sender()``, ``dest()`` and ``error_msg()``, all texts, on this actor's
-        thread between messages, or as a task of its loop; it may be async if the endpoints are.
-        What a truthy result says was handled is settled. The rest is counted, and logged once per
-        receiver: a sender never fails because of its receivers.
+        `message` has ``sender()``, ``dest()`` and ``error_msg()``, all texts. The method runs on
+        this actor's thread between messages, or as a task of its loop; it may be async if the
+        endpoints are. A truthy result settles the matter. All other messages are counted, and
+        logged once per receiver: a sender never fails because of its receivers.
 
-        One-way are `broadcast`, `send` without a port, and `Port.send` (of a port whose
-        `return_undeliverable` is True). A call fails its own future, and nothing else.
+        One-way messages are those of `broadcast`, of `send` without a port, and of `Port.send` (for
+        a port whose `return_undeliverable` is True). A call that cannot be delivered fails its own
+        future only.
         """
         return False
 
     # Meshes of actors are annotated with the actor's class, so that type checkers know the
-    # endpoints; these members let them accept `mesh.slice(...)`, too. They are no properties: an
-    # actor may have attributes of these names.
+    # endpoints. These members make type checkers accept `mesh.slice(...)`, too. They are no
+    # properties, since an actor may have attributes of these names.
     if TYPE_CHECKING:
 
         @property
@@ -123,13 +124,13 @@ Actor.__module__ = "monarch._src.actor.actor_mesh"
 
 @functools.lru_cache(maxsize=4096)
 def endpoints_of(cls: type) -> dict[str, EndpointProperty[Any, Any]]:
-    """The endpoints of a class by name, inherited ones included."""
+    """Return the endpoints of a class by name, inherited ones included."""
     found: dict[str, EndpointProperty[Any, Any]] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
             if isinstance(value, EndpointProperty):
                 found[name] = value
-            elif name in found:  # overridden by something that is no endpoint
+            elif name in found:  # overridden by an attribute that is no endpoint
                 del found[name]
     return dict(sorted(found.items()))
 
@@ -165,17 +166,17 @@ def check_actor_class(cls: type) -> bool:
 
 
 def hook(cls: type, name: str) -> Any:
-    """An optional method, or None when the class only has the base's stub."""
+    """Return an optional method, or None when the class only has the base's stub."""
     function = getattr(cls, name, None)
     return None if function is getattr(Actor, name) else function
 
 
 class Restart(NamedTuple):
-    """What an actor is told of the one it replaces.
+    """Facts for an actor about the one that it replaces.
 
     Attributes:
         incarnation: how often this rank was started again; 1 for the first replacement.
-        reason: the report of the failure of the one before.
+        reason: the report of the previous actor's failure.
     """
 
     incarnation: int
@@ -247,7 +248,7 @@ class _Behaviour:
         if hook(cls, "__supervise__") is not None:
             instance._supervisor = actor.__supervise__
         if cell.is_async:
-            import asyncio  # (its loop has loaded it)
+            import asyncio  # already loaded by the actor's loop
 
             instance._turn = asyncio.Lock()
         if hook(cls, "_handle_undeliverable_message") is not None:
@@ -262,7 +263,10 @@ class _Behaviour:
         return Extent.from_bytes(data)
 
     def plain_handler(self, name: str) -> Handler | None:
-        """A method wrapped by `as_endpoint`: ``plain:name`` or, with a port, ``port:name``."""
+        """Return a handler for a method wrapped by `as_endpoint`.
+
+        Its name is ``plain:name`` or, with a port, ``port:name``.
+        """
         if name == READY:
             return self._ready_handler()
         kind, _, method = name.partition(":")
@@ -276,7 +280,10 @@ class _Behaviour:
         return handler
 
     def _ready_handler(self) -> Handler:
-        """The first message from a supervisor: restore, if this actor replaces another."""
+        """Return the handler of a supervisor's first message.
+
+        It restores the state, if this actor replaces another one.
+        """
         cls = type(self.actor)
         restore = self.actor.__restart__ if hook(cls, "__restart__") is not None else None
         rank = self.instance.rank

@@ -1,10 +1,12 @@
-"""The gauge of a queue: keeps it bounded by telling the processes that fill it to wait.
+"""Back-pressure: keeps a queue bounded by making the processes that fill it wait.
 
-Above `limit` messages or `bytes_limit` bytes the process behind a link that delivers is told to
-wait (a FLOW frame), once per link; when half is empty, all are told to go on. What is under way
-meanwhile is bounded by socket buffers. Bodies below 1 kB are bounded by the number of messages and
-not counted. "Wait" and "go on" leave in the order they were decided, under one lock, which may be
-re-entered: a finaliser can send at any time.
+A queue is full above `limit` messages or `bytes_limit` bytes. Then each process that sends to it
+gets a FLOW frame, once per link, and waits. When the queue is half empty, a second FLOW frame lets
+all of them go on. Messages already in flight are bounded by the socket buffers. Bodies below 1 kB
+are bounded by the number of messages, and their bytes are not counted.
+
+Both kinds of frames leave in the order in which they were decided, under one lock. The lock is
+re-entrant, since a finaliser can send at any time.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ _COUNTED = 1024
 
 
 class Gauge:
-    """See the module.
+    """The bound of one queue; see the module.
 
     Args:
         proc: sends the FLOW frames.
-        dest: the mailbox or port the queue belongs to.
-        depth: how many messages wait.
+        dest: the mailbox or port that the queue belongs to.
+        depth: returns how many messages wait.
     """
 
     __slots__ = (
@@ -56,7 +58,7 @@ class Gauge:
         self._lock = threading.RLock()
 
     def put(self, link: Any, size: int, depth: int) -> None:
-        """A message of `size` bytes came over `link`; `depth` wait now."""
+        """Count a message of `size` bytes that came over `link`; `depth` messages wait now."""
         if size >= _COUNTED:
             with self._lock:
                 self.bytes += size
@@ -64,11 +66,12 @@ class Gauge:
             with self._lock:
                 self._proc.flow(link, self._dest, full=True)
                 self._held[link] = None
-            if self._has_room():  # emptied meanwhile: nobody else would say so
+            # The queue was emptied meanwhile, so no later `take` would release.
+            if self._has_room():
                 self.release()
 
     def take(self, size: int) -> None:
-        """A message of `size` bytes was taken."""
+        """Count a message of `size` bytes as taken."""
         if size >= _COUNTED:
             with self._lock:
                 self.bytes -= size
@@ -76,7 +79,7 @@ class Gauge:
             self.release()
 
     def put_back(self, size: int) -> None:
-        """A message of `size` bytes that was taken waits again."""
+        """Count a taken message of `size` bytes as waiting again."""
         if size >= _COUNTED:
             with self._lock:
                 self.bytes += size
@@ -87,12 +90,12 @@ class Gauge:
         )
 
     def close(self) -> None:
-        """The queue is over: nobody waits for it any more."""
+        """Close the queue: senders no longer wait for it."""
         self._closed = True
         self.release()
 
     def release(self) -> None:
-        """Tell everyone who waits to go on."""
+        """Let all waiting senders go on."""
         with self._lock:
             while self._held:
                 self._proc.flow(self._held.popitem()[0], self._dest, full=False)

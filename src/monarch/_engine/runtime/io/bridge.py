@@ -1,9 +1,9 @@
 """The one crossing between engine threads and asyncio loops.
 
 A loop that waits for the engine (an `await` on a future, an async actor's mailbox) has one
-`LoopGate`. Other threads `post` callbacks to it; the first post after the loop went idle writes an
-eventfd, the others ride along, and the loop runs them all in one go. That is two to three times
-cheaper than `loop.call_soon_threadsafe`, which writes to its pipe for every call.
+`LoopGate`. Other threads `post` callbacks to it. The first post to an idle loop writes to an
+eventfd, later ones only append to a queue, and the loop runs the whole queue at once. That is two
+to three times cheaper than `loop.call_soon_threadsafe`, which writes to its pipe for every call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LoopGate:
     """Runs callbacks of other threads on one asyncio loop. Make it with `gate_of`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Told of the next wait for a future on this loop, while somebody wants to know.
+        # Called at the next wait for a future on this loop, while set.
         self.on_wait: Callable[[asyncio.Future[None]], None] | None = None
         self._ready: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._signalled = False
@@ -33,7 +33,7 @@ class LoopGate:
         loop.add_reader(self._read_fd, self._drain)
 
     def post(self, callback: Callable[[Any], None], argument: Any) -> None:
-        """Run `callback(argument)` on the loop. Any thread; order of posts is kept."""
+        """Run `callback(argument)` on the loop, in the order of posts. Call it from any thread."""
         self._ready.append((callback, argument))
         if not self._signalled:
             self._signalled = True
@@ -41,14 +41,14 @@ class LoopGate:
 
     def close(self) -> None:
         if self._read_fd >= 0:
-            self._signalled = True  # later posts must not write to a number that is reused
+            self._signalled = True  # later posts must not write to a reused descriptor
             os.close(self._read_fd)
             if self._write_fd != self._read_fd:
                 os.close(self._write_fd)
             self._read_fd = -1
 
     def separate(self) -> None:
-        """In a forked child: be woken by this process only, and do not take from the parent."""
+        """Replace the descriptors in a forked child, which must not take the parent's events."""
         if self._read_fd >= 0:
             read_fd, write_fd = _event()
             os.dup2(read_fd, self._read_fd, inheritable=False)
@@ -70,7 +70,7 @@ class LoopGate:
             callback, argument = ready.popleft()
             try:
                 callback(argument)
-            except Exception as error:  # what waits behind it may be all that wakes somebody
+            except Exception as error:  # a later callback may be the only one that wakes a thread
                 note_error(format_all(error))
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": "a callback of the runtime raised", "exception": error}
@@ -90,11 +90,11 @@ _gates: weakref.WeakKeyDictionary[Any, LoopGate] = weakref.WeakKeyDictionary()
 
 
 def gate_of(loop: asyncio.AbstractEventLoop) -> LoopGate:
-    """The gate of `loop`, made on first use; call it on the loop's thread."""
+    """Return the gate of `loop`, made on first use; call it on the loop's thread."""
     gate = _gates.get(loop)
     if gate is None:
         gate = _gates[loop] = LoopGate(loop)
-        # The loop does not tell when it closes; its collection does.
+        # A loop has no callback for its closing, but its collection has one.
         weakref.finalize(loop, gate.close).atexit = False
     return gate
 

@@ -1,9 +1,9 @@
-"""What the runtime takes from the world: threads, waits, time and chance.
+"""The runtime's environment: threads, waits, time and chance.
 
-Everything in `runtime` and `mesh` that would start a thread, park one, read the clock or draw a
-random number asks the driver (`current`). The one here is the real world. The simulator of
-`monarch.testing` installs another, under which the very same procs, mailboxes and dispatch loops
-run in virtual time, one thread at a time, with chance from a seed.
+Code in `runtime` and `mesh` never starts or parks a thread, reads the clock or draws a random
+number by itself: it asks the driver (`current`). The driver here is the real world. The simulator
+of `monarch.testing` installs another, under which the same procs, mailboxes and dispatch loops run
+in virtual time, one thread at a time, with chance from a seed.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ if TYPE_CHECKING:
 __all__ = ["Clock", "Driver", "Event", "Parker", "Thread", "current", "install"]
 
 
-_LOOK = 1.0  # seconds that threads and a loop get to see what they waited for
+_LOOK = 1.0  # seconds for threads and a loop to notice the outcome they wait for
 
 
 class Parker(Protocol):
-    """Where one thread waits once: `release` lets `acquire` go, whichever comes first."""
+    """A place where one thread waits once: `release` ends `acquire`, in either order."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
     def release(self) -> None: ...
 
 
 class Event(Protocol):
-    """Where any number of threads wait until `set`."""
+    """A place where any number of threads wait until `set`."""
 
     def wait(self, timeout: float | None = None) -> bool: ...
     def set(self) -> None: ...
 
 
 class Clock(Protocol):
-    """Timers."""
+    """A source of timers."""
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> None: ...
 
 
 class Thread(Protocol):
-    """Something that runs aside."""
+    """A thread beside the actors."""
 
     def join(self, timeout: float | None = None) -> None: ...
     def is_alive(self) -> bool: ...
@@ -72,26 +72,26 @@ class Driver:
     """Whether a job can outlive its script and be re-attached by another one."""
 
     def reactor(self) -> Reactor:
-        """What fires a proc's timers and moves its bytes."""
+        """Return the object that fires a proc's timers and moves its bytes."""
         return Reactor()
 
     def mailbox(self) -> Any:
-        """A queue whose `get` parks the one thread that empties it."""
+        """Return a queue whose `get` parks the one thread that empties it."""
         queue: type[Any] = _queue.SimpleQueue
         return queue()
 
     def parker(self) -> Parker:
-        """A fresh `Parker`."""
+        """Return a fresh `Parker`."""
         lock = threading.Lock()
         lock.acquire()
         return lock
 
     def event(self) -> Event:
-        """A fresh `Event`."""
+        """Return a fresh `Event`."""
         return threading.Event()
 
     def clock(self) -> Clock:
-        """What fires the timers of a proc that are in no hurry."""
+        """Return the source of a proc's timers that are not urgent."""
         return SlowClock()
 
     def start_actor(self, cell: Cell, run: Callable[[Cell], None]) -> None:
@@ -105,7 +105,7 @@ class Driver:
         threading.Thread(target=serve, name=name, daemon=True).start()
 
     def start_thread(self, name: str, run: Callable[[], None]) -> Thread:
-        """Run something aside."""
+        """Run a function on a thread of its own."""
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
         return thread
@@ -113,12 +113,12 @@ class Driver:
     def interrupt_main(self) -> bool:
         """Make the user's main thread raise KeyboardInterrupt, also out of a sleep or a join.
 
-        A program that ignores SIGINT, as those do that a shell script starts in the background, is
-        ended by SIGTERM. False, and nothing is done, if the main thread has left the program: an
-        exception is being printed that ended it (which an interrupt would garble), or we are at
-        its exit.
+        A program that ignores SIGINT, as one does that a shell script started in the background, is
+        ended by SIGTERM. Returns False, without an effect, if the main thread has left the program:
+        it prints the exception that ended the program (which an interrupt would garble), or the
+        interpreter is exiting.
         """
-        import signal  # only an unhandled fault comes here
+        import signal  # imported late: only an unhandled fault needs it
 
         main = threading.main_thread().ident or 0
         frame = _outermost(main)
@@ -131,17 +131,17 @@ class Driver:
         return True
 
     def is_traceback_printed(self) -> bool:
-        """Whether the main thread has left the program, to print what ended it."""
+        """Whether the main thread has left the program, to print the exception that ended it."""
         import traceback
 
         frame = _outermost(threading.main_thread().ident or 0)
         return frame is None or frame.f_code.co_filename == traceback.__file__
 
     def let_waits_end(self, looks: Callable[[FrameType | None], bool]) -> None:
-        """Wait until no thread is about to see what it waited for, at most `_LOOK` seconds.
+        """Wait until no thread is about to notice an outcome, at most `_LOOK` seconds.
 
-        `looks` says so of the frame at which a thread is. The event loop of the main thread gets a
-        few turns, for its tasks.
+        `looks` says whether a thread with this innermost frame is about to. The event loop of the
+        main thread gets a few turns, for its tasks.
         """
         pause = threading.Event()
         deadline = time.monotonic() + _LOOK
@@ -151,34 +151,34 @@ class Driver:
         if loop is not None:
             turned = threading.Event()
             step: Callable[[], object] = turned.set
-            for _ in range(3):  # the future, its task, and what awaits that
+            for _ in range(3):  # the future, its task, and the awaiter of the task
                 step = functools.partial(loop.call_soon, step)
             try:
                 loop.call_soon_threadsafe(step)
-            except RuntimeError:  # it is closed
+            except RuntimeError:  # the loop is closed
                 return
             turned.wait(_LOOK)
 
     def note_failure(self, failure: Failure) -> None:
-        """A failure has reached the root, see `fault_file`."""
+        """Note a failure that has reached the root, see `fault_file`."""
         note_failure(failure.root.verdict.when, failure.report())
 
     def now(self) -> float:
-        """Seconds on a clock that only goes forward."""
+        """Return seconds on a clock that only goes forward."""
         return time.monotonic()
 
     def wall_time(self) -> float:
-        """Seconds since the epoch."""
-        return time.time()  # noqa: TID251 - this is where it comes from
+        """Return seconds since 1970."""
+        return time.time()  # noqa: TID251 - the only call of the wall clock
 
     def chance(self, count: int) -> int:
-        """A random number below `count`."""
-        # Not a generator with a state: a forked process must not repeat its parent's choices.
+        """Return a random number below `count`."""
+        # No generator with a state: a forked process must not repeat its parent's choices.
         return int.from_bytes(os.urandom(8), "little") % count  # noqa: TID251
 
 
 def _outermost(thread: int) -> FrameType | None:
-    """Where a thread began; None if it runs no Python code."""
+    """Return the outermost frame of a thread; None if it runs no Python code."""
     frame = sys._current_frames().get(thread)
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back
@@ -186,7 +186,7 @@ def _outermost(thread: int) -> FrameType | None:
 
 
 def _loop_of(frame: FrameType | None) -> asyncio.AbstractEventLoop | None:
-    """The event loop that runs at `frame`, if one does."""
+    """Return the event loop that runs at `frame`, if one does."""
     events = sys.modules.get("asyncio.base_events")
     while events is not None and frame is not None:
         if frame.f_code is events.BaseEventLoop.run_forever.__code__:
@@ -200,7 +200,7 @@ current = Driver()
 
 
 def install(driver: Driver) -> Driver:
-    """Make `driver` the current one; the former."""
+    """Make `driver` the current one and return the former."""
     global current
     former, current = current, driver
     return former

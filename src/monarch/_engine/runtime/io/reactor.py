@@ -1,15 +1,16 @@
 """The reactor: one thread that moves bytes and fires timers, and never runs user code.
 
-It waits on descriptors with epoll (`select.poll` elsewhere), calls the callback registered for
-each ready one, then what other threads asked it to run (`call_soon`), then timers that are due.
-Callbacks must not block. Waking it costs one eventfd write, skipped while it does not wait.
+It waits on descriptors with epoll (`select.poll` where there is no epoll). After each wait it calls
+the callback of every ready descriptor, then the functions that other threads passed to `call_soon`,
+then the timers that are due. Callbacks must not block. Waking the reactor costs one eventfd write,
+which is skipped while the reactor does not wait.
 
-Most timers are deadlines of calls and are cancelled long before they are due. So setting one wakes
-nobody unless it comes before all others, and cancelled ones are swept out of the heap whenever it
-has doubled: there are never many more entries than pending timers.
+Most timers are deadlines of calls and are cancelled long before they are due. So a new timer wakes
+the reactor only if it is due before all others. Cancelled timers are swept out of the heap whenever
+it has doubled, so the heap never has many more entries than pending timers.
 
-The thread is a daemon: it dies with the interpreter, after `atexit` handlers had their say. In a
-forked child there is no reactor: `Proc` closes what the child inherited.
+The thread is a daemon: it ends with the interpreter, after the `atexit` handlers. A forked child
+has no reactor: `Proc` closes the descriptors that the child inherited.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ WRITE = select.POLLOUT
 _SCRATCH = 256 << 10
 _NEVER = float("inf")
 _LONGEST = 1e6  # seconds of one wait; the kernel takes no more than 2**31 milliseconds
-_FEW = 64  # timers that are no trouble
+_FEW = 64  # so many entries are never swept
 
 
 class Timer:
@@ -54,24 +55,26 @@ class Timer:
 
 
 class Reactor:
-    """See the module. `run` in the current thread, or `start` a thread for it."""
+    """See the module. `run` it in the current thread, or `start` a thread for it."""
 
     def __init__(self) -> None:
         self._poll: Any = select.epoll() if hasattr(select, "epoll") else select.poll()
         self._scale = 1 if hasattr(select, "epoll") else 1000
-        self._sees_changes = hasattr(select, "epoll")  # while it waits; `poll` does not
+        # Whether a change during a wait takes effect; not with `poll`.
+        self._sees_changes = hasattr(select, "epoll")
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._soon: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
-        self._new: deque[Timer] = deque()  # set, not yet among them
-        self._wakes = _NEVER  # when the wait under way, if any, ends by itself
+        self._new: deque[Timer] = deque()  # timers that are set, but not yet in the heap
+        self._wakes = _NEVER  # when the present wait, if any, ends without an event
         self._crowded = _FEW  # entries at which cancelled timers are swept out
         self._order = itertools.count()
-        self._waiting = False  # or about to; what is queued before it is set is seen
+        self._waiting = False  # or about to wait: entries queued before it is set are seen
         self._woken = False
         self._running = True
         self.ident = 0
-        # Mapped, not allocated: pages that no read ever fills cost an idle proc nothing.
+        # Mapped instead of allocated: in an idle proc, pages that no read has filled cost no
+        # memory.
         self.scratch = memoryview(mmap.mmap(-1, _SCRATCH))
         if hasattr(os, "eventfd"):
             self._wake_in = self._wake_out = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -81,7 +84,7 @@ class Reactor:
         self.register(self._wake_in, self._on_wake)
 
     def start(self, name: str) -> None:
-        """Run in a daemon thread; returns once the thread has its identity."""
+        """Run in a daemon thread; return once the thread has its identity."""
         thread = threading.Thread(target=self.run, name=name, daemon=True)
         thread.start()
         self.ident = thread.ident or 0
@@ -99,7 +102,8 @@ class Reactor:
         """Run `callback()` on the reactor thread after `delay` seconds, unless cancelled."""
         timer = Timer(time.monotonic() + delay, callback)
         self._new.append(timer)
-        # In this order: `_timeout` looks for new ones after it has said how long it will wait.
+        # The timer is appended before `_wakes` is read: `_timeout` sets `_wakes` before it looks
+        # for new timers, so one of the two sees the other.
         if timer.when < self._wakes or len(self._new) > _FEW:
             self.call_soon(self._admit)
         return timer
@@ -115,7 +119,7 @@ class Reactor:
         self.watch(fd, reads=True, writes=on)
 
     def watch(self, fd: int, *, reads: bool, writes: bool) -> None:
-        """Say what to call back for; hang-ups and errors always. See `watch_writes`."""
+        """Set the events of `fd` that call back; hang-ups and errors always do."""
         try:
             self._poll.modify(fd, (READ if reads else 0) | (WRITE if writes else 0))
         except OSError:
@@ -141,7 +145,7 @@ class Reactor:
         """Release descriptors; only after `run` has returned, or in a forked child."""
         if hasattr(self._poll, "close"):
             self._poll.close()
-        self._woken = True  # later `call_soon`s, of finalisers, must not write to a reused number
+        self._woken = True  # a finaliser's later `call_soon` must not write to a reused descriptor
         os.close(self._wake_in)
         if self._wake_out != self._wake_in:
             os.close(self._wake_out)
@@ -187,14 +191,15 @@ class Reactor:
         return min(max(0.0, wakes - time.monotonic()), _LONGEST) * self._scale
 
     def _next(self) -> float:
-        """When the first timer is due that was not cancelled."""
+        """Return when the first timer is due that was not cancelled."""
         timers = self._timers
-        while timers and timers[0][2].callback is None:  # they would limit the wait, which costs
+        # A cancelled timer would cause a useless wake-up.
+        while timers and timers[0][2].callback is None:
             heapq.heappop(timers)
         return timers[0][0] if timers else _NEVER
 
     def _on_wake(self, _mask: int) -> None:
-        # Clear the flag before the queue is read: a later append writes again.
+        # The flag is cleared before the queue is read, so a later append writes again.
         os.read(self._wake_in, 8)
         self._woken = False
 
