@@ -1,21 +1,25 @@
-"""The cell: one actor as the runtime sees it. Mailbox, thread, state, end.
+"""The cell: one actor as the runtime sees it, with its mailbox, thread, state and exit.
 
-A cell is created by a SPAWN frame on the reactor and starts a thread of its own: the actor's
+A SPAWN frame creates a cell on the reactor, and the cell starts a thread of its own: the actor's
 constructor, endpoints and hooks run there and nowhere else. A *behaviour*, made by the mesh layer
-from the SPAWN body on that thread, knows the user's class; the cell knows messages.
+from the SPAWN body on that thread, knows the user's class. The cell knows messages.
 
-Life: ``STARTING`` (constructing) -> ``RUNNING`` -> ``DEAD``. A cell dies of a failure, or of a
-stop. Whatever the way, two things happen once each, in this order: `settle` digs a grave, answers
-every message that waits with it, and lets it answer later ones; then, after the meshes the actor
-owns were stopped and the user's `__cleanup__` ran, `finish` acknowledges stops and tells the owner.
-Nobody who called the actor waits for an answer that cannot come: a message is answered by the
-handler, by `settle`, or by the link's loss.
+States: ``STARTING`` (constructing) -> ``RUNNING`` -> ``DEAD``. An actor ends by a failure or by a
+stop. Either way two steps happen, once each, in this order:
+
+* `settle` sets the *grave*, the `Failure` that answers all messages from now on. It answers the
+  messages that wait, and keeps the grave for later ones.
+* Then the meshes that the actor owns are stopped and the user's `__cleanup__` runs. After that,
+  `finish` acknowledges stops and notifies the owner.
+
+No caller waits for an answer that cannot come: a message is answered by its handler, by `settle`,
+or by the loss of the link.
 
 Mailboxes are bounded in messages and bytes (see `flow_control`).
 
-A stop is a message like any other: what was sent before it is handled first. An actor that does
-not come to it within `stop_actor_timeout` (stuck in an endpoint) is given up: its thread is left
-behind, its callers are answered.
+A stop is a message like any other: earlier messages are handled first. If the actor does not reach
+the stop within `stop_actor_timeout` (it is stuck in an endpoint), it is given up: its callers are
+answered, and its thread is left behind.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ RUNNING = "running"
 DROPPING = "dropping"  # running, and some messages that wait were recalled
 DEAD = "dead"
 
-_GRAVES = 10_000  # the ends of actors remembered beyond the configured number
+_GRAVES = 10_000  # graves kept beyond the configured number
 
 
 class Handler:
@@ -77,49 +81,50 @@ class Handler:
 
 
 class Behaviour(Protocol):
-    """What the mesh layer supplies: the user's object, seen through its endpoints."""
+    """The user's object seen through its endpoints, supplied by the mesh layer."""
 
     handlers: dict[str, Handler]
     routes: dict[bytes, tuple[Handler, Any]]
-    """The endpoint and extent by the meta of a CALL; a cache, filled by the loop that reads it."""
+    """Endpoint and extent by the meta of a CALL; a cache, filled by the loop that reads it."""
     has_children: bool
 
     def extent_of(self, data: bytes) -> Any:
-        """The extent that `enter` takes."""
+        """Return the extent that `enter` takes."""
 
     def enter(self, rank: int, extent: Any, /) -> None:
         """Make the message's rank in `extent` the current one."""
 
     def plain_handler(self, name: str) -> Handler | None:
-        """A method that is no endpoint, for callers that wrapped it in one."""
+        """Return a handler for a method that is no endpoint, for callers that wrapped it in one."""
 
     def explicit_port(self, link: Any, frame: Frame, endpoint: str) -> Any:
-        """The port object handed to an endpoint that answers by itself."""
+        """Return the port object for an endpoint that answers by itself."""
 
     def call_ended(self, error: BaseException | None) -> None:
-        """Run what was registered in `Cell.watchers` for the call that ended."""
+        """Run the callbacks registered in `Cell.watchers` for the call that ended."""
 
     def stop_children(self) -> Any:
-        """Stop the meshes this actor owns and wait for it (within the configured time).
+        """Stop the meshes of this actor and wait until they have (within the configured time).
 
-        Of async actors, an awaitable that does.
+        Async actors return an awaitable that does so.
         """
 
     def unheard(self) -> Any:
-        """Handle the failures of children that came while the actor stopped.
+        """Handle the failures of children that arrived while the actor stopped.
 
-        The actor's own end by one that was not handled, or None; of async actors, an awaitable.
+        Return this actor's failure by one that was not handled, or None; async actors return an
+        awaitable of that.
         """
 
     def cleanup(self, error: Exception | None) -> Any:
-        """Call `__cleanup__`; None or an awaitable."""
+        """Call `__cleanup__`; return None or an awaitable."""
 
     def cleanup_failed(self, error: BaseException) -> None:
-        """`__cleanup__` raised: say so; the stop goes on."""
+        """Report that `__cleanup__` raised; the stop goes on."""
 
 
 class Identity:
-    """Who an actor is; `build(cell)` makes its behaviour on the actor's own thread."""
+    """The names of an actor; `build(cell)` makes its behaviour on the actor's own thread."""
 
     __slots__ = ("build", "display", "label", "name")
 
@@ -127,7 +132,7 @@ class Identity:
         self, name: str, label: str, display: str, build: Callable[[Cell], Behaviour]
     ) -> None:
         self.name = name  # as given to spawn
-        self.label = label  # label-uid, as failures call the mesh
+        self.label = label  # label-uid, the name of the mesh in failures
         self.display = display  # <root>.<module.Class name{rank}>
         self.build = build
 
@@ -154,20 +159,22 @@ class Cell:
         self.state = STARTING
         self.behaviour: Behaviour | None = None
         self.mailbox: Any = deque() if is_async else drivers.current.mailbox()
-        self.control: deque[Callable[[], Any]] = deque()  # to run between messages
+        self.control: deque[Callable[[], Any]] = deque()  # actions to run between messages
         self.wake: Callable[[], None] = self._wake_sync
-        self.put: Callable[[Any, Frame], None] = self._enqueue  # a fence may stand before it
+        # Replaced while an epoch barrier is up.
+        self.put: Callable[[Any, Frame], None] = self._enqueue
         self.idle = False
-        self.current: tuple[Any, Frame] | None = None  # the message in hand, until it is answered
-        self.owed: dict[int, tuple[Any, int, int]] = {}  # link, port, rank of answers for later
-        # Calls (link, port) that tasks are to answer.
+        # The message being handled, until it is answered.
+        self.current: tuple[Any, Frame] | None = None
+        self.owed: dict[int, tuple[Any, int, int]] = {}  # answers given later: link, port, rank
+        # The tasks that answer calls, by link and port of the call.
         self.aside: dict[tuple[Any, int], asyncio.Task[None]] = {}
         self._recalled: set[tuple[Any, int]] = set()  # calls to drop
-        self._recalled_within = 0  # so many messages
-        self.ports: set[int] = set()  # those that close with the actor
+        self._recalled_within = 0  # messages left among which those calls can be
+        self.ports: set[int] = set()  # ports that close with the actor
         self._tickets = itertools.count(1)
         self.thread_id = 0
-        self.serving: asyncio.Task[Any] | None = None  # an async actor's, on its loop
+        self.serving: asyncio.Task[Any] | None = None  # the task of an async actor, on its loop
         self.grave: Failure | None = None
         self.gauge = Gauge(proc, uid, self.depth)
         self._end_lock = threading.RLock()
@@ -175,12 +182,12 @@ class Cell:
         self._stop_timer: Any = None
         self.finished = threading.Event()
         self.fatal: BaseException | None = None
-        self.missed: Failure | None = None  # the end by a child's failure, while it stopped
+        self.missed: Failure | None = None  # the actor's failure by a child's, found during a stop
         self.watchers: dict[int, list[Callable[[BaseException | None], None]]] = {}
-        self.at_end: dict[Callable[[], object], None] = {}  # to call when the last act is done
+        self.at_end: dict[Callable[[], object], None] = {}  # callbacks of `finish`
 
     def start(self, run: Callable[[Cell], None]) -> None:
-        """Serve: construct the actor and handle its messages, on a thread of its own."""
+        """Construct the actor and handle its messages, on a thread of its own."""
         drivers.current.start_actor(self, run)
 
     # -- mailbox ---------------------------------------------------------------------------------
@@ -193,18 +200,18 @@ class Cell:
                 self.wake()
         else:
             self.mailbox.put((link, frame))
-        if self.state is DEAD:  # it died between the look-up and the put
+        if self.state is DEAD:  # the actor ended between the look-up and the put
             self.refuse_queued()
         else:
             depth = len(self.mailbox) if self.is_async else self.mailbox.qsize()
             self.gauge.put(link, len(frame.body), depth)
 
     def depth(self) -> int:
-        """Messages waiting."""
+        """Return how many messages wait."""
         return len(self.mailbox) if self.is_async else self.mailbox.qsize()
 
     def taken(self, frame: Frame) -> None:
-        """The actor took `frame` from its mailbox."""
+        """Record that the actor took `frame` from its mailbox."""
         self.gauge.take(len(frame.body))
 
     def _wake_sync(self) -> None:
@@ -218,7 +225,7 @@ class Cell:
     # -- recalled messages -----------------------------------------------------------------------
 
     def recall(self, link: Any, port: int) -> None:
-        """The caller has cancelled a call: it need not be handled. On the reactor thread."""
+        """Drop a call that its caller has cancelled. On the reactor thread."""
         if self.is_async:
             for item in list(self.mailbox):
                 if item[0] is link and item[1].port == port and item[1].kind == CALL:
@@ -232,7 +239,7 @@ class Cell:
     def _recall(self, link: Any, port: int) -> None:
         if not self.is_async:
             self._recalled.add((link, port))
-            self._recalled_within = self.mailbox.qsize() + 1  # and the one in hand
+            self._recalled_within = self.mailbox.qsize() + 1  # including the one being handled
             self._turn(RUNNING, DROPPING)
         elif (task := self.aside.get((link, port))) is not None:
             task.cancel()
@@ -244,13 +251,14 @@ class Cell:
         return current is not None and current[0] is link and current[1].port == port
 
     def drops(self, link: Any, frame: Frame) -> bool:
-        """Whether this message was recalled; asked for each, in state DROPPING, by its actor."""
+        """Whether this message was recalled; the actor asks for each message, in state DROPPING."""
         self._recalled_within -= 1
         dropped = frame.kind == CALL and (link, frame.port) in self._recalled
         if dropped:
             self._recalled.discard((link, frame.port))
             self.taken(frame)
-        if not self._recalled or self._recalled_within <= 0:  # (it came after the answer)
+        # In the second case a recall came after the answer.
+        if not self._recalled or self._recalled_within <= 0:
             self._recalled.clear()
             self._turn(DROPPING, RUNNING)
         return dropped
@@ -260,10 +268,10 @@ class Cell:
             if self.state == before:
                 self.state = after
 
-    # -- the end by an error ---------------------------------------------------------------------
+    # -- failure by an error -----------------------------------------------------------------------
 
     def abort(self, error: BaseException, failure: Failure | None = None) -> None:
-        """Fail this actor from any thread; its endpoints under way may still run to their end."""
+        """Fail this actor, from any thread; endpoints that are running may still complete."""
         failure = failure or self.failure_of(error)
 
         def die() -> None:
@@ -272,10 +280,10 @@ class Cell:
         if self.settle(failure):
             self.interrupt(die)
 
-    # -- the end ---------------------------------------------------------------------------------
+    # -- stop and exit -----------------------------------------------------------------------------
 
     def request_stop(self, link: Any, frame: Frame) -> None:
-        """A STOP frame arrived: stop after the messages before it; acknowledged when done."""
+        """Stop after the messages before this STOP frame; the stop is acknowledged when done."""
         if frame.flags & HURRY and self._stop_acks:
             self._give_up()
             return
@@ -300,13 +308,13 @@ class Cell:
         self._acknowledge(link, frame)
 
     def _give_up(self) -> None:
-        for _, frame in self._stop_acks[:1]:  # none: it has come to its end just now
+        for _, frame in self._stop_acks[:1]:  # empty if the actor has finished just now
             reason = bytes(frame.body).decode(errors="replace")
             self.settle(self.own_failure(reason, STOPPED))
             self.finish()
 
     def settle(self, grave: Failure) -> bool:
-        """The actor is over: answer everybody. True for the first caller, who ended it."""
+        """End the actor and answer every caller. Returns True for the first call only."""
         with self._end_lock:
             if self.state is DEAD:
                 return False
@@ -314,7 +322,7 @@ class Cell:
             self.state = DEAD
         proc = self.proc
         proc.graves[self.uid] = grave
-        proc.ending[self] = None  # first: it is always in one of the two
+        proc.ending[self] = None  # set first: a cell is always in `cells` or in `ending`
         proc.cells.pop(self.uid, None)
         if len(proc.graves) > settings.terminated_snapshot_retention + _GRAVES:
             proc.graves.pop(next(iter(proc.graves)))
@@ -329,7 +337,7 @@ class Cell:
         return True
 
     def finish(self) -> None:
-        """The actor's last act is done: acknowledge stops, tell the owner of a failure."""
+        """Acknowledge stops and report a failure to the owner, after the actor's clean-up."""
         with self._end_lock:
             if self.finished.is_set():
                 return
@@ -337,8 +345,8 @@ class Cell:
                 self.at_end.popitem()[0]()
             acks, self._stop_acks = self._stop_acks, []
             timer = self._stop_timer
-            # A stop that nobody asked for is news to the owner, too. Told before the first stop
-            # can be acknowledged: that says that there is no more news.
+            # A stop without a request is reported to the owner, too. The report precedes the first
+            # acknowledgement of a stop, which promises that no report follows.
             end = self.missed or self.grave
             if end is not None and (end.kind == FAILED or not acks):
                 self.proc.report_end(self.owner, self.uid, self.rank, end)
@@ -369,10 +377,11 @@ class Cell:
     # -- answers that come later -----------------------------------------------------------------
 
     def owe(self) -> int:
-        """The message in hand is answered later, by whoever redeems this ticket; 0: it is already.
+        """Promise a later answer to the message being handled; 0 if it is answered already.
 
-        A message has one answer. Who gives it must have taken it away first, in one step: the
-        message from `current`, or the ticket from `owed`. So has `settle`, for what is left.
+        A message has one answer. The thread that gives it must first have taken it away in one
+        step: the message from `current`, or the ticket from `owed`. `settle` does the same with all
+        that are left.
         """
         current, self.current = self.current, None
         if current is None:
@@ -380,46 +389,46 @@ class Cell:
         link, frame = current
         ticket = next(self._tickets)
         self.owed[ticket] = (link, frame.port, frame.rank)
-        if self.grave is not None:  # it was settled between the two steps
+        if self.grave is not None:  # settled between the two steps above
             self._refuse_owed(self.grave)
         return ticket
 
     def owe_again(self, link: Any, frame: Frame) -> None:
-        """The answer of a message that was claimed could not be given: the actor's end answers."""
+        """Record that a claimed message could not be answered; the grave will answer it."""
         self.owed[next(self._tickets)] = (link, frame.port, frame.rank)
         if self.grave is not None:
             self._refuse_owed(self.grave)
 
     def redeem(self, ticket: int) -> bool:
-        """Whether the answer of this ticket is still owed: by the caller alone, from now on."""
+        """Whether the answer of this ticket is still owed; then only the caller may give it."""
         return self.owed.pop(ticket, None) is not None
 
     def _refuse_owed(self, grave: Failure) -> None:
         while self.owed:
             try:
                 _, (link, port, rank) = self.owed.popitem()
-            except KeyError:  # redeemed by another thread just now
+            except KeyError:  # another thread has just redeemed it
                 return
             self.proc.post_failure(link, port, rank, grave)
 
     def own_failure(
         self, error: str, kind: str = FAILED, cause: str = USER, trace: str = ""
     ) -> Failure:
-        """What happened to this actor, here and now."""
+        """Return a failure of this actor, at this place and time."""
         proc = self.proc
         now = drivers.current.wall_time()
         verdict = Verdict(kind, error, cause, proc.hostname, proc.pid, now, trace=trace)
         return Failure(self.identity.display, verdict, self.identity.label, (self.rank,))
 
     def failure_of(self, error: BaseException) -> Failure:
-        """The failure of this actor by an exception."""
+        """Return the failure of this actor by an exception."""
         text = f"actor explicitly aborted due to: {headline(error)}"
         if self.behaviour is None:
             text += " (its constructor raised)"
         return self.own_failure(text, trace=format_remote(error))
 
     def unable_to_start(self, error: RuntimeError) -> None:
-        """The actor got no thread."""
+        """End an actor for which no thread could be started."""
         text = (
             f"the process could not start a thread for this actor: {headline(error)}. "
             "Raise the limit of processes (ulimit -u, pids.max of the cgroup), or have fewer actors"
@@ -428,7 +437,7 @@ class Cell:
         self.finish()
 
     def broken_by(self, error: BaseException) -> None:
-        """The actor's loop itself is over, by what passed all boundaries around user code."""
+        """End an actor whose loop was left by an error, past all boundaries around user code."""
         if is_ours(error):
             text = f"internal error: {headline(error)}"
             trace = format_all(error)

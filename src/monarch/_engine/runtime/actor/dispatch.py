@@ -4,12 +4,12 @@ Budget per message: one mailbox get, one handler look-up, one context, one decod
 encode, one send. Measured by ``benchmarks/programs/roundtrip.py``. Everything rare (failures,
 stops, explicit ports) is behind one branch in a named function.
 
-`run_sync` is the thread of an actor whose endpoints are all plain functions. Async actors have
-their loop in `dispatch_async`, which shares all but the loop itself.
+`run_sync` is the thread of an actor whose endpoints are all plain functions. The loop of async
+actors is in `dispatch_async`, which shares everything else.
 
-What an endpoint's outcome means is in `failed`: an `Exception` goes to the caller and the actor
-lives; without a caller, or for any other `BaseException`, the actor dies. A cancellation that
-escapes an endpoint goes to the caller, too: it says that one operation was abandoned.
+The table of outcomes is in `failed`. An `Exception` goes to the caller and the actor goes on;
+without a caller, or for any other `BaseException`, the actor fails. A cancellation that escapes an
+endpoint goes to the caller, too, since it abandons one operation only.
 """
 
 from __future__ import annotations
@@ -61,16 +61,15 @@ __all__ = [
     "stopped",
 ]
 
-_ROUTES = 4096  # kept by each actor: a caller that wants messages back has one of its own
+_ROUTES = 4096  # cached by each actor; each caller with a return port adds one
 
-_RETURNS = 0x8000  # of the length: a return port follows the name
+_RETURNS = 0x8000  # bit of the length: a return port follows the name
 
 
 def call_meta(name: str, extent: bytes, return_port: int = 0) -> bytes:
-    """Meta of a CALL: the endpoint's name and the extent of the caller's mesh.
+    """Return the meta of a CALL: the endpoint's name and the extent of the caller's mesh.
 
-    `return_port`: where the sender wants to hear that a message without a reply port did not
-    arrive.
+    `return_port`: the port that is notified if a message without a reply port cannot be delivered.
     """
     encoded = name.encode()
     if not return_port:
@@ -80,7 +79,7 @@ def call_meta(name: str, extent: bytes, return_port: int = 0) -> bytes:
 
 
 def return_port_of(meta: bytes) -> int:
-    """The return port in the meta of a CALL; 0: there is none."""
+    """Return the return port in the meta of a CALL; 0 if there is none."""
     length = int.from_bytes(meta[:2], "little")
     if not length & _RETURNS:
         return 0
@@ -89,7 +88,7 @@ def return_port_of(meta: bytes) -> int:
 
 
 def route(meta: bytes) -> tuple[str, bytes]:
-    """The inverse of `call_meta`."""
+    """Return the endpoint's name and the extent: the inverse of `call_meta`."""
     length = int.from_bytes(meta[:2], "little")
     end = 2 + (length & ~_RETURNS)
     return meta[2:end].decode(), meta[end + 8 * bool(length & _RETURNS) :]
@@ -99,16 +98,16 @@ def route(meta: bytes) -> tuple[str, bytes]:
 
 
 def run_sync(cell: Cell) -> None:
-    """The thread of a sync actor, from construction to its end."""
+    """Run a sync actor, from construction to exit; the body of its thread."""
     try:
         if construct(cell):
             serve_sync(cell)
-    except BaseException as error:  # nobody may wait for an actor without a loop
+    except BaseException as error:  # an actor without a loop must refuse its callers
         cell.broken_by(error)
 
 
 def serve_sync(cell: Cell) -> None:
-    """The life of a sync actor once it is constructed; entered anew if its mailbox leaves it."""
+    """Serve a constructed actor until it ends; called again if its mailbox is replaced."""
     grave, error = _serve_sync(cell)
     _finish_sync(cell, grave, error)
 
@@ -124,7 +123,7 @@ def _serve_sync(cell: Cell) -> End:
                 control.popleft()()
         except Died as died:
             if item is not None:
-                cell.mailbox.put(item)  # for `settle`, which answers what waits
+                cell.mailbox.put(item)  # put back for `settle`, which answers waiting messages
             return died.end
         if cell.state is not RUNNING:
             if cell.state is DEAD:
@@ -151,7 +150,7 @@ def _serve_sync(cell: Cell) -> End:
                     "endpoints are all def, so it has no event loop; make it a plain def"
                 )
             answer = encode_answer(result) if frame.port and not handler.explicit else None
-        except BaseException as error:  # the supervision boundary: nothing escapes an actor
+        except BaseException as error:  # the supervision boundary: no exception escapes an actor
             if cell.watchers:
                 cell.behaviour.call_ended(error)  # type: ignore[union-attr]  # constructed
             end = failed(cell, link, frame, handler, error)
@@ -168,7 +167,7 @@ def _serve_sync(cell: Cell) -> End:
 
 
 def _finish_sync(cell: Cell, grave: Failure, error: Exception | None) -> None:
-    """End: answer callers, stop owned meshes, clean up, tell the owner; in that order."""
+    """End: answer callers, stop owned meshes, clean up, notify the owner; in that order."""
     cell.settle(grave)
     behaviour = cell.behaviour
     assert behaviour is not None
@@ -179,7 +178,7 @@ def _finish_sync(cell: Cell, grave: Failure, error: Exception | None) -> None:
     timer = cell.proc.reactor.call_later(settings.cleanup_timeout, cell.finish)
     try:
         behaviour.cleanup(error)
-    except BaseException as raised:  # reported with the end it belongs to
+    except BaseException as raised:  # reported beside the actor's own failure
         behaviour.cleanup_failed(raised)
     timer.cancel()
     cell.finish()
@@ -189,7 +188,7 @@ def _finish_sync(cell: Cell, grave: Failure, error: Exception | None) -> None:
 
 
 def construct(cell: Cell) -> bool:
-    """Run the user's constructor; False when the actor did not come to life."""
+    """Run the user's constructor; False when the actor did not start."""
     try:
         setup = cell.proc.setup
         if setup is not None and setup.blocks(cell):
@@ -204,7 +203,7 @@ def construct(cell: Cell) -> bool:
         cell.settle(failure)
         cell.finish()
         return False
-    if cell.state is DEAD:  # stopped while it was constructing
+    if cell.state is DEAD:  # stopped during construction
         return False
     cell.state = RUNNING
     return True
@@ -249,12 +248,12 @@ def reply(cell: Cell, link: Any, frame: Frame, handler: Handler, answer: Payload
             link.send(pack(POST, frame.port, 0, frame.rank, b"", stream))
         else:
             _answer(cell.proc, link, frame, answer)
-    except BaseException as error:  # there is no memory for it, say
+    except BaseException as error:  # for example, out of memory
         send_error(cell, link, frame, handler.name, error, "failed.")
 
 
 def _answer(proc: Proc, link: Any, frame: Frame, payload: Payload, flags: int = 0) -> None:
-    """Send an answer; it is on its way even if the caller takes no bytes for a long time."""
+    """Send an answer. A caller that takes no bytes for a long time still gets it from the queue."""
     with contextlib.suppress(BackpressureError):
         proc.send_one(link, POST, frame.port, 0, frame.rank, b"", payload, flags)
 
@@ -262,8 +261,8 @@ def _answer(proc: Proc, link: Any, frame: Frame, payload: Payload, flags: int = 
 def failed(
     cell: Cell, link: Any, frame: Frame, handler: Handler | None, error: BaseException
 ) -> End | None:
-    """The outcome table for everything that is not a value; the actor's end if it dies of it."""
-    # By type: `isinstance` asks the object for its class, and so may run code of the user's.
+    """Handle an outcome that is not a value; return the actor's end if it fails by it."""
+    # Compare types: `isinstance` asks the object for its class, and so may run user code.
     if issubclass(type(error), Died):
         return cast("Died", error).end
     ordinary = issubclass(type(error), Exception)
@@ -276,7 +275,7 @@ def failed(
             send_error(cell, link, frame, name, error, suffix)
         return None
     end = end_by(cell, error)
-    cell.settle(end[0])  # before the message is dropped, and with it the port it is answered at
+    cell.settle(end[0])  # before the message is dropped, and with it an explicit port
     return end
 
 
@@ -289,14 +288,14 @@ End = tuple[Failure, Exception | None]
 
 
 class Died(BaseException):
-    """Control flow: the actor is over; raised by what runs between its messages."""
+    """Control flow: the actor is over; raised by actions that run between its messages."""
 
     def __init__(self, end: End) -> None:
         self.end = end
 
 
 def end_by(cell: Cell, error: BaseException, failure: Failure | None = None) -> End:
-    """The end of an actor by `error`: its grave, and what its `__cleanup__` is told."""
+    """Return the end of an actor by `error`: its grave, and the argument of its `__cleanup__`."""
     told = RuntimeError(f"serving {cell.identity.display}: {format_remote(error)}")
     return failure or cell.failure_of(error), told
 
@@ -318,8 +317,8 @@ def send_error(
 ) -> None:
     """Answer with `error`, or with as much of it as can be sent. Never raises.
 
-    The message was claimed (see `Cell.owe`), so this is its only answer. If even a stand-in of a
-    few words cannot be sent the actor ends, and its end is the answer.
+    The message was claimed (see `Cell.owe`), so this is its only answer. If even a short stand-in
+    cannot be sent, the actor fails, and its grave is the answer.
     """
     message = f"Actor call {cell.identity.name}.{name} {suffix}"
     proc = cell.proc
@@ -340,30 +339,30 @@ def send_error(
 def error_body(
     cell: Cell, message: str, error: BaseException
 ) -> tuple[str, Failure, bytes | None, str]:
-    """What an ERROR carries: message, what happened and where, the pickled exception, its summary.
+    """Return the content of an ERROR: message, failure, pickled exception, its summary.
 
-    The exception is pickled apart, so that one that cannot be pickled, or not be rebuilt by the
-    caller, costs only the object: the text arrives in any case.
+    The exception is pickled separately. If it cannot be pickled, or not be rebuilt by the caller,
+    only the object is lost: the text arrives in any case.
     """
     failure = cell.own_failure(headline(error), trace=format_remote(error))
     summary = f"{type_name(error)}: {text_of(error)}"
     try:
         pickled = encode(error, 1 << 62).stream
-    except BaseException as problem:  # of the exception's own code, or there is no memory
+    except BaseException as problem:  # raised by the exception's own code, or out of memory
         pickled = None
         summary += f" (the exception could not be pickled: {text_of(problem)})"
     return message, failure, pickled, summary
 
 
 def rebuild_error(body: Any) -> ActorError:
-    """The ActorError of an ERROR body; a stand-in takes the place of what cannot be rebuilt."""
+    """Return the ActorError of an ERROR body, with a stand-in for an unreadable exception."""
     message, failure, pickled, summary = decode_body(body)
     if pickled is None:
         error: Any = RemoteException(summary)
     else:
         try:
             error = decode_body(pickled)
-        except BaseException as problem:  # whatever its class raises: it must not end the caller
+        except BaseException as problem:  # raised by user code: it must not end the caller
             error = RemoteException(f"{summary} (it could not be rebuilt here: {text_of(problem)})")
         if not issubclass(type(error), BaseException):
             error = RemoteException(summary)
@@ -371,9 +370,10 @@ def rebuild_error(body: Any) -> ActorError:
 
 
 def rebuild_raised(body: Any) -> Exception:
-    """The exception that somebody sent to be raised here as it is.
+    """Return an exception that was sent to be raised here as it is.
 
-    One that would end the thread (SystemExit, KeyboardInterrupt) is in an ActorError.
+    An exception that would end the thread (SystemExit, KeyboardInterrupt) is wrapped in an
+    ActorError.
     """
     error: Any
     try:

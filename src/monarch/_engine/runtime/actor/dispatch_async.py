@@ -2,7 +2,7 @@
 
 One long-lived task awaits the endpoints one after the other (a task per message would cost 19 times
 more); only concurrent endpoints get tasks of their own. Supervision runs beside it, at any await of
-an endpoint. What a message's outcome means is shared with sync actors, in `dispatch`.
+an endpoint. The table of outcomes is shared with sync actors, in `dispatch`.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from monarch._engine.wire.frame import CALL, Frame
 __all__ = ["run_async"]
 
 _YIELD_EVERY = 64  # messages an actor handles before its other tasks get a turn
-_loops: set[asyncio.AbstractEventLoop] = set()  # of the actors here
+_loops: set[asyncio.AbstractEventLoop] = set()  # the event loops of this process's actors
 
 
 def run_async(cell: Cell) -> None:
-    """The thread of an async actor: an event loop of its own."""
+    """Run an async actor on an event loop of its own; the body of its thread."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     _loops.add(loop)
     try:
         loop.run_until_complete(_serve(cell, loop))
-    except BaseException as error:  # nobody may wait for an actor without a loop
+    except BaseException as error:  # an actor without a loop must refuse its callers
         cell.broken_by(error)
     finally:
-        gate_of(loop).on_wait = None  # it must not keep the loop
+        gate_of(loop).on_wait = None  # the callback would keep the loop alive
         try:
             _cancel_all(loop)
             loop.run_until_complete(loop.shutdown_asyncgens())
@@ -60,7 +60,7 @@ def run_async(cell: Cell) -> None:
 
 
 def _separate_loops() -> None:
-    """In a forked child: what it inherited waits for the parent's events and would take them."""
+    """Replace the inherited selectors in a forked child, which would take the parent's events."""
     for loop in _loops:
         selector: Any = getattr(loop, "_selector", None)
         if selector is not None:
@@ -68,7 +68,7 @@ def _separate_loops() -> None:
                 os.dup2(fresh.fileno(), selector.fileno(), inheritable=False)
 
 
-if hasattr(select, "epoll"):  # (a kqueue is not inherited)
+if hasattr(select, "epoll"):  # a kqueue is not inherited
     os.register_at_fork(after_in_child=_separate_loops)
 
 
@@ -89,14 +89,14 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
     serving = asyncio.current_task()
     assert serving is not None
     pulse = Pulse(cell, gate)
-    tasks: dict[asyncio.Task[None], None] = {}  # all beside this one, in order
-    hooks: set[asyncio.Task[None]] = set()  # of them, those that no caller waits for
+    tasks: dict[asyncio.Task[None], None] = {}  # all tasks but this one, in order of their start
+    hooks: set[asyncio.Task[None]] = set()  # the tasks among them that no caller waits for
     ends: list[End] = []
-    finishing = False  # its last acts are under way, which nobody interrupts
+    finishing = False  # the exit is under way and must not be interrupted
     control = cell.control
 
     def wake(_: Any) -> None:
-        # On the loop, also while an endpoint is suspended: supervision does not wait for it.
+        # Runs on the loop while an endpoint is suspended, too: supervision does not wait for it.
         while control:
             try:
                 action = control.popleft()()
@@ -109,7 +109,7 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
         elif cell.state is DEAD and not finishing:
-            serving.cancel()  # aborted: the suspended endpoint has nobody to answer
+            serving.cancel()  # aborted: the endpoint's caller has its answer already
 
     def wake_from_anywhere() -> None:
         cell.idle = False
@@ -199,7 +199,7 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _absorb_cancel() -> None:
-    """A cancellation hit the actor's own task: it ends one operation, not the actor."""
+    """Clear a cancellation of the actor's own task: it ends one operation, not the actor."""
     task = asyncio.current_task()
     uncancel = getattr(task, "uncancel", None)  # Python 3.11 counts cancellations
     while uncancel is not None and uncancel():
@@ -228,7 +228,7 @@ def _start_task(
 async def _concurrent(
     cell: Cell, ticket: int, link: Any, frame: Frame, handler: Handler, args: Any, kwargs: Any
 ) -> None:
-    """One message of a concurrent endpoint, as a task: the actor takes others meanwhile."""
+    """Handle one message of a concurrent endpoint as a task, while the actor takes others."""
     try:
         result = await handler.function(*args, **kwargs)
         if cell.watchers and cell.behaviour is not None:
@@ -258,7 +258,7 @@ def _fail(
 def _over(
     cell: Cell, ticket: int, link: Any, frame: Frame, handler: Handler, task: asyncio.Task[None]
 ) -> None:
-    """A task is over; if it was cancelled before it began, its caller does not know yet."""
+    """Clean up after a task; answer its caller if it was cancelled before it began."""
     if ticket:
         if task.cancelled():
             _fail(cell, ticket, link, frame, handler, asyncio.CancelledError())
@@ -272,9 +272,10 @@ async def _finish_async(
     grave: Failure,
     error: Exception | None,
 ) -> None:
-    """As `_finish_sync`; the actor's tasks are cancelled and awaited first.
+    """Do as `_finish_sync` does, after the actor's tasks were cancelled and awaited.
 
-    A stop leaves the hooks some time: a failure that is being handled is not unhandled.
+    A stop leaves the supervision hooks some time, since a failure that is being handled does not
+    count as unhandled.
     """
     cell.settle(grave)
     behaviour = cell.behaviour
@@ -299,7 +300,7 @@ async def _finish_async(
         cleaning = behaviour.cleanup(error)
         if cleaning is not None:
             await cleaning
-    except BaseException as raised:  # reported with the end it belongs to
+    except BaseException as raised:  # reported beside the actor's own failure
         behaviour.cleanup_failed(raised)
     timer.cancel()
     cell.finish()
