@@ -18,6 +18,7 @@ import socket
 from collections.abc import Sequence
 
 from monarch._engine.protocol.session.records import HEADER_SIZE, MOST, TAG_SIZE, Opener, Sealer
+from monarch._engine.transport.outbox import Outbox
 
 __all__ = ["AuthenticSocket"]
 
@@ -41,7 +42,7 @@ class AuthenticSocket:
         self._sock = sock
         self._sealer = Sealer(session, dialer=dialer)
         self._opener = Opener(session, dialer=dialer)
-        self._leaving: list[memoryview] = []  # records that the socket has not taken yet
+        self._leaving = Outbox()  # records that the socket has not taken yet
         self._holds = 0  # bytes of data in those records
         self._room = self._front = memoryview(bytearray(_ROOM))
         self._from = self._to = 0  # range of received, unchecked bytes
@@ -107,18 +108,8 @@ class AuthenticSocket:
         return self._holds
 
     def _flush(self) -> None:
-        leaving = self._leaving
-        while leaving:
-            sent = self._sock.sendmsg(leaving)
-            done = 0
-            for part in leaving:
-                if sent < len(part):
-                    break
-                sent -= len(part)
-                done += 1
-            del leaving[:done]
-            if sent:
-                leaving[0] = leaving[0][sent:]
+        while self._leaving:
+            self._leaving.write(self._sock)
 
     # -- in --------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from typing import Any
 from monarch._engine.base.memory_file import memory_file
 from monarch._engine.protocol.session.handshake import MAGIC, ClosedInHandshake, HandshakeError
 from monarch._engine.runtime.admission.secret import SecretError
+from monarch._engine.transport.outbox import Outbox
 
 __all__ = ["TlsSocket", "client_context", "in_words", "own_digest", "server_context"]
 
@@ -175,7 +176,7 @@ class TlsSocket:
             self._arrived, self._leaving, server_side=name is None, server_hostname=name or None
         )
         self._lock = threading.RLock()
-        self._sealed: list[memoryview] = []  # ciphertext that the socket has not taken yet
+        self._sealed = Outbox()  # ciphertext that the socket has not taken yet
         self._holds = 0  # plaintext bytes covered by `_sealed`
         self._came = 0  # bytes received by the last read of the socket
         self.family = sock.family
@@ -318,18 +319,8 @@ class TlsSocket:
             self._sealed.append(memoryview(sealed))
 
     def _flush(self) -> None:
-        sealed = self._sealed
-        while sealed:
-            sent = self._sock.sendmsg(sealed)
-            done = 0
-            for part in sealed:
-                if sent < len(part):
-                    break
-                sent -= len(part)
-                done += 1
-            del sealed[:done]
-            if sent:
-                sealed[0] = sealed[0][sent:]
+        while self._sealed:
+            self._sealed.write(self._sock)
 
     def _receive(self) -> int:
         """Pass received bytes to TLS, up to `_AHEAD`; return the size, 0 if the peer has closed."""

@@ -24,14 +24,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.protocol.path_switch import CONNECTION, TUNNEL, Turns, Unconfirmed
 from monarch._engine.transport.link import CastLink, Link
+from monarch._engine.transport.outbox import Outbox
 from monarch._engine.wire.frame import (
     DIRECT,
     HEADER,
@@ -60,7 +59,6 @@ _EARLY = 4 << 20  # bytes that may arrive before their turn
 _PIECE = 32 << 10  # bytes of a rest that one frame carries
 _AFTER_TURN = 32  # messages that stay with the tunnel after a forced change
 _NEVER = 1 << 62
-_MOST_BUFFERS = 64  # per call of the socket
 _USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
@@ -303,7 +301,7 @@ class Direct:
         self._link = link
         self._watch = watch
         self.reader = FrameReader(link.reader.limit, link.peer)
-        self._queue: deque[memoryview] = deque()
+        self._queue = Outbox()
         self._queued = 0
         self.received = 0
         """The number of bytes received."""
@@ -345,7 +343,7 @@ class Direct:
         queue = self._queue
         while queue and not self.broken:
             try:
-                sent = self.sock.sendmsg([*islice(queue, _MOST_BUFFERS)])
+                sent = queue.write(self.sock)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
@@ -353,10 +351,6 @@ class Direct:
                 return
             self._count(-sent)
             self._link._taken += sent
-            while queue and sent >= len(queue[0]):
-                sent -= len(queue.popleft())
-            if sent:
-                queue[0] = queue[0][sent:]
         if not self.broken:
             self._watch(self.fileno, not self.held, False)
 

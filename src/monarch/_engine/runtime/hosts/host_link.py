@@ -31,6 +31,7 @@ from monarch._engine.protocol.session.records import AlteredError
 from monarch._engine.protocol.session.stream import PacketStream
 from monarch._engine.runtime.io import environment as drivers
 from monarch._engine.runtime.io.reactor import WRITE, Reactor, Timer
+from monarch._engine.transport.outbox import Outbox
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.admission.handshake_io import Wire
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["HostLink", "Receiver"]
 
 _GATHER = 512 << 10  # bytes handed to the socket at a time
-_MOST_BUFFERS = 512
 _SMALL = 16 << 10
 _TURN = 1 << 20  # bytes after which other events of the reactor get their turn
 _UNSENT = 512 << 10  # bytes that may wait in the kernel to be sent: nothing overtakes them
@@ -102,7 +102,7 @@ class HostLink:
         self._stream: PacketStream | None = None
         self._sock: Wire | None = None
         self._fd = -1
-        self._out: list[memoryview] = []  # gathered, but not taken by the socket yet
+        self._out = Outbox()  # gathered, but not taken by the socket yet
         self._waits = False  # whether writing has to wait for the socket
         self._watches = False  # whether the reactor watches for that, beyond one write
         self._timer: Timer | None = None
@@ -284,7 +284,7 @@ class HostLink:
                 if not out:
                     break
             try:
-                sent = self._sock.sendmsg(out[:_MOST_BUFFERS])
+                sent = out.write(self._sock)
             except (BlockingIOError, InterruptedError):
                 self._waits = True
                 self._watch(True)
@@ -292,7 +292,6 @@ class HostLink:
             except OSError:
                 self._lost()
                 break
-            self._advance(sent)
             if not out and self._stream.dry:
                 break
             left -= sent
@@ -305,18 +304,6 @@ class HostLink:
         if on is not self._watches:
             self._watches = on
             self._reactor.watch_writes(self._fd, on)
-
-    def _advance(self, sent: int) -> None:
-        out = self._out
-        done = 0
-        for buffer in out:
-            if sent < len(buffer):
-                break
-            sent -= len(buffer)
-            done += 1
-        del out[:done]
-        if sent:
-            out[0] = out[0][sent:]
 
     # -- what the channel decides ----------------------------------------------------------------
 

@@ -9,11 +9,11 @@ sockets, the lane and `_QUEUE_LIMIT` hold.
 from __future__ import annotations
 
 import socket
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.runtime.io.reactor import READ, WRITE, Reactor
+from monarch._engine.transport.outbox import Outbox
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.hosts.host_link import HostLink
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["StreamTunnel"]
 
 _QUEUE_LIMIT = 4 << 20  # bytes waiting for the socket before the lane is paused
-_MOST_BUFFERS = 64
 
 
 class StreamTunnel:
@@ -43,7 +42,7 @@ class StreamTunnel:
         self.far = far
         self._closed: Callable[[Any], None] | None = closed  # called when both ends are closed
         self._sock: socket.socket | None = None
-        self._queue: deque[memoryview] = deque()
+        self._queue = Outbox()
         self._queued = 0
         self._paused = False  # whether the socket is too slow for the lane
         self._stalled = False  # whether reading is stopped, as the lane is full
@@ -112,18 +111,12 @@ class StreamTunnel:
         queue = self._queue
         while queue and self._sock is not None:
             try:
-                sent = self._sock.sendmsg([*queue][:_MOST_BUFFERS])
+                self._queued -= queue.write(self._sock)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
                 self._end()
                 return
-            self._queued -= sent
-            while sent:
-                if sent < len(queue[0]):
-                    queue[0] = queue[0][sent:]
-                    break
-                sent -= len(queue.popleft())
         if self._paused and self._queued < _QUEUE_LIMIT // 2:
             self._paused = False
             self._host_link.resume(self.lane)
