@@ -33,8 +33,8 @@ from monarch._engine.protocol.session.handshake import HandshakeError
 from monarch._engine.runtime.admission.handshake_io import Wire, why_unreachable
 from monarch._engine.runtime.admission.secret import SecretError
 from monarch._engine.runtime.agent.client import client_proc, when_forked
-from monarch._engine.runtime.direct.ticket import Door, Invitation, come
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.direct.ticket import Door, Ticket, come
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.reactor import WRITE, Reactor, Timer
 from monarch._engine.runtime.proc.proc import new_uid
 from monarch._engine.runtime.proc.side_stream import Caller
@@ -46,12 +46,12 @@ __all__ = [
     "Caller",
     "Door",
     "HandshakeError",
-    "Invitation",
     "Promise",
     "Reactor",
     "Refused",
     "Request",
     "SecretError",
+    "Ticket",
     "Timer",
     "Unreachable",
     "Wire",
@@ -216,9 +216,9 @@ def call_later(delay: float, callback: Callable[[], None]) -> Timer:
 
 def start_thread(name: str, run: Callable[[], None]) -> None:
     """Run a function on a new daemon thread; `name` begins with ``monarch-``."""
-    drivers.current.start_thread(name, run)
+    environments.current.start_thread(name, run)
 
 
 def is_simulated() -> bool:
     """Whether this program runs in the simulator, where one thread runs at a time."""
-    return type(drivers.current) is not drivers.Driver
+    return type(environments.current) is not environments.Environment

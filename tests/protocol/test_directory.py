@@ -1,4 +1,4 @@
-"""The federation keeps the roster's promises across hosts, in any order of events."""
+"""The directory keeps the membership's promises across hosts, in any order of events."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch._engine.base.verdict import FAILED, STOPPED, Verdict
-from monarch._engine.protocol import membership as rosters
+from monarch._engine.protocol import membership as memberships
 from monarch._engine.protocol.directory import (
     HOME,
     Admit,
     Attach,
-    Federation,
+    Directory,
     Keep,
     Refuse,
     Send,
     Spread,
     Tunnel,
 )
-from monarch._engine.protocol.membership import Condemn, Hand, Kill, Roster, Tell
+from monarch._engine.protocol.membership import Condemn, Hand, Kill, Membership, Tell
 
 CLIENT = 1 << 40
 LOST = Verdict(FAILED, "the host is unreachable")
 
 
 class Host:
-    """A federation with the simplest driver: messages in queues, processes that obey."""
+    """A directory with the simplest driver: messages in queues, processes that obey."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
-        self.federation = Federation(Roster(CLIENT), name)
+        self.directory = Directory(Membership(CLIENT), name)
         self.running: set[int] = {CLIENT} if name == HOME else set()
 
     def perform(self, effects: list[Any]) -> None:
@@ -57,7 +57,7 @@ class Host:
             elif isinstance(effect, Keep):
                 world.kept[effect.near, effect.far] += 1
             elif isinstance(effect, Admit):
-                hands = self.federation.introduce_here(effect.near, effect.far, stream=False)
+                hands = self.directory.introduce_here(effect.near, effect.far, stream=False)
                 world.refused[effect.near, effect.far] += not hands
                 self.perform(hands)
             elif isinstance(effect, Attach):
@@ -76,48 +76,48 @@ class Host:
     def end(self, uid: int) -> None:
         if uid in self.running:
             self.running.remove(uid)
-            self.perform(self.federation.exited([uid]))
-            self.perform(self.federation.ended([(uid, Verdict(FAILED, f"{uid} ended"))]))
+            self.perform(self.directory.exited([uid]))
+            self.perform(self.directory.ended([(uid, Verdict(FAILED, f"{uid} ended"))]))
 
     def request(self, asker: int, request: dict[str, Any]) -> None:
         if request["op"] == "autopsy":
-            effects = self.federation.autopsy(asker, request["uid"], self.world.now)
+            effects = self.directory.autopsy(asker, request["uid"], self.world.now)
         else:
-            effects = self.federation.kill(request["uids"])
+            effects = self.directory.kill(request["uids"])
         self.perform(effects)
 
     def heard(self, host: str, message: dict[str, Any]) -> None:
-        federation = self.federation
+        directory = self.directory
         op = message["op"]
         if op == "open":
             if message["first"]:
-                federation.admit(message["near"], host)
+                directory.admit(message["near"], host)
                 return
-            effects = federation.opened(host, message["near"], message["far"], self.world.now)
+            effects = directory.opened(host, message["near"], message["far"], self.world.now)
             if not any(isinstance(effect, Hand | Keep) for effect in effects):
                 self.world.refused[message["near"], message["far"]] += 1
             self.perform(effects)
         elif op == "spawn":
-            federation.admit(message["parent"], host)
+            directory.admit(message["parent"], host)
             self.spawn(message["parent"], message["procs"])
         elif op == "ask":
             if "from" in message:
-                federation.admit(message["from"], host)
+                directory.admit(message["from"], host)
             self.request(message.get("from", 0), message["request"])
         elif op == "lost":
             verdict = Verdict.from_fields(message["end"])
-            self.perform(federation.host_lost(message["host"], verdict))
+            self.perform(directory.host_lost(message["host"], verdict))
         else:
-            self.perform(federation.heard(host, message, self.world.now))
+            self.perform(directory.heard(host, message, self.world.now))
 
     def spawn(self, parent: int, procs: list[dict[str, Any]]) -> None:
-        if not self.federation.roster.alive(parent):
+        if not self.directory.membership.alive(parent):
             # The driver reports the procs as ended; here the receiver of that report has exited.
             return
-        effects = self.federation.spawn_here(parent, procs, "launcher", self.world.now)
+        effects = self.directory.spawn_here(parent, procs, "launcher", self.world.now)
         self.running.update(proc["uid"] for proc in procs)
         self.perform(effects)
-        self.perform(self.federation.started([proc["uid"] for proc in procs], self.world.now))
+        self.perform(self.directory.started([proc["uid"] for proc in procs], self.world.now))
 
 
 class World:
@@ -171,7 +171,7 @@ class World:
             if name == host.name:
                 host.spawn(parent, procs)
             else:
-                host.perform(host.federation.spawn_there(parent, name, {}, procs))
+                host.perform(host.directory.spawn_there(parent, name, {}, procs))
         return uids
 
     def step(self) -> bool:
@@ -194,7 +194,7 @@ class World:
                 pass
             self.now += 0.05
             for host in self.hosts.values():
-                host.perform(host.federation.tick(self.now))
+                host.perform(host.directory.tick(self.now))
 
     def lose(self, name: str) -> None:
         self.cut.add(name)
@@ -205,11 +205,11 @@ class World:
             if host.name == name:
                 for other in self.hosts:
                     if other != name:
-                        host.perform(host.federation.host_lost(other, LOST))
+                        host.perform(host.directory.host_lost(other, LOST))
                 if name != HOME:
-                    host.perform(host.federation.roster.client_lost())
+                    host.perform(host.directory.membership.client_lost())
             else:
-                host.perform(host.federation.host_lost(name, LOST))
+                host.perform(host.directory.host_lost(name, LOST))
 
 
 OPERATIONS = st.lists(
@@ -245,13 +245,13 @@ def test_promises(seed: int, count: int, operations: Any, lose: bool) -> None:
             everybody += world.spawn(actor, where)
         elif operation == "introduce" and other != actor:
             introduced[actor, other] += 1
-            host.perform(host.federation.introduce(actor, other, world.now))
+            host.perform(host.directory.introduce(actor, other, world.now))
         elif operation == "autopsy" and other not in (actor, CLIENT) and other not in running:
             if asked[actor, other] == 0:
                 asked[actor, other] += 1
-                host.perform(host.federation.autopsy(actor, other, world.now))
+                host.perform(host.directory.autopsy(actor, other, world.now))
         elif operation == "kill" and other not in (actor, CLIENT):
-            host.perform(host.federation.kill([other]))
+            host.perform(host.directory.kill([other]))
         elif operation == "end" and actor != CLIENT:
             host.end(actor)
         elif operation == "step":
@@ -283,8 +283,8 @@ def test_what_ends_with_a_host_that_was_let_go_is_no_failure() -> None:
     (theirs,) = world.spawn(owner, ["b"])
     world.settle()
     home, other = world.hosts[HOME], world.hosts["c"]
-    effects = [*home.federation.host_left("b", "b was released")]
-    effects += other.federation.host_left("b", "b was released")
+    effects = [*home.directory.host_left("b", "b was released")]
+    effects += other.directory.host_left("b", "b was released")
     told = {
         (effect.to, uid): Verdict.from_fields(fields)
         for effect in effects
@@ -294,7 +294,7 @@ def test_what_ends_with_a_host_that_was_let_go_is_no_failure() -> None:
     assert {(CLIENT, ours), (owner, theirs)} == told.keys()
     assert {(STOPPED, "b was released")} == {(end.kind, end.error) for end in told.values()}
 
-    *_, tell = home.federation.spawn_there(CLIENT, "b", {}, [{"uid": 99 << 20}])
+    *_, tell = home.directory.spawn_there(CLIENT, "b", {}, [{"uid": 99 << 20}])
     ((_, *fields),) = tell.notice["procs"]
     # A proc that never began was not ended on request.
     assert Verdict.from_fields(fields).kind == FAILED
@@ -318,7 +318,7 @@ def test_a_handle_leads_to_its_proc_from_everywhere(seed: int, count: int, lengt
         elif operation == "call" and other != actor:
             called[actor, other] += 1
             host = world.host_of(actor)
-            host.perform(host.federation.introduce(actor, other, world.now))
+            host.perform(host.directory.introduce(actor, other, world.now))
         elif operation == "step":
             world.step()
     world.settle()
@@ -335,15 +335,15 @@ def test_a_proc_that_was_lost_with_its_host_is_replaced_there(owned_by: str) -> 
     (old,) = world.spawn(owner, ["b"])
     for asker in (peer, owner):
         world.host_of(asker).perform(
-            world.host_of(asker).federation.introduce(asker, old, world.now)
+            world.host_of(asker).directory.introduce(asker, old, world.now)
         )
     world.settle()
 
     world.hosts["b"] = Host(world, "b")  # its agent exits; the worker starts another agent for home
-    world.hosts[HOME].perform(world.hosts[HOME].federation.host_lost("b", LOST))
+    world.hosts[HOME].perform(world.hosts[HOME].directory.host_lost("b", LOST))
     world.settle()
     for asker in (peer, owner):  # (their links are lost)
-        world.host_of(asker).perform(world.host_of(asker).federation.autopsy(asker, old, world.now))
+        world.host_of(asker).perform(world.host_of(asker).directory.autopsy(asker, old, world.now))
     assert world.heard_of[peer, old] == 1
     assert world.heard_of[owner, old] >= 1
     (new,) = world.spawn(owner, ["b"], replaces=old)
@@ -354,14 +354,14 @@ def test_a_proc_that_was_lost_with_its_host_is_replaced_there(owned_by: str) -> 
     assert world.newest[peer, old] == new  # the peer knew of the exit, and learns the successor
     there = world.host_of(stranger)
     there.perform(
-        there.federation.introduce(stranger, old, world.now)
+        there.directory.introduce(stranger, old, world.now)
     )  # the stranger's handle refers to the mesh before the restart
     world.settle()
     assert world.ends[stranger, new] == 1
     assert world.newest[stranger, old] == new
     for asker in (stranger, peer):  # the exit of the old proc keeps its reason
         before = world.heard_of[asker, old]
-        world.host_of(asker).perform(world.host_of(asker).federation.autopsy(asker, old, world.now))
+        world.host_of(asker).perform(world.host_of(asker).directory.autopsy(asker, old, world.now))
         world.settle()
         assert world.heard_of[asker, old] == before + 1
 
@@ -374,14 +374,14 @@ def test_a_stranger_finds_its_way_through_home() -> None:
     (on_c,) = world.spawn(on_b, ["c"])
     world.settle()
     host = world.hosts["d"]
-    host.perform(host.federation.introduce(on_d, on_c, world.now))
+    host.perform(host.directory.introduce(on_d, on_c, world.now))
     world.settle()
     assert world.ends[on_d, on_c] == 1
     # The notice of the exit goes directly to the asker.
     world.hosts["c"].end(on_c)
     world.settle()
     assert world.heard_of[on_b, on_c] == 1
-    host.perform(host.federation.autopsy(on_d, on_c, world.now))
+    host.perform(host.directory.autopsy(on_d, on_c, world.now))
     world.settle()
     assert world.heard_of[on_d, on_c] == 1
 
@@ -393,9 +393,9 @@ def test_who_found_its_way_through_home_says_farewell() -> None:
     (on_c,) = world.spawn(on_b, ["c"])
     world.settle()
     host = world.hosts["d"]
-    host.perform(host.federation.introduce(on_d, on_c, world.now))
+    host.perform(host.directory.introduce(on_d, on_c, world.now))
     world.settle()
-    there = world.hosts["c"].federation.roster
+    there = world.hosts["c"].directory.membership
     assert there.alive(on_d)
     host.end(on_d)
     world.settle()
@@ -407,7 +407,7 @@ def test_home_knows_what_was_lost_before_a_host_came_back() -> None:
     old, asker = world.spawn(CLIENT, ["b", "c"])
     world.settle()
     world.hosts["b"] = Host(world, "b")
-    world.hosts[HOME].perform(world.hosts[HOME].federation.host_lost("b", LOST))
+    world.hosts[HOME].perform(world.hosts[HOME].directory.host_lost("b", LOST))
     world.settle()
     world.spawn(CLIENT, ["b"])
     world.settle()
@@ -416,11 +416,11 @@ def test_home_knows_what_was_lost_before_a_host_came_back() -> None:
     told = []
     perform = host.perform
     host.perform = lambda effects: (told.extend(effects), perform(effects))[1]
-    host.perform(host.federation.autopsy(asker, old, world.now))
-    host.perform(host.federation.introduce(asker, old, world.now))
+    host.perform(host.directory.autopsy(asker, old, world.now))
+    host.perform(host.directory.introduce(asker, old, world.now))
     world.settle()
     assert world.refused[asker, old] == 1
-    assert Tell(asker, rosters.gone([[old, *LOST]])) in told
+    assert Tell(asker, memberships.gone([[old, *LOST]])) in told
 
 
 @pytest.mark.parametrize("name", [HOME, "b", "d"])
@@ -434,13 +434,13 @@ def test_a_proc_beside_its_spawner_is_found_from_everywhere(name: str) -> None:
     world.settle()
     host = world.hosts[name]
     asker = {HOME: at_home, "b": on_b, "d": on_d}[name]
-    host.perform(host.federation.introduce(asker, nested, world.now))
+    host.perform(host.directory.introduce(asker, nested, world.now))
     world.settle()
     assert world.ends[asker, nested] == 1
     world.hosts["c"].end(on_c)
     world.settle()
     assert nested not in world.running()
-    host.perform(host.federation.autopsy(asker, nested, world.now))
+    host.perform(host.directory.autopsy(asker, nested, world.now))
     world.settle()
     assert world.heard_of[asker, nested] == 1
 
@@ -451,8 +451,8 @@ def test_an_unknown_proc_is_refused_in_the_end(name: str) -> None:
     (asker,) = world.spawn(CLIENT, [name])
     world.settle()
     host = world.hosts[name]
-    host.perform(host.federation.introduce(asker, 99 << 20, world.now))
-    host.perform(host.federation.autopsy(asker, 99 << 20, world.now))
+    host.perform(host.directory.introduce(asker, 99 << 20, world.now))
+    host.perform(host.directory.autopsy(asker, 99 << 20, world.now))
     world.settle()
     assert world.refused[asker, 99 << 20] == 1
     assert world.heard_of[asker, 99 << 20] == 1
@@ -468,9 +468,9 @@ def test_home_waits_for_news_as_others_do() -> None:
     news = world.wires.pop(("b", HOME))
     home = world.hosts[HOME]
     for uid in (beside, on_c):
-        home.perform(home.federation.introduce(CLIENT, uid, world.now))
+        home.perform(home.directory.introduce(CLIENT, uid, world.now))
     world.settle(5)
-    assert home.federation.deadline < world.now + 1
+    assert home.directory.deadline < world.now + 1
     world.wires["b", HOME] = news
     world.settle()
     for uid in (beside, on_c):
@@ -487,8 +487,8 @@ def test_home_waits_for_its_own_procs_to_spawn() -> None:
     base = world.next_base << 20
     here, there = base, (world.next_base + 1) << 20
     for uid in (here, there):
-        home.perform(home.federation.introduce(asker, uid, world.now))
-    home.perform(home.federation.autopsy(asker, here, world.now))
+        home.perform(home.directory.introduce(asker, uid, world.now))
+    home.perform(home.directory.autopsy(asker, here, world.now))
     assert world.spawn(spawner, [HOME]) == [here]
     assert world.spawn(spawner, ["b"]) == [there]
     world.settle(5)
@@ -506,7 +506,7 @@ def test_news_that_come_late_are_waited_for() -> None:
     (on_c,) = world.spawn(on_b, ["c"])
     news = world.wires.pop(("b", HOME))
     host = world.hosts["d"]
-    host.perform(host.federation.introduce(on_d, on_c, world.now))
+    host.perform(host.directory.introduce(on_d, on_c, world.now))
     while world.step():
         pass
     assert not world.ends[on_d, on_c]
@@ -524,10 +524,10 @@ def test_who_comes_before_a_proc_waits_for_it() -> None:
     (on_c,) = world.spawn(on_b, ["c"])
     order = world.wires.pop(("b", "c"))
     asker, fellow = world.hosts["d"], world.hosts["c"]
-    asker.perform(asker.federation.introduce(on_d, on_c, world.now))
+    asker.perform(asker.directory.introduce(on_d, on_c, world.now))
     world.settle(5)
     assert world.kept[on_d, on_c] == 1
-    assert fellow.federation.deadline > world.now
+    assert fellow.directory.deadline > world.now
     world.wires["b", "c"] = order
     world.settle()
     assert world.ends[on_d, on_c] == 1
@@ -542,7 +542,7 @@ def test_a_fellow_who_comes_before_a_proc_waits_for_it() -> None:
     (on_c,) = world.spawn(on_b, ["c"])
     order = world.wires.pop(("b", "c"))
     host = world.hosts["c"]
-    host.perform(host.federation.introduce(asker, on_c, world.now))
+    host.perform(host.directory.introduce(asker, on_c, world.now))
     world.settle(5)
     assert not world.ends[asker, on_c]
     assert not world.refused[asker, on_c]
@@ -558,10 +558,10 @@ def test_a_proc_that_never_comes_is_not_waited_for_for_ever() -> None:
     (on_c,) = world.spawn(on_b, ["c"])
     del world.wires["b", "c"]
     host = world.hosts["d"]
-    host.perform(host.federation.introduce(on_d, on_c, world.now))
+    host.perform(host.directory.introduce(on_d, on_c, world.now))
     world.settle()
     assert world.refused[on_d, on_c] == 1
-    host.perform(host.federation.autopsy(on_d, on_c, world.now))
+    host.perform(host.directory.autopsy(on_d, on_c, world.now))
     world.settle()
     assert world.heard_of[on_d, on_c] == 1
 
@@ -574,10 +574,10 @@ def test_while_home_is_silent_nobody_is_refused() -> None:
     (on_c,) = world.spawn(on_b, ["c"])
     world.settle()
     host = world.hosts["d"]
-    host.perform(host.federation.introduce(on_d, on_c, world.now))
+    host.perform(host.directory.introduce(on_d, on_c, world.now))
     question = world.wires.pop(("d", HOME))
     world.now += 30.0
-    host.perform(host.federation.tick(world.now))
+    host.perform(host.directory.tick(world.now))
     world.settle()
     assert not world.refused[on_d, on_c]
     world.wires["d", HOME] = question
@@ -596,20 +596,20 @@ def test_a_lost_host_takes_its_procs_and_its_guests() -> None:
     assert on_c not in world.running()
     assert world.heard_of[CLIENT, on_b] == 1
     home = world.hosts[HOME]
-    home.perform(home.federation.autopsy(CLIENT, on_b, world.now))
+    home.perform(home.directory.autopsy(CLIENT, on_b, world.now))
     assert world.heard_of[CLIENT, on_b] == 2
     (again,) = world.spawn(CLIENT, ["b"])
     assert world.attached == [(HOME, "b")]
     assert world.heard_of[CLIENT, again] == 0
     # There is no connection to b's worker either.
-    home.perform(home.federation.host_lost("b", LOST))
+    home.perform(home.directory.host_lost("b", LOST))
     assert world.heard_of[CLIENT, again] == 1
 
 
 def test_where_procs_lived_is_remembered_of_the_last_that_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rosters, "REMEMBERED", 10)
+    monkeypatch.setattr(memberships, "REMEMBERED", 10)
     world = World([HOME, "b", "c"], 0)
     (on_b,) = world.spawn(CLIENT, ["b"])
     world.settle(1)
@@ -620,9 +620,9 @@ def test_where_procs_lived_is_remembered_of_the_last_that_ended(
         for uid in uids:
             world.host_of(uid).end(uid)
         world.settle(1)
-    home, b = world.hosts[HOME].federation, world.hosts["b"].federation
-    for federation in (home, b):
-        assert sum(map(len, federation._lives.values())) <= 12
+    home, b = world.hosts[HOME].directory, world.hosts["b"].directory
+    for directory in (home, b):
+        assert sum(map(len, directory._lives.values())) <= 12
     assert home.host_of(on_b) == home.host_of(first) == "b"
     assert home.host_of(uids[0]) == "b"
     assert home.host_of(uids[1]) == b.host_of(uids[1]) == "c"
@@ -640,7 +640,7 @@ def test_procs_are_killed_wherever_they_are() -> None:
     world.settle()
     home = world.hosts[HOME]
     world.lose("d")
-    effects = home.federation.kill([*uids, 99 << 20])
+    effects = home.directory.kill([*uids, 99 << 20])
     assert effects[0] == Kill([uids[0]])
     asks = {effect.host: effect.message for effect in effects[1:] if isinstance(effect, Send)}
     kill = {"op": "kill", "uids": uids[1:3]}
@@ -661,28 +661,28 @@ def test_a_host_is_lost_once() -> None:
     world.settle()
     world.lose("c")
     world.settle()
-    b = world.hosts["b"].federation
+    b = world.hosts["b"].directory
     assert world.heard_of[on_b, on_c] == 1
     assert b.host_lost("c", LOST) == []
     assert b.deadline == float("inf")
 
 
 def test_who_came_too_early_is_refused_when_that_is_due() -> None:
-    federation = Federation(Roster(CLIENT), "b")
-    assert federation.opened("c", 10, 20, 1.0) == [Keep(10, 20)]
-    assert federation.opened("c", 11, 20, 2.0) == [Keep(11, 20)]
+    directory = Directory(Membership(CLIENT), "b")
+    assert directory.opened("c", 10, 20, 1.0) == [Keep(10, 20)]
+    assert directory.opened("c", 11, 20, 2.0) == [Keep(11, 20)]
     for near, due in ((10, 6.0), (11, 7.0)):
-        assert federation.deadline == due
-        assert federation.tick(due - 0.1) == []
-        assert federation.tick(due) == [Refuse(near, 20)]
-    assert federation.deadline == float("inf")
-    assert federation.started([20], 8.0) == []
+        assert directory.deadline == due
+        assert directory.tick(due - 0.1) == []
+        assert directory.tick(due) == [Refuse(near, 20)]
+    assert directory.deadline == float("inf")
+    assert directory.started([20], 8.0) == []
 
 
 def test_an_unknown_message_is_an_error() -> None:
-    federation = Federation(Roster(CLIENT), HOME)
+    directory = Directory(Membership(CLIENT), HOME)
     with pytest.raises(ValueError, match="unknown message"):
-        federation.heard("b", {"op": "nonsense"}, 0.0)
+        directory.heard("b", {"op": "nonsense"}, 0.0)
 
 
 # -- failover to another home ----------------------------------------------------------------------
@@ -691,31 +691,31 @@ FAR = 99 << 20
 
 
 @pytest.fixture
-def orphaned() -> Federation:
+def orphaned() -> Directory:
     """Make a host without home, with a proc of the client (10) and one (20) of home's proc 55."""
-    federation = Federation(Roster(CLIENT), "b")
-    federation.admit(55, HOME)
-    federation.roster.spawn(CLIENT, [{"uid": 10}], "launcher", 0.0)
-    federation.roster.spawn(55, [{"uid": 20}], "launcher", 0.0)
-    assert federation.autopsy(10, CLIENT, 0.0) == [
+    directory = Directory(Membership(CLIENT), "b")
+    directory.admit(55, HOME)
+    directory.membership.spawn(CLIENT, [{"uid": 10}], "launcher", 0.0)
+    directory.membership.spawn(55, [{"uid": 20}], "launcher", 0.0)
+    assert directory.autopsy(10, CLIENT, 0.0) == [
         Send(HOME, {"op": "ask", "from": 10, "request": {"op": "autopsy", "uid": CLIENT}})
     ]
-    kill, away = federation.home_lost(LOST)
+    kill, away = directory.home_lost(LOST)
     assert {type(kill), type(away)} == {Kill, Tell}
-    return federation
+    return directory
 
 
-def test_without_a_home_the_client_is_away_and_its_procs_stay(orphaned: Federation) -> None:
-    roster = orphaned.roster
-    assert roster.alive(10)
-    assert not roster.alive(55), "procs of the lost host are gone"
+def test_without_a_home_the_client_is_away_and_its_procs_stay(orphaned: Directory) -> None:
+    membership = orphaned.membership
+    assert membership.alive(10)
+    assert not membership.alive(55), "procs of the lost host are gone"
     (told,) = orphaned.autopsy(10, CLIENT, 0.0)
     assert isinstance(told, Tell)
     assert told.notice["op"] == "away"
     assert orphaned.ended([(10, Verdict(FAILED, "it ended"))]) == [], "nobody hears it"
 
 
-def test_without_a_home_questions_wait_for_another(orphaned: Federation) -> None:
+def test_without_a_home_questions_wait_for_another(orphaned: Directory) -> None:
     assert orphaned.introduce(10, FAR, 0.0) == []
     assert orphaned.spawn_here(10, [{"uid": FAR + (1 << 20)}], "launcher", 0.0) == []
     assert orphaned.tick(100.0) == []
@@ -727,20 +727,20 @@ def test_without_a_home_questions_wait_for_another(orphaned: Federation) -> None
 
 
 def test_who_knows_that_the_client_is_away_is_not_informed_of_its_end() -> None:
-    federation = Federation(Roster(CLIENT), "b")
-    federation.roster.spawn(CLIENT, [{"uid": 10}, {"uid": 11}], "launcher", 0.0)
+    directory = Directory(Membership(CLIENT), "b")
+    directory.membership.spawn(CLIENT, [{"uid": 10}, {"uid": 11}], "launcher", 0.0)
     for asker in (10, 11):
-        federation.autopsy(asker, CLIENT, 0.0)
+        directory.autopsy(asker, CLIENT, 0.0)
     away = {"op": "away", "uid": CLIENT, "end": [*LOST]}
     message = {"op": "notice", "to": 10, "notice": away}
-    assert federation.heard(HOME, message, 0.0) == [Tell(10, away)]
-    told = [e for e in federation.host_lost(HOME, LOST) if isinstance(e, Tell)]
-    assert told == [Tell(11, rosters.gone([[CLIENT, *LOST]]))]
+    assert directory.heard(HOME, message, 0.0) == [Tell(10, away)]
+    told = [e for e in directory.host_lost(HOME, LOST) if isinstance(e, Tell)]
+    assert told == [Tell(11, memberships.gone([[CLIENT, *LOST]]))]
 
 
-def test_another_home_learns_what_the_hosts_hold(orphaned: Federation) -> None:
-    home = Federation(Roster(CLIENT), HOME)
-    home.resumed("b", orphaned.roster.families())
+def test_another_home_learns_what_the_hosts_hold(orphaned: Directory) -> None:
+    home = Directory(Membership(CLIENT), HOME)
+    home.resumed("b", orphaned.membership.families())
     assert home.host_of(10) == "b"
     assert home.autopsy(CLIENT, 10, 0.0) == [
         Send("b", {"op": "ask", "from": CLIENT, "request": {"op": "autopsy", "uid": 10}})
@@ -758,7 +758,7 @@ def test_another_home_learns_what_the_hosts_hold(orphaned: Federation) -> None:
 
 def test_a_request_about_procs_goes_to_the_hosts_where_they_live() -> None:
     world = World([HOME, "b", "c"], 0)
-    home, b = world.hosts[HOME].federation, world.hosts["b"].federation
+    home, b = world.hosts[HOME].directory, world.hosts["b"].directory
     hosts = ["b", HOME, "b", "c"]
     mine, sent = home.split(CLIENT, {"uids": [1, 2, 3, 4], "ranks": [*range(4)], "hosts": hosts})
     assert mine == {"uids": [2], "ranks": [1], "hosts": [HOME]}
@@ -781,19 +781,19 @@ def test_what_a_stream_is_for_is_known_where_it_goes() -> None:
     world.settle()
     (on_c,) = world.spawn(on_b, ["c"])
     world.settle()
-    federation = world.hosts["d"].federation
+    directory = world.hosts["d"].directory
     asking = [
-        *federation.introduce(on_d, on_c, 0.0),
-        *federation.introduce(on_d, on_c, 0.0, "data"),
+        *directory.introduce(on_d, on_c, 0.0),
+        *directory.introduce(on_d, on_c, 0.0, "data"),
     ]
     assert [type(effect) for effect in asking] == [Send]
     answer = {"op": "lives", "uids": [on_c], "hosts": ["c"]}
-    assert federation.heard(HOME, answer, world.now) == [
+    assert directory.heard(HOME, answer, world.now) == [
         Tunnel("c", on_d, on_c, first=False),
         Tunnel("c", on_d, on_c, first=False, stream="data"),
     ]
     host = world.hosts["c"]
-    assert host.federation.opened("d", on_d, on_c, 0.0, stream=True) == [Hand(on_c, on_d)]
+    assert host.directory.opened("d", on_d, on_c, 0.0, stream=True) == [Hand(on_c, on_d)]
     host.end(on_c)
-    assert host.federation.opened("d", on_d, on_c, 0.0, stream=True) == []
-    assert host.federation.introduce(on_b, on_c, 0.0, "data") == [Refuse(on_b, on_c, "data")]
+    assert host.directory.opened("d", on_d, on_c, 0.0, stream=True) == []
+    assert host.directory.introduce(on_b, on_c, 0.0, "data") == [Refuse(on_b, on_c, "data")]

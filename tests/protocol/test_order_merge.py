@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._engine.protocol.order_merge import Line, Splice
+from monarch._engine.protocol.order_merge import Line, OrderMerge
 
 RECEIVERS = 3
 
@@ -53,22 +53,22 @@ class Host:
 
     def __init__(self) -> None:
         self.line: Line[tuple[int, dict[int, bool]]] = Line()
-        self.splices = [Splice[str]() for _ in range(RECEIVERS)]
+        self.merges = [OrderMerge[str]() for _ in range(RECEIVERS)]
         self.got: list[list[str]] = [[] for _ in range(RECEIVERS)]
 
     def from_tunnel(self, to: int, item: object) -> None:
-        splice = self.splices[to]
+        merge = self.merges[to]
         if isinstance(item, int):
-            self.got[to] += splice.mark(item, self.line.reached)
+            self.got[to] += merge.mark(item, self.line.reached)
         else:
-            self.got[to] += splice.message(str(item))
+            self.got[to] += merge.message(str(item))
 
     def from_tree(self, number: int, previous: int, who: dict[int, bool]) -> None:
         for turn, (_, to) in self.line.cast(number, previous, (number, who)):
             for each, tied in to.items():
-                self.got[each] += self.splices[each].cast(turn, tied=tied, item=f"cast {turn}")
-        for each, splice in enumerate(self.splices):
-            self.got[each] += splice.advance(self.line.reached)
+                self.got[each] += self.merges[each].cast(turn, tied=tied, item=f"cast {turn}")
+        for each, merge in enumerate(self.merges):
+            self.got[each] += merge.advance(self.line.reached)
 
 
 acts = st.one_of(
@@ -98,7 +98,7 @@ def test_whatever_path_is_faster(program: list[int | set[int]], chance: object) 
         for got, sent in zip(host.got, sender.sent, strict=True):
             assert got == sent[: len(got)]
     assert host.got == sender.sent
-    assert all(splice.idle and not splice.blocked for splice in host.splices)
+    assert all(merge.idle and not merge.blocked for merge in host.merges)
 
 
 def test_steady_streams_have_no_marks() -> None:
@@ -120,25 +120,25 @@ def test_a_tied_cast_holds_up_nobody_else() -> None:
 
 
 def test_a_cast_that_waits_for_no_mark_is_there_at_once() -> None:
-    splice: Splice[str] = Splice()
-    assert splice.cast(1, tied=False, item="not tied") == ["not tied"]
-    assert splice.mark(2, 1) == []
-    assert splice.cast(2, tied=True, item="its mark came first") == ["its mark came first"]
-    assert splice.advance(2) == []
-    assert splice.cast(3, tied=True, item="tied") == []
-    assert splice.cast(4, tied=False, item="behind it") == []
-    assert splice.mark(3, 4) == ["tied", "behind it"]
+    merge: OrderMerge[str] = OrderMerge()
+    assert merge.cast(1, tied=False, item="not tied") == ["not tied"]
+    assert merge.mark(2, 1) == []
+    assert merge.cast(2, tied=True, item="its mark came first") == ["its mark came first"]
+    assert merge.advance(2) == []
+    assert merge.cast(3, tied=True, item="tied") == []
+    assert merge.cast(4, tied=False, item="behind it") == []
+    assert merge.mark(3, 4) == ["tied", "behind it"]
 
 
 def test_what_waits_is_known() -> None:
-    splice: Splice[str] = Splice()
-    assert splice.blocked is False
-    assert splice.idle
-    splice.cast(1, tied=True, item="cast")
-    assert splice.blocked is False, "the tunnel brings the mark"
-    assert not splice.idle
-    assert splice.mark(1, 1) == ["cast"]
-    assert splice.idle
-    assert splice.mark(2, 1) == []
-    assert splice.blocked is True
-    assert not splice.idle
+    merge: OrderMerge[str] = OrderMerge()
+    assert merge.blocked is False
+    assert merge.idle
+    merge.cast(1, tied=True, item="cast")
+    assert merge.blocked is False, "the tunnel brings the mark"
+    assert not merge.idle
+    assert merge.mark(1, 1) == ["cast"]
+    assert merge.idle
+    assert merge.mark(2, 1) == []
+    assert merge.blocked is True
+    assert not merge.idle

@@ -38,8 +38,8 @@ from typing import Any, NamedTuple
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, SYSTEM, Verdict
 from monarch._engine.protocol import cast as casts
 from monarch._engine.protocol.cast import Answer, Casts
-from monarch._engine.protocol.directory import HOME, Federation, Send, Spread, Tunnel
-from monarch._engine.protocol.membership import Roster, Tell
+from monarch._engine.protocol.directory import HOME, Directory, Send, Spread, Tunnel
+from monarch._engine.protocol.membership import Membership, Tell
 from monarch._engine.protocol.session import detector as detectors
 from monarch._engine.protocol.session.channel import (
     Channel,
@@ -168,7 +168,7 @@ class Node:
         self.name = f"host{number}" if number else HOME
         self.casts = Casts(self.name, hold=_HOLD, patience=4 * model.timeout)
         self.detector = Detector(model.timeout / _BEATS, model.timeout, model.timeout)
-        self.federation = Federation(Roster(_CLIENT), self.name)
+        self.directory = Directory(Membership(_CLIENT), self.name)
         self.peers: dict[str, Peer] = {}
         self.lost: dict[str, float] = {}
         self.dead = False
@@ -237,7 +237,7 @@ class Node:
             case ("release", cast, done):
                 self.perform(self.casts.on_release(sender, cast, done, now))
             case ("agents", {"op": "open"}):
-                self.federation.admit(_CLIENT, sender)
+                self.directory.admit(_CLIENT, sender)
             case ("agents", {"op": "spawn", "procs": procs, "call": call, "first": first}):
                 self.launch([proc["uid"] for proc in procs], call, first)
             case ("call", call, rank, _):
@@ -247,17 +247,17 @@ class Node:
             case ("agents", {"op": "lost", "host": host, "end": end}):
                 if host not in self.lost:  # (this host's own detector handles the connection)
                     verdict = Verdict.from_fields(end)
-                    self.perform(self.federation.host_lost(host, verdict))
+                    self.perform(self.directory.host_lost(host, verdict))
             case ("agents", said):
-                self.perform(self.federation.heard(sender, said, now))
+                self.perform(self.directory.heard(sender, said, now))
 
     def launch(self, uids: list[int], call: int, first: int) -> None:
         """Start procs, one after the other."""
         cluster = self.cluster
-        self.federation.admit(_CLIENT, HOME)
+        self.directory.admit(_CLIENT, HOME)
         procs = [{"uid": uid} for uid in uids]
-        spawned = self.federation.roster.spawn(_CLIENT, procs, "launcher", cluster.now)
-        self.perform(self.federation.route(spawned))
+        spawned = self.directory.membership.spawn(_CLIENT, procs, "launcher", cluster.now)
+        self.perform(self.directory.route(spawned))
         up = 0.0
         for rank in range(first, first + len(uids)):
             up += cluster.model.launch * (0.75 + cluster.random.random() / 2)
@@ -281,7 +281,7 @@ class Node:
     def kill(self, uid: int) -> None:
         """Let a proc of this host exit."""
         verdict = Verdict(FAILED, "killed", SYSTEM, self.name)
-        self.perform(self.federation.ended([(uid, verdict)]))
+        self.perform(self.directory.ended([(uid, verdict)]))
 
     # -- links -------------------------------------------------------------------------------------
 
@@ -449,7 +449,7 @@ class Node:
 
     def watch(self) -> None:
         cluster = self.cluster
-        detector, others = self.detector.deadline, (self.casts.deadline, self.federation.deadline)
+        detector, others = self.detector.deadline, (self.casts.deadline, self.directory.deadline)
         deadline = min(time for time in (detector, *others) if time is not None)
         if deadline < self.alarm:
             self.alarm = deadline
@@ -461,8 +461,8 @@ class Node:
         self.judge(self.detector.tick(now))
         if self.casts.deadline is not None and self.casts.deadline <= now:
             self.perform(self.casts.tick(now))
-        if self.federation.deadline <= now:
-            self.perform(self.federation.tick(now))
+        if self.directory.deadline <= now:
+            self.perform(self.directory.tick(now))
         self.watch()
 
     def judge(self, effects: Iterable[detectors.Effect]) -> None:
@@ -504,7 +504,7 @@ class Node:
         cluster.give_up(self, there)
         self.perform(self.casts.host_lost(there.name, "unreachable", cluster.now))
         verdict = Verdict(FAILED, f"{there.name} is unreachable", INFRASTRUCTURE)
-        self.perform(self.federation.host_lost(there.name, verdict))
+        self.perform(self.directory.host_lost(there.name, verdict))
         if there.name == HOME:
             self.dead = True  # an agent that has lost its job exits
 
@@ -683,11 +683,11 @@ class Cluster:
         return call
 
     def _books(self) -> list[tuple[Node, list[int], list[Any]]]:
-        """Enter new procs into the driver's roster; return their uids and effects for each host."""
+        """Enter new procs into the driver's membership; return their uids and effects for each host."""
         ranks = PROCS * len(self.hosts)
         spawn = next(self._uids) << 20
         self.uids = [spawn | rank for rank in range(ranks)]
-        books = self.driver.federation
+        books = self.driver.directory
         pairs = []
         for number, host in enumerate(self.hosts):
             uids = self.uids[PROCS * number : PROCS * (number + 1)]

@@ -13,7 +13,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.runtime.actor.dispatch import construct, serve_sync
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.reactor import Timer
 from monarch._engine.wire.frame import CALL
 from monarch.testing.loop import ActorLoop
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from monarch._engine.base.failure import Failure
     from monarch._engine.runtime.actor.cell import Cell
 
-__all__ = ["SimDriver"]
+__all__ = ["SimEnvironment"]
 
 EPOCH = 1_700_000_000.0
 """The wall time at which simulations start."""
@@ -257,7 +257,7 @@ class SimEvent:
 class SimClock:
     """Timers of the current place whose steps are background steps; see `Scheduler.aside`."""
 
-    def __init__(self, driver: SimDriver, scheduler: Scheduler) -> None:
+    def __init__(self, driver: SimEnvironment, scheduler: Scheduler) -> None:
         self._driver = driver
         self._scheduler = scheduler
 
@@ -266,7 +266,7 @@ class SimClock:
         scheduler.aside(scheduler.now + delay, self._driver._here(), callback)
 
 
-class SimDriver(drivers.Driver):
+class SimEnvironment(environments.Environment):
     """The driver of one simulation, see the module.
 
     Args:
@@ -278,7 +278,7 @@ class SimDriver(drivers.Driver):
     loops_stall = False
     jobs_outlive = False
 
-    def __init__(self, scheduler: Scheduler, chance: Any, former: drivers.Driver) -> None:
+    def __init__(self, scheduler: Scheduler, chance: Any, former: environments.Environment) -> None:
         self._scheduler = scheduler
         self._chance = chance
         self._former = former
@@ -309,7 +309,7 @@ class SimDriver(drivers.Driver):
     def event(self) -> Any:
         return self._former.event() if self._foreign() else SimEvent(self._scheduler)
 
-    def clock(self) -> drivers.Clock:
+    def clock(self) -> environments.Clock:
         return self._former.clock() if self._foreign() else SimClock(self, self._scheduler)
 
     def start_actor(self, cell: Cell, run: Callable[[Cell], None]) -> None:

@@ -1,6 +1,6 @@
 """A simulated host: an agent made of the real protocol cores, and processes that are `SimProc`s.
 
-The agent uses the real `Roster` (the membership of one host) and `Federation` (of all hosts). It
+The agent uses the real `Membership` (the membership of one host) and `Directory` (of all hosts). It
 speaks the real control protocol (JSON in CONTROL frames) with each process of its host, over links
 with a latency, and with the agents of the other hosts. It notices an exit a moment after it occurs.
 """
@@ -17,15 +17,15 @@ from monarch._engine.protocol.directory import (
     HOME,
     Admit,
     Attach,
+    Directory,
     Effect,
-    Federation,
     Keep,
     Refuse,
     Send,
     Spread,
     Tunnel,
 )
-from monarch._engine.protocol.membership import Condemn, Hand, Kill, Roster, Tell
+from monarch._engine.protocol.membership import Condemn, Hand, Kill, Membership, Tell
 from monarch._engine.protocol.session import detector as detectors
 from monarch._engine.runtime.agent.agent import _cause
 from monarch._engine.runtime.cast.relay import CastRelay
@@ -61,8 +61,8 @@ class SimHost:
         self.hostname = f"host{ident}"
         self.name = self.hostname if ident else HOME  # as agents call it
         self.place = Place(self.hostname)
-        self.roster = Roster(client)
-        self.federation = Federation(self.roster, self.name)
+        self.membership = Membership(client)
+        self.directory = Directory(self.membership, self.name)
         self.detector = detectors.Detector()
         self.peers: dict[str, SimPeer] = {}
         self.casts = CastRelay(self, self.name)
@@ -102,8 +102,8 @@ class SimHost:
             link.fileno = -1
             link.close()
             if link.uid == self.client:
-                self.perform(self.federation.exited([self.client]))
-                self.perform(self.roster.client_lost())
+                self.perform(self.directory.exited([self.client]))
+                self.perform(self.membership.client_lost())
                 self.world.agent_process.end()
         return bool(frames)
 
@@ -131,7 +131,7 @@ class SimHost:
             else:
                 for proc, end in zip(theirs, ends, strict=True):
                     self._coming[asker, proc["uid"]] = end
-                self.perform(self.federation.spawn_there(asker, host, spec, theirs))
+                self.perform(self.directory.spawn_there(asker, host, spec, theirs))
 
     def spawn(
         self, parent: int, spec: dict[str, Any], procs: list[dict[str, Any]], ends: list[SimLink]
@@ -140,10 +140,10 @@ class SimHost:
         world = self.world
         scheduler = world.scheduler
         now, patience = scheduler.now, spec["ready_timeout"]
-        self.perform(self.federation.spawn_here(parent, procs, "launcher", now, patience))
+        self.perform(self.directory.spawn_here(parent, procs, "launcher", now, patience))
         for fields, end in zip(procs, ends, strict=True):
             uid = fields["uid"]
-            self.roster.ready(uid)
+            self.membership.ready(uid)
             proc = world.new_proc(self, uid, {**spec, **fields, "parent": parent})
             scheduler.pause(proc.place)  # until `_started`
             proc.adopt_agent(self.admit(proc))  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ class SimHost:
             delay = _LAUNCH * (0.5 + scheduler.random.random())
             scheduler.at(scheduler.now + delay, self.place, self._started, proc)
         uids = [fields["uid"] for fields in procs]
-        self.perform(self.federation.started(uids, scheduler.now))
+        self.perform(self.directory.started(uids, scheduler.now))
 
     def _started(self, proc: SimProc) -> None:
         if not proc.place.dead:
@@ -161,17 +161,17 @@ class SimHost:
     def _on_introduce(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
         to = message["to"]
         self._coming[asker, to] = fds[0]
-        self.perform(self.federation.introduce(asker, to, self.world.scheduler.now), fds)
+        self.perform(self.directory.introduce(asker, to, self.world.scheduler.now), fds)
 
     def _on_autopsy(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
         now = self.world.scheduler.now
-        self.perform(self.federation.autopsy(asker, message["uid"], now))
+        self.perform(self.directory.autopsy(asker, message["uid"], now))
 
     def _on_cast_over(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
         self.casts.over(asker, message["number"])
 
     def _on_kill(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
-        self.perform(self.federation.kill(message["uids"]))
+        self.perform(self.directory.kill(message["uids"]))
 
     def _on_ready(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
         """Do nothing: `spawn` reports that the process is ready."""
@@ -180,7 +180,7 @@ class SimHost:
         """Do nothing: there is one interpreter, so the modules are loaded."""
 
     def _on_logging(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
-        mine, asks = self.federation.split(asker, message)
+        mine, asks = self.directory.split(asker, message)
         self.perform(asks)
         for uid, rank in zip(mine["uids"], mine["ranks"], strict=True):
             notice = {
@@ -197,7 +197,7 @@ class SimHost:
     def _on_attach(self, asker: int, message: dict[str, Any], fds: list[Any]) -> None:
         for host in message["hosts"]:
             lost = host in self.lost
-            self.perform(self.federation.host_found(host))
+            self.perform(self.directory.host_found(host))
             if lost:
                 self.world.attach(self, host)
             self.tell(asker, {"op": "attached", "host": host, "error": None})
@@ -210,7 +210,7 @@ class SimHost:
                 del self.peers[host]
                 self.detector.remove(host)
             self.lost.add(host)
-            self.perform(self.federation.host_left(host, f"host {host} was released"))
+            self.perform(self.directory.host_left(host, f"host {host} was released"))
         self.tell(asker, {"op": "detached", "number": message["number"]})  # this host stays up
 
     # -- other hosts -----------------------------------------------------------------------------
@@ -238,19 +238,19 @@ class SimHost:
             self._on_open(peer, message)
         elif op == "spawn":
             parent, procs = message["parent"], message["procs"]
-            self.federation.admit(parent, name)
+            self.directory.admit(parent, name)
             ends = [self._parents.pop(proc["uid"]) for proc in procs]
             self.spawn(parent, message["spec"], procs, ends)
         elif op == "ask":
             request = message["request"]
             if request["op"] == "kill":
-                self.perform(self.federation.kill(request["uids"]))
+                self.perform(self.directory.kill(request["uids"]))
                 return
-            self.federation.admit(message["from"], name)
+            self.directory.admit(message["from"], name)
             if request["op"] == "logging":
                 self._on_logging(message["from"], request, [])
             else:
-                self.perform(self.federation.autopsy(message["from"], request["uid"], now))
+                self.perform(self.directory.autopsy(message["from"], request["uid"], now))
         elif op == "leave":
             for other in list(self.peers.values()):
                 other.give_up(FAREWELL)
@@ -262,7 +262,7 @@ class SimHost:
                 self.lost.discard(message["host"])
             if op == "left":
                 self.casts.caller_left(peer.way, message["uid"])
-            self.perform(self.federation.heard(name, message, now))
+            self.perform(self.directory.heard(name, message, now))
 
     def _on_open(self, peer: SimPeer, message: dict[str, Any]) -> None:
         mine, theirs = socket_pair(self.world.scheduler)
@@ -271,7 +271,7 @@ class SimHost:
             self._parents[message["far"]] = theirs.link
             return
         now = self.world.scheduler.now
-        effects = self.federation.opened(peer.other.name, message["near"], message["far"], now)
+        effects = self.directory.opened(peer.other.name, message["near"], message["far"], now)
         if not effects:
             theirs.link.close("nobody takes it")
         self.perform(effects, [theirs.link])
@@ -346,17 +346,17 @@ class SimHost:
         self.world.record("lost host", self.hostname, other.hostname)
         known = self._given_up.pop(other.name, None)
         if known is not None:
-            self.perform(self.federation.host_lost(other.name, known))
+            self.perform(self.directory.host_lost(other.name, known))
             return
         if reason.endswith(FAREWELL):
-            self.perform(self.federation.host_left(other.name, f"host {other.name} was released"))
+            self.perform(self.directory.host_left(other.name, f"host {other.name} was released"))
             return
         error = f"host {other.hostname} is unreachable from {self.hostname}: {reason}"
         when = EPOCH + self.world.scheduler.now
         verdict = Verdict(FAILED, error, INFRASTRUCTURE, other.hostname, 0, when)
-        self.perform(self.federation.host_lost(other.name, verdict))
+        self.perform(self.directory.host_lost(other.name, verdict))
         if other.name == HOME:
-            self.perform(self.roster.client_lost())
+            self.perform(self.membership.client_lost())
 
     def _give_up(self, name: str, verdict: Verdict) -> None:
         """Give up a host that HOME cannot reach, with the verdict of HOME."""
@@ -365,7 +365,7 @@ class SimHost:
             self._given_up[name] = verdict
             peer.give_up(verdict.error)
         elif name != self.name:
-            self.perform(self.federation.host_lost(name, verdict))
+            self.perform(self.directory.host_lost(name, verdict))
 
     # -- exits -----------------------------------------------------------------------------------
 
@@ -381,7 +381,7 @@ class SimHost:
             return  # the agent has already condemned this process
         while link.fileno >= 0 and self._read(link):
             pass  # requests that the process sent before it exited are still carried out
-        self.perform(self.federation.exited([proc.uid]))
+        self.perform(self.directory.exited([proc.uid]))
         kind, text, cause = _cause({"status": status})
         self._left(proc, kind, text, cause)
 
@@ -400,7 +400,7 @@ class SimHost:
 
     def _announce(self) -> None:
         ends, self._ends = self._ends, []
-        self.perform(self.federation.ended(ends))
+        self.perform(self.directory.ended(ends))
 
     # -- effects of the protocol cores -----------------------------------------------------------
 
@@ -431,7 +431,7 @@ class SimHost:
                 self._coming[effect.near, effect.far] = fds[0]
             elif isinstance(effect, Admit):
                 end = self._coming.pop((effect.near, effect.far))
-                hands = self.federation.introduce_here(effect.near, effect.far, stream=False)
+                hands = self.directory.introduce_here(effect.near, effect.far, stream=False)
                 if not hands:
                     end.close("nobody takes it")
                 self.perform(hands, [end])
@@ -456,7 +456,7 @@ class SimHost:
 
     def _set_alarm(self) -> None:
         scheduler = self.world.scheduler
-        deadline = self.federation.deadline
+        deadline = self.directory.deadline
         if self._alarm is not None:
             if self._alarm[0] <= deadline:
                 return
@@ -467,4 +467,4 @@ class SimHost:
 
     def _tick(self) -> None:
         self._alarm = None
-        self.perform(self.federation.tick(self.world.scheduler.now))
+        self.perform(self.directory.tick(self.world.scheduler.now))

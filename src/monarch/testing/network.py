@@ -27,7 +27,7 @@ from monarch._engine.protocol.session.channel import (
     Room,
     Terms,
 )
-from monarch._engine.runtime.cast.tunnel_end import CASTS, Cast, Seam, ranked
+from monarch._engine.runtime.cast.tunnel_end import CASTS, Cast, TunnelEnd, ranked
 from monarch._engine.wire.frame import MARK, POST, PROBE, pack
 from monarch._engine.wire.packet import Buffer
 from monarch.testing.faults import Delay, Drop, Duplicate, NetworkFault, Partition, Reorder
@@ -108,7 +108,7 @@ def _concerns(fault: NetworkFault, sender: int, receiver: int) -> bool:
     return matches(sender, receiver) or (not fault.one_way and matches(receiver, sender))
 
 
-class SimTunnel(Seam):
+class SimTunnel(TunnelEnd):
     """One end of a tunnel: `end` is this agent's end of the link to the process."""
 
     def __init__(
@@ -159,13 +159,13 @@ class SimTunnel(Seam):
 
     def arrived(self, data: bytes) -> None:
         """Process a message of the lane."""
-        if self.splice is not None or (data and data[4] == MARK):
+        if self.merge is not None or (data and data[4] == MARK):
             self.relay.arrived(self, data)
         else:
             self.write(data)
 
     def write(self, data: Any) -> None:
-        """See `Seam`."""
+        """See `TunnelEnd`."""
         if not data:
             self._peer.close(self.lane, tell=False)
         elif not self.end.send(data):
@@ -175,7 +175,7 @@ class SimTunnel(Seam):
             self._flow()
 
     def write_cast(self, cast: Cast, rank: int) -> bool:
-        """See `Seam`."""
+        """See `TunnelEnd`."""
         if not self.end.send(ranked(cast.frame, rank)):
             return True
         if self.end.queued > _UNREAD:
@@ -193,7 +193,7 @@ class SimTunnel(Seam):
         self._peer.pump()
 
     def hold(self, *, on: bool) -> None:
-        """See `Seam`."""
+        """See `TunnelEnd`."""
         self._flow()
 
     def _flow(self) -> None:

@@ -17,7 +17,7 @@ from monarch._engine.mesh.output import logging_option
 from monarch._engine.mesh.results.faults import Faults
 from monarch._engine.mesh.script import shutdown
 from monarch._engine.runtime.agent import client as clients
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.shapes import Slice
 from monarch._engine.shapes.shape import shape_of
 from monarch.testing.errors import MissedFaultError, UnhandledFaultError
@@ -173,7 +173,7 @@ class _Gone:
 @contextlib.contextmanager
 def _installed(world: World) -> Generator[None, None, None]:
     """Make the simulation the runtime of this process for the duration."""
-    former = drivers.install(world.driver)
+    former = environments.install(world.driver)
     kept = (clients._current, clients._agent_process, shutdown._begun, logging_option._printer)
     unhandled, Faults.current = Faults.current, Faults()
     meshes = dict(proc_mesh._active)
@@ -186,7 +186,7 @@ def _installed(world: World) -> Generator[None, None, None]:
     try:
         yield
     finally:
-        drivers.install(former)
+        environments.install(former)
         clients._current, clients._agent_process, shutdown._begun, logging_option._printer = kept
         Faults.current = unhandled
         proc_mesh._active.clear()

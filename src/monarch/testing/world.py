@@ -10,8 +10,8 @@ from typing import Any
 
 from monarch._engine.protocol.directory import HOME
 from monarch._engine.runtime.agent import client as clients
-from monarch._engine.runtime.io import environment as drivers
-from monarch.testing.driver import SimDriver, SimEvent
+from monarch._engine.runtime.io import environment as environments
+from monarch.testing.driver import SimEnvironment, SimEvent
 from monarch.testing.faults import FaultPlan
 from monarch.testing.host import SimHost
 from monarch.testing.injector import Injector
@@ -48,7 +48,7 @@ class World:
     ) -> None:
         self.scheduler = Scheduler(seed, time_limit, patience)
         chance = random.Random(f"{seed}/chance")  # noqa: S311 - must be repeatable
-        self.driver = SimDriver(self.scheduler, chance, drivers.current)
+        self.driver = SimEnvironment(self.scheduler, chance, environments.current)
         self.trace: list[tuple[Any, ...]] | None = [] if trace else None
         self.procs: list[SimProc] = []  # all that were ever started, the client first
         self.by_uid: dict[int, SimProc] = {}

@@ -57,7 +57,7 @@ class Gatekeeper(Actor):
     @endpoint
     def depth(self) -> tuple[int, int]:
         cell = self._slow()
-        return cell.depth(), cell.gauge.bytes
+        return cell.depth(), cell.flow_control.bytes
 
     @endpoint
     def open(self) -> None:

@@ -17,12 +17,12 @@ from monarch._engine.base.failure import Failure
 from monarch._engine.base.verdict import FAILED, SYSTEM, Verdict
 from monarch._engine.mesh.results import faults as module
 from monarch._engine.mesh.results.faults import Faults
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 
 pytestmark = pytest.mark.failures
 
 
-class World(drivers.Driver):
+class World(environments.Environment):
     """A driver whose time advances only on demand and whose threads run at once."""
 
     def __init__(self) -> None:
@@ -64,9 +64,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World()
     monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", unhandled)
     monkeypatch.setattr(module, "client_proc", lambda: SimpleNamespace(reactor=world))
-    former = drivers.install(world)
+    former = environments.install(world)
     yield world
-    drivers.install(former)
+    environments.install(former)
 
 
 def fault(rank: int, error: str = "oh", mesh: str = "w-1", **fields: Any) -> Failure:
@@ -265,10 +265,10 @@ def test_where_no_thread_can_be_started_the_hook_is_asked_at_the_exit(
 INTERRUPT = """
 import signal, threading
 from monarch._engine.base.errors import ActorError
-from monarch._engine.runtime.io.environment import Driver
+from monarch._engine.runtime.io.environment import Environment
 
 def interrupt():
-    print("interrupts", Driver().interrupt_main(), flush=True)
+    print("interrupts", Environment().interrupt_main(), flush=True)
 
 class First:
     "What an ActorError says happened first; it is looked at while that is printed."

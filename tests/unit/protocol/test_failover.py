@@ -7,13 +7,13 @@ import math
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from monarch._engine.protocol.failover import Succession
+from monarch._engine.protocol.failover import Failover
 
 GRACE = 10.0
 
 
 def test_a_successor_within_the_period_takes_over() -> None:
-    job = Succession(GRACE)
+    job = Failover(GRACE)
     assert (job.driven, job.reign, job.deadline) == (True, 0, math.inf)
     assert job.left(5)
     assert (job.driven, job.deadline) == (False, 15)
@@ -25,7 +25,7 @@ def test_a_successor_within_the_period_takes_over() -> None:
 
 
 def test_without_a_successor_it_is_over() -> None:
-    job = Succession(GRACE)
+    job = Failover(GRACE)
     job.left(5)
     assert job.tick(15)
     assert not job.claim()
@@ -33,7 +33,7 @@ def test_without_a_successor_it_is_over() -> None:
 
 
 def test_a_claim_that_comes_to_nothing_gains_no_time() -> None:
-    job = Succession(GRACE)
+    job = Failover(GRACE)
     job.left(0)
     assert job.claim()
     assert job.left(9)
@@ -43,7 +43,7 @@ def test_a_claim_that_comes_to_nothing_gains_no_time() -> None:
 
 
 def test_a_claim_is_taken_once() -> None:
-    job = Succession(GRACE)
+    job = Failover(GRACE)
     job.left(0)
     job.claim()
     job.taken()
@@ -54,17 +54,17 @@ def test_a_claim_is_taken_once() -> None:
 
 
 def test_no_period_is_no_time() -> None:
-    assert not Succession(0.0).left(1)
+    assert not Failover(0.0).left(1)
 
 
-def test_keepsakes_can_be_taken_back() -> None:
-    job = Succession(GRACE)
+def test_saved_handles_can_be_taken_back() -> None:
+    job = Failover(GRACE)
     job.keep(1, "one")
     job.keep(2, "two")
     job.drop(1)
     job.drop(1)
     job.left(0)
-    assert list(job.keepsakes.values()) == ["two"]
+    assert list(job.saved_handles.values()) == ["two"]
 
 
 class Drivers(RuleBasedStateMachine):
@@ -73,7 +73,7 @@ class Drivers(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.job = Succession(GRACE)
+        self.job = Failover(GRACE)
         self.there = True  # a driver is connected or about to connect
         self.vacant_since = math.inf
         self.reigns = [0]

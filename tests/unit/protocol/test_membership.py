@@ -1,4 +1,4 @@
-"""The roster notifies every process of what it must know, once, in any order of events."""
+"""The membership notifies every process of what it must know, once, in any order of events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from monarch._engine.protocol.membership import (
     Effect,
     Hand,
     Kill,
-    Roster,
+    Membership,
     Tell,
 )
 
@@ -27,16 +27,18 @@ KILLED = Verdict(FAILED, "killed", SYSTEM, "here", 7, 1.5, ("last words",))
 
 
 @pytest.fixture
-def roster() -> Roster:
-    """Make a roster in which the client (1) spawned 10, 11 and 12."""
-    roster = Roster(CLIENT)
-    assert spawn(roster, CLIENT, 10, 11, 12) == []
-    return roster
+def membership() -> Membership:
+    """Make a membership in which the client (1) spawned 10, 11 and 12."""
+    membership = Membership(CLIENT)
+    assert spawn(membership, CLIENT, 10, 11, 12) == []
+    return membership
 
 
-def spawn(roster: Roster, parent: int, *uids: int, **fields: Any) -> list[Effect]:
+def spawn(membership: Membership, parent: int, *uids: int, **fields: Any) -> list[Effect]:
     procs = [{"uid": uid, **fields} for uid in uids]
-    return roster.spawn(parent, procs, "launcher", 0.0, ready_timeout=30, unresponsive_timeout=10)
+    return membership.spawn(
+        parent, procs, "launcher", 0.0, ready_timeout=30, unresponsive_timeout=10
+    )
 
 
 def gone(to: int, *ends: tuple[Any, ...]) -> Tell:
@@ -47,78 +49,78 @@ def moved(to: int, old: int, new: int, **more: Any) -> Tell:
     return Tell(to, {"op": "moved", "uid": old, "to": new, **more})
 
 
-def ended(roster: Roster, *uids: int) -> list[Effect]:
-    return roster.ended([(uid, KILLED) for uid in uids])
+def ended(membership: Membership, *uids: int) -> list[Effect]:
+    return membership.ended([(uid, KILLED) for uid in uids])
 
 
 # -- exits -----------------------------------------------------------------------------------------
 
 
-def test_a_parent_hears_of_each_end_once(roster: Roster) -> None:
-    assert ended(roster, 10, 12) == [gone(CLIENT, (10, *KILLED), (12, *KILLED))]
-    assert ended(roster, 10) == []
-    assert roster.ended([(10, Verdict(STOPPED, "again"))]) == []
-    assert not roster.alive(10)
-    assert roster.alive(11)
+def test_a_parent_hears_of_each_end_once(membership: Membership) -> None:
+    assert ended(membership, 10, 12) == [gone(CLIENT, (10, *KILLED), (12, *KILLED))]
+    assert ended(membership, 10) == []
+    assert membership.ended([(10, Verdict(STOPPED, "again"))]) == []
+    assert not membership.alive(10)
+    assert membership.alive(11)
 
 
-def test_with_a_proc_go_the_procs_it_spawned(roster: Roster) -> None:
-    spawn(roster, 10, 20, 21)
-    spawn(roster, 20, 30)
-    assert roster.exited([10]) == [Kill([20, 21])]
-    assert roster.exited([10, 20]) == [Kill([30])]
-    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))]
-    assert ended(roster, 20, 21, 30) == [], "nothing is told to the gone"
+def test_with_a_proc_go_the_procs_it_spawned(membership: Membership) -> None:
+    spawn(membership, 10, 20, 21)
+    spawn(membership, 20, 30)
+    assert membership.exited([10]) == [Kill([20, 21])]
+    assert membership.exited([10, 20]) == [Kill([30])]
+    assert ended(membership, 10) == [gone(CLIENT, (10, *KILLED))]
+    assert ended(membership, 20, 21, 30) == [], "nothing is told to the gone"
 
 
-def test_an_end_need_not_be_preceded_by_an_exit(roster: Roster) -> None:
-    spawn(roster, 10, 20)
-    assert ended(roster, 10) == [Kill([20]), gone(CLIENT, (10, *KILLED))]
+def test_an_end_need_not_be_preceded_by_an_exit(membership: Membership) -> None:
+    spawn(membership, 10, 20)
+    assert ended(membership, 10) == [Kill([20]), gone(CLIENT, (10, *KILLED))]
 
 
 def test_an_exit_of_an_unknown_process_or_of_the_client_is_no_exit_of_a_proc(
-    roster: Roster,
+    membership: Membership,
 ) -> None:
-    assert roster.exited([99, CLIENT]) == []
-    assert roster.alive(CLIENT)
+    assert membership.exited([99, CLIENT]) == []
+    assert membership.alive(CLIENT)
 
 
 def test_a_child_may_end_long_after_its_parent(
-    roster: Roster, monkeypatch: pytest.MonkeyPatch
+    membership: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REMEMBERED", 10)
-    spawn(roster, 10, 20)
-    ended(roster, 10)
+    spawn(membership, 10, 20)
+    ended(membership, 10)
     for uid in range(100, 120):
-        spawn(roster, CLIENT, uid)
-        ended(roster, uid)
-    assert not roster.knows(10)
-    assert ended(roster, 20) == []
-    assert roster.autopsy(11, 20, 0) == [gone(11, (20, *KILLED))]
+        spawn(membership, CLIENT, uid)
+        ended(membership, uid)
+    assert not membership.knows(10)
+    assert ended(membership, 20) == []
+    assert membership.autopsy(11, 20, 0) == [gone(11, (20, *KILLED))]
 
 
-def test_with_the_client_goes_everything(roster: Roster) -> None:
-    spawn(roster, 10, 20)
-    ended(roster, 11)
-    assert roster.client_lost() == [Kill([10, 12, 20])]
-    assert ended(roster, 10) == [Kill([20])], "nobody is there to hear it"
+def test_with_the_client_goes_everything(membership: Membership) -> None:
+    spawn(membership, 10, 20)
+    ended(membership, 11)
+    assert membership.client_lost() == [Kill([10, 12, 20])]
+    assert ended(membership, 10) == [Kill([20])], "nobody is there to hear it"
 
 
-def test_a_kill_spares_the_dead_and_the_client(roster: Roster) -> None:
-    roster.exited([11])
-    assert roster.kill([CLIENT, 10, 11, 99]) == [Kill([10])]
-    assert roster.kill([11]) == []
+def test_a_kill_spares_the_dead_and_the_client(membership: Membership) -> None:
+    membership.exited([11])
+    assert membership.kill([CLIENT, 10, 11, 99]) == [Kill([10])]
+    assert membership.kill([11]) == []
 
 
-def test_a_launcher_takes_its_procs_with_it(roster: Roster) -> None:
-    roster.spawn(CLIENT, [{"uid": 20}], "other", 0)
-    spawn(roster, 10, 30)
-    ended(roster, 12)
-    effects = roster.launcher_lost("launcher")
+def test_a_launcher_takes_its_procs_with_it(membership: Membership) -> None:
+    membership.spawn(CLIENT, [{"uid": 20}], "other", 0)
+    spawn(membership, 10, 30)
+    ended(membership, 12)
+    effects = membership.launcher_lost("launcher")
     assert [e.uid for e in effects if isinstance(e, Condemn)] == [10, 11, 30]
-    assert roster.launcher_lost("launcher") == []
-    assert roster.alive(20)
-    assert ended(roster, 10, 11, 30) == [gone(CLIENT, (10, *KILLED), (11, *KILLED))]
+    assert membership.launcher_lost("launcher") == []
+    assert membership.alive(20)
+    assert ended(membership, 10, 11, 30) == [gone(CLIENT, (10, *KILLED), (11, *KILLED))]
 
 
 # -- a client that is away -------------------------------------------------------------------------
@@ -132,184 +134,188 @@ def back(to: int) -> Tell:
     return Tell(to, {"op": "back", "uid": CLIENT})
 
 
-def test_who_asks_for_a_client_that_is_away_hears_of_its_return(roster: Roster) -> None:
-    assert roster.autopsy(10, CLIENT, 0) == [], "it may be about to go"
-    assert roster.client_left() == [away(10)]
-    assert roster.autopsy(11, CLIENT, 0.1) == [away(11)]
-    assert roster.introduce(12, CLIENT) == [], "nobody is there to take it"
-    assert roster.tick(10) == []
-    assert roster.client_returned() == [back(10), back(11)]
-    assert roster.introduce(12, CLIENT) == [Hand(CLIENT, 12)]
+def test_who_asks_for_a_client_that_is_away_hears_of_its_return(membership: Membership) -> None:
+    assert membership.autopsy(10, CLIENT, 0) == [], "it may be about to go"
+    assert membership.client_left() == [away(10)]
+    assert membership.autopsy(11, CLIENT, 0.1) == [away(11)]
+    assert membership.introduce(12, CLIENT) == [], "nobody is there to take it"
+    assert membership.tick(10) == []
+    assert membership.client_returned() == [back(10), back(11)]
+    assert membership.introduce(12, CLIENT) == [Hand(CLIENT, 12)]
 
 
-def test_procs_of_a_client_that_is_away_live_and_die_alone(roster: Roster) -> None:
-    assert roster.client_left() == []
-    assert ended(roster, 10) == [], "nobody is there to hear it"
-    spawn(roster, 11, 20)
-    assert roster.client_returned() == []
-    assert roster.autopsy(CLIENT, 10, 0) == [gone(CLIENT, (10, *KILLED))], "it asks"
-    assert ended(roster, 11) == [Kill([20]), gone(CLIENT, (11, *KILLED))]
+def test_procs_of_a_client_that_is_away_live_and_die_alone(membership: Membership) -> None:
+    assert membership.client_left() == []
+    assert ended(membership, 10) == [], "nobody is there to hear it"
+    spawn(membership, 11, 20)
+    assert membership.client_returned() == []
+    assert membership.autopsy(CLIENT, 10, 0) == [gone(CLIENT, (10, *KILLED))], "it asks"
+    assert ended(membership, 11) == [Kill([20]), gone(CLIENT, (11, *KILLED))]
 
 
-def test_a_question_about_a_client_that_returns_is_answered_by_its_return(roster: Roster) -> None:
-    roster.autopsy(10, CLIENT, 0)
-    roster.autopsy(11, CLIENT, 0)
-    ended(roster, 11)
-    assert roster.client_left() == [away(10)]
-    assert roster.client_returned() == [back(10)]
-    assert roster.tick(10) == []
+def test_a_question_about_a_client_that_returns_is_answered_by_its_return(
+    membership: Membership,
+) -> None:
+    membership.autopsy(10, CLIENT, 0)
+    membership.autopsy(11, CLIENT, 0)
+    ended(membership, 11)
+    assert membership.client_left() == [away(10)]
+    assert membership.client_returned() == [back(10)]
+    assert membership.tick(10) == []
 
 
-def test_who_was_late_to_lose_the_old_client_is_led_to_the_new_one(roster: Roster) -> None:
-    roster.client_left()
-    roster.client_returned()
-    assert roster.autopsy(10, CLIENT, 0) == [away(10), back(10)]
-    assert roster.tick(10) == []
+def test_who_was_late_to_lose_the_old_client_is_led_to_the_new_one(membership: Membership) -> None:
+    membership.client_left()
+    membership.client_returned()
+    assert membership.autopsy(10, CLIENT, 0) == [away(10), back(10)]
+    assert membership.tick(10) == []
 
 
-def test_the_gone_do_not_hear_of_a_return(roster: Roster) -> None:
-    roster.client_left()
-    roster.autopsy(10, CLIENT, 0)
-    ended(roster, 10)
-    assert roster.client_returned() == []
+def test_the_gone_do_not_hear_of_a_return(membership: Membership) -> None:
+    membership.client_left()
+    membership.autopsy(10, CLIENT, 0)
+    ended(membership, 10)
+    assert membership.client_returned() == []
 
 
-def test_a_client_that_stays_away_takes_everything_along(roster: Roster) -> None:
-    spawn(roster, 10, 20)
-    roster.client_left()
-    assert roster.client_lost() == [Kill([10, 11, 12, 20])]
+def test_a_client_that_stays_away_takes_everything_along(membership: Membership) -> None:
+    spawn(membership, 10, 20)
+    membership.client_left()
+    assert membership.client_lost() == [Kill([10, 11, 12, 20])]
 
 
 # -- questions -------------------------------------------------------------------------------------
 
 
-def test_an_autopsy_is_answered_with_the_end(roster: Roster) -> None:
-    assert roster.autopsy(11, 10, 0) == []
-    assert roster.autopsy(11, 10, 0.1) == [], "the same question"
-    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED)), gone(11, (10, *KILLED))]
-    assert roster.tick(10) == []
+def test_an_autopsy_is_answered_with_the_end(membership: Membership) -> None:
+    assert membership.autopsy(11, 10, 0) == []
+    assert membership.autopsy(11, 10, 0.1) == [], "the same question"
+    assert ended(membership, 10) == [gone(CLIENT, (10, *KILLED)), gone(11, (10, *KILLED))]
+    assert membership.tick(10) == []
 
 
-def test_an_autopsy_of_the_gone_is_answered_at_once(roster: Roster) -> None:
-    ended(roster, 10)
-    assert roster.autopsy(11, 10, 0) == [gone(11, (10, *KILLED))]
-    (answer,) = roster.autopsy(11, 99, 0)
+def test_an_autopsy_of_the_gone_is_answered_at_once(membership: Membership) -> None:
+    ended(membership, 10)
+    assert membership.autopsy(11, 10, 0) == [gone(11, (10, *KILLED))]
+    (answer,) = membership.autopsy(11, 99, 0)
     assert "does not exist" in answer.notice["procs"][0][2]
 
 
-def test_an_autopsy_of_the_living_is_answered_in_time(roster: Roster) -> None:
+def test_an_autopsy_of_the_living_is_answered_in_time(membership: Membership) -> None:
     """Proc 10 closed one link: only that peer treats it as lost."""
-    roster.autopsy(11, 10, 5)
-    assert roster.deadline == 5 + ANSWER_WITHIN
-    assert roster.tick(5) == []
-    (answer,) = roster.tick(roster.deadline)
+    membership.autopsy(11, 10, 5)
+    assert membership.deadline == 5 + ANSWER_WITHIN
+    assert membership.tick(5) == []
+    (answer,) = membership.tick(membership.deadline)
     assert answer.to == 11
     assert answer.notice["procs"][0][:2] == [10, FAILED]
-    assert roster.alive(10)
-    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))], "one answer to one question"
+    assert membership.alive(10)
+    assert ended(membership, 10) == [gone(CLIENT, (10, *KILLED))], "one answer to one question"
 
 
-def test_each_question_has_its_own_time(roster: Roster) -> None:
-    roster.autopsy(11, 10, 0)
-    roster.autopsy(11, 10, 0.5)
-    assert len(roster.tick(ANSWER_WITHIN)) == 1
-    assert roster.autopsy(11, 10, 1.2) == []
-    assert roster.tick(1.5) == []
-    assert len(roster.tick(1.2 + ANSWER_WITHIN)) == 1
+def test_each_question_has_its_own_time(membership: Membership) -> None:
+    membership.autopsy(11, 10, 0)
+    membership.autopsy(11, 10, 0.5)
+    assert len(membership.tick(ANSWER_WITHIN)) == 1
+    assert membership.autopsy(11, 10, 1.2) == []
+    assert membership.tick(1.5) == []
+    assert len(membership.tick(1.2 + ANSWER_WITHIN)) == 1
 
 
-def test_an_owner_that_cannot_reach_its_proc_gives_it_up(roster: Roster) -> None:
-    roster.autopsy(CLIENT, 10, 0)
-    (effect,) = roster.tick(ANSWER_WITHIN)
+def test_an_owner_that_cannot_reach_its_proc_gives_it_up(membership: Membership) -> None:
+    membership.autopsy(CLIENT, 10, 0)
+    (effect,) = membership.tick(ANSWER_WITHIN)
     assert isinstance(effect, Condemn)
     assert effect.uid == 10
-    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))]
+    assert ended(membership, 10) == [gone(CLIENT, (10, *KILLED))]
 
 
-def test_who_is_known_to_be_ending_is_waited_for(roster: Roster) -> None:
+def test_who_is_known_to_be_ending_is_waited_for(membership: Membership) -> None:
     """The remaining output of the proc is still being read, which may take longer."""
-    roster.autopsy(11, 10, 0)
-    roster.exited([10])
-    assert roster.tick(10) == []
-    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED)), gone(11, (10, *KILLED))]
+    membership.autopsy(11, 10, 0)
+    membership.exited([10])
+    assert membership.tick(10) == []
+    assert ended(membership, 10) == [gone(CLIENT, (10, *KILLED)), gone(11, (10, *KILLED))]
 
 
-def test_the_dead_get_no_answers(roster: Roster) -> None:
-    roster.autopsy(11, 10, 0)
-    ended(roster, 11)
-    assert roster.tick(10) == []
-    assert roster.autopsy(11, 12, 0) == []
-    assert roster.autopsy(11, 99, 0) == []
-    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))]
+def test_the_dead_get_no_answers(membership: Membership) -> None:
+    membership.autopsy(11, 10, 0)
+    ended(membership, 11)
+    assert membership.tick(10) == []
+    assert membership.autopsy(11, 12, 0) == []
+    assert membership.autopsy(11, 99, 0) == []
+    assert ended(membership, 10) == [gone(CLIENT, (10, *KILLED))]
 
 
-def test_only_the_last_ends_are_remembered(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_last_ends_are_remembered(
+    membership: Membership, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "REMEMBERED", 10)
     for uid in range(100, 120):
-        spawn(roster, CLIENT, uid)
-        roster.introduce(11, uid)
-        ended(roster, uid)
-    assert len(roster._members) <= 10 + 1
-    assert roster._members[11].known == {}
-    assert [*roster._members[CLIENT].children] == [10, 11, 12]
-    assert roster.autopsy(11, 119, 0) == [gone(11, (119, *KILLED))]
-    assert "does not exist" in str(roster.autopsy(11, 100, 0))
-    assert all(roster.alive(uid) for uid in (CLIENT, 10, 11, 12))
+        spawn(membership, CLIENT, uid)
+        membership.introduce(11, uid)
+        ended(membership, uid)
+    assert len(membership._members) <= 10 + 1
+    assert membership._members[11].known == {}
+    assert [*membership._members[CLIENT].children] == [10, 11, 12]
+    assert membership.autopsy(11, 119, 0) == [gone(11, (119, *KILLED))]
+    assert "does not exist" in str(membership.autopsy(11, 100, 0))
+    assert all(membership.alive(uid) for uid in (CLIENT, 10, 11, 12))
 
 
 # -- introductions ---------------------------------------------------------------------------------
 
 
-def test_a_link_goes_to_the_living(roster: Roster) -> None:
-    assert roster.introduce(10, 11) == [Hand(11, 10)]
-    assert roster.introduce(10, CLIENT) == [Hand(CLIENT, 10)]
-    roster.exited([11])
-    assert roster.introduce(10, 11) == []
-    assert roster.introduce(10, 99) == []
+def test_a_link_goes_to_the_living(membership: Membership) -> None:
+    assert membership.introduce(10, 11) == [Hand(11, 10)]
+    assert membership.introduce(10, CLIENT) == [Hand(CLIENT, 10)]
+    membership.exited([11])
+    assert membership.introduce(10, 11) == []
+    assert membership.introduce(10, 99) == []
 
 
-def test_a_guest_that_has_left_is_no_acquaintance(roster: Roster) -> None:
-    roster.admit(50)
-    assert roster.introduce(50, 10) == [Hand(10, 50)]
-    assert roster.left(50) == []
-    assert not roster.alive(50)
-    assert roster._members[10].known == {}
-    assert roster.left(50) == roster.left(99) == roster.left(10) == []
-    assert roster.autopsy(10, 50, 0) == [gone(10, (50, *module._LEFT))]
-    assert roster.alive(10)
-    assert ended(roster, 10) == [gone(CLIENT, (10, *KILLED))]
+def test_a_guest_that_has_left_is_no_acquaintance(membership: Membership) -> None:
+    membership.admit(50)
+    assert membership.introduce(50, 10) == [Hand(10, 50)]
+    assert membership.left(50) == []
+    assert not membership.alive(50)
+    assert membership._members[10].known == {}
+    assert membership.left(50) == membership.left(99) == membership.left(10) == []
+    assert membership.autopsy(10, 50, 0) == [gone(10, (50, *module._LEFT))]
+    assert membership.alive(10)
+    assert ended(membership, 10) == [gone(CLIENT, (10, *KILLED))]
 
 
 # -- spawns ----------------------------------------------------------------------------------------
 
 
-def test_a_command_must_become_a_proc(roster: Roster) -> None:
-    spawn(roster, CLIENT, 20, 21, 22, command={})
-    assert roster.is_ready(10), "no command"
-    assert roster.is_ready(CLIENT)
-    roster.admit(50)
-    assert roster.is_ready(50)
-    assert not roster.is_ready(99)
-    assert not roster.is_ready(20)
-    roster.ready(99)
-    roster.ready(20)
-    assert roster.is_ready(20)
-    assert not roster.is_ready(21)
-    assert roster.deadline == 30
-    assert roster.tick(29.9) == []
-    roster.exited([21])
-    (effect,) = roster.tick(30)
+def test_a_command_must_become_a_proc(membership: Membership) -> None:
+    spawn(membership, CLIENT, 20, 21, 22, command={})
+    assert membership.is_ready(10), "no command"
+    assert membership.is_ready(CLIENT)
+    membership.admit(50)
+    assert membership.is_ready(50)
+    assert not membership.is_ready(99)
+    assert not membership.is_ready(20)
+    membership.ready(99)
+    membership.ready(20)
+    assert membership.is_ready(20)
+    assert not membership.is_ready(21)
+    assert membership.deadline == 30
+    assert membership.tick(29.9) == []
+    membership.exited([21])
+    (effect,) = membership.tick(30)
     assert isinstance(effect, Condemn)
     assert effect.uid == 22
     assert effect.error.startswith("error creating proc")
     assert "host_spawn_ready_timeout" in effect.error
-    assert roster.deadline == math.inf
+    assert membership.deadline == math.inf
 
 
-def test_a_spawn_reads_its_procs_once(roster: Roster) -> None:
-    roster.spawn(CLIENT, ({"uid": uid} for uid in (20, 21)), "launcher", 0)
-    assert roster.alive(20)
-    assert roster.alive(21)
+def test_a_spawn_reads_its_procs_once(membership: Membership) -> None:
+    membership.spawn(CLIENT, ({"uid": uid} for uid in (20, 21)), "launcher", 0)
+    assert membership.alive(20)
+    assert membership.alive(21)
 
 
 @pytest.mark.parametrize(
@@ -324,106 +330,106 @@ def test_a_spawn_reads_its_procs_once(roster: Roster) -> None:
     ],
 )
 def test_a_spawn_that_cannot_be_changes_nothing(
-    roster: Roster, parent: int, procs: list[dict[str, Any]]
+    membership: Membership, parent: int, procs: list[dict[str, Any]]
 ) -> None:
     with pytest.raises(ValueError, match=r"proc"):
-        roster.spawn(parent, procs, "launcher", 0)
-    assert not roster.alive(20)
-    assert roster.client_lost() == [Kill([10, 11, 12])]
+        membership.spawn(parent, procs, "launcher", 0)
+    assert not membership.alive(20)
+    assert membership.client_lost() == [Kill([10, 11, 12])]
 
 
-def test_the_dead_do_not_spawn(roster: Roster) -> None:
-    roster.exited([10])
+def test_the_dead_do_not_spawn(membership: Membership) -> None:
+    membership.exited([10])
     with pytest.raises(ValueError, match="cannot spawn"):
-        spawn(roster, 10, 20)
+        spawn(membership, 10, 20)
 
 
 # -- stopped processes -----------------------------------------------------------------------------
 
 
-def test_a_proc_that_stays_stopped_is_given_up(roster: Roster) -> None:
-    roster.stopped(10, "SIGSTOP", 5)
-    assert roster.tick(14.9) == []
-    (effect,) = roster.tick(15)
+def test_a_proc_that_stays_stopped_is_given_up(membership: Membership) -> None:
+    membership.stopped(10, "SIGSTOP", 5)
+    assert membership.tick(14.9) == []
+    (effect,) = membership.tick(15)
     assert isinstance(effect, Condemn)
     assert effect.uid == 10
     assert "became unresponsive and is assumed dead" in effect.error
     assert "SIGSTOP" in effect.error
     assert "10 s" in effect.error
-    assert not roster.alive(10)
+    assert not membership.alive(10)
 
 
-def test_a_proc_that_goes_on_in_time_lives(roster: Roster) -> None:
-    roster.stopped(10, "SIGSTOP", 5)
-    roster.continued(10)
-    roster.stopped(10, "SIGTSTP", 12)
-    assert roster.tick(15) == []
-    roster.continued(10)
-    assert roster.tick(22) == []
-    assert roster.alive(10)
+def test_a_proc_that_goes_on_in_time_lives(membership: Membership) -> None:
+    membership.stopped(10, "SIGSTOP", 5)
+    membership.continued(10)
+    membership.stopped(10, "SIGTSTP", 12)
+    assert membership.tick(15) == []
+    membership.continued(10)
+    assert membership.tick(22) == []
+    assert membership.alive(10)
 
 
-def test_time_in_which_nobody_ran_does_not_count(roster: Roster) -> None:
+def test_time_in_which_nobody_ran_does_not_count(membership: Membership) -> None:
     """The agent was stopped too, so the notice that proc 10 continues may still be in transit."""
-    roster.stopped(10, "SIGSTOP", 5)
-    assert roster.tick(100) == []
-    assert roster.deadline == 110
-    assert isinstance(roster.tick(110)[0], Condemn)
+    membership.stopped(10, "SIGSTOP", 5)
+    assert membership.tick(100) == []
+    assert membership.deadline == 110
+    assert isinstance(membership.tick(110)[0], Condemn)
 
 
-def test_who_is_stopped_may_also_end(roster: Roster) -> None:
-    roster.stopped(10, "SIGSTOP", 5)
-    ended(roster, 10)
-    assert roster.tick(15) == []
-    roster.stopped(10, "SIGSTOP", 20)
-    roster.continued(10)
-    roster.stopped(99, "SIGSTOP", 20)
-    roster.continued(99)
-    assert roster.deadline == math.inf
+def test_who_is_stopped_may_also_end(membership: Membership) -> None:
+    membership.stopped(10, "SIGSTOP", 5)
+    ended(membership, 10)
+    assert membership.tick(15) == []
+    membership.stopped(10, "SIGSTOP", 20)
+    membership.continued(10)
+    membership.stopped(99, "SIGSTOP", 20)
+    membership.continued(99)
+    assert membership.deadline == math.inf
 
 
-def test_patience_may_be_endless(roster: Roster) -> None:
-    roster.spawn(CLIENT, [{"uid": 20}], "launcher", 0)
-    roster.stopped(20, "SIGSTOP", 5)
-    assert roster.deadline == math.inf
+def test_patience_may_be_endless(membership: Membership) -> None:
+    membership.spawn(CLIENT, [{"uid": 20}], "launcher", 0)
+    membership.stopped(20, "SIGSTOP", 5)
+    assert membership.deadline == math.inf
 
 
-def test_a_tick_may_be_a_second_late(roster: Roster) -> None:
-    roster.stopped(10, "SIGSTOP", 5)
-    assert isinstance(roster.tick(16)[0], Condemn)
+def test_a_tick_may_be_a_second_late(membership: Membership) -> None:
+    membership.stopped(10, "SIGSTOP", 5)
+    assert isinstance(membership.tick(16)[0], Condemn)
 
 
-def test_families_are_the_procs_of_this_host(roster: Roster) -> None:
-    roster.admit(50)
-    spawn(roster, 50, 60)
-    ended(roster, 12)
-    assert roster.families() == [(10, CLIENT), (11, CLIENT), (12, CLIENT), (60, 50)]
+def test_families_are_the_procs_of_this_host(membership: Membership) -> None:
+    membership.admit(50)
+    spawn(membership, 50, 60)
+    ended(membership, 12)
+    assert membership.families() == [(10, CLIENT), (11, CLIENT), (12, CLIENT), (60, 50)]
 
 
 # -- restarts --------------------------------------------------------------------------------------
 
 
-def test_who_had_to_do_with_the_old_one_hears_of_the_new_one(roster: Roster) -> None:
-    spawn(roster, CLIENT, 13, 14)
-    roster.introduce(11, 10)
-    roster.introduce(10, 12)
-    ended(roster, 10)
-    roster.autopsy(13, 10, 0)
-    roster.autopsy(12, 10, 0)
-    assert spawn(roster, CLIENT, 20, replaces=10) == [
+def test_who_had_to_do_with_the_old_one_hears_of_the_new_one(membership: Membership) -> None:
+    spawn(membership, CLIENT, 13, 14)
+    membership.introduce(11, 10)
+    membership.introduce(10, 12)
+    ended(membership, 10)
+    membership.autopsy(13, 10, 0)
+    membership.autopsy(12, 10, 0)
+    assert spawn(membership, CLIENT, 20, replaces=10) == [
         gone(11, (10, *KILLED)),  # 11 has not asked about the exit yet
         moved(CLIENT, 10, 20),
         moved(13, 10, 20),
         moved(12, 10, 20),
         moved(11, 10, 20),
     ]
-    assert roster.autopsy(14, 10, 0) == [gone(14, (10, *KILLED)), moved(14, 10, 20)]
+    assert membership.autopsy(14, 10, 0) == [gone(14, (10, *KILLED)), moved(14, 10, 20)]
 
 
-def test_the_old_one_is_ended_first(roster: Roster) -> None:
-    roster.introduce(11, 10)
-    assert spawn(roster, CLIENT, 20, replaces=10) == [Kill([10])]
-    assert ended(roster, 10) == [
+def test_the_old_one_is_ended_first(membership: Membership) -> None:
+    membership.introduce(11, 10)
+    assert spawn(membership, CLIENT, 20, replaces=10) == [Kill([10])]
+    assert ended(membership, 10) == [
         gone(CLIENT, (10, *KILLED)),
         gone(11, (10, *KILLED)),
         moved(CLIENT, 10, 20),
@@ -431,64 +437,66 @@ def test_the_old_one_is_ended_first(roster: Roster) -> None:
     ]
 
 
-def test_an_introduction_to_the_old_one_goes_to_the_newest(roster: Roster) -> None:
-    ended(roster, 10)
-    spawn(roster, CLIENT, 20, replaces=10)
-    assert roster.introduce(11, 10) == [Hand(20, 11), moved(11, 10, 20, handed=True)]
-    ended(roster, 20)
-    assert roster.introduce(11, 10) == []
-    effects = spawn(roster, CLIENT, 30, replaces=10)
+def test_an_introduction_to_the_old_one_goes_to_the_newest(membership: Membership) -> None:
+    ended(membership, 10)
+    spawn(membership, CLIENT, 20, replaces=10)
+    assert membership.introduce(11, 10) == [Hand(20, 11), moved(11, 10, 20, handed=True)]
+    ended(membership, 20)
+    assert membership.introduce(11, 10) == []
+    effects = spawn(membership, CLIENT, 30, replaces=10)
     assert moved(11, 20, 30) in effects
-    assert roster.introduce(12, 10) == [Hand(30, 12), moved(12, 10, 30, handed=True)]
-    assert roster.introduce(12, 20) == [Hand(30, 12), moved(12, 20, 30, handed=True)]
+    assert membership.introduce(12, 10) == [Hand(30, 12), moved(12, 10, 30, handed=True)]
+    assert membership.introduce(12, 20) == [Hand(30, 12), moved(12, 20, 30, handed=True)]
 
 
-def test_a_stream_to_the_old_one_goes_to_nobody(roster: Roster) -> None:
+def test_a_stream_to_the_old_one_goes_to_nobody(membership: Membership) -> None:
     """A stream refers to memory of the replaced proc."""
-    assert roster.introduce(11, 10, stream=True) == [Hand(10, 11)]
-    ended(roster, 10)
-    spawn(roster, CLIENT, 20, replaces=10)
-    assert roster.introduce(11, 10, stream=True) == []
-    assert roster.introduce(11, 20, stream=True) == [Hand(20, 11)]
+    assert membership.introduce(11, 10, stream=True) == [Hand(10, 11)]
+    ended(membership, 10)
+    spawn(membership, CLIENT, 20, replaces=10)
+    assert membership.introduce(11, 10, stream=True) == []
+    assert membership.introduce(11, 20, stream=True) == [Hand(20, 11)]
 
 
-def test_a_successor_that_looks_for_the_one_before_finds_itself(roster: Roster) -> None:
-    ended(roster, 10)
-    spawn(roster, CLIENT, 20, replaces=10)
-    assert roster.introduce(20, 10) == [Hand(20, 20), moved(20, 10, 20, handed=True)]
-    assert ended(roster, 20) == [gone(CLIENT, (20, *KILLED))]
+def test_a_successor_that_looks_for_the_one_before_finds_itself(membership: Membership) -> None:
+    ended(membership, 10)
+    spawn(membership, CLIENT, 20, replaces=10)
+    assert membership.introduce(20, 10) == [Hand(20, 20), moved(20, 10, 20, handed=True)]
+    assert ended(membership, 20) == [gone(CLIENT, (20, *KILLED))]
 
 
-def test_who_was_refused_by_the_old_one_hears_of_the_new_one(roster: Roster) -> None:
+def test_who_was_refused_by_the_old_one_hears_of_the_new_one(membership: Membership) -> None:
     """Proc 11 interacted with the old proc, although its question has been answered."""
-    roster.autopsy(11, 10, 0)
-    assert len(roster.tick(ANSWER_WITHIN)) == 1
-    ended(roster, 10)
-    effects = spawn(roster, CLIENT, 20, replaces=10)
+    membership.autopsy(11, 10, 0)
+    assert len(membership.tick(ANSWER_WITHIN)) == 1
+    ended(membership, 10)
+    effects = spawn(membership, CLIENT, 20, replaces=10)
     assert effects == [gone(11, (10, *KILLED)), moved(CLIENT, 10, 20), moved(11, 10, 20)]
 
 
-def test_those_before_it_may_have_ended_before_these_books_were_begun(roster: Roster) -> None:
+def test_those_before_it_may_have_ended_before_these_books_were_begun(
+    membership: Membership,
+) -> None:
     other = Verdict(FAILED, "another reason")
-    ended(roster, 10)
-    assert spawn(roster, CLIENT, 20, lost=[[9, *other], [10, *other]]) == []
-    assert roster.autopsy(11, 9, 0) == [gone(11, (9, *other)), moved(11, 9, 20)]
-    assert roster.autopsy(12, 10, 0) == [gone(12, (10, *KILLED)), moved(12, 10, 20)]
-    assert roster.introduce(11, 9) == [Hand(20, 11), moved(11, 9, 20, handed=True)]
-    assert not roster.alive(9)
-    assert roster.kill([9]) == []
-    assert (9, 0) in roster.families(), "its parent is not known"
+    ended(membership, 10)
+    assert spawn(membership, CLIENT, 20, lost=[[9, *other], [10, *other]]) == []
+    assert membership.autopsy(11, 9, 0) == [gone(11, (9, *other)), moved(11, 9, 20)]
+    assert membership.autopsy(12, 10, 0) == [gone(12, (10, *KILLED)), moved(12, 10, 20)]
+    assert membership.introduce(11, 9) == [Hand(20, 11), moved(11, 9, 20, handed=True)]
+    assert not membership.alive(9)
+    assert membership.kill([9]) == []
+    assert (9, 0) in membership.families(), "its parent is not known"
 
 
 # -- any order -------------------------------------------------------------------------------------
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """A driver of the roster's calls, which records the notices that every process receives."""
+    """A driver of the membership's calls, which records the notices that every process receives."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.roster = Roster(CLIENT)
+        self.membership = Membership(CLIENT)
         self.now = 0.0
         self.uids = [CLIENT]
         self.parents = {CLIENT: 0}
@@ -554,14 +562,14 @@ class AnyOrder(RuleBasedStateMachine):
         for proc in procs:
             self.parents[proc["uid"]] = parent
             self.state[proc["uid"]] = "runs"
-        self.perform(self.roster.spawn(parent, procs, parent % 2, self.now, 5.0, 2.0))
+        self.perform(self.membership.spawn(parent, procs, parent % 2, self.now, 5.0, 2.0))
 
     @rule(data=st.data())
     def introduce(self, data: st.DataObject) -> None:
         asker, to = self.someone(data), data.draw(st.sampled_from(self.uids))
         if asker == to:
             return
-        effects = self.roster.introduce(asker, to)
+        effects = self.membership.introduce(asker, to)
         for effect in effects:
             if isinstance(effect, Hand):
                 self.met.setdefault(effect.to, set()).add(asker)
@@ -582,23 +590,23 @@ class AnyOrder(RuleBasedStateMachine):
         self.open.setdefault((asker, uid), self.now)
         self.met.setdefault(uid, set()).add(asker)
         self.met.setdefault(asker, set()).add(uid)
-        self.perform(self.roster.autopsy(asker, uid, self.now))
+        self.perform(self.membership.autopsy(asker, uid, self.now))
 
     @rule(data=st.data())
     def kill(self, data: st.DataObject) -> None:
-        self.perform(self.roster.kill([data.draw(st.sampled_from(self.uids))]))
+        self.perform(self.membership.kill([data.draw(st.sampled_from(self.uids))]))
 
     @rule(data=st.data())
     def ready(self, data: st.DataObject) -> None:
-        self.roster.ready(data.draw(st.sampled_from(self.uids)))
+        self.membership.ready(data.draw(st.sampled_from(self.uids)))
 
     @rule(data=st.data(), goes_on=st.booleans())
     def stopped(self, data: st.DataObject, goes_on: bool) -> None:
         uid = data.draw(st.sampled_from(self.uids))
         if goes_on:
-            self.roster.continued(uid)
+            self.membership.continued(uid)
         else:
-            self.roster.stopped(uid, "SIGSTOP", self.now)
+            self.membership.stopped(uid, "SIGSTOP", self.now)
 
     @precondition(lambda self: len(self.uids) > 1)
     @rule(data=st.data())
@@ -606,7 +614,7 @@ class AnyOrder(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(self.uids[1:]))
         if self.runs(uid):
             self.leave([uid], "exited")
-        self.perform(self.roster.exited([uid]))
+        self.perform(self.membership.exited([uid]))
 
     @precondition(lambda self: len(self.uids) > 1)
     @rule(data=st.data(), count=st.integers(1, 4))
@@ -616,7 +624,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def end(self, uids: list[int]) -> None:
         self.leave([uid for uid in uids if self.state[uid] != "gone"], "gone")
-        self.perform(self.roster.ended([(uid, KILLED) for uid in uids]))
+        self.perform(self.membership.ended([(uid, KILLED) for uid in uids]))
 
     def leave(self, uids: list[int], state: str) -> None:
         for uid in uids:
@@ -635,7 +643,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(parity=st.integers(0, 1))
     def launcher_lost(self, parity: int) -> None:
-        effects = self.roster.launcher_lost(parity)
+        effects = self.membership.launcher_lost(parity)
         lost = [effect.uid for effect in effects if isinstance(effect, Condemn)]
         assert all(self.runs(uid) for uid in lost)
         self.leave(lost, "exited")
@@ -646,10 +654,10 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.1, 1.0, 3.0]))
     def tick(self, seconds: float) -> None:
         self.now += seconds
-        effects = self.roster.tick(self.now)
+        effects = self.membership.tick(self.now)
         self.perform(effects)
         self.forget_questions()
-        assert self.roster.deadline > self.now
+        assert self.membership.deadline > self.now
 
     @invariant()
     def those_below_the_gone_are_going(self) -> None:
@@ -658,9 +666,9 @@ class AnyOrder(RuleBasedStateMachine):
                 assert not self.runs(uid) or uid in self.killed
 
     @invariant()
-    def the_roster_agrees(self) -> None:
+    def the_membership_agrees(self) -> None:
         for uid in self.uids:
-            assert self.roster.alive(uid) == self.runs(uid)
+            assert self.membership.alive(uid) == self.runs(uid)
 
     @invariant()
     def no_question_waits_too_long(self) -> None:

@@ -1,8 +1,8 @@
-"""The federation: makes the agents of several hosts act as one agent for the procs of a job.
+"""The directory: makes the agents of several hosts act as one agent for the procs of a job.
 
-Every agent keeps the membership of its own host (`Roster`). The federation adds the rest: on which
+Every agent keeps the membership of its own host (`Membership`). The directory adds the rest: on which
 host a proc lives, which procs of other hosts (*guests*) interact with procs here, and what must be
-forwarded. It wraps the roster: the driver calls the federation instead, and performs its effects.
+forwarded. It wraps the membership: the driver calls the directory instead, and performs its effects.
 
 The procs are not aware of this. A proc that spawns or calls beyond its host makes a socket pair and
 passes one end to its agent, as it does for a proc of its own host. The agent keeps that end and
@@ -11,8 +11,8 @@ carries the traffic to the agent of the other host, which passes an end of its o
 agents on the control lane.
 
 A request is recorded at the host that it concerns. There the asking proc is a guest: a member of
-that host's roster, so all promises of the roster hold for it. It is notified when its children
-exit, and when it exits its children are killed. When a host is lost, its guests leave the rosters
+that host's membership, so all promises of the membership hold for it. It is notified when its children
+exit, and when it exits its children are killed. When a host is lost, its guests leave the memberships
 of the other hosts, and its procs count as exited.
 
 The location of a proc is known to the agent of its parent, to the agent of its own host, and to
@@ -31,7 +31,7 @@ Messages between agents, all on the control lane and in order (JSON objects with
               the parent of a proc that the next `spawn` is about
     spawn     launch procs for a guest
     ask       a request of a guest to its agent that does not concern descriptors
-    notice    a notice of a roster for a guest
+    notice    a notice of a membership for a guest
     left      a guest has exited
     ended     to home: these procs of the sender's host have exited
     where     ask on which host this proc lives
@@ -50,7 +50,7 @@ answers all questions about it from then on. Its former peers are notified by th
 reported its exit to them.
 
 Home may be lost and replaced by another (`home_lost`, `home_found`; see runtime.failover.keeper).
-In between the roster reports the client as away, and questions wait.
+In between the membership reports the client as away, and questions wait.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED, Verdict
-from monarch._engine.protocol import membership as rosters
-from monarch._engine.protocol.membership import Roster, Tell
+from monarch._engine.protocol import membership as memberships
+from monarch._engine.protocol.membership import Membership, Tell
 
 __all__ = [
     "HOME",
     "Admit",
     "Attach",
+    "Directory",
     "Effect",
-    "Federation",
     "Keep",
     "Refuse",
     "Send",
@@ -140,7 +140,7 @@ class Spread(NamedTuple):
     message: dict[str, Any]
 
 
-Effect: TypeAlias = rosters.Effect | Send | Tunnel | Refuse | Keep | Admit | Attach | Spread
+Effect: TypeAlias = memberships.Effect | Send | Tunnel | Refuse | Keep | Admit | Attach | Spread
 
 
 class _Question(NamedTuple):
@@ -151,22 +151,22 @@ class _Question(NamedTuple):
     stream: str = ""
 
 
-class Federation:
-    """The federation as one agent sees it. See the module.
+class Directory:
+    """The directory as one agent sees it. See the module.
 
     Args:
-        roster: the roster of this host.
+        membership: the membership of this host.
         here: the name of this host.
     """
 
-    def __init__(self, roster: Roster, here: str) -> None:
-        self.roster = roster
+    def __init__(self, membership: Membership, here: str) -> None:
+        self.membership = membership
         self.here = here
         self._lives: dict[int, dict[int, str]] = {}  # spawn -> its procs -> host
         self._ended: deque[int] = deque()  # the latest of them that have exited
-        # Members of this roster that live on other hosts, and where. The client is one of them,
+        # Members of this membership that live on other hosts, and where. The client is one of them,
         # except at home.
-        self._guests: dict[int, str] = {} if here == HOME else {roster.client: HOME}
+        self._guests: dict[int, str] = {} if here == HOME else {membership.client: HOME}
         self._abroad: dict[int, set[str]] = {}  # members here -> hosts where they are guests
         self._children: dict[int, int] = {}  # procs on other hosts -> their parents here
         # host -> open questions there: (asker, subject)
@@ -186,7 +186,7 @@ class Federation:
         """Return the host where proc `uid` lives, which may be this one; None if not known here."""
         if uid in self._guests:
             return self._guests[uid]
-        if self.roster.knows(uid):
+        if self.membership.knows(uid):
             return self.here
         return self._lives.get(uid >> _RANKS, {}).get(uid)
 
@@ -202,7 +202,7 @@ class Federation:
             failed = verdict._replace(kind=FAILED)
             gone = [[uid, *failed] for uid in uids]
             refused = (Refuse(asker, uid) for uid in uids)
-            return [*effects, *refused, Tell(asker, rosters.gone(gone))]
+            return [*effects, *refused, Tell(asker, memberships.gone(gone))]
         procs = [self._with_predecessors(proc) for proc in procs]
         for proc in procs:
             for old, *_ in proc.get("lost", ()):
@@ -226,9 +226,9 @@ class Federation:
         ready_timeout: float = math.inf,
         unresponsive_timeout: float = math.inf,
     ) -> list[Effect]:
-        """Spawn `procs` of `asker`, a member or a guest, on this host; see `Roster.spawn`."""
+        """Spawn `procs` of `asker`, a member or a guest, on this host; see `Membership.spawn`."""
         effects = self._route(
-            self.roster.spawn(asker, procs, launcher, now, ready_timeout, unresponsive_timeout)
+            self.membership.spawn(asker, procs, launcher, now, ready_timeout, unresponsive_timeout)
         )
         if asker in self._guests:  # the agent of its host has notified home
             return effects
@@ -239,7 +239,7 @@ class Federation:
         host = self.host_of(to)
         refuse: list[Effect] = [Refuse(asker, to, stream)]
         if host == self.here:
-            return list(self.roster.introduce(asker, to, stream=bool(stream))) or refuse
+            return list(self.membership.introduce(asker, to, stream=bool(stream))) or refuse
         if host is None:
             found = self._look_up(to, _Question(asker, None, stream), now)
             return refuse if found is None else found
@@ -253,13 +253,13 @@ class Federation:
 
         No effect if it cannot be passed.
         """
-        return self._route(self.roster.introduce(near, far, stream=stream))
+        return self._route(self.membership.introduce(near, far, stream=stream))
 
     def autopsy(self, asker: int, uid: int, now: float) -> list[Effect]:
         """Answer member `asker`, which lost its link to `uid`, why that proc exited."""
         host = self.host_of(uid)
-        if host == self.here or (uid == self.roster.client and self.roster.client_is_away):
-            return self._route(self.roster.autopsy(asker, uid, now))
+        if host == self.here or (uid == self.membership.client and self.membership.client_is_away):
+            return self._route(self.membership.autopsy(asker, uid, now))
         request = {"op": "autopsy", "uid": uid}
         if host is None:
             found = self._look_up(uid, _Question(asker, request), now)
@@ -278,7 +278,7 @@ class Federation:
                 here.append(uid)
             elif host is not None and host not in self._lost:
                 there.setdefault(host, []).append(uid)
-        effects: list[Effect] = list(self.roster.kill(here))
+        effects: list[Effect] = list(self.membership.kill(here))
         for host, those in there.items():
             effects.append(Send(host, {"op": "ask", "request": {"op": "kill", "uids": those}}))
         return effects
@@ -315,7 +315,7 @@ class Federation:
     # -- events that the driver observes -----------------------------------------------------------
 
     def started(self, uids: Iterable[int], now: float) -> list[Effect]:
-        """Report that these procs are in this host's roster now; waiting links are admitted."""
+        """Report that these procs are in this host's membership now; waiting links are admitted."""
         effects: list[Effect] = []
         for uid in uids:
             effects += [Admit(near, uid) for near, _ in self._early.pop(uid, ())]
@@ -324,21 +324,21 @@ class Federation:
         return effects
 
     def exited(self, uids: Iterable[int]) -> list[Effect]:
-        """Report that these processes of this host have exited; see `Roster.exited`."""
+        """Report that these processes of this host have exited; see `Membership.exited`."""
         uids = list(uids)
-        return [*self._route(self.roster.exited(uids)), *self._farewells(uids)]
+        return [*self._route(self.membership.exited(uids)), *self._farewells(uids)]
 
     def ended(self, ends: Iterable[tuple[int, Verdict]]) -> list[Effect]:
-        """Report why these procs of this host have exited; see `Roster.ended`."""
+        """Report why these procs of this host have exited; see `Membership.ended`."""
         ends = list(ends)
-        effects = self._route(self.roster.ended(ends))
+        effects = self._route(self.membership.ended(ends))
         uids = [uid for uid, _ in ends]
         if self.here != HOME and HOME not in self._lost:
             effects.append(Send(HOME, {"op": "ended", "uids": uids}))
         return [*effects, *self._farewells(uids)]
 
-    def route(self, effects: Iterable[rosters.Effect]) -> list[Effect]:
-        """Return the roster's effects, with notices for guests sent to the guests' hosts."""
+    def route(self, effects: Iterable[memberships.Effect]) -> list[Effect]:
+        """Return the membership's effects, with notices for guests sent to the guests' hosts."""
         return self._route(effects)
 
     def host_found(self, host: str) -> list[Effect]:
@@ -351,7 +351,7 @@ class Federation:
         self._lost[former] = verdict
         for procs in (*self._lives.values(), self._guests):
             for uid, at in procs.items():
-                if at == host and uid != self.roster.client:
+                if at == host and uid != self.membership.client:
                     procs[uid] = former
         return self._spread({"op": "found", "host": host})
 
@@ -366,7 +366,7 @@ class Federation:
         """Report that `host` was lost: its procs count as exited, and its guests leave."""
         self._lost[host] = verdict
         effects: list[Effect] = []
-        awaited = self.roster.client if self.roster.client_is_away else 0
+        awaited = self.membership.client if self.membership.client_is_away else 0
         for guest in [uid for uid, home in self._guests.items() if home == host and uid != awaited]:
             effects += self._left(guest)
         for hosts in self._abroad.values():
@@ -381,14 +381,14 @@ class Federation:
         bereaved: dict[int, list[list[Any]]] = {}
         for hearer, uid in sorted(lost | self._open.pop(host, set())):
             if uid == awaited:
-                effects += self._route(self.roster.autopsy(hearer, uid, 0.0))
+                effects += self._route(self.membership.autopsy(hearer, uid, 0.0))
             else:
                 self._bereave(hearer, uid)
                 bereaved.setdefault(hearer, []).append([uid, *verdict])
         effects += [
-            Tell(parent, rosters.gone(ends))
+            Tell(parent, memberships.gone(ends))
             for parent, ends in bereaved.items()
-            if self.roster.alive(parent)
+            if self.membership.alive(parent)
         ]
         return [*effects, *self._spread({"op": "lost", "host": host, "end": [*verdict]})]
 
@@ -399,14 +399,14 @@ class Federation:
 
         Questions to home wait until then.
         """
-        effects = self._route(self.roster.client_left())
+        effects = self._route(self.membership.client_left())
         self._asked.clear()
         return [*effects, *self.host_lost(HOME, verdict)]
 
     def home_found(self) -> list[Effect]:
         """Report that there is another home, which has received the reports of the hosts."""
         effects = self.host_found(HOME)
-        effects += self._route(self.roster.client_returned())
+        effects += self._route(self.membership.client_returned())
         for uid in self._questions:
             self._asked[uid] = None
             effects.append(Send(HOME, {"op": "where", "uid": uid}))
@@ -416,21 +416,21 @@ class Federation:
         """Record, at another home, that these procs live on `host`, each with its parent."""
         for uid, parent in procs:
             self._learn([uid], [host])
-            if parent == self.roster.client:
+            if parent == self.membership.client:
                 self._children[uid] = parent
-        self._goes(self.roster.client, host)
+        self._goes(self.membership.client, host)
 
     @property
     def deadline(self) -> float:
         """The time at which `tick` is due; infinity if nothing waits."""
-        deadline = self.roster.deadline
+        deadline = self.membership.deadline
         if self._early:
             deadline = min(deadline, *(at for kept in self._early.values() for _, at in kept))
         return deadline if self._ask_at is None else min(deadline, self._ask_at)
 
     def tick(self, now: float) -> list[Effect]:
         """Perform what is due by `now`."""
-        effects = self._route(self.roster.tick(now))
+        effects = self._route(self.membership.tick(now))
         for uid, kept in list(self._early.items()):
             effects += [Refuse(near, uid) for near, until in kept if until <= now]
             self._early[uid] = [(near, until) for near, until in kept if until > now]
@@ -454,9 +454,9 @@ class Federation:
 
     def admit(self, uid: int, host: str) -> None:
         """Make a proc of `host` a guest: it interacts with procs here from now on."""
-        if not self.roster.knows(uid):
+        if not self.membership.knows(uid):
             self._guests[uid] = host
-            self.roster.admit(uid)
+            self.membership.admit(uid)
 
     def opened(
         self, host: str, near: int, far: int, now: float, *, stream: bool = False
@@ -474,7 +474,7 @@ class Federation:
         return self.introduce_here(near, far, stream=stream) if where == self.here else []
 
     def heard(self, host: str, message: Mapping[str, Any], now: float) -> list[Effect]:
-        """Handle a message of the federation (see the module) from the agent of `host`.
+        """Handle a message of the directory (see the module) from the agent of `host`.
 
         Raises ValueError for an unknown message.
         """
@@ -520,13 +520,13 @@ class Federation:
 
     def _learn(self, uids: Sequence[int], hosts: Sequence[str]) -> None:
         for uid, host in zip(uids, hosts, strict=True):
-            if host != self.here and not self.roster.knows(uid):
+            if host != self.here and not self.membership.knows(uid):
                 self._lives.setdefault(uid >> _RANKS, {})[uid] = host
 
     def _forget(self, uids: Iterable[int]) -> None:
         """Record that these exited. Only the latest exited procs keep their location."""
         self._ended.extend(uids)
-        while len(self._ended) > rosters.REMEMBERED:
+        while len(self._ended) > memberships.REMEMBERED:
             uid = self._ended.popleft()
             procs = self._lives.get(uid >> _RANKS, {})
             procs.pop(uid, None)
@@ -540,11 +540,13 @@ class Federation:
     def _left(self, guest: int) -> list[Effect]:
         """Handle the exit of a guest.
 
-        Its location is kept as long as the roster remembers the guest.
+        Its location is kept as long as the membership remembers the guest.
         """
-        effects = self._route(self.roster.left(guest))
-        if len(self._guests) > rosters.REMEMBERED:
-            self._guests = {uid: at for uid, at in self._guests.items() if self.roster.knows(uid)}
+        effects = self._route(self.membership.left(guest))
+        if len(self._guests) > memberships.REMEMBERED:
+            self._guests = {
+                uid: at for uid, at in self._guests.items() if self.membership.knows(uid)
+            }
         return effects
 
     def _farewells(self, uids: Iterable[int]) -> list[Effect]:
@@ -564,10 +566,10 @@ class Federation:
         return [Send(host, {"op": "ask", "from": asker, "request": request})]
 
     def _tell_gone(self, asker: int, uid: int, verdict: Verdict) -> list[Effect]:
-        if not self.roster.alive(asker):
+        if not self.membership.alive(asker):
             return []
         self._bereave(asker, uid)
-        return self._route([Tell(asker, rosters.gone([[uid, *verdict]]))])
+        return self._route([Tell(asker, memberships.gone([[uid, *verdict]]))])
 
     # -- hosts that are attached anew --------------------------------------------------------------
 
@@ -584,7 +586,7 @@ class Federation:
     def _bereave(self, member: int, uid: int) -> None:
         """Record that a member here is about to be notified that `uid` was lost with its host."""
         self._bereft.setdefault(uid, {})[member] = None
-        while len(self._bereft) > rosters.REMEMBERED:
+        while len(self._bereft) > memberships.REMEMBERED:
             del self._bereft[next(iter(self._bereft))]
 
     def _with_predecessors(self, proc: Mapping[str, Any]) -> dict[str, Any]:
@@ -597,16 +599,16 @@ class Federation:
         return {**proc, "lost": lost} if lost else dict(proc)
 
     def _moved(self, old: int, new: int, host: str) -> list[Effect]:
-        """Replace `old`, lost with its host, by `new` on `host`, whose roster knows both."""
+        """Replace `old`, lost with its host, by `new` on `host`, whose membership knows both."""
         if host == self.here or self.host_of(old) == host:
             return []
         self._learn([old], [host])
         if old in self._guests:
             self._guests[old] = host
         effects = self._route(
-            Tell(member, rosters.moved(old, new))
+            Tell(member, memberships.moved(old, new))
             for member in self._bereft.pop(old, ())
-            if self.roster.alive(member)
+            if self.membership.alive(member)
         )
         return [*effects, *self._spread({"op": "moved", "uid": old, "to": new, "host": host})]
 
@@ -626,7 +628,7 @@ class Federation:
 
         Home itself looks again later.
         """
-        if HOME in self._lost and not self.roster.client_is_away:
+        if HOME in self._lost and not self.membership.client_is_away:
             return None
         self._questions.setdefault(uid, []).append(question)
         if HOME in self._lost or uid in self._asked:  # another home is asked when there is one
@@ -660,7 +662,7 @@ class Federation:
         """Resolve the questions about `uid`, whose host is now known, or is not found."""
         self._asked.pop(uid, None)
         effects: list[Effect] = []
-        came = host == self.here and self.roster.knows(uid)
+        came = host == self.here and self.membership.knows(uid)
         for asker, request, stream in self._questions.pop(uid, ()):
             if came and request is None:
                 effects.append(Admit(asker, uid, stream))
@@ -693,9 +695,9 @@ class Federation:
         elif notice["op"] == "away":
             for asked in self._open.values():
                 asked.discard((to, notice["uid"]))
-        return [Tell(to, notice)] if self.roster.alive(to) else []
+        return [Tell(to, notice)] if self.membership.alive(to) else []
 
-    def _route(self, effects: Iterable[rosters.Effect]) -> list[Effect]:
+    def _route(self, effects: Iterable[memberships.Effect]) -> list[Effect]:
         routed: list[Effect] = []
         for effect in effects:
             if isinstance(effect, Tell) and not self._here(effect):

@@ -1,4 +1,4 @@
-"""Succession: which process drives a job, and the state of the job between two drivers.
+"""Failover: which process drives a job, and the state of the job between two drivers.
 
 The *driver* of a job is the process of the script. Without a grace period the job ends when its
 driver exits. With a *grace period* the job continues, *vacant*, and a successor may take it over;
@@ -14,7 +14,7 @@ if none does within the period, the job is over.
 * Each driver has an epoch number, its *reign*, 0 for the first. Drivers number their own objects
   starting from it, so that a message for an earlier driver never reaches a later one.
 
-A driver leaves data for its successor as *keepsakes*, which are opaque here. A list of failures in
+A driver leaves data for its successor as *saved handles*, which are opaque here. A list of failures in
 between is not among them: every host that saw an exit remembers it, and the successor asks about
 everything that it takes over. So there is nothing to collect, bound and merge.
 
@@ -25,19 +25,19 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["Succession"]
+__all__ = ["Failover"]
 
 _DRIVEN, _VACANT, _CLAIMED, _OVER = range(4)
 
 
-class Succession:
+class Failover:
     """The state of one job. See the module.
 
     Args:
         grace: seconds that the job outlives a driver.
         reign: the epoch number of the present driver.
 
-    >>> job = Succession(60.0)
+    >>> job = Failover(60.0)
     >>> job.keep(1, "how to find a mesh")
     >>> job.left(100.0), job.deadline
     (True, 160.0)
@@ -50,7 +50,7 @@ class Succession:
     def __init__(self, grace: float, reign: int = 0) -> None:
         self.grace = grace
         self.reign = reign
-        self.keepsakes: dict[int, str] = {}
+        self.saved_handles: dict[int, str] = {}
         """The texts that the job keeps, by the uid of the object that each describes."""
         self._state = _DRIVEN
         self._until = math.inf
@@ -66,12 +66,12 @@ class Succession:
         return self._until if self._state in (_VACANT, _CLAIMED) else math.inf
 
     def keep(self, uid: int, keepsake: str) -> None:
-        """Store a keepsake of the driver for its successor, until `drop`."""
-        self.keepsakes[uid] = keepsake
+        """Store a saved handle of the driver for its successor, until `drop`."""
+        self.saved_handles[uid] = keepsake
 
     def drop(self, uid: int) -> None:
-        """Remove the keepsake about `uid`, if there is one."""
-        self.keepsakes.pop(uid, None)
+        """Remove the saved handle about `uid`, if there is one."""
+        self.saved_handles.pop(uid, None)
 
     def left(self, now: float) -> bool:
         """Report that the driver, or a claimant, has exited. Return whether the job continues."""

@@ -1,10 +1,10 @@
-"""The roster: membership of one host, the tree of spawns, and notices about exited processes.
+"""The membership of one host, the tree of spawns, and notices about exited processes.
 
 This is the state of a host agent without its sockets, pids and clocks. The agent passes in requests
 and events, and performs the effects that are returned; so does the simulator. A *member* is a
 process of the host that can receive notices: the client, or a proc.
 
-Guarantees of a roster, whatever the order of its inputs:
+Guarantees of a membership, whatever the order of its inputs:
 
 * A parent is notified of the exit of each proc that it spawned, exactly once.
 * A member that asks why a proc exited (`autopsy`) gets exactly one answer, within `ANSWER_WITHIN`
@@ -24,12 +24,12 @@ Guarantees of a roster, whatever the order of its inputs:
 
 A proc is reported to exit in two steps. `exited`: the process no longer exists; its children are
 killed. `ended`: the reason is known, and is announced; the driver has read the proc's remaining
-output in between. If both are known at once `ended` suffices. When the roster itself finds that a
+output in between. If both are known at once `ended` suffices. When the membership itself finds that a
 proc must be killed it emits `Condemn`; the driver kills the proc, collects the evidence, and calls
 `ended`.
 
 Effects are returned in the order in which they are to be performed. Time is an argument in seconds;
-`deadline` is when the roster next needs `tick`.
+`deadline` is when the membership next needs `tick`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 from monarch._engine.base.verdict import FAILED, STOPPED, SYSTEM, Verdict
 
-__all__ = ["ANSWER_WITHIN", "Condemn", "Effect", "Hand", "Kill", "Roster", "Tell", "gone", "moved"]
+__all__ = [
+    "ANSWER_WITHIN",
+    "Condemn",
+    "Effect",
+    "Hand",
+    "Kill",
+    "Membership",
+    "Tell",
+    "gone",
+    "moved",
+]
 
 ANSWER_WITHIN = 1.0
 """After how many seconds a question about the exit of a proc that is still alive is answered."""
@@ -125,8 +135,8 @@ class _Member:
         self.told: dict[int, None] = {}  # members notified of its exit
 
 
-class Roster:
-    """The roster of one host; see the module.
+class Membership:
+    """The membership of one host; see the module.
 
     `client` is the uid of the client, the first member.
     """
@@ -181,7 +191,7 @@ class Roster:
           `ready_timeout` seconds.
         * ``replaces``, if present, the uid of a proc to replace; its current incarnation is killed
           if necessary.
-        * ``lost``, if present, the earlier incarnations that exited before this roster was made,
+        * ``lost``, if present, the earlier incarnations that exited before this membership was made,
           each with its verdict.
 
         `unresponsive_timeout` is the number of seconds that the procs may stay `stopped`. Raises
@@ -467,7 +477,7 @@ class Roster:
         return self._condemn(member, error)
 
     def _remember(self, uid: int, verdict: Verdict) -> _Member:
-        """Return the record of a proc that exited before this roster was made."""
+        """Return the record of a proc that exited before this membership was made."""
         member = self._members.get(uid)
         if member is None:
             member = self._members[uid] = _Member(uid, 0, None, ready=True)
@@ -486,28 +496,28 @@ class Roster:
 class _News:
     """Collects notices: first the exits, in one notice for each member, then replacements."""
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
         self._ends: dict[int, list[list[Any]]] = {}
         self._moves: list[Tell] = []
 
     def of_end(self, member: _Member, hearers: Iterable[int]) -> None:
         assert member.verdict is not None
         for hearer in dict.fromkeys(hearers):
-            if self._roster.alive(hearer):
+            if self._membership.alive(hearer):
                 member.told[hearer] = None
                 self._ends.setdefault(hearer, []).append([member.uid, *member.verdict])
 
     def of_move(self, old: _Member, hearers: Iterable[int] | None = None) -> None:
         """Announce the successor of `old`, if any, to `hearers` or to all it interacted with."""
-        newest = self._roster._newest(old.uid)
+        newest = self._membership._newest(old.uid)
         if newest is None or newest is old:
             return
         if hearers is None:
             self.of_end(old, [hearer for hearer in old.known if hearer not in old.told])
             hearers = old.told
         for hearer in hearers:
-            if self._roster.alive(hearer):
+            if self._membership.alive(hearer):
                 self._moves.append(Tell(hearer, moved(old.uid, newest.uid)))
 
     def tell(self) -> list[Effect]:

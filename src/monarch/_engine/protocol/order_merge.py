@@ -1,4 +1,4 @@
-"""Splice: in-order delivery when one sender's direct messages and casts take two paths.
+"""OrderMerge: in-order delivery when one sender's direct messages and casts take two paths.
 
 Between hosts a message to one proc goes through a tunnel and a cast goes down a tree, and either
 path may be faster. Still, messages of one sender must reach each receiver in the order of sending.
@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, TypeVar
 
-__all__ = ["Line", "Splice"]
+__all__ = ["Line", "OrderMerge"]
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -60,18 +60,18 @@ class Line(Generic[C]):
         return ready
 
 
-class Splice(Generic[T]):
+class OrderMerge(Generic[T]):
     """The point where the casts of one sender are merged into its tunnel to one receiver.
 
     Each method returns what the receiver gets now, in order. The argument `reached` is that of the
     sender's `Line`.
 
-    >>> splice = Splice()
-    >>> splice.message("a"), splice.mark(1, 0), splice.message("b")
+    >>> merge = OrderMerge()
+    >>> merge.message("a"), merge.mark(1, 0), merge.message("b")
     (['a'], [], [])
-    >>> splice.blocked
+    >>> merge.blocked
     True
-    >>> splice.cast(1, tied=True, item="cast 1"), splice.advance(1)
+    >>> merge.cast(1, tied=True, item="cast 1"), merge.advance(1)
     (['cast 1'], ['b'])
     """
 

@@ -1,10 +1,10 @@
-"""Turns: in-order delivery over two streams, and replay of what a broken connection lost.
+"""PathSwitch: in-order delivery over two streams, and replay of what a broken connection lost.
 
 Two procs of different hosts that communicate often have two paths: the tunnel, which the agents
 carry and which can carry everything, and a direct connection, which is faster and may break. A
 sender uses one of them at a time. To change, it sends a TURN as the last frame on the path that it
 leaves. The receiver takes frames from one path until it finds a TURN, then from the other; frames
-that arrive too early on that one wait (`Turns`). So either path may be arbitrarily slow, and steady
+that arrive too early on that one wait (`PathSwitch`). So either path may be arbitrarily slow, and steady
 traffic pays nothing. The sender decides, separately for each direction.
 
 A direct connection that breaks ends in the middle of what was sent on it. Therefore a sender keeps
@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.wire.frame import DIRECT, RELEASE, TURN, Frame
 
-__all__ = ["CONNECTION", "TUNNEL", "Turns", "Unconfirmed"]
+__all__ = ["CONNECTION", "TUNNEL", "PathSwitch", "Unconfirmed"]
 
 _OUT_OF_TURN = (DIRECT, RELEASE)
 
@@ -32,12 +32,12 @@ TUNNEL = 0
 CONNECTION = 1
 
 
-class Turns:
+class PathSwitch:
     """The frames of both paths, put in the order of sending.
 
     >>> def frame(kind, dest=0):
     ...     return Frame(kind, 0, dest, 0, 0, 0, b"", b"")
-    >>> turns = Turns()
+    >>> turns = PathSwitch()
     >>> turns.came(CONNECTION, [frame(1, 22)])
     []
     >>> [ready.dest for ready in turns.came(TUNNEL, [frame(1, 11), frame(TURN)])]

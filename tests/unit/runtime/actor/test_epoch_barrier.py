@@ -9,7 +9,7 @@ import pytest
 
 from monarch._engine.base.failure import Failure
 from monarch._engine.runtime.actor.cell import Cell
-from monarch._engine.runtime.actor.epoch_barrier import Fence
+from monarch._engine.runtime.actor.epoch_barrier import EpochBarrier
 from monarch._engine.runtime.actor.spawn import spawn_cell
 from monarch._engine.wire.frame import CALL, QUERY, SPAWN, Frame
 
@@ -58,19 +58,19 @@ def test_until_a_link_has_answered_its_messages_are_for_the_predecessor() -> Non
     taken: list[Any] = []
     cell: Any = SimpleNamespace(proc=proc, put=lambda link, frame: taken.append((link, frame)))
     grave = Failure("<root>.<x.A a>", "it failed")
-    fence = Fence(cell, owner, grave)
+    barrier = EpochBarrier(cell, owner, grave)
     assert proc.asked == [peer]
     cell.put(peer, call(1))
     cell.put(owner, call(2))
     assert proc.returned == [(peer, call(1), grave)]
-    fence.deliver(0, 0, b"", peer)
+    barrier.deliver(0, 0, b"", peer)
     cell.put(peer, call(3))
     assert taken == [(owner, call(2)), (peer, call(3))]
     assert len(proc.returned) == 1
     assert proc.closed == [9]
 
 
-def test_the_successor_of_a_failed_actor_is_spawned_behind_a_fence(
+def test_the_successor_of_a_failed_actor_is_spawned_behind_a_barrier(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Cell, "start", lambda *_: None)
@@ -93,32 +93,32 @@ def test_the_successor_of_a_failed_actor_is_spawned_behind_a_fence(
     assert cell.depth() == 1
 
 
-def test_the_fence_stands_until_all_links_have_answered_or_are_lost() -> None:
+def test_the_barrier_stands_until_all_links_have_answered_or_are_lost() -> None:
     one, two, owner = Link(), Link(), Link()
     proc = Proc([one, two, owner])
     taken: list[Any] = []
     cell: Any = SimpleNamespace(proc=proc, put=lambda link, frame: taken.append((link, frame)))
     put = cell.put
-    fence = Fence(cell, owner, Failure("<root>.<x.A a>", "it failed"))
+    barrier = EpochBarrier(cell, owner, Failure("<root>.<x.A a>", "it failed"))
     assert proc.queries == [(QUERY, 0, 9, 0)] * 2
-    fence.deliver(0, 0, b"", one)
+    barrier.deliver(0, 0, b"", one)
     cell.put(one, call(1))
     cell.put(two, call(2))
     assert taken == [(one, call(1))]
     assert [frame for _, frame, _ in proc.returned] == [call(2)]
     assert proc.closed == []
-    fence.peer_lost(two, None)  # type: ignore[arg-type]
+    barrier.peer_lost(two, None)  # type: ignore[arg-type]
     assert proc.closed == [9]
     assert cell.put is put, "then messages cost nothing more"
 
 
-def test_where_none_can_have_sent_anything_there_is_no_fence() -> None:
+def test_where_none_can_have_sent_anything_there_is_no_barrier() -> None:
     owner, lost = Link(), Link()
     lost.lost = "it is closed"  # type: ignore[assignment]
     proc = Proc([owner, lost])
     cell: Any = SimpleNamespace(proc=proc, put=lambda *_: None)
     put = cell.put
-    Fence(cell, owner, Failure("<root>.<x.A a>", "it failed"))
+    EpochBarrier(cell, owner, Failure("<root>.<x.A a>", "it failed"))
     assert cell.put is put
     assert (proc.asked, proc.opened) == ([], 0)
 
@@ -128,6 +128,6 @@ def test_a_link_over_which_nothing_can_be_sent_is_not_waited_for() -> None:
     proc.reached = False
     cell: Any = SimpleNamespace(proc=proc, put=lambda *_: None)
     put = cell.put
-    Fence(cell, Link(), Failure("<root>.<x.A a>", "it failed"))
+    EpochBarrier(cell, Link(), Failure("<root>.<x.A a>", "it failed"))
     assert cell.put is put
     assert proc.closed == [9]

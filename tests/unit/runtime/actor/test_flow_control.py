@@ -1,4 +1,4 @@
-"""The gauge: the last flow-control message to every sender is true, however threads interleave."""
+"""The flow control: the last flow-control message to every sender is true, however threads interleave."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import STOPPED, Verdict
 from monarch._engine.runtime.actor.cell import Cell, Identity
-from monarch._engine.runtime.actor.flow_control import Gauge
+from monarch._engine.runtime.actor.flow_control import FlowControl
 from monarch._engine.wire.frame import CALL, Frame
 
 LIMIT, BYTES = 10, 100_000
@@ -39,19 +39,19 @@ class Proc:
 
 
 class Queue:
-    """A bounded queue that uses a gauge as mailboxes and ports do."""
+    """A bounded queue that uses a flow control as mailboxes and ports do."""
 
     def __init__(self) -> None:
         self.items: deque[int] = deque()
         with settings.configured(mailbox_limit=LIMIT, mailbox_bytes_limit=BYTES):
-            self.gauge = Gauge(Proc(), 7, self.items.__len__)  # type: ignore[arg-type]
+            self.flow_control = FlowControl(Proc(), 7, self.items.__len__)  # type: ignore[arg-type]
 
     def put(self, sender: Sender, size: int) -> None:
         self.items.append(size)
-        self.gauge.put(sender, size, len(self.items))
+        self.flow_control.put(sender, size, len(self.items))
 
     def take(self) -> None:
-        self.gauge.take(self.items.popleft())
+        self.flow_control.take(self.items.popleft())
 
 
 @given(
@@ -68,7 +68,7 @@ def test_any_history(history: list[Any]) -> None:
     queue, senders = Queue(), [Sender() for _ in range(3)]
     for step in history:
         if step == "release":
-            queue.gauge.release()
+            queue.flow_control.release()
             assert not any(sender.waits for sender in senders)
         elif step == "take":
             if queue.items:
@@ -76,12 +76,12 @@ def test_any_history(history: list[Any]) -> None:
         else:
             queue.put(senders[step[0]], step[1])
             nbytes = sum(size for size in queue.items if size >= 1024)
-            assert queue.gauge.bytes == nbytes
+            assert queue.flow_control.bytes == nbytes
             if len(queue.items) > LIMIT or nbytes > BYTES:
                 assert senders[step[0]].waits
     while queue.items:
         queue.take()
-    assert queue.gauge.bytes == 0
+    assert queue.flow_control.bytes == 0
     assert not any(sender.waits for sender in senders)
 
 
@@ -126,7 +126,7 @@ def test_threads_leave_nobody_waiting() -> None:
     for thread in threads:
         thread.join(WAIT)
     assert not queue.items
-    assert queue.gauge.bytes == 0
+    assert queue.flow_control.bytes == 0
     assert not any(sender.waits for sender in senders)
     assert sum(sender.told for sender in senders) > 0
 
@@ -141,7 +141,7 @@ def test_telling_a_sender_may_put_again() -> None:
             if full and link is sender:
                 queue.put(other, 0)
 
-    queue.gauge._proc = Reentrant()  # type: ignore[assignment]
+    queue.flow_control._proc = Reentrant()  # type: ignore[assignment]
     for _ in range(LIMIT + 1):
         queue.put(sender, 0)
     assert (sender.waits, other.waits) == (True, True)
@@ -152,7 +152,7 @@ def test_telling_a_sender_may_put_again() -> None:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_nobody_waits_for_an_actor_that_ends_while_a_message_comes_in(is_async: bool) -> None:
-    """The actor ends between the reads of its state and its gauge; a sender would wait forever."""
+    """The actor ends between the reads of its state and its flow control; a sender would wait forever."""
     told = Proc()
     proc: Any = SimpleNamespace(
         reactor=SimpleNamespace(call_later=lambda *_: None, call_soon=lambda *_: None),
@@ -164,14 +164,14 @@ def test_nobody_waits_for_an_actor_that_ends_while_a_message_comes_in(is_async: 
     )
     identity = Identity("name", "label", "<display>", lambda cell: None)  # type: ignore[arg-type,return-value]
 
-    class EndsNow(Gauge):
+    class EndsNow(FlowControl):
         def put(self, link: Any, size: int, depth: int) -> None:
             cell.settle(Failure("<display>", Verdict(STOPPED, "stopped")))
             super().put(link, size, depth)
 
     with settings.configured(mailbox_limit=LIMIT, mailbox_bytes_limit=BYTES):
         cell = Cell(proc, 7, 0, 2, identity, is_async=is_async)
-        cell.gauge = EndsNow(proc, 7, cell.depth)
+        cell.flow_control = EndsNow(proc, 7, cell.depth)
     sender = Sender()
     cell.put(sender, Frame(CALL, 0, 7, 0, 0, 0, b"", bytes(2 * BYTES)))
     assert cell.depth() == 0

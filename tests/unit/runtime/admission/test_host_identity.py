@@ -202,7 +202,7 @@ def test_with_tls_certificates_say_who_is_there() -> None:
         assert listener_names(far)("tls://node1:4444\n10.0.0.7:4444") == "one without TLS"
 
 
-def test_an_invitation_leads_to_who_made_it_only() -> None:
+def test_a_ticket_leads_to_who_made_it_only() -> None:
     assert as_invited(INVITATION) == ""
     assert as_invited("tcp://127.0.0.1:1\n127.0.0.1:1") == "no worker"
     with connected(ChannelAddr.parse("tcp://127.0.0.1:0")) as (_, far, _):

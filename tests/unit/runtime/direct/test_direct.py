@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._engine.base.errors import ProtocolError
-from monarch._engine.protocol.path_switch import CONNECTION, TUNNEL, Turns, Unconfirmed
+from monarch._engine.protocol.path_switch import CONNECTION, TUNNEL, PathSwitch, Unconfirmed
 from monarch._engine.runtime.admission.authenticated import AuthenticSocket
 from monarch._engine.runtime.direct import link as direct
 from monarch._engine.runtime.direct.link import BROKEN, REST, Direct, DirectLink, FarLink
@@ -539,7 +539,7 @@ def test_what_was_lost_cannot_be_about_what_was_lost() -> None:
     "said",
     [{"port": 0}, {"port": 1 << 16}, {"port": []}, {"port": math.inf}, {"key": 1}, {"key": "x"}],
 )
-def test_an_invitation_to_nowhere(said: dict[str, Any]) -> None:
+def test_a_ticket_to_nowhere(said: dict[str, Any]) -> None:
     with pair() as (left, _):
         left.directs._ask(left.link)
         number = left.directs._tries[left.link].number
@@ -619,7 +619,7 @@ def test_whatever_happens_the_order_is_kept(plan: list[tuple[str, int, int]]) ->
 
 
 def test_turns_one_by_one() -> None:
-    turns = Turns()
+    turns = PathSwitch()
     one, two, turn = (
         Frame(kind, 0, dest, 0, 0, 0, b"", b"") for kind, dest in ((1, 1), (1, 2), (TURN, 0))
     )

@@ -20,7 +20,7 @@ from monarch._engine.runtime.admission.handshake_io import PATIENCE, Wire, dial,
 from monarch._engine.runtime.admission.host_identity import INVITATION
 from monarch._engine.runtime.admission.secret import SecretError
 from monarch._engine.runtime.direct import ticket as module
-from monarch._engine.runtime.direct.ticket import Door, Invitation, come
+from monarch._engine.runtime.direct.ticket import Door, Ticket, come
 from monarch._engine.runtime.io.reactor import Reactor
 from monarch.security import Certificate, make_certificates
 
@@ -66,8 +66,8 @@ class Inviter:
             raise result
         return result
 
-    def invite(self) -> Invitation:
-        made: Invitation = self.do(lambda: self.door.invite(self.arrivals.put))
+    def invite(self) -> Ticket:
+        made: Ticket = self.do(lambda: self.door.invite(self.arrivals.put))
         return made
 
     def end(self) -> None:
@@ -84,18 +84,18 @@ def inviter() -> Iterator[Inviter]:
     made.end()
 
 
-def is_open(invitation: Invitation) -> bool:
+def is_open(ticket: Ticket) -> bool:
     try:
-        socket.create_connection(invitation[:2], WAIT).close()
+        socket.create_connection(ticket[:2], WAIT).close()
     except ConnectionRefusedError:
         return False
     return True
 
 
 def test_who_is_invited_comes_once_and_the_door_closes(inviter: Inviter) -> None:
-    invitation = inviter.invite()
-    assert invitation.key.hex() not in repr(invitation[:2])
-    guest = come(invitation, WAIT)
+    ticket = inviter.invite()
+    assert ticket.key.hex() not in repr(ticket[:2])
+    guest = come(ticket, WAIT)
     with pytest.raises(BlockingIOError):
         guest.recv(1)
     host = inviter.arrivals.get(timeout=WAIT)
@@ -104,9 +104,9 @@ def test_who_is_invited_comes_once_and_the_door_closes(inviter: Inviter) -> None
     assert guest.recv(100) == b"welcome"
     assert inviter.reports.get(timeout=WAIT) == ("", "")
     assert inviter.door._strangers == 0, "it takes no room any longer"
-    assert not is_open(invitation)
+    assert not is_open(ticket)
     with pytest.raises(ConnectionRefusedError):
-        come(invitation, WAIT)
+        come(ticket, WAIT)
     guest.close()
     host.close()
 
@@ -125,23 +125,23 @@ def test_a_second_with_the_same_key_is_refused(inviter: Inviter) -> None:
 
 
 def test_who_does_not_know_the_key_is_refused_and_reported(inviter: Inviter) -> None:
-    invitation = inviter.invite()
+    ticket = inviter.invite()
     with pytest.raises(HandshakeError, match="another secret"):
-        come(invitation._replace(key=bytes(32)), WAIT)
+        come(ticket._replace(key=bytes(32)), WAIT)
     assert "another secret" in inviter.reports.get(timeout=WAIT)[1]
-    with socket.create_connection(invitation[:2], WAIT) as scanner:
+    with socket.create_connection(ticket[:2], WAIT) as scanner:
         scanner.sendall(b"GET / HTTP/1.1\r\n\r\n".ljust(64))
         assert scanner.recv(1) == b""
     assert "does not speak this protocol" in inviter.reports.get(timeout=WAIT)[1]
     assert inviter.arrivals.empty()
-    come(invitation, WAIT).close()
+    come(ticket, WAIT).close()
     inviter.arrivals.get(timeout=WAIT).close()
 
 
 def test_strangers_at_the_door_of_a_proc_are_limited(inviter: Inviter) -> None:
-    invitation = inviter.invite()
-    waiting = [socket.create_connection(invitation[:2], WAIT) for _ in range(64)]
-    with socket.create_connection(invitation[:2], WAIT) as one_more:
+    ticket = inviter.invite()
+    waiting = [socket.create_connection(ticket[:2], WAIT) for _ in range(64)]
+    with socket.create_connection(ticket[:2], WAIT) as one_more:
         assert one_more.recv(1) == b""
     assert "too many connections are in the middle" in inviter.reports.get(timeout=WAIT)[1]
     assert inviter.door._strangers == 64
@@ -150,54 +150,54 @@ def test_strangers_at_the_door_of_a_proc_are_limited(inviter: Inviter) -> None:
     for _ in waiting:
         assert "closed the connection" in inviter.reports.get(timeout=WAIT)[1]
     assert inviter.do(lambda: inviter.door._strangers) == 0
-    come(invitation, WAIT).close()  # a place is free again
+    come(ticket, WAIT).close()  # a place is free again
     inviter.arrivals.get(timeout=WAIT).close()
 
 
 def test_no_repr_shows_a_key(inviter: Inviter) -> None:
-    invitation = inviter.invite()
-    gateway = Gateway(ChannelAddr.parse("tcp://127.0.0.1:1"), invitation.key, 7)
-    for shown in (repr(invitation), f"{invitation}", repr(gateway), f"{[gateway]}"):
-        assert repr(invitation.key) not in shown
+    ticket = inviter.invite()
+    gateway = Gateway(ChannelAddr.parse("tcp://127.0.0.1:1"), ticket.key, 7)
+    for shown in (repr(ticket), f"{ticket}", repr(gateway), f"{[gateway]}"):
+        assert repr(ticket.key) not in shown
         assert "key" not in shown
-    assert f"Invitation('127.0.0.1', {invitation.port})" == repr(invitation)
+    assert f"Invitation('127.0.0.1', {ticket.port})" == repr(ticket)
 
 
 def test_who_was_not_dialed_so_is_no_worker(inviter: Inviter) -> None:
-    """The key of an invitation is valid only for the purpose of the invitation."""
-    invitation = inviter.invite()
-    where = ChannelAddr("tcp", invitation.address, invitation.port)
+    """The key of a ticket is valid only for the purpose of the ticket."""
+    ticket = inviter.invite()
+    where = ChannelAddr("tcp", ticket.address, ticket.port)
     with pytest.raises(HandshakeError, match="answered is no worker"):
-        dial(where, invitation.key, {}, WAIT)
+        dial(where, ticket.key, {}, WAIT)
     assert "no worker" in inviter.reports.get(timeout=WAIT)[1]
 
 
 def test_who_is_not_expected_any_more_is_not_let_in(inviter: Inviter) -> None:
-    invitation = inviter.invite()
-    inviter.do(lambda: inviter.door.withdraw(invitation.key))
-    inviter.do(lambda: inviter.door.withdraw(invitation.key))
-    assert not is_open(invitation)
+    ticket = inviter.invite()
+    inviter.do(lambda: inviter.door.withdraw(ticket.key))
+    inviter.do(lambda: inviter.door.withdraw(ticket.key))
+    assert not is_open(ticket)
 
 
 def test_the_door_opens_again_for_the_next(inviter: Inviter) -> None:
     for _ in range(2):
-        invitation = inviter.invite()
-        come(invitation, WAIT).close()
+        ticket = inviter.invite()
+        come(ticket, WAIT).close()
         inviter.arrivals.get(timeout=WAIT).close()
-        assert not is_open(invitation)
+        assert not is_open(ticket)
 
 
-def test_an_invitation_that_is_over_when_its_guest_has_proved_itself(inviter: Inviter) -> None:
-    """The invitation was withdrawn or used by another peer in the middle of the handshake."""
-    invitation, other = inviter.invite(), inviter.invite()
-    side = Dialer(invitation.key, bytes(32), python_version(), INVITATION)
-    with socket.create_connection(invitation[:2], WAIT) as guest:
+def test_a_ticket_that_is_over_when_its_guest_has_proved_itself(inviter: Inviter) -> None:
+    """The ticket was withdrawn or used by another peer in the middle of the handshake."""
+    ticket, other = inviter.invite(), inviter.invite()
+    side = Dialer(ticket.key, bytes(32), python_version(), INVITATION)
+    with socket.create_connection(ticket[:2], WAIT) as guest:
         guest.settimeout(WAIT)
         guest.sendall(side.hello)
         proof = b""
         while side.wants and not proof:
             proof = side.receive(guest.recv(side.wants))
-        inviter.do(lambda: inviter.door.withdraw(invitation.key))
+        inviter.do(lambda: inviter.door.withdraw(ticket.key))
         guest.sendall(proof)
         while side.wants:
             guest.sendall(side.receive(guest.recv(side.wants)))
@@ -240,7 +240,7 @@ def test_an_inviter_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.M
 
     monkeypatch.setattr(module, "introduce", introduce)
     with socket.create_server(("127.0.0.1", 0)) as sock, pytest.raises(TimeoutError):
-        come(Invitation("127.0.0.1", sock.getsockname()[1], bytes(32), b""), WAIT)
+        come(Ticket("127.0.0.1", sock.getsockname()[1], bytes(32), b""), WAIT)
     assert limits == [PATIENCE]
 
 
@@ -269,7 +269,7 @@ def use(patch: pytest.MonkeyPatch, certificate: Certificate) -> None:
 @pytest.fixture
 def secured(
     certificates: list[Certificate], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Inviter, Invitation]]:
+) -> Iterator[tuple[Inviter, Ticket]]:
     use(monkeypatch, certificates[0])
     made = Inviter(tls=True)
     yield made, made.invite()
@@ -279,9 +279,9 @@ def secured(
 def test_with_tls_both_show_who_they_are(
     secured: Any, certificates: list[Certificate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inviter, invitation = secured
+    inviter, ticket = secured
     use(monkeypatch, certificates[1])
-    guest = come(invitation, WAIT)
+    guest = come(ticket, WAIT)
     host = inviter.arrivals.get(timeout=WAIT)
     assert inviter.reports.get(timeout=WAIT) == ("initiator", "")
     assert not isinstance(guest, socket.socket)
@@ -296,13 +296,13 @@ def test_a_certificate_that_was_not_announced_is_refused(
     secured: Any, certificates: list[Certificate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A CA-signed one, too: a member of the job cannot intercept another's connection."""
-    inviter, invitation = secured
+    inviter, ticket = secured
     use(monkeypatch, certificates[2])
     impostor = Inviter(tls=True)
     where = impostor.invite()
     use(monkeypatch, certificates[1])
     with pytest.raises(HandshakeError, match="not the one that was announced"):
-        come(invitation._replace(port=where.port), WAIT)
+        come(ticket._replace(port=where.port), WAIT)
     assert impostor.reports.get(timeout=WAIT)[1]
     assert inviter.arrivals.empty()
     impostor.end()
@@ -311,13 +311,13 @@ def test_a_certificate_that_was_not_announced_is_refused(
 def test_a_stranger_to_the_ca_is_refused(
     secured: Any, certificates: list[Certificate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inviter, invitation = secured
+    inviter, ticket = secured
     use(monkeypatch, certificates[3])
     with pytest.raises((HandshakeError, OSError)):
-        come(invitation, WAIT)
+        come(ticket, WAIT)
     assert inviter.reports.get(timeout=WAIT)[1]
     with pytest.raises((HandshakeError, OSError)):
-        come(invitation._replace(certificate=b""), WAIT)  # also without TLS
+        come(ticket._replace(certificate=b""), WAIT)  # also without TLS
     assert inviter.reports.get(timeout=WAIT)[1]
     assert inviter.arrivals.empty()
 

@@ -23,7 +23,7 @@ from monarch._engine.mesh.meshes.saved_handles import forget
 from monarch._engine.mesh.results.faults import Faults, set_is_script
 from monarch._engine.runtime.actor.dispatch import Died, End, end_by
 from monarch._engine.runtime.agent.client import client_proc, current_proc, when_forked
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.shapes import Extent, Point
 from monarch._engine.shapes.extent import extent_of
 from monarch._engine.shapes.point import point_of
@@ -226,7 +226,7 @@ class Instance:
 
     def _stop_meshes(self, timeout: float, reason: str = "") -> None:
         """Stop the meshes of this instance, newest first, and wait at most `timeout` seconds."""
-        clock = drivers.current
+        clock = environments.current
         deadline = clock.now() + timeout
         while self._meshes:
             with self._stopping_one(reason) as future:
@@ -236,7 +236,7 @@ class Instance:
         """Do the same on a loop, without a thread: at the script's exit none can be started."""
         import asyncio  # already loaded by the actor's loop
 
-        clock = drivers.current
+        clock = environments.current
         deadline = clock.now() + timeout
         while self._meshes:
             with self._stopping_one() as future:

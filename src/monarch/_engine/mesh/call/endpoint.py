@@ -35,7 +35,7 @@ from monarch._engine.mesh.call.context import context
 from monarch._engine.mesh.call.misuse import Misused
 from monarch._engine.mesh.call.undeliverable import ReturnPort, give_back
 from monarch._engine.mesh.results.future import PENDING, RAW, Future
-from monarch._engine.mesh.results.gather import RollCall
+from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.mesh.results.reply import (
     Arrival,
     Arrivals,
@@ -47,7 +47,7 @@ from monarch._engine.mesh.results.reply import (
 from monarch._engine.mesh.results.value_mesh import ValueMesh
 from monarch._engine.runtime.actor.dispatch import call_meta
 from monarch._engine.runtime.cast.sender import gathers
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.proc import Proc
 from monarch._engine.wire.codec import Payload
 from monarch._engine.wire.frame import CALL, FIRST, ONCE, pack
@@ -333,7 +333,7 @@ def _pick(links: list[Any]) -> int:
     """Return one of the ranks behind `links`, uniformly at random."""
     if not links:
         raise ValueError("choose requires at least 1 actor, but the mesh is empty")
-    return drivers.current.chance(len(links))
+    return environments.current.chance(len(links))
 
 
 class _Check:
@@ -612,7 +612,7 @@ class ActorEndpoint(Generic[P, R_co]):
 
     def _collect(
         self,
-        calls: RollCall[Any],
+        calls: Gather[Any],
         links: list[Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -803,27 +803,29 @@ class _OptionedEndpoint(ActorEndpoint[P, R_co]):
     def _one(
         self, links: list[Any], rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Reply[R_co]:
-        began = drivers.current.now()
+        began = environments.current.now()
         future = super()._one(links, rank, args, kwargs)
         self._limit(future, began)
         return future
 
     def _collect(
         self,
-        calls: RollCall[Any],
+        calls: Gather[Any],
         links: list[Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         flags: int,
     ) -> None:
-        began = drivers.current.now()
+        began = environments.current.now()
         super()._collect(calls, links, args, kwargs, flags)
         self._limit(calls, began)
 
-    def _limit(self, waiting: Reply[Any] | RollCall[Any], began: float) -> None:
+    def _limit(self, waiting: Reply[Any] | Gather[Any], began: float) -> None:
         if self._timeout is None or waiting._phase != PENDING:
             return
-        left = self._timeout - (drivers.current.now() - began)  # the send itself may have waited
+        left = self._timeout - (
+            environments.current.now() - began
+        )  # the send itself may have waited
         timer = self.proc.reactor.call_later(left, waiting._expire)
         waiting._notify(timer.cancel)
 

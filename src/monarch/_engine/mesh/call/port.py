@@ -23,7 +23,7 @@ from monarch._engine.mesh.call.undeliverable import give_back
 from monarch._engine.mesh.results.future import PENDING, RAW, Future
 from monarch._engine.mesh.results.reply import RAISE
 from monarch._engine.runtime.actor.dispatch import rebuild_error, rebuild_raised
-from monarch._engine.runtime.actor.flow_control import Gauge
+from monarch._engine.runtime.actor.flow_control import FlowControl
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.proc.body import decode_body
 from monarch._engine.runtime.proc.ownership import Verdict
@@ -237,7 +237,7 @@ class _Queue(Inbox):
         self.line: deque[_Receive] = deque()
         self.once = once
         self.used = False
-        self.gauge = Gauge(proc, self.port, self.messages.__len__)
+        self.flow_control = FlowControl(proc, self.port, self.messages.__len__)
 
     def _take(self, rank: int, flags: int, body: Any, link: Any) -> None:
         with self.lock:
@@ -245,13 +245,13 @@ class _Queue(Inbox):
             if self._hand_out(message):
                 return
             self.messages.append(message)
-        self.gauge.put(link, _size(body), len(self.messages))
+        self.flow_control.put(link, _size(body), len(self.messages))
 
     def put_back(self, message: Any) -> None:
         """Put a message that was taken but not read back to the front; needs the lock."""
         if not self._hand_out(message):
             self.messages.appendleft(message)
-            self.gauge.put_back(_size(message[2]))
+            self.flow_control.put_back(_size(message[2]))
 
     def _hand_out(self, message: Any) -> bool:
         while self.line:
@@ -262,7 +262,7 @@ class _Queue(Inbox):
     def take(self) -> Any:
         """Take the next message; needs the lock, and a message must be there."""
         message = self.messages.popleft()
-        self.gauge.take(_size(message[2]))
+        self.flow_control.take(_size(message[2]))
         return message
 
 

@@ -23,7 +23,7 @@ from monarch._engine.mesh.meshes.actor import ActorSpec, check_actor_class, endp
 from monarch._engine.mesh.meshes.busy import who_is_busy
 from monarch._engine.mesh.meshes.mock import mock_of
 from monarch._engine.mesh.results.future import RAISED, RAW, VALUE, Future, _check_timeout
-from monarch._engine.mesh.results.gather import RollCall
+from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.mesh.results.progress import tell_while
 from monarch._engine.runtime.actor.spawn import ASYNC
 from monarch._engine.runtime.agent.client import client_proc
@@ -272,7 +272,7 @@ def _rebuild(
     return ActorMesh(cls, name, uid, shape, proc_mesh, display, client_proc(), None)
 
 
-class _Acks(RollCall[Any]):
+class _Acks(Gather[Any]):
     """Resolves when every rank has acknowledged a request.
 
     The loss of a process counts as an acknowledgement of a stop; for other requests it is raised.

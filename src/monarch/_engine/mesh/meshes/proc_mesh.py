@@ -23,12 +23,12 @@ from monarch._engine.mesh.meshes.busy import who_is_busy
 from monarch._engine.mesh.meshes.saved_handles import remember
 from monarch._engine.mesh.output.logging_option import LoggingManager, set_logging, when_printed
 from monarch._engine.mesh.results.future import RAISED, VALUE, Future, _check_timeout
-from monarch._engine.mesh.results.gather import RollCall
+from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.mesh.results.progress import tell_while
 from monarch._engine.protocol.directory import HOME
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.cast.sender import Plan
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.ownership import Verdict
 from monarch._engine.shapes import MeshTrait, Shape, Slice
 from monarch._engine.shapes.point import point_of
@@ -415,7 +415,7 @@ class _StoppedMesh(ActorMesh):
         return Future._failed(_already_stopped())
 
 
-class _Ready(RollCall[Any]):
+class _Ready(Gather[Any]):
     """Queries whether every proc runs; the bootstrap callable counts as one rank more."""
 
     __slots__ = ()
@@ -507,12 +507,12 @@ class _Stopped(Future[None]):
         grace = timeout
         if grace is None:
             grace = settings.stop_actor_timeout + settings.stop_grace_period
-        killed_at = drivers.current.now() + grace
+        killed_at = environments.current.now() + grace
 
         def waiting_for() -> str:
             left = list(missing)
             what = who_is_busy(left) or f"{len(left)} processes of {mesh!r} to end"
-            in_ = max(0.0, killed_at - drivers.current.now())
+            in_ = max(0.0, killed_at - environments.current.now())
             return f"waiting for {what}; killed in {in_:.0f} s" if missing else ""
 
         tell_while(self, waiting_for)

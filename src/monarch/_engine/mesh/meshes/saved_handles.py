@@ -1,4 +1,4 @@
-"""Keepsakes: pickled handles of a script's meshes, left with the host agent for the next script.
+"""Saved handles: pickled handles of a script's meshes, left with the host agent for the next script.
 
 With a grace period (`driver_grace`, or a job that asks for one) the host agent keeps the job when
 the script ends, and admits a successor (runtime.failover.rendezvous). When the script's root spawns
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.settings import settings
 from monarch._engine.runtime.agent.client import client_proc, current_proc, start_agent
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.wire.codec import decode
 
 if TYPE_CHECKING:
@@ -104,7 +104,12 @@ def end_job(job: str, secret_file: str | None = None, timeout: float = 10.0) -> 
 def keep_if_asked() -> None:
     """Call `keep_job` if the configuration asks for it and this process is a script."""
     proc = client_proc()
-    if _job or not settings.driver_grace or not proc.client or not drivers.current.jobs_outlive:
+    if (
+        _job
+        or not settings.driver_grace
+        or not proc.client
+        or not environments.current.jobs_outlive
+    ):
         return
     keep_job(settings.job_id or _new_name(), settings.driver_grace)
 
@@ -143,7 +148,7 @@ def remember(owner: Instance, uid: int, mesh: Any) -> None:
 
 
 def forget(uid: int) -> None:
-    """Drop the keepsake of a mesh that was stopped or has ended as a whole."""
+    """Drop the saved handle of a mesh that was stopped or has ended as a whole."""
     proc = client_proc()
     if uid in proc.kept:
         proc.kept.discard(uid)
@@ -151,11 +156,11 @@ def forget(uid: int) -> None:
 
 
 def recall(keepsake: str) -> Any:
-    """Return the mesh that a keepsake stands for."""
+    """Return the mesh that a saved handle stands for."""
     return decode(base64.b64decode(keepsake))
 
 
 def _new_name() -> str:
     script, _ = os.path.splitext(os.path.basename(sys.argv[0] if sys.argv else ""))
     plain = "".join(c for c in script if c.isascii() and c.isalnum())[:20] or "job"
-    return f"{plain}-{drivers.current.chance(1 << 32):08x}"
+    return f"{plain}-{environments.current.chance(1 << 32):08x}"

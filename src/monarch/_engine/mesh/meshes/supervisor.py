@@ -36,7 +36,7 @@ from monarch._engine.mesh.results.future import RAISED, VALUE, Future
 from monarch._engine.protocol.restart import Child, Effect, Restarts, Start, Strategy, Terminate
 from monarch._engine.runtime.actor.dispatch import rebuild_error
 from monarch._engine.runtime.agent.client import client_proc
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.ownership import OwnedMesh
 from monarch._engine.wire.frame import FAILURE, QUERY, STOP
 
@@ -281,7 +281,7 @@ class Supervisor:
             known = self._by_uid.get(uid)
             if known is not None:
                 self._drop(known)
-                self._perform(self._core.remove(known.index, drivers.current.now()))
+                self._perform(self._core.remove(known.index, environments.current.now()))
 
         self._proc.reactor.call_soon(forget)
 
@@ -344,7 +344,7 @@ class Supervisor:
 
     def _drain(self) -> None:
         """Report the collected exits to the core; those of one process are one fault."""
-        now = drivers.current.now()
+        now = environments.current.now()
         ended, self._ended = self._ended, []
         groups: dict[object, list[Child]] = {}
         for uid, child, failure in ended:
@@ -382,11 +382,11 @@ class Supervisor:
             self._timer = None
         deadline = self._core.deadline
         if deadline is not None:
-            delay = max(0.0, deadline - drivers.current.now())
+            delay = max(0.0, deadline - environments.current.now())
             self._timer = self._proc.reactor.call_later(delay, self._tick)
 
     def _tick(self) -> None:
-        self._perform(self._core.tick(drivers.current.now()))
+        self._perform(self._core.tick(environments.current.now()))
 
     def _terminate(self, child: Child) -> None:
         """End a running rank, so that it can be replaced along with one that failed."""
@@ -394,7 +394,7 @@ class Supervisor:
         rank = child[1]
         link = known.owned.links[rank]
         reason = "replaced along with a rank that failed"
-        known.since[rank] = (drivers.current.now(), reason)
+        known.since[rank] = (environments.current.now(), reason)
         if self._fresh_process and link.uid != self._proc.uid:
             self._proc.kill_procs([link.uid])  # `child_ended` is called when the process exits
             return
@@ -416,7 +416,7 @@ class Supervisor:
             launch()
 
     def _forget(self, child: Child) -> None:
-        self._stopped(child, drivers.current.now())
+        self._stopped(child, environments.current.now())
 
     def _book(self, known: _Supervised, rank: int, verdict: Verdict) -> None:
         """Record the exit of a rank, if none is recorded: an exit is reported once."""
@@ -445,7 +445,7 @@ class Supervisor:
             self._proc.rank_unreachable(known.owned.uid, rank, link)
 
     def _started(self, known: _Supervised, rank: int) -> None:
-        now = drivers.current.now()
+        now = environments.current.now()
         if not self._core.is_alive((known.index, rank)):  # it is being terminated already
             return
         self._core.child_started((known.index, rank), now)
@@ -473,7 +473,7 @@ class Supervisor:
                 owner.child_failed(Failure(str(owner), verdict))
 
         if owner._cell is None:
-            drivers.current.start_thread("monarch-restart", call)
+            environments.current.start_thread("monarch-restart", call)
         else:
             owner._cell.interrupt(call)
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.output.log_level import set_level
 from monarch._engine.mesh.results.future import VALUE, Future
-from monarch._engine.mesh.results.gather import RollCall
+from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.runtime.agent.client import client_proc, current_proc, when_forked, when_ready
 from monarch._engine.runtime.proc.body import decode_body
 from monarch._engine.runtime.proc.links import LostLink
@@ -99,7 +99,7 @@ def _check(stream_to_client: object, window: Any, level: int) -> None:
         raise RuntimeError("cannot set aggregate window without streaming to client")
 
 
-class _Settled(RollCall[bool]):
+class _Settled(Gather[bool]):
     """Resolves when every proc has set its level or has exited.
 
     The result is whether the output of all these procs is captured.

@@ -35,7 +35,7 @@ from monarch._engine.base.errors import ActorError, SupervisionError
 from monarch._engine.base.failure import Failure, MeshFailure
 from monarch._engine.base.verdict import Verdict
 from monarch._engine.runtime.agent.client import client_proc
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,11 +73,11 @@ class Faults:
 
     def add(self, failure: Failure) -> None:
         """A failure reached the root (any thread; returns at once)."""
-        drivers.current.note_failure(failure)
+        environments.current.note_failure(failure)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         ask = functools.partial(self._ask, failure)
         try:
-            self._threads.append(drivers.current.start_thread("monarch-fault", ask))
+            self._threads.append(environments.current.start_thread("monarch-fault", ask))
         except RuntimeError:  # Python 3.12 starts no thread at its exit
             self._unasked.append(ask)
 
@@ -117,7 +117,7 @@ class Faults:
         try:
             facade.unhandled_fault_hook(MeshFailure(failure))
         except BaseException:  # any exception says: not handled
-            drivers.current.let_waits_end(_looks)  # a call that waited for it raises it first
+            environments.current.let_waits_end(_looks)  # a call that waited for it raises it first
             with self._lock:
                 if failure.root.verdict in self._given:
                     return
@@ -129,12 +129,12 @@ class Faults:
                         self._interrupt()
 
     def _interrupt(self) -> None:
-        now = drivers.current.now()
+        now = environments.current.now()
         if self._waiting:
             return
         if now >= self._interrupt_at + _PAUSE:
             self._interrupt_at = now
-            self._late += not drivers.current.interrupt_main()
+            self._late += not environments.current.interrupt_main()
         else:
             self._waiting = True
             client_proc().reactor.call_later(self._interrupt_at + _PAUSE - now, self._resume)
@@ -164,7 +164,7 @@ class Faults:
             if hit and hit <= named:
                 return False
             named |= hit
-        if drivers.current.is_traceback_printed():  # piece by piece, by the main thread
+        if environments.current.is_traceback_printed():  # piece by piece, by the main thread
             self._held.append(text)
         else:
             self._write(text)

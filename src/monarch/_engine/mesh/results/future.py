@@ -29,7 +29,7 @@ from monarch._engine.base.errors import user_stacklevel
 from monarch._engine.mesh.results.faults import Faults, set_looks
 from monarch._engine.runtime.actor.deadlock_watch import AWAITING, BLOCKING
 from monarch._engine.runtime.agent.client import client_proc
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 
 if TYPE_CHECKING:
     import asyncio
@@ -291,7 +291,7 @@ class Future(Generic[R_co]):
         self._drive(timeout)
         if self._phase != PENDING:
             return
-        parker = drivers.current.parker()
+        parker = environments.current.parker()
         self._parked.append(parker.release)
         if self._phase != PENDING:
             return
@@ -524,7 +524,7 @@ class _Callback:
         if self.gate is not None:
             self.gate.post(self._call, None)
         else:  # it may take its time, and the reactor has none
-            drivers.current.start_thread("monarch-callback", self.run)
+            environments.current.start_thread("monarch-callback", self.run)
 
     def _call(self, _: None) -> None:
         self.function(self.future)
@@ -596,7 +596,7 @@ class _CoroutineFuture(Future[R_co]):
         return self
 
     def _begin(self) -> None:
-        drivers.current.start_thread("monarch-coroutine", lambda: self._drive(None))
+        environments.current.start_thread("monarch-coroutine", lambda: self._drive(None))
 
     def _recall(self) -> None:
         self._claim()  # it does not begin; what has begun goes on
@@ -612,7 +612,7 @@ class _CoroutineFuture(Future[R_co]):
             return
         if _on_running_loop():
             run = functools.partial(self._run_here, start, timeout)
-            drivers.current.start_thread("monarch-coroutine", run).join()
+            environments.current.start_thread("monarch-coroutine", run).join()
         else:
             self._run_here(start, timeout)
 

@@ -1,4 +1,4 @@
-"""`RollCall`: a future that waits for one outcome of every rank of a mesh.
+"""`Gather`: a future that waits for one outcome of every rank of a mesh.
 
 Calls, streams, stops, starts of procs and changes of their settings all wait in this way: at one
 port, for an answer of each rank or for the loss of the process that owes the answer. This class
@@ -23,12 +23,12 @@ from monarch._engine.runtime.proc.ownership import Verdict
 if TYPE_CHECKING:
     from monarch._engine.runtime.proc.proc import Proc
 
-__all__ = ["RollCall"]
+__all__ = ["Gather"]
 
 R_co = TypeVar("R_co", covariant=True)
 
 
-class RollCall(Future[R_co]):
+class Gather(Future[R_co]):
     """A future of one outcome per rank; see the module.
 
     `_lost` is called for each rank that can no longer answer.

@@ -19,7 +19,7 @@ from typing import Any
 
 from monarch._engine.mesh.results.future import Future
 from monarch._engine.runtime.agent.client import client_proc, when_forked
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 
 __all__ = ["progress", "tell_while"]
 
@@ -65,9 +65,9 @@ def tell_while(future: Future[Any], what: Callable[[], str]) -> None:
     `what` is called in a thread of its own, so it may block. An empty text is not printed.
     """
     global _looking
-    if type(drivers.current) is not drivers.Driver:
+    if type(environments.current) is not environments.Environment:
         return
-    _pending[future] = what, drivers.current.now()
+    _pending[future] = what, environments.current.now()
     future._notify(lambda: _pending.pop(future, None))
     if not _looking:
         _looking = True
@@ -78,7 +78,7 @@ def _look() -> None:
     """Start a reporting thread for each future that has been pending for two seconds."""
     global _looking
     _looking = False
-    now = drivers.current.now()
+    now = environments.current.now()
     for future, (what, since) in list(_pending.items()):
         if future not in _told and now - since >= _FIRST:
             _take_up(future, what)
@@ -96,7 +96,7 @@ def _take_up(future: Future[Any], what: Callable[[], str]) -> None:
         return "" if _blocks or done.is_set() else what()
 
     tell = functools.partial(_tell, done.wait, aside, 0.0)
-    drivers.current.start_thread("monarch-progress", tell)
+    environments.current.start_thread("monarch-progress", tell)
 
 
 def _known_best() -> str:

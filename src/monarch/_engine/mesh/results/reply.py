@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from monarch._engine.base.errors import SupervisionError
 from monarch._engine.base.failure import Failure
 from monarch._engine.mesh.results.future import PENDING, RAISED, RAW, VALUE, Future
-from monarch._engine.mesh.results.gather import RollCall
+from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.mesh.results.recall import recall
 from monarch._engine.mesh.results.unobserved import Unobserved
 from monarch._engine.mesh.results.value_mesh import Answered, Failed, ValueMesh, failure_of
@@ -165,7 +165,7 @@ class Reply(_Called[R_co]):
         self._resolve(RAISED, self._endpoint._late([self._rank], 1))
 
 
-class Replies(RollCall[Any], _Called[Any]):
+class Replies(Gather[Any], _Called[Any]):
     """The answers of all actors of a mesh; the first error settles it."""
 
     __slots__ = ("_endpoint",)
@@ -264,7 +264,7 @@ class Arrival(_Called[R_co]):
         return len(self._arrivals._links)
 
 
-class Arrivals(RollCall[None]):
+class Arrivals(Gather[None]):
     """The answers of all actors of a mesh, each to the next future in line."""
 
     __slots__ = ("_endpoint", "_line")

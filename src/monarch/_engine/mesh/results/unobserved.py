@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._engine.base.errors import ActorError, headline
 from monarch._engine.base.settings import settings
 from monarch._engine.runtime.agent.client import current_proc
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 
 if TYPE_CHECKING:
     from monarch._engine.mesh.call.endpoint import ActorEndpoint
@@ -130,7 +130,7 @@ def _start() -> None:
     global _busy
     if _collected and not _busy and not _ending:
         _busy = True
-        drivers.current.start_thread("monarch-unobserved", _run)
+        environments.current.start_thread("monarch-unobserved", _run)
 
 
 def _run() -> None:

@@ -17,7 +17,7 @@ from monarch._engine.mesh.meshes.host_mesh import HostMesh
 from monarch._engine.mesh.results.future import RAISED, VALUE, Future, _check_timeout
 from monarch._engine.mesh.results.progress import progress
 from monarch._engine.runtime.agent.client import current_proc, start_agent
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.shapes import Slice
 from monarch._engine.shapes.shape import shape_of
 
@@ -260,7 +260,7 @@ def serve_host(
                     pass
             worker.stop()
 
-        drivers.current.start_thread("monarch-lifeline", hold_on)
+        environments.current.start_thread("monarch-lifeline", hold_on)
     ready(_dialed(address, worker))
     worker.run()
 
@@ -282,7 +282,7 @@ def start_worker_loop_forever(*, private_key: Any = None, ca: Any, address: str)
         else:
             future._resolve(VALUE, None)
 
-    drivers.current.start_thread("monarch-worker", run)
+    environments.current.start_thread("monarch-worker", run)
     return future
 
 

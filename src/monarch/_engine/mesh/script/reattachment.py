@@ -19,13 +19,13 @@ from typing import Any
 from monarch._engine.base.failure import Failure, MeshFailure
 from monarch._engine.base.verdict import FAILED
 from monarch._engine.mesh.call.context import Instance, process_context
-from monarch._engine.mesh.meshes import saved_handles as keepsakes
+from monarch._engine.mesh.meshes import saved_handles
 from monarch._engine.mesh.meshes.actor_mesh import ActorMesh
 from monarch._engine.mesh.meshes.attachment import Attachment, occupy
 from monarch._engine.mesh.meshes.host_mesh import before_spawn
 from monarch._engine.mesh.meshes.proc_mesh import ProcMesh, announce
 from monarch._engine.mesh.results.future import VALUE, Future
-from monarch._engine.mesh.results.gather import RollCall
+from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.mesh.script.attach import addresses_of, gateway
 from monarch._engine.protocol.directory import HOME
 from monarch._engine.runtime.agent.client import current_proc, succeed
@@ -129,7 +129,7 @@ def reattach(
     except BaseException:
         sock.close()
         raise
-    keepsakes.taken_over(job_id)
+    saved_handles.taken_over(job_id)
     return _take_all(job_id, welcome["keepsakes"])
 
 
@@ -165,13 +165,13 @@ def _come_home(
         there.update(coming)
         coming = {name: address for name, address in known.items() if name not in there}
     taken = _take_all(job_id, list(kept.values()))
-    keepsakes.keep_job(job_id, found.grace, secret_file)
+    saved_handles.keep_job(job_id, found.grace, secret_file)
     return taken
 
 
 def _take_all(job_id: str, kept: list[str]) -> Reattached:
     root = process_context().actor_instance
-    meshes = [_take(root, keepsakes.recall(keepsake)) for keepsake in kept]
+    meshes = [_take(root, saved_handles.recall(keepsake)) for keepsake in kept]
     _share_procs(meshes)
     for prepare in before_spawn:  # procs rely on it, those taken over as well
         prepare()
@@ -268,7 +268,7 @@ class _Interim(Future[list[MeshFailure]]):
         self._root._disown(uid)
 
 
-class _Present(RollCall[None]):
+class _Present(Gather[None]):
     """Queries each rank of a mesh, and records the failures of those that have exited."""
 
     __slots__ = ("_done", "_uid")

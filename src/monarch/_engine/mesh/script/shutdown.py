@@ -21,7 +21,7 @@ from monarch._engine.mesh.results.faults import Faults
 from monarch._engine.mesh.results.future import RAISED, VALUE, Future
 from monarch._engine.mesh.results.unobserved import leave_unobserved_to_exit, report_unobserved
 from monarch._engine.runtime.agent.client import close_client, current_proc, when_ready
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.ownership import Verdict
 from monarch._engine.runtime.proc.proc import Proc
 
@@ -69,7 +69,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
             future._resolve(VALUE, None)
 
     try:
-        drivers.current.start_thread("monarch-shutdown", run)
+        environments.current.start_thread("monarch-shutdown", run)
     except RuntimeError:  # Python 3.12 starts no thread at its exit
         run()
     return future

@@ -37,8 +37,8 @@ from monarch._engine.base.errors import format_all, format_remote, headline, is_
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INTERNAL, STOPPED, SYSTEM, USER, Verdict
-from monarch._engine.runtime.actor.flow_control import Gauge
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.actor.flow_control import FlowControl
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.fault_file import note_error
 from monarch._engine.wire.frame import CALL, HURRY, Frame
 
@@ -158,7 +158,7 @@ class Cell:
         self.is_async = is_async
         self.state = STARTING
         self.behaviour: Behaviour | None = None
-        self.mailbox: Any = deque() if is_async else drivers.current.mailbox()
+        self.mailbox: Any = deque() if is_async else environments.current.mailbox()
         self.control: deque[Callable[[], Any]] = deque()  # actions to run between messages
         self.wake: Callable[[], None] = self._wake_sync
         # Replaced while an epoch barrier is up.
@@ -176,7 +176,7 @@ class Cell:
         self.thread_id = 0
         self.serving: asyncio.Task[Any] | None = None  # the task of an async actor, on its loop
         self.grave: Failure | None = None
-        self.gauge = Gauge(proc, uid, self.depth)
+        self.flow_control = FlowControl(proc, uid, self.depth)
         self._end_lock = threading.RLock()
         self._stop_acks: list[tuple[Any, Frame]] = []
         self._stop_timer: Any = None
@@ -188,7 +188,7 @@ class Cell:
 
     def start(self, run: Callable[[Cell], None]) -> None:
         """Construct the actor and handle its messages, on a thread of its own."""
-        drivers.current.start_actor(self, run)
+        environments.current.start_actor(self, run)
 
     # -- mailbox ---------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class Cell:
             self.refuse_queued()
         else:
             depth = len(self.mailbox) if self.is_async else self.mailbox.qsize()
-            self.gauge.put(link, len(frame.body), depth)
+            self.flow_control.put(link, len(frame.body), depth)
 
     def depth(self) -> int:
         """Return how many messages wait."""
@@ -212,7 +212,7 @@ class Cell:
 
     def taken(self, frame: Frame) -> None:
         """Record that the actor took `frame` from its mailbox."""
-        self.gauge.take(len(frame.body))
+        self.flow_control.take(len(frame.body))
 
     def _wake_sync(self) -> None:
         self.mailbox.put(None)
@@ -333,7 +333,7 @@ class Cell:
         self._refuse_owed(grave)
         for port in list(self.ports):
             proc.close_port(port)
-        self.gauge.close()
+        self.flow_control.close()
         return True
 
     def finish(self) -> None:
@@ -416,7 +416,7 @@ class Cell:
     ) -> Failure:
         """Return a failure of this actor, at this place and time."""
         proc = self.proc
-        now = drivers.current.wall_time()
+        now = environments.current.wall_time()
         verdict = Verdict(kind, error, cause, proc.hostname, proc.pid, now, trace=trace)
         return Failure(self.identity.display, verdict, self.identity.label, (self.rank,))
 

@@ -32,7 +32,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._engine.base.errors import DeadlockError, is_engine_frame
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.wire.frame import PROBE, Frame
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Watch:
     """See the module; one per proc. `resting`: nobody looks, who begins to wait has to `rouse`."""
 
     def __init__(self, proc: Proc) -> None:
-        self.clock = drivers.current.clock()
+        self.clock = environments.current.clock()
         self.resting = True
         self._proc = proc
         self._numbers = itertools.count(1)
@@ -222,10 +222,10 @@ class Watch:
 
     def _begin(self, wait: LongWait) -> None:
         if wait.standing:
-            self._do(self._deadlocks.begin(drivers.current.now(), wait))
+            self._do(self._deadlocks.begin(environments.current.now(), wait))
 
     def _chased(self, link: Any, frame: Frame, probe: Probe) -> None:
-        now = drivers.current.now()
+        now = environments.current.now()
         self._do(self._deadlocks.chased(now, link, frame.dest, frame.port, probe))
 
     def _proven(self, link: Any, frame: Frame, probe: Probe) -> None:
@@ -233,7 +233,7 @@ class Watch:
 
     def _tick(self) -> None:
         self._due = None
-        self._do(self._deadlocks.tick(drivers.current.now()))
+        self._do(self._deadlocks.tick(environments.current.now()))
 
     def _do(self, effects: list[Effect]) -> None:
         from monarch._engine.protocol.deadlock import Break, Chase
@@ -253,7 +253,7 @@ class Watch:
         if due is not None and (self._due is None or due < self._due):
             self._due = due  # an earlier timer may be left: one look too many
             tick = functools.partial(self._proc.reactor.call_soon, self._tick)
-            self.clock.call_later(due - drivers.current.now(), tick)
+            self.clock.call_later(due - environments.current.now(), tick)
 
 
 def place_of(frame: FrameType) -> str:

@@ -138,7 +138,7 @@ def _serve_sync(cell: Cell) -> End:
         if frame.kind != CALL:
             return stopped(cell, frame)
         cell.current = item
-        cell.gauge.take(len(frame.body))
+        cell.flow_control.take(len(frame.body))
         handler = None
         try:
             handler, args, kwargs = prepare(cell, link, frame)

@@ -154,7 +154,7 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
         if frame.kind != CALL:
             end = stopped(cell, frame)
             break
-        cell.gauge.take(len(frame.body))
+        cell.flow_control.take(len(frame.body))
         cell.current = item
         handler = None
         try:

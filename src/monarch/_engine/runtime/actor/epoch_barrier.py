@@ -1,4 +1,4 @@
-"""The fence of a restarted actor: keeps messages for its predecessor away from it.
+"""The barrier of a restarted actor: keeps messages for its predecessor away from it.
 
 The successor of a failed actor in a process that lives on has the same address, on the same links.
 A peer that does not know of the failure yet may have sent messages to the predecessor, which are
@@ -8,7 +8,7 @@ answered with the failure that ended the predecessor. A message that arrives lat
 made later, is for the successor. The owner's link needs no echo, since it carried the request to
 restart. No other process takes part, and messages cost nothing more once the echoes have arrived.
 
-The successor of a whole process needs no fence: messages to the old process are lost with its
+The successor of a whole process needs no barrier: messages to the old process are lost with its
 sockets.
 """
 
@@ -23,10 +23,10 @@ from monarch._engine.wire.frame import CALL, QUERY, Frame
 if TYPE_CHECKING:
     from monarch._engine.runtime.actor.cell import Cell
 
-__all__ = ["Fence"]
+__all__ = ["EpochBarrier"]
 
 
-class Fence:
+class EpochBarrier:
     """Guards `cell` until the echoes have arrived; a sink of the port that receives them.
 
     Args:

@@ -20,12 +20,12 @@ from monarch._engine.base.settings import settings
 if TYPE_CHECKING:
     from monarch._engine.runtime.proc.proc import Proc
 
-__all__ = ["Gauge"]
+__all__ = ["FlowControl"]
 
 _COUNTED = 1024
 
 
-class Gauge:
+class FlowControl:
     """The bound of one queue; see the module.
 
     Args:

@@ -27,7 +27,7 @@ from monarch._engine.base.settings import settings
 from monarch._engine.runtime.actor.cell import DEAD, Cell
 from monarch._engine.runtime.actor.deadlock_watch import AWAITING, Answer, LongWait, place_of
 from monarch._engine.runtime.actor.dispatch import route
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.io.bridge import LoopGate
@@ -157,7 +157,7 @@ class Pulse:
     def __init__(self, cell: Cell, gate: LoopGate) -> None:
         self._cell = cell
         self._gate = gate
-        self._limit = settings.loop_stall_timeout if drivers.current.loops_stall else 0.0
+        self._limit = settings.loop_stall_timeout if environments.current.loops_stall else 0.0
         self._due = False  # a look is under way
         self._asked: float | None = None  # when, if there was no sign of life since
         self._looks = 0  # since then: a process that is stopped does not look
@@ -186,13 +186,13 @@ class Pulse:
                 return
             self.resting = False
             self._looks = 0
-            self._asked = drivers.current.now()
+            self._asked = environments.current.now()
             self._gate.post(self._turned, None)
         elif not self._told:
             self._looks += 1
             if self._looks == _CHECKS:
                 self._told = True
-                self._report(drivers.current.now() - asked)
+                self._report(environments.current.now() - asked)
         self._later()
 
     def _turned(self, _: None) -> None:
@@ -200,7 +200,7 @@ class Pulse:
         asked, self._asked = self._asked, None
         if self._told and asked is not None:
             self._told = False
-            seconds = drivers.current.now() - asked
+            seconds = environments.current.now() - asked
             _say(f"the event loop of {self._name} turns again, after {seconds:.1f} s")
 
     @property
@@ -227,7 +227,7 @@ class Pulse:
         )
         # Reading source lines and writing to a terminal may take time: not on the reactor.
         tell = functools.partial(_say_stack, text, stack[::-1], hint)
-        drivers.current.start_thread("monarch-stall", tell)
+        environments.current.start_thread("monarch-stall", tell)
 
 
 def _say_stack(text: str, stack: list[tuple[str, int, str, None]], hint: str) -> None:

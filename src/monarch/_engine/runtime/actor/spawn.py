@@ -11,8 +11,8 @@ from typing import Any
 
 from monarch._engine.runtime.actor.cell import Cell, Identity
 from monarch._engine.runtime.actor.dispatch import call_meta, error_body, run_sync
-from monarch._engine.runtime.actor.epoch_barrier import Fence
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.actor.epoch_barrier import EpochBarrier
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.body import decode_body, unreadable
 from monarch._engine.runtime.proc.proc import Proc
 from monarch._engine.shapes import Extent, Point
@@ -38,7 +38,7 @@ class SetupGate:
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
-        self._done = drivers.current.event()
+        self._done = environments.current.event()
         self.answer: Any = None  # the answer to callers if the callable failed
 
     def __enter__(self) -> None:
@@ -82,7 +82,7 @@ def spawn_cell(proc: Proc, link: Any, frame: Frame) -> None:
         cell.put(link, Frame(CALL, ONCE, cell.uid, port, frame.rank, 0, meta, body))
     predecessor = proc.graves.pop(frame.dest, None)
     if predecessor is not None:
-        Fence(cell, link, predecessor)
+        EpochBarrier(cell, link, predecessor)
     if frame.flags & SETUP:
         proc.setup = SetupGate(cell)
     proc.early.admit(cell)  # before the thread runs, since the actor may end at once

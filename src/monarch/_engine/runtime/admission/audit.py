@@ -36,7 +36,7 @@ import json
 import logging
 from typing import Any
 
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 
 __all__ = ["record"]
 
@@ -46,5 +46,5 @@ _log = logging.getLogger("monarch.audit")
 def record(event: str, **fields: Any) -> None:
     """Write a record of an event, if the logger is enabled for it."""
     if _log.isEnabledFor(logging.INFO):
-        said = {"time": round(drivers.current.wall_time(), 3), "event": event, **fields}
+        said = {"time": round(environments.current.wall_time(), 3), "event": event, **fields}
         _log.info("%s", json.dumps(said))

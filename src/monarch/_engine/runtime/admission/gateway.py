@@ -38,7 +38,7 @@ from monarch._engine.runtime.admission.handshake_io import (
     uses_tls,
 )
 from monarch._engine.runtime.admission.host_identity import far_end, meant
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.reactor import READ, WRITE, Reactor
 from monarch._engine.transport.link import Link
 from monarch._engine.wire.frame import CONTROL, pack
@@ -240,7 +240,7 @@ class _Relay:
                 error = error or "the client closed the connection"
             self.reactor.call_soon(self._connected, near, far, error)
 
-        drivers.current.start_thread("monarch-relay", run)
+        environments.current.start_thread("monarch-relay", run)
 
     def _connected(self, near: socket.socket, far: socket.socket | None, error: str | None) -> None:
         if far is not None and error is None:

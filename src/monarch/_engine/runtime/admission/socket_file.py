@@ -17,7 +17,7 @@ import socket
 import stat
 from collections.abc import Generator
 
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 
 __all__ = ["listen_at", "remove"]
 
@@ -74,9 +74,9 @@ def _is_left(path: str) -> bool:
 def _alone(path: str) -> Generator[None]:
     """Hold the lock for this path."""
     name = f"{path}.lock"
-    deadline = drivers.current.now() + _PATIENCE
+    deadline = environments.current.now() + _PATIENCE
     while (fd := _take(name)) is None:
-        if drivers.current.now() > deadline:
+        if environments.current.now() > deadline:
             raise OSError(errno.EADDRINUSE, f"another process holds the lock {name}", path)
         select.select([], [], [], _PAUSE)
     try:

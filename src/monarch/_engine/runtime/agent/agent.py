@@ -20,12 +20,12 @@ frames of JSON (see `Proc.tell_agent`)::
 The agent sends ``gone`` (procs that exited, and why) and ``peer`` (an introduction). A spawn may
 ask for the procs' output to be captured; then the `LogRelay` reads and passes on the output.
 
-The `Roster` (protocol/membership.py) knows the tree of spawns. It decides which members are
+The `Membership` (protocol/membership.py) knows the tree of spawns. It decides which members are
 notified of an exit, and which procs must be killed. The agent passes requests and observations to
-the roster, and performs the effects that it returns. When the agent exits, all control links close,
+the membership, and performs the effects that it returns. When the agent exits, all control links close,
 and so every proc of the host exits at once.
 
-The agents of all hosts act as one (`Federation`). A `Neighbour` leads to each other agent, and
+The agents of all hosts act as one (`Directory`). A `PeerHost` leads to each other agent, and
 carries links between procs of the two hosts. On the client's host, *home*, the client starts the
 agent, which dials the workers (``attach``). On other hosts the worker starts one agent for each
 client, and passes the connections for that client to it.
@@ -65,15 +65,15 @@ from monarch._engine.protocol.directory import (
     HOME,
     Admit,
     Attach,
+    Directory,
     Effect,
-    Federation,
     Keep,
     Refuse,
     Send,
     Spread,
     Tunnel,
 )
-from monarch._engine.protocol.membership import Condemn, Hand, Roster, Tell
+from monarch._engine.protocol.membership import Condemn, Hand, Membership, Tell
 from monarch._engine.protocol.session.handshake import HandshakeError, key_name
 from monarch._engine.runtime.admission.authenticated import AuthenticSocket
 from monarch._engine.runtime.admission.gateway import Gateway
@@ -91,12 +91,12 @@ from monarch._engine.runtime.admission.secret import SecretError, find_secret, t
 from monarch._engine.runtime.cast.relay import CastRelay
 from monarch._engine.runtime.cast.sender import heads_size
 from monarch._engine.runtime.failover.keeper import FAREWELL, JobKeeper
-from monarch._engine.runtime.hosts.peer_host import Neighbour
+from monarch._engine.runtime.hosts.peer_host import PeerHost
 from monarch._engine.runtime.hosts.stream_tunnel import StreamTunnel
-from monarch._engine.runtime.hosts.tunnel import Tunnel as TunnelEnd
+from monarch._engine.runtime.hosts.tunnel import Tunnel as HostTunnel
 from monarch._engine.runtime.hosts.tunnel import map_segment
-from monarch._engine.runtime.io import environment as drivers
-from monarch._engine.runtime.io.heartbeats import Sentinel
+from monarch._engine.runtime.io import environment as environments
+from monarch._engine.runtime.io.heartbeats import HeartbeatMonitor
 from monarch._engine.runtime.io.reactor import WRITE, Reactor, Timer
 from monarch._engine.runtime.output.relay import LogRelay
 from monarch._engine.transport.link import Link
@@ -148,7 +148,7 @@ _REPORTS = {op: f"_on_{op}" for op in ("started", "exited", "stopped", "continue
 
 
 class _Process:
-    """A member of the roster that runs on this host: its link, descriptors and process."""
+    """A member of the membership that runs on this host: its link, descriptors and process."""
 
     __slots__ = (
         "box",
@@ -217,12 +217,12 @@ class Agent:
         self._child_main = child_main
         self._prepare = prepare
         self.reactor = Reactor()
-        self._roster = Roster(client_uid)
+        self._membership = Membership(client_uid)
         self.name = here
-        self._federation = Federation(self._roster, here)
-        self._neighbours: dict[str, Neighbour] = {}
+        self._directory = Directory(self._membership, here)
+        self._peer_hosts: dict[str, PeerHost] = {}
         self.next_number = itertools.count(1).__next__
-        self.sentinel = Sentinel(self.reactor, settings.host_timeout)
+        self.monitor = HeartbeatMonitor(self.reactor, settings.host_timeout)
         self._given_up: dict[str, Verdict] = {}  # by host: why home gave it up
         self._addresses: dict[str, str] = {}  # by host: its address, as the client gave it
         self._secrets: dict[str, str] = {}  # by host: its secret file, if it belongs to another job
@@ -297,7 +297,7 @@ class Agent:
             print(text, file=sys.stderr)
             link.lose(str(error))
             if link is not self._first:
-                self._perform(self._roster.kill([link.uid]))  # its control link is unusable
+                self._perform(self._membership.kill([link.uid]))  # its control link is unusable
         if link.lost is None:
             return bool(frames)
         if link.fileno >= 0:
@@ -323,7 +323,7 @@ class Agent:
         self, link: Link | _Guest, message: dict[str, Any], fds: list[int] | None = None
     ) -> None:
         if isinstance(link, _Guest):
-            self._perform(self._federation.route([Tell(link.uid, message)]))
+            self._perform(self._directory.route([Tell(link.uid, message)]))
             return
         body = json.dumps(message, separators=(",", ":")).encode()
         link.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=len(fds or ())), fds)
@@ -346,7 +346,7 @@ class Agent:
         spec, procs = message["spec"], message["procs"]
         if len(fds) != len(procs):
             raise ValueError(f"{len(procs)} procs to spawn, {len(fds)} links for them")
-        here = self._federation.here
+        here = self._directory.here
         hosts = [here if (host := proc.get("host")) is None else host for proc in procs]
         if all(host == here for host in hosts):
             self._spawn_here(link.uid, spec, procs, fds)
@@ -362,18 +362,16 @@ class Agent:
             for index in those:
                 self._hold(fds[index], link.uid, uids[index])
                 kept.append(fds[index])
-            self._perform(self._federation.spawn_there(link.uid, host, spec, theirs))
+            self._perform(self._directory.spawn_there(link.uid, host, spec, theirs))
         return kept
 
     def _spawn_here(
         self, parent: int, spec: dict[str, Any], procs: list[dict[str, Any]], fds: list[int]
     ) -> None:
         launcher = self._launcher_for(spec)
-        now = drivers.current.now()
+        now = environments.current.now()
         ready, unresponsive = spec["ready_timeout"], spec["unresponsive_timeout"] or math.inf
-        self._perform(
-            self._federation.spawn_here(parent, procs, launcher, now, ready, unresponsive)
-        )
+        self._perform(self._directory.spawn_here(parent, procs, launcher, now, ready, unresponsive))
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         # Each proc takes three descriptors for good (control link, pidfd and black box), or five if
         # its output is captured, and up to three more until the launcher has received them.
@@ -385,7 +383,7 @@ class Agent:
                 "(ulimit -n); start fewer processes, or raise the limit"
             )
             refused = Verdict(FAILED, error)
-            self._perform(self._federation.ended([(proc["uid"], refused) for proc in procs]))
+            self._perform(self._directory.ended([(proc["uid"], refused) for proc in procs]))
             return
         passed: list[int] = []
         ours: list[int] = []
@@ -416,10 +414,10 @@ class Agent:
         )
         for fd in ours:
             os.close(fd)
-        self._perform(self._federation.started([proc["uid"] for proc in procs], now))
+        self._perform(self._directory.started([proc["uid"] for proc in procs], now))
 
     def _on_ready(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        self._roster.ready(link.uid)
+        self._membership.ready(link.uid)
 
     def _capture(self, uid: int, proc: dict[str, Any], options: dict[str, Any]) -> list[int]:
         """Create pipes for a new proc's output; return what becomes its stdout and stderr."""
@@ -445,7 +443,7 @@ class Agent:
     def _on_introduce(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
         # If no proc takes the descriptor it closes, and the sender asks for the reason.
         to, stream = message["to"], message.get("for", "")
-        effects = self._federation.introduce(link.uid, to, drivers.current.now(), stream)
+        effects = self._directory.introduce(link.uid, to, environments.current.now(), stream)
         if any(isinstance(effect, Hand) for effect in effects):
             self._perform(effects, fds, {"for": stream} if stream else {})
             return []
@@ -479,11 +477,11 @@ class Agent:
         return fd
 
     def _on_autopsy(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        now = drivers.current.now()
-        self._perform(self._federation.autopsy(link.uid, message["uid"], now))
+        now = environments.current.now()
+        self._perform(self._directory.autopsy(link.uid, message["uid"], now))
 
     def _on_kill(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        self._perform(self._federation.kill(message["uids"]))
+        self._perform(self._directory.kill(message["uids"]))
 
     def _on_heartbeat(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         self._tell(link, message)  # follows the answers to all earlier requests
@@ -493,7 +491,7 @@ class Agent:
         self._tell(self._launcher_for(spec).link, {**message, "op": "preload"})
 
     def _on_logging(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        mine, asks = self._federation.split(link.uid, message)
+        mine, asks = self._directory.split(link.uid, message)
         self._perform(asks)
         uids = mine["uids"]
 
@@ -525,10 +523,10 @@ class Agent:
     def _on_log_flush(self, link: Link | _Guest, message: dict[str, Any], fds: list[int]) -> None:
         answer = {"op": "log_flushed", "id": message["id"]}
         if not isinstance(link, _Guest):
-            others = [host for host, there in self._neighbours.items() if there.link.up]
+            others = [host for host, there in self._peer_hosts.items() if there.link.up]
             answer["others"] = len(others)  # so many hosts answer the client as well
             for host in others:
-                self._perform(self._federation.ask_there(link.uid, host, message))
+                self._perform(self._directory.ask_there(link.uid, host, message))
         if self._relay is None:
             self._tell(link, answer)
         else:
@@ -537,7 +535,7 @@ class Agent:
     def _on_log_printed(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         host = message["agent"]
         if host != self.name:
-            self._perform(self._federation.ask_there(link.uid, host, message))
+            self._perform(self._directory.ask_there(link.uid, host, message))
         elif self._relay is not None:
             self._relay.acknowledge(message["size"])
 
@@ -593,7 +591,7 @@ class Agent:
         self._children.await_end(launcher.pid)  # its socket is closed, so it exits
         lost = [process for process in self._processes.values() if process.launcher is launcher]
         self._children.debris += [process.scratch for process in lost]
-        self._perform(self._federation.route(self._roster.launcher_lost(launcher)))
+        self._perform(self._directory.route(self._membership.launcher_lost(launcher)))
 
     def _on_child(self, _mask: int = 0) -> None:
         """React to a change of a child: a launcher exited or was stopped, or an orphan exited.
@@ -608,7 +606,7 @@ class Agent:
     def _sweep(self) -> None:
         again = self._children.sweep()
         if again < math.inf:
-            self.reactor.call_later(again - drivers.current.now(), self._sweep)
+            self.reactor.call_later(again - environments.current.now(), self._sweep)
 
     def _on_started(self, link: Link, message: dict[str, Any], fds: list[int]) -> list[int]:
         kept: list[int] = []
@@ -628,11 +626,11 @@ class Agent:
 
     def _on_stopped(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         name = _signal_name(message["signal"])
-        self._roster.stopped(message["uid"], name, drivers.current.now())
+        self._membership.stopped(message["uid"], name, environments.current.now())
         self._set_alarm()
 
     def _on_continued(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
-        self._roster.continued(message["uid"])
+        self._membership.continued(message["uid"])
 
     def _on_exited(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         for exited in message["procs"]:
@@ -643,7 +641,7 @@ class Agent:
             if exited.get("status") == signal.SIGKILL and not process.killed and self._kill_count:
                 killer = self._kill_count.claim()
             kind, text, cause = _cause(exited)
-            if not self._roster.is_ready(process.uid) and "status" in exited:
+            if not self._membership.is_ready(process.uid) and "status" in exited:
                 kind = FAILED
                 status = " ".join(filter(None, [_status(exited["status"]), killer]))
                 text = (
@@ -656,7 +654,7 @@ class Agent:
             # child that user code forked holds it, too.
             while process.link.fileno >= 0 and self._read(process.link):
                 pass
-            self._perform(self._federation.exited([process.uid]))
+            self._perform(self._directory.exited([process.uid]))
             crashed = kind == FAILED and process.box >= 0
             trace = crash_trace(black_box.read(process.box)) if crashed else ""
             # Advise only if the proc failed without a trace and nothing else explains the failure.
@@ -666,14 +664,14 @@ class Agent:
 
     def _on_way(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """Send a proc the address at which to invite a proc of another host."""
-        neighbour = self._neighbours.get(self._federation.host_of(message["to"]) or "")
-        address, secured = ("", False) if neighbour is None else neighbour.link.here
+        peer_host = self._peer_hosts.get(self._directory.host_of(message["to"]) or "")
+        address, secured = ("", False) if peer_host is None else peer_host.link.here
         self._tell(link, {"op": "way", "to": message["to"], "here": address, "tls": secured})
 
     def _on_data_connection(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """Report that a peer reached the door of a proc, or was refused there."""
         peer, refused = message["peer"], message["refused"]
-        if self._federation.here == HOME:
+        if self._directory.here == HOME:
             return
         if refused:
             told = {"op": "refused", "peer": peer, "reason": f"proc {link.uid:x}: {refused}"}
@@ -684,7 +682,7 @@ class Agent:
 
     def _audit(self, event: str, **fields: Any) -> None:
         """Let the worker record an event; the client's own host keeps no audit log."""
-        if self._federation.here != HOME:
+        if self._directory.here != HOME:
             self._tell(self._first, {"op": "audit", "event": event, "fields": fields})
 
     # -- exits -----------------------------------------------------------------------------------
@@ -694,7 +692,7 @@ class Agent:
     ) -> None:
         """Release what an exited proc held; announce its exit once its output is flushed."""
         uid = process.uid
-        now = drivers.current.wall_time()
+        now = environments.current.wall_time()
         verdict = Verdict(kind, text, cause, self._host, process.pid, now, (), trace, advice)
         del self._processes[uid]
         self.casts.caller_gone(uid, for_good=True)
@@ -725,7 +723,7 @@ class Agent:
 
     def _announce_all(self) -> None:
         ends, self._ends = self._ends, []
-        self._perform(self._federation.ended(ends))
+        self._perform(self._directory.ended(ends))
 
     def _kill(self, process: _Process) -> None:
         process.killed = True
@@ -759,16 +757,16 @@ class Agent:
     def _end(self, reason: str = FAREWELL) -> None:
         """Exit and kill all procs: the client has exited, or no longer needs this host."""
         self._keeper.shut_door()
-        for neighbour in list(self._neighbours.values()):
-            neighbour.link.end(reason)
-        self._perform(self._roster.client_lost())
+        for peer_host in list(self._peer_hosts.values()):
+            peer_host.link.end(reason)
+        self._perform(self._membership.client_lost())
         self._children.end(ask=True)
         if self._relay is not None:
             self._relay.end(_LAST_OUTPUT_WAIT)
         self._scratch.remove()
         os._exit(0)
 
-    # -- what the roster decides -----------------------------------------------------------------
+    # -- what the membership decides -----------------------------------------------------------------
 
     def _perform(
         self,
@@ -788,11 +786,11 @@ class Agent:
                 self._kill(process)
                 self._left(process, FAILED, effect.error, INFRASTRUCTURE)
             elif isinstance(effect, Send):
-                self._neighbour(effect.host).say(effect.message)
+                self._peer_host(effect.host).say(effect.message)
             elif isinstance(effect, Tunnel):
                 near, far, first, stream = effect[1:]
                 sock = socket.socket(fileno=self._take(near, far, stream))
-                self._neighbour(effect.host).open(near, far, sock, first=first, stream=stream)
+                self._peer_host(effect.host).open(near, far, sock, first=first, stream=stream)
             elif isinstance(effect, Refuse):
                 os.close(self._take(*effect))
                 self.casts.settled(effect.near)
@@ -801,10 +799,10 @@ class Agent:
             elif isinstance(effect, Admit):
                 self._admit(*effect)
             elif isinstance(effect, Attach):
-                self._neighbour(effect.host)
+                self._peer_host(effect.host)
             elif isinstance(effect, Spread):
-                for neighbour in self._neighbours.values():
-                    neighbour.say(effect.message)
+                for peer_host in self._peer_hosts.values():
+                    peer_host.say(effect.message)
             else:
                 for uid in effect.uids:
                     self._kill(self._processes[uid])
@@ -813,62 +811,62 @@ class Agent:
     def _admit(self, near: int, far: int, stream: str) -> None:
         """Hand a held descriptor to its receiver, which is known here by now."""
         fd = self._take(near, far, stream)
-        effects = self._federation.introduce_here(near, far, stream=bool(stream))
+        effects = self._directory.introduce_here(near, far, stream=bool(stream))
         self._perform(effects, [fd], {"for": stream} if stream else {})
         os.close(fd)
 
     def _set_alarm(self) -> None:
-        deadline = self._federation.deadline
+        deadline = self._directory.deadline
         if deadline < self._alarm_at:
             if self._alarm is not None:
                 self._alarm.cancel()
             self._alarm_at = deadline
-            self._alarm = self.reactor.call_later(deadline - drivers.current.now(), self._tick)
+            self._alarm = self.reactor.call_later(deadline - environments.current.now(), self._tick)
 
     def _tick(self) -> None:
         self._alarm_at = math.inf
-        self._perform(self._federation.tick(drivers.current.now()))
+        self._perform(self._directory.tick(environments.current.now()))
 
     # -- other hosts -----------------------------------------------------------------------------
 
-    def _neighbour(self, host: str) -> Neighbour:
+    def _peer_host(self, host: str) -> PeerHost:
         """Return the agent of `host`; dial the host if there is no session with it."""
-        neighbour = self._neighbours.get(host)
-        if neighbour is None:
+        peer_host = self._peer_hosts.get(host)
+        if peer_host is None:
             # A worker that is being attached may not have started yet; others run, or have run.
             new = host in self._attaching
-            neighbour = self._neighbours[host] = Neighbour(
+            peer_host = self._peer_hosts[host] = PeerHost(
                 self,
                 host,
                 self._dial,
-                drivers.current.chance(1 << 62) + 1,
+                environments.current.chance(1 << 62) + 1,
                 self._attach_limits.get(host, settings.mesh_attach_config_timeout)
                 if new
                 else 3 * settings.host_timeout,
                 settings.host_timeout,
                 settings.codec_max_frame_length,
             )
-        return neighbour
+        return peer_host
 
-    def _dial(self, neighbour: Neighbour) -> None:
+    def _dial(self, peer_host: PeerHost) -> None:
         """Open a connection to a worker, on a thread of its own."""
-        address = self._addresses.get(neighbour.name)
+        address = self._addresses.get(peer_host.name)
         if address is None:  # home dials the others, and is never dialed
-            neighbour.dial_failed("its address is not known here", for_good=True)
+            peer_host.dial_failed("its address is not known here", for_good=True)
             return
         purpose = {
             "client": self._client_uid,
-            "from": self._federation.here,
-            "as": neighbour.name,
-            "session": neighbour.number,
-            "reign": self._reign if self._keeper.awaits(neighbour.name) else 0,
+            "from": self._directory.here,
+            "as": peer_host.name,
+            "session": peer_host.number,
+            "reign": self._reign if self._keeper.awaits(peer_host.name) else 0,
         }
 
         timeout = max(settings.host_timeout / 3, 0.5)
 
         def run() -> None:
             try:
-                key = find_secret(self._secrets.get(neighbour.name))
+                key = find_secret(self._secrets.get(peer_host.name))
                 where = ChannelAddr.parse(address)
                 way: Route = direct_way
                 if self._gateway is not None:
@@ -876,29 +874,29 @@ class Agent:
                     way = Gateway(through, find_secret(), self._client_uid, self._trusting).open
                 sock = dial(where, key, purpose, timeout, trusting=self._trusting, way=way)
             except (HandshakeError, SecretError, ValueError) as error:
-                failed = functools.partial(neighbour.dial_failed, str(error), for_good=True)
+                failed = functools.partial(peer_host.dial_failed, str(error), for_good=True)
                 self.reactor.call_soon(failed)
             except OSError as error:
                 text = why_unreachable(error, timeout)
-                self.reactor.call_soon(self._dial_failed, neighbour, text)
+                self.reactor.call_soon(self._dial_failed, peer_host, text)
             else:
-                self.reactor.call_soon(neighbour.dialed, sock)
+                self.reactor.call_soon(peer_host.dialed, sock)
 
-        drivers.current.start_thread("monarch-dial", run)
+        environments.current.start_thread("monarch-dial", run)
 
-    def _dial_failed(self, neighbour: Neighbour, problem: str) -> None:
+    def _dial_failed(self, peer_host: PeerHost, problem: str) -> None:
         """Report why a dial failed to the member that waits for the host; more dials follow."""
-        self._tell_attacher(neighbour.name, "attaching", problem)
-        neighbour.dial_failed(problem, for_good=False)
+        self._tell_attacher(peer_host.name, "attaching", problem)
+        peer_host.dial_failed(problem, for_good=False)
 
     def _on_attach(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """Attach hosts for the client: by name, the addresses where their workers listen."""
         take_settings(message["environ"])
         settings.install_client_values(message["config"])
         # Settings that were configured after this process started take effect now.
-        self.sentinel.be_patient(settings.host_timeout)
-        for neighbour in self._neighbours.values():
-            neighbour.be_patient(settings.host_timeout)
+        self.monitor.be_patient(settings.host_timeout)
+        for peer_host in self._peer_hosts.values():
+            peer_host.be_patient(settings.host_timeout)
         self._gateway = message["gateway"]
         self._trusting |= message["trusting"]
         self._addresses.update(message["hosts"])
@@ -907,14 +905,14 @@ class Agent:
             self._reign = message["reign"]
             self._keeper.attach_again(list(message["hosts"]))
         for host in message["hosts"]:
-            self._perform(self._federation.host_found(host))
+            self._perform(self._directory.host_found(host))
             self._attaching[host] = link.uid
             if message["timeout"] is not None:
                 self._attach_limits[host] = message["timeout"]
-            if self._neighbour(host).link.up:
-                self.neighbour_up(self._neighbours[host])
-        for neighbour in self._neighbours.values():
-            neighbour.say(self._directory())
+            if self._peer_host(host).link.up:
+                self.peer_host_up(self._peer_hosts[host])
+        for peer_host in self._peer_hosts.values():
+            peer_host.say(self._directory_message())
 
     def _on_detach(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """Leave hosts that the client no longer needs; `shutdown`: end their workers, too.
@@ -932,13 +930,13 @@ class Agent:
 
         for host in message["hosts"]:
             # Removed at once, so that attaching again begins a new session.
-            neighbour = self._neighbours.pop(host, None)
-            if neighbour is None:
+            peer_host = self._peer_hosts.pop(host, None)
+            if peer_host is None:
                 one_less()
             else:
-                neighbour.leave(one_less, shutdown=shutdown)
+                peer_host.leave(one_less, shutdown=shutdown)
             how = "shut down" if shutdown else "released"
-            self._perform(self._federation.host_left(host, f"host {host} was {how}"))
+            self._perform(self._directory.host_left(host, f"host {host} was {how}"))
 
     def _on_connection(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """Take over a connection from the worker: of home, or of another host of the job."""
@@ -966,7 +964,7 @@ class Agent:
         def refused(why: str) -> None:
             self._greeted -= 1
             self._tell(self._first, {"op": "refused", "peer": message["peer"], "reason": why})
-            if not (self._greeted or self._neighbours):  # started for that connection only
+            if not (self._greeted or self._peer_hosts):  # started for that connection only
                 self._end()
 
         self._greeted += 1
@@ -995,24 +993,24 @@ class Agent:
                 return
             self._reign = reign
             self._tell(self._first, {"op": "home", "reign": reign, "number": number})
-        neighbour = self._neighbours.get(host)
-        if neighbour is None:
-            neighbour = self._neighbours[host] = Neighbour(
+        peer_host = self._peer_hosts.get(host)
+        if peer_host is None:
+            peer_host = self._peer_hosts[host] = PeerHost(
                 self,
                 host,
                 None,
-                drivers.current.chance(1 << 62) + 1,
+                environments.current.chance(1 << 62) + 1,
                 settings.host_timeout,
                 settings.host_timeout,
                 settings.codec_max_frame_length,
             )
-        neighbour.answer(sock)
+        peer_host.answer(sock)
 
     # The methods that `CastRelay` needs (see `Carrier`).
 
     def cast_way(self, host: str, *, dial: bool) -> Way | None:
-        neighbour = self._neighbour(host) if dial else self._neighbours.get(host)
-        return None if neighbour is None else neighbour.way
+        peer_host = self._peer_host(host) if dial else self._peer_hosts.get(host)
+        return None if peer_host is None else peer_host.way
 
     def cast_comes(self, near: int, far: int) -> bool:
         return (near, far, "") in self._ends_held
@@ -1026,9 +1024,9 @@ class Agent:
         return self.reactor.call_later(delay, action)
 
     def cast_now(self) -> float:
-        return drivers.current.now()
+        return environments.current.now()
 
-    def _directory(self) -> dict[str, Any]:
+    def _directory_message(self) -> dict[str, Any]:
         """Return what other hosts need to connect to one another."""
         return {
             "op": "addresses",
@@ -1037,29 +1035,29 @@ class Agent:
             "trusting": self._trusting,
         }
 
-    def neighbour_up(self, neighbour: Neighbour) -> None:
+    def peer_host_up(self, peer_host: PeerHost) -> None:
         """Handle the first connection of a session with another host."""
-        host = neighbour.name
+        host = peer_host.name
         if host != HOME:
-            self._perform(self._federation.host_found(host))
-        if self._federation.here == HOME:
-            neighbour.say(self._directory())
-            self._keeper.neighbour_up(neighbour)
+            self._perform(self._directory.host_found(host))
+        if self._directory.here == HOME:
+            peer_host.say(self._directory_message())
+            self._keeper.peer_host_up(peer_host)
         elif host == HOME and self._reign:
-            self._keeper.home_found(neighbour)
+            self._keeper.home_found(peer_host)
         if not self._keeper.awaits(host):
             self._tell_attached(host, None)
 
-    def connection_altered(self, neighbour: Neighbour) -> None:
+    def connection_altered(self, peer_host: PeerHost) -> None:
         """Record that bytes from another host were altered in transit; the link reconnects."""
-        self._audit("altered", host=neighbour.name)
+        self._audit("altered", host=peer_host.name)
 
-    def neighbour_lost(self, neighbour: Neighbour, reason: str) -> None:
+    def peer_host_lost(self, peer_host: PeerHost, reason: str) -> None:
         """Handle the loss of the session with another host: it cannot be reached any longer."""
-        host = neighbour.name
-        if self._neighbours.get(host) is not neighbour:
+        host = peer_host.name
+        if self._peer_hosts.get(host) is not peer_host:
             return
-        del self._neighbours[host]
+        del self._peer_hosts[host]
         if host == HOME:
             if not self._keeper.home_lost(reason):
                 self._end()
@@ -1067,22 +1065,22 @@ class Agent:
         self._tell_attached(host, reason)
         known = self._given_up.pop(host, None)
         if known is not None:
-            self._perform(self._federation.host_lost(host, known))
+            self._perform(self._directory.host_lost(host, known))
             return
         if reason.endswith(FAREWELL):  # it ends with the client, or the client detached it
-            self._perform(self._federation.host_left(host, f"host {host} was released"))
+            self._perform(self._directory.host_left(host, f"host {host} was released"))
             return
         text = f"host {host} is unreachable: {reason}"
-        self._perform(self._federation.host_lost(host, Verdict(FAILED, text, INFRASTRUCTURE)))
+        self._perform(self._directory.host_lost(host, Verdict(FAILED, text, INFRASTRUCTURE)))
 
     def _give_up(self, host: str, verdict: Verdict) -> None:
         """End the session with a host that home has given up: its part of the job ends."""
-        neighbour = self._neighbours.get(host)
-        if neighbour is not None:
+        peer_host = self._peer_hosts.get(host)
+        if peer_host is not None:
             self._given_up[host] = verdict
-            neighbour.link.end(verdict.error)
+            peer_host.link.end(verdict.error)
         elif host != self.name:
-            self._perform(self._federation.host_lost(host, verdict))
+            self._perform(self._directory.host_lost(host, verdict))
 
     def _tell_attached(self, host: str, error: str | None) -> None:
         self._tell_attacher(host, "attached", error)
@@ -1096,8 +1094,8 @@ class Agent:
 
     def tunnel_opened(
         self,
-        neighbour: Neighbour,
-        tunnel: TunnelEnd | StreamTunnel,
+        peer_host: PeerHost,
+        tunnel: HostTunnel | StreamTunnel,
         *,
         first: bool,
         stream: str,
@@ -1107,29 +1105,29 @@ class Agent:
         tunnel.attach(ours)
         asker, to = tunnel.far, tunnel.near
         if first:  # the next message starts the proc
-            self._federation.admit(asker, neighbour.name)
+            self._directory.admit(asker, peer_host.name)
             self._hold(theirs.detach(), asker, to)
             return
-        effects = self._federation.opened(
-            neighbour.name, asker, to, drivers.current.now(), stream=bool(stream)
+        effects = self._directory.opened(
+            peer_host.name, asker, to, environments.current.now(), stream=bool(stream)
         )
         said: dict[str, Any] = {}
         if stream:
-            address, secured = neighbour.link.here
+            address, secured = peer_host.link.here
             said = {"for": stream, "via": {"here": address, "tls": secured}}
         self._perform(effects, [theirs.fileno()], said)
         theirs.close()  # if no proc took it, the other end is now closed
 
-    def from_neighbour(self, neighbour: Neighbour, message: dict[str, Any]) -> None:
+    def from_peer_host(self, peer_host: PeerHost, message: dict[str, Any]) -> None:
         """Handle a message of another agent."""
         op = message["op"]
         if op == "spawn":
-            self._spawn_for_guest(neighbour, message)
+            self._spawn_for_guest(peer_host, message)
         elif op == "ask":
             request = message["request"]
             asker = message.get("from", 0)
             if asker:
-                self._federation.admit(asker, neighbour.name)
+                self._directory.admit(asker, peer_host.name)
             if request["op"] not in _FOR_GUESTS:
                 raise ProtocolError(f"a guest may not ask for {request['op']!r}")
             getattr(self, _REQUESTS[request["op"]])(_Guest(asker), request, [])
@@ -1142,8 +1140,8 @@ class Agent:
         elif op == "job":
             self._keeper.heard(message)
         elif op == "resumed":
-            self._keeper.resumed(neighbour.name, message)
-            self._tell_attached(neighbour.name, None)
+            self._keeper.resumed(peer_host.name, message)
+            self._tell_attached(peer_host.name, None)
         elif op == "lost":
             self._give_up(message["host"], Verdict.from_fields(message["end"]))
         elif op == "unheard":  # the driver has exited; another may replace it
@@ -1155,18 +1153,18 @@ class Agent:
             self._end()
         else:
             if op == "left":
-                self.casts.caller_left(neighbour.way, message["uid"])
-            now = drivers.current.now()
-            self._perform(self._federation.heard(neighbour.name, message, now))
+                self.casts.caller_left(peer_host.way, message["uid"])
+            now = environments.current.now()
+            self._perform(self._directory.heard(peer_host.name, message, now))
 
-    def _spawn_for_guest(self, neighbour: Neighbour, message: dict[str, Any]) -> None:
+    def _spawn_for_guest(self, peer_host: PeerHost, message: dict[str, Any]) -> None:
         parent, procs = message["parent"], message["procs"]
-        self._federation.admit(parent, neighbour.name)
+        self._directory.admit(parent, peer_host.name)
         ends = [self._take(parent, proc["uid"]) for proc in procs]
         # A process inherits this host's environment, which was set up for its worker.
         spec = {**message["spec"], "env": dict(os.environ), "cwd": os.getcwd()}
         spec["path"] = [*sys.path, *(entry for entry in spec["path"] if entry not in sys.path)]
-        if self._roster.alive(parent):
+        if self._membership.alive(parent):
             self._spawn_here(parent, spec, procs, ends)
         for fd in ends:
             os.close(fd)

@@ -19,7 +19,7 @@ from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE
 from monarch._engine.launch.interpreter import python_command, working_directory
 from monarch._engine.runtime.actor.spawn import spawn_cell
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.descriptors import raise_descriptor_limit
 from monarch._engine.runtime.proc.agent_watch import why_silent
 from monarch._engine.runtime.proc.ownership import Verdict
@@ -196,7 +196,7 @@ def _agent_died(_reason: str) -> None:
     if proc is not None:
         pid = "?" if _agent_process is None else _agent_process.pid
         error = f"the host agent of this machine (pid {pid}) ended unexpectedly"
-        when = drivers.current.wall_time()
+        when = environments.current.wall_time()
         proc.bury_everyone(Verdict(FAILED, error, INFRASTRUCTURE, proc.hostname, 0, when))
 
 
@@ -204,7 +204,7 @@ def _agent_is_silent(timeout: float, _uids: list[int]) -> None:
     proc, process = _current, _agent_process
     if proc is None or process is None or proc.agent is None:
         return
-    error, when = why_silent(process.pid, timeout), drivers.current.wall_time()
+    error, when = why_silent(process.pid, timeout), environments.current.wall_time()
     verdict = Verdict(FAILED, error, INFRASTRUCTURE, proc.hostname, 0, when)
     proc.agent_lost = lambda reason: proc.bury_everyone(verdict)
     process.kill()

@@ -4,7 +4,7 @@ Pure cores make the decisions. `protocol.cast` decides which host passes a cast 
 becomes of a cast when a host is lost, and which answers are gathered. `protocol.order_merge`
 decides in which order casts and other messages reach a proc. This module is what agents and the
 simulator's hosts share around the cores: it turns messages into bytes and back, and has the
-*seams*, the ends of tunnels, where casts join the tunnels' own messages.
+*tunnel ends*, the ends of tunnels, where casts join the tunnels' own messages.
 
 Procs see no difference. The agent of a proc's host writes an ordinary frame to it, at the end of
 the tunnel to the caller, and reads the answer there. A small plain value is gathered. Anything else
@@ -50,7 +50,7 @@ from monarch._engine.protocol.cast import (
     Reply,
     Route,
 )
-from monarch._engine.protocol.order_merge import Line, Splice
+from monarch._engine.protocol.order_merge import Line, OrderMerge
 from monarch._engine.runtime.cast.sender import ANSWER, HEADS, heads_size
 from monarch._engine.runtime.cast.tunnel_end import (
     BACK,
@@ -58,8 +58,8 @@ from monarch._engine.runtime.cast.tunnel_end import (
     Expected,
     HostPeer,
     Joining,
-    Seam,
     Share,
+    TunnelEnd,
     Way,
 )
 from monarch._engine.wire.frame import (
@@ -92,7 +92,7 @@ _Key = tuple[str, int]  # a host, and the number that the caller's host gave its
 _Part = tuple[str, list[int], str]  # part of a plan: a host, ranks there, their tunnels (JSON)
 
 _Source = int | tuple[Way, int]  # a caller of this host, or the way and lane by which casts arrive
-_Cause = Seam | tuple[Way, int]
+_Cause = TunnelEnd | tuple[Way, int]
 
 _JSON = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -146,7 +146,7 @@ class CastRelay:
         self._core = Casts(here, hold=_HOLD, patience=_PATIENCE)
         self._casts: dict[Any, Cast] = {}
         self._ways: dict[Way, None] = {}
-        self._ends: dict[tuple[int, int, bool], Seam] = {}  # by near, far, whether ours
+        self._ends: dict[tuple[int, int, bool], TunnelEnd] = {}  # by near, far, whether ours
         self._changes = 0  # of tunnels; plans made before the last change are outdated
         self._queues: dict[int, deque[tuple[Frame, Any]]] = {}  # by caller: casts that wait
         self._over_early: set[tuple[int, int]] = set()  # waiting casts: no answers are wanted
@@ -172,81 +172,81 @@ class CastRelay:
 
     # -- tunnels ---------------------------------------------------------------------------------
 
-    def opened(self, seam: Seam) -> None:
+    def opened(self, tunnel_end: TunnelEnd) -> None:
         """Add a new tunnel. Must be called in the order in which tunnels are opened."""
-        way = seam.way
-        self._ends[seam.near, seam.far, seam.ours] = seam
+        way = tunnel_end.way
+        self._ends[tunnel_end.near, tunnel_end.far, tunnel_end.ours] = tunnel_end
         self._changes += 1
-        way.tunnels[seam.far] = way.tunnels.get(seam.far, 0) + 1
-        if seam.ours:
-            seam.number = way.opened = way.opened + 1
-            way.seams[True, seam.number] = seam
-            self.settled(seam.near)
+        way.tunnels[tunnel_end.far] = way.tunnels.get(tunnel_end.far, 0) + 1
+        if tunnel_end.ours:
+            tunnel_end.number = way.opened = way.opened + 1
+            way.tunnel_ends[True, tunnel_end.number] = tunnel_end
+            self.settled(tunnel_end.near)
         else:
-            seam.number = way.accepted = way.accepted + 1
-            way.seams[False, seam.number] = seam
-            for joining in way.coming.pop(seam.number, ()):
-                self._join(seam, joining)
+            tunnel_end.number = way.accepted = way.accepted + 1
+            way.tunnel_ends[False, tunnel_end.number] = tunnel_end
+            for joining in way.coming.pop(tunnel_end.number, ()):
+                self._join(tunnel_end, joining)
 
-    def closed(self, seam: Seam) -> None:
+    def closed(self, tunnel_end: TunnelEnd) -> None:
         """Remove a closed tunnel; stop waiting for answers that its proc still owes."""
-        way = seam.way
-        way.seams.pop((seam.ours, seam.number), None)
-        if self._ends.get((seam.near, seam.far, seam.ours)) is seam:
-            del self._ends[seam.near, seam.far, seam.ours]
+        way = tunnel_end.way
+        way.tunnel_ends.pop((tunnel_end.ours, tunnel_end.number), None)
+        if self._ends.get((tunnel_end.near, tunnel_end.far, tunnel_end.ours)) is tunnel_end:
+            del self._ends[tunnel_end.near, tunnel_end.far, tunnel_end.ours]
         self._changes += 1
-        self._let_on(seam)
-        way.blocked.get(seam.far, {}).pop(seam, None)
-        way.tunnels[seam.far] -= 1
-        way.forget(seam.far)
-        expected, seam.expected = seam.expected, {}
+        self._let_on(tunnel_end)
+        way.blocked.get(tunnel_end.far, {}).pop(tunnel_end, None)
+        way.tunnels[tunnel_end.far] -= 1
+        way.forget(tunnel_end.far)
+        expected, tunnel_end.expected = tunnel_end.expected, {}
         for owed in expected.values():
             if owed.body is None:
                 self._answered(owed.cast, owed.index, None)
 
-    def arrived(self, seam: Seam, data: Any) -> None:
+    def arrived(self, tunnel_end: TunnelEnd, data: Any) -> None:
         """Handle a message from a tunnel that also takes casts."""
-        splice = seam.splice
-        if splice is None:
-            splice = seam.splice = Splice()
+        merge = tunnel_end.merge
+        if merge is None:
+            merge = tunnel_end.merge = OrderMerge()
         if len(data) and data[4] == MARK:
-            line = seam.way.lines.get(seam.far)
+            line = tunnel_end.way.lines.get(tunnel_end.far)
             reached = 0 if line is None else line.reached
-            self._write(seam, splice.mark(HEADER.unpack_from(data)[4], reached))
+            self._write(tunnel_end, merge.mark(HEADER.unpack_from(data)[4], reached))
         else:
-            self._write(seam, splice.message(data))
+            self._write(tunnel_end, merge.message(data))
 
-    def _write(self, seam: Seam, items: Sequence[Any]) -> None:
+    def _write(self, tunnel_end: TunnelEnd, items: Sequence[Any]) -> None:
         for item in items:
             if isinstance(item, Joining):
-                self._write_cast(seam, item)
+                self._write_cast(tunnel_end, item)
             else:
-                seam.write(item)
-        splice = seam.splice
-        assert splice is not None
-        if splice.blocked != seam.held:
-            seam.held = splice.blocked
-            seam.hold(on=seam.held)
-            blocked = seam.way.blocked.setdefault(seam.far, {})
-            if seam.held:
-                blocked[seam] = None
+                tunnel_end.write(item)
+        merge = tunnel_end.merge
+        assert merge is not None
+        if merge.blocked != tunnel_end.held:
+            tunnel_end.held = merge.blocked
+            tunnel_end.hold(on=tunnel_end.held)
+            blocked = tunnel_end.way.blocked.setdefault(tunnel_end.far, {})
+            if tunnel_end.held:
+                blocked[tunnel_end] = None
             else:
-                blocked.pop(seam, None)
+                blocked.pop(tunnel_end, None)
 
-    def answer(self, seam: Seam, frame: Frame) -> bool:
+    def answer(self, tunnel_end: TunnelEnd, frame: Frame) -> bool:
         """Whether a POST of a proc was an answer to a cast and is gathered here."""
-        owed = seam.expected.get((frame.dest, frame.rank))
+        owed = tunnel_end.expected.get((frame.dest, frame.rank))
         if owed is None or owed.body is not None:
             return False
         if frame.flags or len(frame.body) > _GATHERED:
-            del seam.expected[frame.dest, frame.rank]
+            del tunnel_end.expected[frame.dest, frame.rank]
             self._answered(owed.cast, owed.index, None)
             return False
         owed.body = bytes(frame.body)
         self._answered(owed.cast, owed.index, (frame.rank, owed.body))
         return True
 
-    def repeated(self, seam: Seam) -> list[bytes]:
+    def repeated(self, tunnel_end: TunnelEnd) -> list[bytes]:
         """Return the gathered answers of a proc, as frames for the tunnel.
 
         Neither the next message of the proc nor the report of its exit may overtake its answers, so
@@ -254,13 +254,13 @@ class CastRelay:
         """
         return [
             pack(POST, port, 0, rank, b"", owed.body)
-            for (port, rank), owed in seam.expected.items()
+            for (port, rank), owed in tunnel_end.expected.items()
             if owed.body is not None
         ]
 
-    def drained(self, seam: Seam) -> None:
-        """Resume what was held back: the proc at `seam` has read what waited for it."""
-        self._let_on(seam)
+    def drained(self, tunnel_end: TunnelEnd) -> None:
+        """Resume what was held back: the proc at `tunnel_end` has read what waited for it."""
+        self._let_on(tunnel_end)
 
     # -- callers of this host --------------------------------------------------------------------
 
@@ -353,11 +353,15 @@ class CastRelay:
             ranks: list[int] = []
             for uid, ours, rank, count in runs:
                 for step in range(count):
-                    seam = self._ends.get((caller, uid + step, bool(ours)))
-                    waits = seam is None and ours and not final
+                    tunnel_end = self._ends.get((caller, uid + step, bool(ours)))
+                    waits = tunnel_end is None and ours and not final
                     if waits and self._carrier.cast_comes(caller, uid + step):
                         return None
-                    number = 0 if seam is None or seam.way.host != host else seam.number
+                    number = (
+                        0
+                        if tunnel_end is None or tunnel_end.way.host != host
+                        else tunnel_end.number
+                    )
                     tunnels.append(number if ours else -number)
                     ranks.append(rank + step)
             parts.append((host, ranks, _JSON(tunnels)))
@@ -546,8 +550,8 @@ class CastRelay:
         cast = self._casts.pop(ident, None)
         if cast is not None:
             cast.over = True
-            for seam, key in cast.expected:
-                seam.expected.pop(key, None)
+            for tunnel_end, key in cast.expected:
+                tunnel_end.expected.pop(key, None)
             cast.expected.clear()
 
     # -- into the tunnels ------------------------------------------------------------------------
@@ -570,9 +574,9 @@ class CastRelay:
             line = way.lines[caller] = Line()
         for _, (ready, its_share) in line.cast(number, share.previous, (cast, share)):
             self._spread(way, ready, its_share)
-        for seam in list(way.blocked.get(caller, ())):
-            assert seam.splice is not None
-            self._write(seam, seam.splice.advance(line.reached))
+        for tunnel_end in list(way.blocked.get(caller, ())):
+            assert tunnel_end.merge is not None
+            self._write(tunnel_end, tunnel_end.merge.advance(line.reached))
 
     def _spread(self, way: Way, cast: Cast, share: Share) -> None:
         """Pass a cast, whose turn it is, to each of its tunnels."""
@@ -582,31 +586,31 @@ class CastRelay:
         for tunnel, rank in zip(share.tunnels, share.ranks, strict=True):
             joining = Joining(cast, place, rank, rank in share.tied)
             place += 1
-            seam = way.seams.get((tunnel < 0, abs(tunnel)))
-            if seam is not None:
-                self._join(seam, joining)
+            tunnel_end = way.tunnel_ends.get((tunnel < 0, abs(tunnel)))
+            if tunnel_end is not None:
+                self._join(tunnel_end, joining)
             elif tunnel > way.accepted:
                 way.coming.setdefault(tunnel, []).append(joining)
             elif cast.gathers:
                 self._answered(cast, joining.place, None)
 
-    def _join(self, seam: Seam, joining: Joining) -> None:
+    def _join(self, tunnel_end: TunnelEnd, joining: Joining) -> None:
         cast, index, rank, tied = joining
         if cast.gathers and not cast.over:
             key = (cast.port, rank)
-            seam.expected[key] = Expected(cast, index)
-            cast.expected.append((seam, key))
-        if seam.splice is None:
+            tunnel_end.expected[key] = Expected(cast, index)
+            cast.expected.append((tunnel_end, key))
+        if tunnel_end.merge is None:
             if not tied:
-                self._write_cast(seam, joining)
+                self._write_cast(tunnel_end, joining)
                 return
-            seam.splice = Splice()
-        self._write(seam, seam.splice.cast(cast.ident[2], tied=tied, item=joining))
+            tunnel_end.merge = OrderMerge()
+        self._write(tunnel_end, tunnel_end.merge.cast(cast.ident[2], tied=tied, item=joining))
 
-    def _write_cast(self, seam: Seam, joining: Joining) -> None:
+    def _write_cast(self, tunnel_end: TunnelEnd, joining: Joining) -> None:
         cast = joining.cast
-        if not seam.write_cast(cast, joining.rank):
-            self._hold_back(cast.source, seam)
+        if not tunnel_end.write_cast(cast, joining.rank):
+            self._hold_back(cast.source, tunnel_end)
 
     def _answered(self, cast: Cast, index: int, outcome: Any) -> None:
         self._do(self._core.answered(cast.ident, index, outcome, self._carrier.cast_now()))

@@ -1,8 +1,8 @@
-"""Ways and seams: an agent's state for casts, per session with a host, and per tunnel.
+"""Ways and tunnel ends: an agent's state for casts, per session with a host, and per tunnel.
 
 All state of one session is in its `Way` and is dropped with it: a host that is attached again, or
 restarted, begins a new session under the same name. The `CastRelay` decides what is sent, and when.
-A `Seam`, the end of a tunnel where casts join the tunnel's own messages, moves the bytes.
+A `TunnelEnd`, the end of a tunnel where casts join the tunnel's own messages, moves the bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from monarch._engine.protocol.order_merge import Line, Splice
+from monarch._engine.protocol.order_merge import Line, OrderMerge
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.cast.relay import CastRelay
@@ -25,8 +25,8 @@ __all__ = [
     "Expected",
     "HostPeer",
     "Joining",
-    "Seam",
     "Share",
+    "TunnelEnd",
     "Way",
     "ranked",
 ]
@@ -72,7 +72,7 @@ class Way:
         "opened",
         "overs",
         "peer",
-        "seams",
+        "tunnel_ends",
         "tunnels",
     )
 
@@ -82,13 +82,17 @@ class Way:
         self.key = (host, peer.sessions[0])  # the name of the host in the core
         self.opened = 0  # number of tunnels ever opened by us
         self.accepted = 0  # number of tunnels ever opened by the host
-        self.seams: dict[tuple[bool, int], Seam] = {}  # open tunnels, by (whether ours, number)
+        self.tunnel_ends: dict[
+            tuple[bool, int], TunnelEnd
+        ] = {}  # open tunnels, by (whether ours, number)
         self.coming: dict[int, list[Joining]] = {}  # casts that wait for a tunnel, by its number
         self.last: dict[int, int] = {}  # by caller here: its last cast to that host
         self.overs: list[list[Any]] = []  # ends of casts, to be sent
         # State of callers that live on that host, by uid.
         self.lines: dict[int, Line[tuple[Cast, Share]]] = {}
-        self.blocked: dict[int, dict[Seam, None]] = {}  # tunnels that wait for a cast, in order
+        self.blocked: dict[
+            int, dict[TunnelEnd, None]
+        ] = {}  # tunnels that wait for a cast, in order
         self.tunnels: dict[int, int] = {}  # number of open tunnels
         self.gone: set[int] = set()  # callers that have exited
 
@@ -101,7 +105,7 @@ class Way:
             self.tunnels.pop(caller, None)
 
 
-class Seam:
+class TunnelEnd:
     """The end of a tunnel; subclasses move the bytes.
 
     Args:
@@ -119,7 +123,7 @@ class Seam:
         self.far = far
         self.ours = ours
         self.number = 0
-        self.splice: Splice[Any] | None = None
+        self.merge: OrderMerge[Any] | None = None
         self.held = False  # whether the lane is paused until a cast arrives
         self.expected: dict[tuple[int, int], Expected] = {}  # by port and rank
 
@@ -179,7 +183,7 @@ class Cast:
         self.key: Any = None  # the name of this host in the core
         self.source: int | tuple[Way, int] = 0  # local caller, or way and lane
         self.ranks: list[int] = []  # at the root: by the core's numbering
-        self.expected: list[tuple[Seam, tuple[int, int]]] = []
+        self.expected: list[tuple[TunnelEnd, tuple[int, int]]] = []
         self.over = False
 
     @property
@@ -188,7 +192,7 @@ class Cast:
 
 
 class Joining(NamedTuple):
-    """A cast on its way into a tunnel: its place in the core, its rank; see `Splice`."""
+    """A cast on its way into a tunnel: its place in the core, its rank; see `OrderMerge`."""
 
     cast: Cast
     place: int

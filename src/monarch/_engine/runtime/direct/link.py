@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.errors import ProtocolError
-from monarch._engine.protocol.path_switch import CONNECTION, TUNNEL, Turns, Unconfirmed
+from monarch._engine.protocol.path_switch import CONNECTION, TUNNEL, PathSwitch, Unconfirmed
 from monarch._engine.transport.link import CastLink, Link
 from monarch._engine.transport.outbox import Outbox
 from monarch._engine.wire.frame import (
@@ -296,7 +296,7 @@ class Direct:
         """Whether all unconfirmed bytes of the peer have arrived again."""
         self.rest = bytearray()
         """The bytes that the peer has sent again so far."""
-        self.turns = Turns()
+        self.turns = PathSwitch()
         self.unconfirmed = Unconfirmed()
         self._link = link
         self._watch = watch

@@ -1,7 +1,7 @@
 """Direct connections of this process: when a link gets one, how it is made, how it ends.
 
 `runtime.direct.link` explains what a direct connection is for, and what it carries. After `_ENOUGH`
-messages on a link to another host the sender asks the peer, through the link, for an invitation
+messages on a link to another host the sender asks the peer, through the link, for a ticket
 (`runtime.direct.ticket`). So only the link can lead to a connection::
 
     ASK        from the side that sends much
@@ -128,7 +128,7 @@ class Directs:
             return
         from monarch._engine.protocol.session.handshake import HandshakeError
         from monarch._engine.runtime.admission.secret import SecretError
-        from monarch._engine.runtime.direct.ticket import Invitation, come  # few processes need it
+        from monarch._engine.runtime.direct.ticket import Ticket, come  # few processes need it
 
         said = json.loads(frame.body)
         address, port = str(said["address"]), said["port"]
@@ -139,12 +139,12 @@ class Directs:
             )
         tried.invited = True
         key, certificate = bytes.fromhex(said["key"]), bytes.fromhex(said["certificate"])
-        invitation = Invitation(address, port, key, certificate)
+        ticket = Ticket(address, port, key, certificate)
 
         def dial() -> None:
             sock: Wire | None = None
             try:
-                sock = come(invitation, _DIAL)
+                sock = come(ticket, _DIAL)
             except (OSError, HandshakeError, SecretError, UnicodeError):  # bad addresses, too
                 sock = None  # the link stays with the tunnel
             self._proc.reactor.call_soon(self._came, link, tried, sock)

@@ -1,9 +1,9 @@
-"""Invitations: a direct connection between procs of different hosts, after both have agreed.
+"""Tickets: a direct connection between procs of different hosts, after both have agreed.
 
 Procs do not listen. A proc that wants a certain peer to connect invites it, over a side stream or
-their link, which are as private as the connection between the two hosts. The invitation means:
+their link, which are as private as the connection between the two hosts. The ticket means:
 connect to this address within `PATIENCE`, and prove that you know this key of 32 random bytes. The
-`Door`, a listening socket opened for that, is closed as soon as no invitation is pending. So in a
+`Door`, a listening socket opened for that, is closed as soon as no ticket is pending. So in a
 quiet cluster no port of a proc is open, and there is no long-lived secret to guard.
 
 A peer goes through the handshake of `protocol.session.handshake`, with the key as the secret, and
@@ -12,7 +12,7 @@ the connection cannot be passed on to another. All later bytes are authenticated
 
 Where the hosts use TLS, the door does, too: TLS 1.3, with certificates of both sides signed by the
 CA. The dialer checks no name. It checks that the certificate is the very one whose digest is in the
-invitation, so a member of the cluster with a certificate of its own cannot stand in between.
+ticket, so a member of the cluster with a certificate of its own cannot stand in between.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from monarch._engine.runtime.io.reactor import Reactor, Timer
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["Door", "Invitation", "come"]
+__all__ = ["Door", "Ticket", "come"]
 
 _MOST_STRANGERS = 64  # handshakes in progress
 
 
-class Invitation(NamedTuple):
+class Ticket(NamedTuple):
     """Where to connect, and what to prove there."""
 
     address: str
@@ -85,7 +85,7 @@ class Door:
         self._expected: dict[bytes, tuple[bytes, Callable[[Wire], None], Timer]] = {}
         self._strangers = 0
 
-    def invite(self, arrived: Callable[[Wire], None]) -> Invitation:
+    def invite(self, arrived: Callable[[Wire], None]) -> Ticket:
         """Invite a peer; `arrived(connection)` is called when the peer has connected, if it does.
 
         Raises OSError if this host cannot be listened at, SecretError if TLS is wanted and this
@@ -105,10 +105,10 @@ class Door:
         name = key_name(key)
         timer = self._reactor.call_later(PATIENCE, lambda: self._forget(name))
         self._expected[name] = (key, arrived, timer)
-        return Invitation(self._address, self._sock.getsockname()[1], key, certificate)
+        return Ticket(self._address, self._sock.getsockname()[1], key, certificate)
 
     def withdraw(self, key: bytes) -> None:
-        """Withdraw an invitation: its key admits no connection from now on."""
+        """Withdraw a ticket: its key admits no connection from now on."""
         self._forget(key_name(key))
 
     def close_in_child(self) -> None:
@@ -169,12 +169,12 @@ class Door:
         )
 
 
-def come(invitation: Invitation, timeout: float) -> Wire:
-    """Follow an invitation; return a non-blocking connection.
+def come(ticket: Ticket, timeout: float) -> Wire:
+    """Follow a ticket; return a non-blocking connection.
 
     Blocks. Raises OSError, HandshakeError, or SecretError for certificates that cannot be used.
     """
-    address, port, key, certificate = invitation
+    address, port, key, certificate = ticket
     sock = socket.create_connection((address, port), timeout)
     try:
         sock.settimeout(PATIENCE)

@@ -3,10 +3,10 @@
 Two losses are survived, each by the agents that are left:
 
 * *The driver exits.* The agent of its host, home, waits for another driver at the job's door
-  (`JobDoor`). For all other processes the client is away, and nothing else has changed.
+  (`Rendezvous`). For all other processes the client is away, and nothing else has changed.
 * *The driver's machine is lost*, and home with it. Then the agents of the other hosts wait, each
   for itself, with all that runs there. Home has sent them the necessary state whenever it changed:
-  the job's name, its grace period, and the keepsakes (entries for the next driver). A new driver,
+  the job's name, its grace period, and the saved handles (entries for the next driver). A new driver,
   on whatever machine, asks a worker for the job (`claim`), starts a home of its own with the
   same uid and the next epoch (*reign*), and attaches to all hosts. Each host sends what lives
   there, so the new home has the records of the old one.
@@ -30,15 +30,15 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, Verdict
 from monarch._engine.protocol.directory import HOME
-from monarch._engine.protocol.failover import Succession
+from monarch._engine.protocol.failover import Failover
 from monarch._engine.runtime.admission.secret import find_secret, take_settings
-from monarch._engine.runtime.failover.rendezvous import JobDoor
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.failover.rendezvous import Rendezvous
+from monarch._engine.runtime.io import environment as environments
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.admission.handshake_io import Wire
     from monarch._engine.runtime.agent.agent import Agent
-    from monarch._engine.runtime.hosts.peer_host import Neighbour
+    from monarch._engine.runtime.hosts.peer_host import PeerHost
     from monarch._engine.transport.link import Link
 
 __all__ = ["ANSWER", "CLAIM", "FAREWELL", "JobKeeper"]
@@ -63,8 +63,8 @@ class JobKeeper:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._job = ""
-        self._succession: Succession | None = None  # set if the job may outlive its driver
-        self._door: JobDoor | None = None
+        self._failover: Failover | None = None  # set if the job may outlive its driver
+        self._door: Rendezvous | None = None
         self._driver = "another process"  # for error messages
         self._resumed: set[str] = set()  # hosts that another home may have attached before
 
@@ -72,11 +72,11 @@ class JobKeeper:
 
     def keep(self, message: dict[str, Any], fds: list[int]) -> list[int]:
         """Let the job outlive its driver from now on, or (without a grace period) no longer."""
-        grace, known = message["grace"], self._succession
+        grace, known = message["grace"], self._failover
         if known is not None:
             known.grace = grace
             if not grace:
-                self._succession = None
+                self._failover = None
                 self.shut_door()
             self._tell_others(grace=grace)
             return []
@@ -85,33 +85,33 @@ class JobKeeper:
         take_settings(message["environ"])
         key = find_secret(message["secret"])
         self._job = message["job"]
-        self._succession = Succession(grace, message["reign"])
+        self._failover = Failover(grace, message["reign"])
         self._driver = f"process {message['pid']} on {self._agent._host}"
         sock = socket.socket(fileno=fds[0])
-        self._door = JobDoor(self._agent.reactor, sock, message["path"], key, self._knocked)
+        self._door = Rendezvous(self._agent.reactor, sock, message["path"], key, self._knocked)
         self._tell_others(grace=grace)
         return fds
 
     def remember(self, uid: int, keepsake: str) -> None:
         """Store an entry for the next driver, about the object `uid`."""
-        if self._succession is not None:
-            self._succession.keep(uid, keepsake)
+        if self._failover is not None:
+            self._failover.keep(uid, keepsake)
             self._tell_others(keep=[[uid, keepsake]])
 
     def forget(self, uid: int) -> None:
         """Remove the entry for the object `uid`, which no longer exists."""
-        if self._succession is not None:
-            self._succession.drop(uid)
+        if self._failover is not None:
+            self._failover.drop(uid)
             self._tell_others(drop=[uid])
 
     def _tell_others(self, **news: Any) -> None:
-        for neighbour in self._agent._neighbours.values():
-            self._tell(neighbour, **news)
+        for peer_host in self._agent._peer_hosts.values():
+            self._tell(peer_host, **news)
 
-    def _tell(self, neighbour: Neighbour, **news: Any) -> None:
-        job = self._succession
+    def _tell(self, peer_host: PeerHost, **news: Any) -> None:
+        job = self._failover
         reign = 0 if job is None else job.reign
-        neighbour.say({"op": "job", "job": self._job, "reign": reign, **news})
+        peer_host.say({"op": "job", "job": self._job, "reign": reign, **news})
 
     def shut_door(self) -> None:
         """Close the job's door."""
@@ -128,10 +128,10 @@ class JobKeeper:
             return False
         if agent._processes.pop(agent._client_uid, None) is not None:  # it was admitted
             agent.casts.caller_gone(agent._client_uid, for_good=False)
-            agent._perform(agent._federation.route(agent._roster.client_left()))
+            agent._perform(agent._directory.route(agent._membership.client_left()))
             self._print_here()
-            for neighbour in agent._neighbours.values():
-                neighbour.say({"op": "unheard"})
+            for peer_host in agent._peer_hosts.values():
+                peer_host.say({"op": "unheard"})
         return True
 
     def _print_here(self) -> None:
@@ -139,20 +139,20 @@ class JobKeeper:
             self._agent._relay.client_left()
 
     def _wait(self) -> bool:
-        job, now = self._succession, drivers.current.now()
+        job, now = self._failover, environments.current.now()
         if job is None or not job.left(now):
             return False
         self._agent.reactor.call_later(job.deadline - now, self._look_for_driver)
         return True
 
     def _look_for_driver(self) -> None:
-        job = self._succession
-        if job is not None and job.tick(drivers.current.now()):
+        job = self._failover
+        if job is not None and job.tick(environments.current.now()):
             self._agent._end()
 
     def _knocked(self, sock: socket.socket, purpose: dict[str, Any]) -> None:
         """Answer a process that has proved the secret and wants to be the driver."""
-        job, agent = self._succession, self._agent
+        job, agent = self._failover, self._agent
         link = agent._connect(sock, "the client")
         if job is None or not job.claim():
             text = f"it has a driver, {self._driver}"
@@ -164,10 +164,10 @@ class JobKeeper:
         self._driver = f"process {purpose['pid']} on {agent._host}"
         welcome = {
             "op": "welcome",
-            "uid": agent._roster.client,
+            "uid": agent._membership.client,
             "reign": job.reign,
             "agent": os.getpid(),
-            "keepsakes": list(job.keepsakes.values()),
+            "keepsakes": list(job.saved_handles.values()),
         }
         agent._first = link
         link.uid = agent._client_uid
@@ -175,23 +175,23 @@ class JobKeeper:
 
     def driver_is_here(self, link: Link) -> None:
         """Admit the welcomed driver, which is ready to receive messages."""
-        agent, job = self._agent, self._succession
+        agent, job = self._agent, self._failover
         if link is agent._first and job is not None and not job.driven:
             job.taken()
             agent._admit_client(link)
             self._tell_others()
-            agent._perform(agent._federation.route(agent._roster.client_returned()))
+            agent._perform(agent._directory.route(agent._membership.client_returned()))
 
     # -- home is lost, this is another host ------------------------------------------------------
 
     def heard(self, news: dict[str, Any]) -> None:
         """Handle a message of home about the job."""
-        job = self._succession
+        job = self._failover
         if "grace" in news:
             if not news["grace"]:
-                self._succession = job = None
+                self._failover = job = None
             elif job is None:
-                job = self._succession = Succession(news["grace"])
+                job = self._failover = Failover(news["grace"])
             else:
                 job.grace = news["grace"]
             self._job = news["job"] if job is not None else ""
@@ -209,19 +209,19 @@ class JobKeeper:
         if reason.endswith(FAREWELL) or not self._wait():
             return False
         text = f"the client's host is unreachable: {reason}"
-        agent._perform(agent._federation.home_lost(Verdict(FAILED, text, INFRASTRUCTURE)))
+        agent._perform(agent._directory.home_lost(Verdict(FAILED, text, INFRASTRUCTURE)))
         self._print_here()
         return True
 
     def answer_claim(self, sock: Wire) -> None:
         """Answer a claim: whether the job can be taken over."""
-        job = self._succession
+        job = self._failover
         answer: dict[str, Any]
         if job is not None and not job.driven:
-            client = self._agent._roster.client
+            client = self._agent._membership.client
             answer = {"uid": client, "reign": job.reign + 1, "grace": job.grace}
         else:
-            home = self._agent._neighbours.get(HOME)
+            home = self._agent._peer_hosts.get(HOME)
             # Without a connection the driver may be lost, which is known only after a while.
             answer = {"driven": True, "sure": home is not None and home.link.up}
         said = json.dumps(answer).encode()
@@ -230,31 +230,31 @@ class JobKeeper:
 
     def may_come_home(self, reign: int) -> bool:
         """Whether a connection of a new home may be used."""
-        job = self._succession
+        job = self._failover
         if job is None:  # there is nothing here that a new home could take over
-            return not self._agent._neighbours.get(HOME)
+            return not self._agent._peer_hosts.get(HOME)
         return reign == job.reign + 1 and job.claim()
 
-    def home_found(self, neighbour: Neighbour) -> None:
+    def home_found(self, peer_host: PeerHost) -> None:
         """Send what lives here to a new home, which has just connected."""
-        agent, job = self._agent, self._succession
+        agent, job = self._agent, self._failover
         said: dict[str, Any] = {"op": "resumed", "procs": [], "keep": [], "hosts": {}}
         if job is not None and not job.driven:
             job.taken()
-            said["procs"] = agent._roster.families()
-            said["keep"] = list(job.keepsakes.items())
+            said["procs"] = agent._membership.families()
+            said["keep"] = list(job.saved_handles.items())
             said["hosts"] = agent._addresses
-            neighbour.say(said)
-            agent._perform(agent._federation.home_found())
+            peer_host.say(said)
+            agent._perform(agent._directory.home_found())
         else:
-            neighbour.say(said)
+            peer_host.say(said)
 
     # -- a new home ------------------------------------------------------------------------------
 
     def attach_again(self, hosts: list[str]) -> None:
         """Note that these hosts may hold processes of an earlier home."""
         self._resumed.update(hosts)
-        self._agent._roster.client_returned()
+        self._agent._membership.client_returned()
 
     def awaits(self, host: str) -> bool:
         """Whether the host has yet to send what it holds."""
@@ -264,12 +264,12 @@ class JobKeeper:
         """Handle a host's report of what it holds."""
         self._resumed.discard(host)
         agent = self._agent
-        agent._federation.resumed(host, message["procs"])
+        agent._directory.resumed(host, message["procs"])
         found = {"op": "inherited", "keep": message["keep"], "hosts": message["hosts"]}
         agent._tell(agent._first, found)
 
-    def neighbour_up(self, neighbour: Neighbour) -> None:
+    def peer_host_up(self, peer_host: PeerHost) -> None:
         """Send the job's state to another host, which has just connected."""
-        job = self._succession
+        job = self._failover
         if job is not None:
-            self._tell(neighbour, grace=job.grace, keep=list(job.keepsakes.items()))
+            self._tell(peer_host, grace=job.grace, keep=list(job.saved_handles.items()))

@@ -38,12 +38,12 @@ from monarch._engine.runtime.admission.handshake_io import (
     introduce,
 )
 from monarch._engine.runtime.admission.host_identity import listener_names, meant, path_end
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.listener import Entrance
 from monarch._engine.runtime.io.reactor import Reactor
 from monarch._engine.transport.link import Link
 
-__all__ = ["JobDoor", "answers", "check_job_id", "dismiss", "jobs", "knock", "open_door"]
+__all__ = ["Rendezvous", "answers", "check_job_id", "dismiss", "jobs", "knock", "open_door"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LONGEST_PATH = 107  # of a Unix socket's name
@@ -155,9 +155,9 @@ def _first_message(sock: socket.socket, timeout: float) -> dict[str, Any] | None
     """Return the agent's first message, sent before any answer of ours; None at EOF."""
     link = Link(sock, "the job", lambda _link, _on: None, _WELCOME_LIMIT, _WELCOME_LIMIT)
     scratch = memoryview(bytearray(1 << 16))
-    deadline = drivers.current.now() + timeout
+    deadline = environments.current.now() + timeout
     while True:
-        left = deadline - drivers.current.now()
+        left = deadline - environments.current.now()
         if left <= 0 or not select.select([sock], [], [], left)[0]:
             raise TimeoutError(
                 f"the host agent of the job did not answer within {timeout:g} s; it may be stopped "
@@ -170,7 +170,7 @@ def _first_message(sock: socket.socket, timeout: float) -> dict[str, Any] | None
             return None
 
 
-class JobDoor:
+class Rendezvous:
     """The agent's side of the door: admits processes that know the secret.
 
     Args:

@@ -29,7 +29,7 @@ from monarch._engine.protocol.session.channel import (
 )
 from monarch._engine.protocol.session.records import AlteredError
 from monarch._engine.protocol.session.stream import PacketStream
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.reactor import WRITE, Reactor, Timer
 from monarch._engine.transport.outbox import Outbox
 
@@ -173,7 +173,7 @@ class HostLink:
 
     def start(self) -> None:
         """Start the channel, which may ask for a dial at once."""
-        self._perform(self._channel.tick(drivers.current.now()))
+        self._perform(self._channel.tick(environments.current.now()))
         self._set_timer()
 
     # -- connections -----------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class HostLink:
         self._sock = sock
         self._fd = sock.fileno()
         self._stream = PacketStream(self._channel, self._peer)
-        self._channel.opened(drivers.current.now())
+        self._channel.opened(environments.current.now())
         self._reactor.register(self._fd, self._ready)
         self._pump()
         if not isinstance(sock, socket.socket):
@@ -204,8 +204,8 @@ class HostLink:
 
     def _lost(self) -> None:
         self._close()
-        jitter = drivers.current.chance(_JITTER) / _JITTER
-        self._channel.lost(drivers.current.now(), jitter)
+        jitter = environments.current.chance(_JITTER) / _JITTER
+        self._channel.lost(environments.current.now(), jitter)
         self._set_timer()
 
     def _close(self) -> None:
@@ -245,7 +245,7 @@ class HostLink:
             self._lost()
             return
         self._receiver.heard()
-        now = drivers.current.now()
+        now = environments.current.now()
         if target is None:
             effects = stream.feed(scratch[:count], now)
         else:
@@ -275,7 +275,7 @@ class HostLink:
 
     def _pump(self) -> None:
         """Write what is queued, until the socket is full or other events need their turn."""
-        now = drivers.current.now()
+        now = environments.current.now()
         out = self._out
         left = _TURN
         while self._sock is not None and self._stream is not None and not self._waits:
@@ -344,10 +344,10 @@ class HostLink:
                 return
             self._timer.cancel()
         self._timer_at = deadline
-        delay = max(0.0, deadline - drivers.current.now())
+        delay = max(0.0, deadline - environments.current.now())
         self._timer = self._reactor.call_later(delay, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        self._perform(self._channel.tick(drivers.current.now()))
+        self._perform(self._channel.tick(environments.current.now()))
         self._pump()

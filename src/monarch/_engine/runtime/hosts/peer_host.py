@@ -1,4 +1,4 @@
-"""A neighbour: the session with the agent of another host of the job, and the tunnels in it.
+"""A peer host: the session with the agent of another host of the job, and the tunnels in it.
 
 Lane 0 of the host link carries the messages between the agents (`protocol.directory`), as JSON.
 Every other lane is a tunnel. The side that opens a tunnel picks its number: the side with the
@@ -32,8 +32,8 @@ from monarch._engine.runtime.cast.tunnel_end import CASTS
 from monarch._engine.runtime.hosts.host_link import HostLink, Receiver
 from monarch._engine.runtime.hosts.stream_tunnel import StreamTunnel
 from monarch._engine.runtime.hosts.tunnel import Tunnel
-from monarch._engine.runtime.io import environment as drivers
-from monarch._engine.runtime.io.heartbeats import Sentinel
+from monarch._engine.runtime.io import environment as environments
+from monarch._engine.runtime.io.heartbeats import HeartbeatMonitor
 from monarch._engine.runtime.io.reactor import Reactor
 from monarch._engine.transport.segment import SegmentPool, Windows
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from monarch._engine.runtime.admission.handshake_io import Wire
     from monarch._engine.wire.packet import Buffer
 
-__all__ = ["Neighbour", "Neighbourhood"]
+__all__ = ["Neighbourhood", "PeerHost"]
 
 _LAST_WORDS = 1.0  # seconds
 _TRIES = 4  # attempts to replace a silent connection before its host is given up
@@ -49,12 +49,12 @@ _DIALS = 6  # at the same time; one without result takes as long as four attempt
 
 
 class Neighbourhood(Protocol):
-    """The interface to its agent that a neighbour needs."""
+    """The interface to its agent that a peer host needs."""
 
     reactor: Reactor
     segments: SegmentPool
     windows: Windows
-    sentinel: Sentinel
+    monitor: HeartbeatMonitor
     casts: CastRelay
 
     @property
@@ -66,21 +66,21 @@ class Neighbourhood(Protocol):
         """Return a number that grows, and so tells a later session from an earlier one."""
         ...
 
-    def from_neighbour(self, neighbour: Neighbour, message: dict[str, Any]) -> None: ...
+    def from_peer_host(self, peer_host: PeerHost, message: dict[str, Any]) -> None: ...
     def tunnel_opened(
         self,
-        neighbour: Neighbour,
+        peer_host: PeerHost,
         tunnel: Tunnel | StreamTunnel,
         *,
         first: bool,
         stream: str,
     ) -> None: ...
-    def connection_altered(self, neighbour: Neighbour) -> None: ...
-    def neighbour_up(self, neighbour: Neighbour) -> None: ...
-    def neighbour_lost(self, neighbour: Neighbour, reason: str) -> None: ...
+    def connection_altered(self, peer_host: PeerHost) -> None: ...
+    def peer_host_up(self, peer_host: PeerHost) -> None: ...
+    def peer_host_lost(self, peer_host: PeerHost, reason: str) -> None: ...
 
 
-class Neighbour(Receiver):
+class PeerHost(Receiver):
     """The session with the agent of another host; see the module.
 
     Args:
@@ -98,7 +98,7 @@ class Neighbour(Receiver):
         self,
         agent: Neighbourhood,
         name: str,
-        dial: Callable[[Neighbour], None] | None,
+        dial: Callable[[PeerHost], None] | None,
         session: int,
         first_patience: float,
         patience: float,
@@ -121,7 +121,7 @@ class Neighbour(Receiver):
         self.channel = Channel(
             session,
             dials=dial is not None,
-            now=drivers.current.now(),
+            now=environments.current.now(),
             peer=f"host {name or 'of the client'}",
             terms=Terms(patience=first_patience, message_limit=frame_limit + (1 << 20)),
             allocate=self._allocate,
@@ -227,7 +227,7 @@ class Neighbour(Receiver):
                 self._agent.reactor.call_later(_LAST_WORDS, self._release_all)
             self._held.append(message)
         else:
-            self._agent.from_neighbour(self, message)
+            self._agent.from_peer_host(self, message)
 
     def _allocate(self, lane: int, size: int) -> bytearray | memoryview:
         """Return memory for a message of several pieces; a proc may get it without a copy."""
@@ -248,12 +248,12 @@ class Neighbour(Receiver):
     def _tunnel_closed(self, tunnel: Tunnel | StreamTunnel) -> None:
         self.tunnels.pop(tunnel.lane, None)
         while self._held and not self._awaits(self._held[0]):
-            self._agent.from_neighbour(self, self._held.pop(0))
+            self._agent.from_peer_host(self, self._held.pop(0))
 
     def _release_all(self) -> None:
         held, self._held = self._held, []
         for message in held:
-            self._agent.from_neighbour(self, message)
+            self._agent.from_peer_host(self, message)
 
     def room(self, lane: int) -> None:
         tunnel = self.tunnels.get(lane)
@@ -272,9 +272,9 @@ class Neighbour(Receiver):
         self.problem = ""
         if not again:
             self.channel.be_patient(self._patience)
-            self._agent.sentinel.watch(self)
+            self._agent.monitor.watch(self)
             self._agent.casts.met(self.way)
-            self._agent.neighbour_up(self)
+            self._agent.peer_host_up(self)
 
     def dial(self) -> None:
         if not self._dials:  # otherwise a dial in progress will do
@@ -292,7 +292,7 @@ class Neighbour(Receiver):
             sock.close()  # the other side's connection is used
             return
         if self.link.connected:
-            now = drivers.current.now()
+            now = environments.current.now()
             doubted = self._suspected or now < self._deaf_until
             if not doubted or now < self._fresh_until:
                 sock.close()  # the present one works, or is too new to be judged
@@ -331,13 +331,13 @@ class Neighbour(Receiver):
 
     def heard(self) -> None:
         self._suspected = False
-        self._agent.sentinel.heard(self)
+        self._agent.monitor.heard(self)
 
     def altered(self) -> None:
         self._agent.connection_altered(self)
 
     def heartbeat(self, payload: bytes) -> None:
-        self._agent.sentinel.on_heartbeat(self, payload)
+        self._agent.monitor.on_heartbeat(self, payload)
 
     def send_heartbeat(self, payload: bytes) -> None:
         self.link.heartbeat(payload)
@@ -348,7 +348,7 @@ class Neighbour(Receiver):
 
     def suspect_deaf(self) -> None:
         # Only the dialing side can replace the connection; the peer has to wait.
-        self._deaf_until = drivers.current.now() + self._patience / _TRIES
+        self._deaf_until = environments.current.now() + self._patience / _TRIES
         self._try_once()
 
     def _try(self) -> None:
@@ -366,10 +366,10 @@ class Neighbour(Receiver):
 
     def ended(self, reason: str) -> None:
         self._suspected = False
-        self._agent.sentinel.forget(self)
+        self._agent.monitor.forget(self)
         for tunnel in list(self.tunnels.values()):
             tunnel.close(reason)
         self._agent.casts.way_over(self.way, self.problem or reason)
         self._release_all()
         with contextlib.suppress(KeyError):
-            self._agent.neighbour_lost(self, self.problem or reason)
+            self._agent.peer_host_lost(self, self.problem or reason)

@@ -24,7 +24,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.errors import ProtocolError
-from monarch._engine.runtime.cast.tunnel_end import Cast, Seam, ranked
+from monarch._engine.runtime.cast.tunnel_end import Cast, TunnelEnd, ranked
 from monarch._engine.runtime.io.reactor import READ, WRITE, Reactor
 from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool, Windows
@@ -53,7 +53,7 @@ _ALIGNMENT = 64  # of the parts in a segment, here as at the origin: vector load
 _QUEUE_LIMIT = 4 << 20  # bytes waiting for a socket before the lane is paused
 
 
-class Tunnel(Seam):
+class Tunnel(TunnelEnd):
     """One end of a tunnel. `near` is the proc at this end, `far` the one on the other host."""
 
     def __init__(
@@ -198,7 +198,7 @@ class Tunnel(Seam):
 
     def deliver(self, data: bytes | bytearray | memoryview) -> None:
         """Handle a message of the lane."""
-        if self.splice is not None or (len(data) and data[4] == MARK):
+        if self.merge is not None or (len(data) and data[4] == MARK):
             self.relay.arrived(self, data)
         else:
             self.write(data)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from monarch._engine.base.failure import Failure
     from monarch._engine.runtime.actor.cell import Cell
 
-__all__ = ["Clock", "Driver", "Event", "Parker", "Thread", "current", "install"]
+__all__ = ["Clock", "Environment", "Event", "Parker", "Thread", "current", "install"]
 
 
 _LOOK = 1.0  # seconds for threads and a loop to notice the outcome they wait for
@@ -62,7 +62,7 @@ class Thread(Protocol):
     def is_alive(self) -> bool: ...
 
 
-class Driver:
+class Environment:
     """The real world."""
 
     loops_stall = True
@@ -196,10 +196,10 @@ def _loop_of(frame: FrameType | None) -> asyncio.AbstractEventLoop | None:
     return None
 
 
-current = Driver()
+current = Environment()
 
 
-def install(driver: Driver) -> Driver:
+def install(driver: Environment) -> Environment:
     """Make `driver` the current one and return the former."""
     global current
     former, current = current, driver

@@ -1,4 +1,4 @@
-"""The sentinel: sends heartbeats to the agents of other hosts, and acts when a host is silent.
+"""The heartbeat monitor: sends heartbeats to the agents of other hosts, and acts when a host is silent.
 
 It drives `protocol.session.detector`. The bound is one number, `host_timeout`: a host that is
 silent (or does not receive) for less time is never given up, and for more time always is. Before
@@ -16,16 +16,16 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 from monarch._engine.protocol.session.detector import Detector, Effect, SendHeartbeat, Suspect
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.reactor import Reactor, Timer
 
-__all__ = ["Sentinel", "Watched"]
+__all__ = ["HeartbeatMonitor", "Watched"]
 
 _BEATS = 12  # heartbeats per timeout
 
 
 class Watched(Hashable, Protocol):
-    """A session with another host, as the sentinel sees it."""
+    """A session with another host, as the heartbeat monitor sees it."""
 
     def send_heartbeat(self, payload: bytes) -> None:
         """Send a heartbeat if there is a connection."""
@@ -47,7 +47,7 @@ class Watched(Hashable, Protocol):
         ...
 
 
-class Sentinel:
+class HeartbeatMonitor:
     """Watches sessions with other hosts; see the module.
 
     Args:
@@ -70,7 +70,7 @@ class Sentinel:
         """Watch a session that has just begun."""
         if peer not in self._peers:
             self._peers.add(peer)
-            self._detector.add(peer, drivers.current.now())
+            self._detector.add(peer, environments.current.now())
             self._set_timer()
 
     def forget(self, peer: Watched) -> None:
@@ -88,15 +88,15 @@ class Sentinel:
 
     def heard(self, peer: Watched) -> None:
         """Note that bytes arrived from a peer."""
-        self._detector.heard(peer, drivers.current.now())
+        self._detector.heard(peer, environments.current.now())
 
     def on_heartbeat(self, peer: Watched, payload: bytes) -> None:
         """Handle a heartbeat of a peer. Raises ProtocolError if it is invalid."""
-        self._perform(self._detector.on_heartbeat(peer, payload, drivers.current.now()))
+        self._perform(self._detector.on_heartbeat(peer, payload, environments.current.now()))
 
     def _tick(self) -> None:
         self._timer = None
-        self._perform(self._detector.tick(drivers.current.now()))
+        self._perform(self._detector.tick(environments.current.now()))
         self._set_timer()
 
     def _perform(self, effects: Sequence[Effect]) -> None:
@@ -113,7 +113,7 @@ class Sentinel:
                     peer.suspect()
             else:
                 self._peers.discard(peer)
-                seconds = drivers.current.now() - effect.since
+                seconds = environments.current.now() - effect.since
                 what = (
                     "it received nothing from this host"
                     if effect.deaf
@@ -130,5 +130,5 @@ class Sentinel:
                 return
             self._timer.cancel()
         self._timer_at = deadline
-        delay = max(0.0, deadline - drivers.current.now())
+        delay = max(0.0, deadline - environments.current.now())
         self._timer = self._reactor.call_later(delay, self._tick)

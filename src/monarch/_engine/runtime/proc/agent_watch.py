@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._engine.base.settings import settings
 
 if TYPE_CHECKING:
-    from monarch._engine.runtime.io.heartbeats import Sentinel
+    from monarch._engine.runtime.io.heartbeats import HeartbeatMonitor
     from monarch._engine.runtime.proc.proc import Proc
 
 __all__ = ["AgentWatch", "why_silent"]
@@ -37,7 +37,7 @@ _AWAITED = frozenset(
 
 
 class AgentWatch:
-    """Watches the host agent of a process; the `Watched` of its own `Sentinel`.
+    """Watches the host agent of a process; the `Watched` of its own `HeartbeatMonitor`.
 
     Args:
         proc: the process.
@@ -53,7 +53,7 @@ class AgentWatch:
         self._asked = 0  # so many requests are older than our first heartbeat
         self._armed = False
         self._number = 0  # the last heartbeat's
-        self._sentinel: Sentinel | None = None  # exists while a heartbeat is unanswered
+        self._monitor: HeartbeatMonitor | None = None  # exists while a heartbeat is unanswered
         proc.notices["heartbeat"] = self._on_answer
 
     @property
@@ -78,8 +78,8 @@ class AgentWatch:
 
     def heard(self) -> None:
         """Note that the agent has sent something."""
-        if self._sentinel is not None:
-            self._sentinel.heard(self)
+        if self._monitor is not None:
+            self._monitor.heard(self)
 
     def _arm(self) -> None:
         if not self._armed:
@@ -94,7 +94,7 @@ class AgentWatch:
 
     def _begin(self) -> None:
         """Send heartbeats until one is answered, or the agent is given up."""
-        if self._sentinel is not None:
+        if self._monitor is not None:
             return
         timeout = self._timeout
         if self._proc.agent is None or not timeout or not self._waits():
@@ -102,12 +102,12 @@ class AgentWatch:
             self._rest()
             return
         from monarch._engine.runtime.io.heartbeats import (
-            Sentinel,  # programs that end soon need none
+            HeartbeatMonitor,  # programs that end soon need none
         )
 
         self._asked = len(self._requests)
-        self._sentinel = Sentinel(self._proc.reactor, timeout * (1 - 1 / _LOOKS))
-        self._sentinel.watch(self)
+        self._monitor = HeartbeatMonitor(self._proc.reactor, timeout * (1 - 1 / _LOOKS))
+        self._monitor.watch(self)
 
     def _waits(self) -> bool:
         proc = self._proc
@@ -121,10 +121,10 @@ class AgentWatch:
             self._arm()
 
     def _on_answer(self, message: dict[str, Any]) -> None:
-        if self._sentinel is None:
+        if self._monitor is None:
             return
-        self._sentinel.close()
-        self._sentinel = None
+        self._monitor.close()
+        self._monitor = None
         for _ in range(self._asked):
             self._requests.popleft()
         self._armed = False
@@ -144,7 +144,7 @@ class AgentWatch:
         """Never called: the agent only returns our heartbeats."""
 
     def give_up(self, reason: str) -> None:
-        self._sentinel = None
+        self._monitor = None
         uids: list[int] = []
         for request in self._requests:
             if request["op"] == "spawn":

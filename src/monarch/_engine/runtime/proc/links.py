@@ -5,7 +5,7 @@ Also the gate, where senders wait while a receiver at the other end of a link is
 
 from __future__ import annotations
 
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 
 __all__ = ["Gate", "LocalLink", "LostLink"]
 
@@ -16,7 +16,7 @@ class Gate:
     __slots__ = ("_event",)
 
     def __init__(self) -> None:
-        self._event = drivers.current.event()
+        self._event = environments.current.event()
 
     def wait(self, timeout: float) -> bool:
         return self._event.wait(timeout)

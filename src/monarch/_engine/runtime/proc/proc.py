@@ -43,7 +43,7 @@ from monarch._engine.runtime.actor.deadlock_watch import Watch
 from monarch._engine.runtime.actor.dispatch import return_port_of
 from monarch._engine.runtime.cast.sender import Casting
 from monarch._engine.runtime.direct.manager import Directs
-from monarch._engine.runtime.io import environment as drivers
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.fault_file import note_error
 from monarch._engine.runtime.io.reactor import WRITE
 from monarch._engine.runtime.proc.agent_watch import AgentWatch, why_silent
@@ -91,7 +91,7 @@ _CARRY = frozenset((CALL, POST, SPAWN, CONTROL))  # the kinds that come with des
 
 def new_uid() -> int:
     """A random id for a spawn of procs or a mesh: 44 random bits, 20 low bits for ranks."""
-    return drivers.current.chance(1 << 43) << 20 | 1 << 63
+    return environments.current.chance(1 << 43) << 20 | 1 << 63
 
 
 _NO_AGENT = Verdict(FAILED, "this process has no host agent, which connects it to others")
@@ -136,7 +136,7 @@ class Proc:
         self.spec: dict[str, Any] = {}  # what this process was started with; empty in a client
         self.context: Any = None  # the process's own, made by the mesh layer when asked for
         self.forwards: dict[Any, Any] = {}  # by port elsewhere: what sends answers here on to it
-        self.reactor = drivers.current.reactor()
+        self.reactor = environments.current.reactor()
         self.local = LocalLink(uid)
         self.agent: Link | None = None
         self.ended: Verdict | None = None  # why there is no agent any more
@@ -778,7 +778,7 @@ class Proc:
     def _bury_waiting(self, timeout: float, uids: list[int]) -> None:
         """The agent is silent: fail what waits for it, which concerns these procs among others."""
         text = why_silent(self.spec.get("agent", 0), timeout)
-        when = drivers.current.wall_time()
+        when = environments.current.wall_time()
         verdict = Verdict(FAILED, text, INFRASTRUCTURE, self.hostname, 0, when)
         for uid in dict.fromkeys([*uids, *self._asked, *self._exit_sinks]):
             self._on_gone(uid, verdict)

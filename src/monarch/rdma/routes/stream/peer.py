@@ -210,7 +210,7 @@ class Peer:
         elif "reason" in said:
             self._not_joined(said["reason"])
         else:
-            invitation = _spi.Invitation(
+            invitation = _spi.Ticket(
                 said["address"],
                 said["port"],
                 bytes.fromhex(said["key"]),
@@ -220,7 +220,7 @@ class Peer:
             _spi.start_thread("monarch-rdma-dial", lambda: self._come(invitation, number))
             self._carried("a direct connection is being made")
 
-    def _come(self, invitation: _spi.Invitation, number: int) -> None:
+    def _come(self, invitation: _spi.Ticket, number: int) -> None:
         reactor = data_reactor()
         try:
             wire = _spi.come(invitation, _DIAL)
