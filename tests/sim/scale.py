@@ -683,7 +683,7 @@ class Cluster:
         return call
 
     def _books(self) -> list[tuple[Node, list[int], list[Any]]]:
-        """Enter new procs into the driver's membership; return their uids and effects for each host."""
+        """Enter new procs into the driver's membership; return their uids and effects by host."""
         ranks = PROCS * len(self.hosts)
         spawn = next(self._uids) << 20
         self.uids = [spawn | rank for rank in range(ranks)]

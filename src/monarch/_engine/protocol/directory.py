@@ -1,8 +1,9 @@
 """The directory: makes the agents of several hosts act as one agent for the procs of a job.
 
-Every agent keeps the membership of its own host (`Membership`). The directory adds the rest: on which
-host a proc lives, which procs of other hosts (*guests*) interact with procs here, and what must be
-forwarded. It wraps the membership: the driver calls the directory instead, and performs its effects.
+Every agent keeps the membership of its own host (`Membership`). The directory adds the rest: on
+which host a proc lives, which procs of other hosts (*guests*) interact with procs here, and what
+must be forwarded. It wraps the membership: the driver calls the directory instead, and performs its
+effects.
 
 The procs are not aware of this. A proc that spawns or calls beyond its host makes a socket pair and
 passes one end to its agent, as it does for a proc of its own host. The agent keeps that end and
@@ -11,9 +12,9 @@ carries the traffic to the agent of the other host, which passes an end of its o
 agents on the control lane.
 
 A request is recorded at the host that it concerns. There the asking proc is a guest: a member of
-that host's membership, so all promises of the membership hold for it. It is notified when its children
-exit, and when it exits its children are killed. When a host is lost, its guests leave the memberships
-of the other hosts, and its procs count as exited.
+that host's membership, so all promises of the membership hold for it. It is notified when its
+children exit, and when it exits its children are killed. When a host is lost, its guests leave the
+memberships of the other hosts, and its procs count as exited.
 
 The location of a proc is known to the agent of its parent, to the agent of its own host, and to
 *home*, the agent of the client's host. The parent's agent reports the location to home before it

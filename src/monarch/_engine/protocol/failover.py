@@ -14,8 +14,8 @@ if none does within the period, the job is over.
 * Each driver has an epoch number, its *reign*, 0 for the first. Drivers number their own objects
   starting from it, so that a message for an earlier driver never reaches a later one.
 
-A driver leaves data for its successor as *saved handles*, which are opaque here. A list of failures in
-between is not among them: every host that saw an exit remembers it, and the successor asks about
+A driver leaves data for its successor as *saved handles*, which are opaque here. A list of failures
+in between is not among them: every host that saw an exit remembers it, and the successor asks about
 everything that it takes over. So there is nothing to collect, bound and merge.
 
 Time is an argument, in seconds.

@@ -24,9 +24,9 @@ Guarantees of a membership, whatever the order of its inputs:
 
 A proc is reported to exit in two steps. `exited`: the process no longer exists; its children are
 killed. `ended`: the reason is known, and is announced; the driver has read the proc's remaining
-output in between. If both are known at once `ended` suffices. When the membership itself finds that a
-proc must be killed it emits `Condemn`; the driver kills the proc, collects the evidence, and calls
-`ended`.
+output in between. If both are known at once `ended` suffices. When the membership itself finds that
+a proc must be killed it emits `Condemn`; the driver kills the proc, collects the evidence, and
+calls `ended`.
 
 Effects are returned in the order in which they are to be performed. Time is an argument in seconds;
 `deadline` is when the membership next needs `tick`.
@@ -191,8 +191,8 @@ class Membership:
           `ready_timeout` seconds.
         * ``replaces``, if present, the uid of a proc to replace; its current incarnation is killed
           if necessary.
-        * ``lost``, if present, the earlier incarnations that exited before this membership was made,
-          each with its verdict.
+        * ``lost``, if present, the earlier incarnations that exited before this membership was
+          made, each with its verdict.
 
         `unresponsive_timeout` is the number of seconds that the procs may stay `stopped`. Raises
         ValueError, and changes nothing, if the parent is not alive, a uid is not new, or the parent

@@ -4,8 +4,8 @@ Two procs of different hosts that communicate often have two paths: the tunnel, 
 carry and which can carry everything, and a direct connection, which is faster and may break. A
 sender uses one of them at a time. To change, it sends a TURN as the last frame on the path that it
 leaves. The receiver takes frames from one path until it finds a TURN, then from the other; frames
-that arrive too early on that one wait (`PathSwitch`). So either path may be arbitrarily slow, and steady
-traffic pays nothing. The sender decides, separately for each direction.
+that arrive too early on that one wait (`PathSwitch`). So either path may be arbitrarily slow, and
+steady traffic pays nothing. The sender decides, separately for each direction.
 
 A direct connection that breaks ends in the middle of what was sent on it. Therefore a sender keeps
 what was not confirmed (`Unconfirmed`). After a break each side reports to the other, through the

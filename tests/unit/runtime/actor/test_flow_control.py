@@ -1,4 +1,4 @@
-"""The flow control: the last flow-control message to every sender is true, however threads interleave."""
+"""The last flow-control message to every sender is true, however threads interleave."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_telling_a_sender_may_put_again() -> None:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_nobody_waits_for_an_actor_that_ends_while_a_message_comes_in(is_async: bool) -> None:
-    """The actor ends between the reads of its state and its flow control; a sender would wait forever."""
+    """The actor ends between the reads of its state and its queue; a sender would wait forever."""
     told = Proc()
     proc: Any = SimpleNamespace(
         reactor=SimpleNamespace(call_later=lambda *_: None, call_soon=lambda *_: None),

@@ -1,4 +1,4 @@
-"""Saved handles: pickled handles of a script's meshes, left with the host agent for the next script.
+"""Pickled handles of a script's meshes, left with the host agent for the next script.
 
 With a grace period (`driver_grace`, or a job that asks for one) the host agent keeps the job when
 the script ends, and admits a successor (runtime.failover.rendezvous). When the script's root spawns

@@ -22,8 +22,8 @@ ask for the procs' output to be captured; then the `LogRelay` reads and passes o
 
 The `Membership` (protocol/membership.py) knows the tree of spawns. It decides which members are
 notified of an exit, and which procs must be killed. The agent passes requests and observations to
-the membership, and performs the effects that it returns. When the agent exits, all control links close,
-and so every proc of the host exits at once.
+the membership, and performs the effects that it returns. When the agent exits, all control links
+close, and so every proc of the host exits at once.
 
 The agents of all hosts act as one (`Directory`). A `PeerHost` leads to each other agent, and
 carries links between procs of the two hosts. On the client's host, *home*, the client starts the
@@ -766,7 +766,7 @@ class Agent:
         self._scratch.remove()
         os._exit(0)
 
-    # -- what the membership decides -----------------------------------------------------------------
+    # -- what the membership decides -------------------------------------------------------------
 
     def _perform(
         self,

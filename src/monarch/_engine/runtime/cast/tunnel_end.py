@@ -82,17 +82,15 @@ class Way:
         self.key = (host, peer.sessions[0])  # the name of the host in the core
         self.opened = 0  # number of tunnels ever opened by us
         self.accepted = 0  # number of tunnels ever opened by the host
-        self.tunnel_ends: dict[
-            tuple[bool, int], TunnelEnd
-        ] = {}  # open tunnels, by (whether ours, number)
+        # Of the open tunnels, by whether we opened the tunnel, and its number.
+        self.tunnel_ends: dict[tuple[bool, int], TunnelEnd] = {}
         self.coming: dict[int, list[Joining]] = {}  # casts that wait for a tunnel, by its number
         self.last: dict[int, int] = {}  # by caller here: its last cast to that host
         self.overs: list[list[Any]] = []  # ends of casts, to be sent
         # State of callers that live on that host, by uid.
         self.lines: dict[int, Line[tuple[Cast, Share]]] = {}
-        self.blocked: dict[
-            int, dict[TunnelEnd, None]
-        ] = {}  # tunnels that wait for a cast, in order
+        # Tunnels that wait for a cast, in order.
+        self.blocked: dict[int, dict[TunnelEnd, None]] = {}
         self.tunnels: dict[int, int] = {}  # number of open tunnels
         self.gone: set[int] = set()  # callers that have exited
 

@@ -6,9 +6,9 @@ Two losses are survived, each by the agents that are left:
   (`Rendezvous`). For all other processes the client is away, and nothing else has changed.
 * *The driver's machine is lost*, and home with it. Then the agents of the other hosts wait, each
   for itself, with all that runs there. Home has sent them the necessary state whenever it changed:
-  the job's name, its grace period, and the saved handles (entries for the next driver). A new driver,
-  on whatever machine, asks a worker for the job (`claim`), starts a home of its own with the
-  same uid and the next epoch (*reign*), and attaches to all hosts. Each host sends what lives
+  the job's name, its grace period, and the saved handles (entries for the next driver). A new
+  driver, on whatever machine, asks a worker for the job (`claim`), starts a home of its own with
+  the same uid and the next epoch (*reign*), and attaches to all hosts. Each host sends what lives
   there, so the new home has the records of the old one.
 
 Other hosts tell the two cases apart by how their connection with home ends: without a message, or

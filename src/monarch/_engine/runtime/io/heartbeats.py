@@ -1,4 +1,4 @@
-"""The heartbeat monitor: sends heartbeats to the agents of other hosts, and acts when a host is silent.
+"""Send heartbeats to the agents of other hosts, and act when a host is silent.
 
 It drives `protocol.session.detector`. The bound is one number, `host_timeout`: a host that is
 silent (or does not receive) for less time is never given up, and for more time always is. Before
