@@ -1,23 +1,23 @@
-"""The watch: the long waits of a process's actors, and the word that one is a deadlock.
+"""The watch: finds long waits of a process's actors, and drives `protocol.deadlock` with them.
 
-It drives `protocol.deadlock`. A wait pays for a look at one flag (`Watch.resting`): nothing is
-noted when it begins or ends. What an actor waits for is read off its stack, and only now and then:
-while anybody waits, every `LONG` s. The same wait twice in a row is a long one.
+A wait pays for the test of one flag (`Watch.resting`): its beginning and end are not recorded. The
+watch reads from an actor's stack what the actor waits for, every `LONG` seconds while any actor
+waits. The same wait in two successive checks is a long one.
 
-* A thread that blocks stands in a frame of `BLOCKING`, whose variables say what it waits for.
-* The task that serves an async actor is suspended at a generator of `AWAITING`. It is looked at on
-  its own loop (`loop_watch`), where nobody moves meanwhile.
+* A thread that blocks has a frame of `BLOCKING`, whose variables name the wait.
+* The task that serves an async actor is suspended at a generator of `AWAITING`. It is checked on
+  its own loop (`loop_watch`), where it cannot change meanwhile.
 
-Both are the very truth: a wait of another thread or task of the actor stops nobody else, and is not
-seen. The rest happens on the reactor, from where it can be seen whether a wait still stands. The
-victim of a deadlock is woken, its future is not settled: others may wait for it, and its answer may
-come.
+Only waits that block the actor itself are detected; other threads and tasks of the actor are
+ignored. All further steps happen on the reactor, which can tell whether a wait still stands. To
+break a deadlock, the wait of the victim is ended, and its future is not settled: other threads may
+wait for the future, and its answer may arrive.
 
-A wait with a time limit ends by itself and is none of ours. Not seen are waits for an answer that
-stands behind something else: a thread or task that the endpoint started and now waits for
-(`asyncio.gather` starts tasks), a channel, the body of a `returns_future`.
+A wait with a time limit ends by itself and is ignored. Not detected are waits for an answer behind
+something else: a thread or task that the endpoint started and now waits for (`asyncio.gather`
+starts tasks), a channel, the body of a `returns_future`.
 
-`protocol.deadlock` is loaded for the first long wait: most clients never have one.
+`protocol.deadlock` is imported at the first long wait, since most clients never have one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["AWAITING", "BLOCKING", "LONG", "Answer", "LongWait", "Watch", "place_of"]
 
 LONG = 0.15
-"""How many seconds pass between two checks."""
+"""Seconds between two checks."""
 
 BLOCKING: set[CodeType] = set()
 """Code that blocks its thread until ``self`` is resolved: at a ``parker``, with a ``timeout``."""
@@ -52,41 +52,41 @@ BLOCKING: set[CodeType] = set()
 AWAITING: set[CodeType] = set()
 """Code of generators that await ``self``, until it has ``arrived``."""
 
-_PROOF = 1  # flag of a PROBE that comes back
+_PROOF = 1  # flag of a PROBE that has returned to its origin
 
 
 class Answer(Protocol):
-    """What can be waited for: a future of the mesh layer that calls resolve."""
+    """The awaited object: a future of the mesh layer that calls resolve."""
 
     def _is_awaited(self, parker: Parker) -> bool:
         """Whether a thread waits for it at `parker`."""
         ...
 
     def _is_pending(self) -> bool:
-        """Whether it is not there yet."""
+        """Whether it is unresolved."""
         ...
 
     def _call_name(self) -> str:
-        """The call, as errors name it."""
+        """Return the name of the call in errors."""
         ...
 
     def _unanswered(self) -> list[Call]:
-        """The calls that must all be answered before it is there, and that an actor answers."""
+        """Return the calls to actors that must all be answered before it is resolved."""
         ...
 
     def _refuse(self, parker: Parker, error: BaseException) -> None:
-        """Make the wait at `parker`, if it goes on, and nothing else, end with `error`."""
+        """End the wait at `parker`, if it goes on, and no other, with `error`."""
 
 
 class LongWait:
-    """A wait that stops an actor; `protocol.deadlock.Wait`."""
+    """A wait that blocks an actor; implements `protocol.deadlock.Wait`."""
 
     def __init__(self, cell: Cell, answer: Answer, place: str) -> None:
         self.actor = cell.uid
         self.number = cell.proc.watch.next_number()
         self.story = (cell.identity.display, answer._call_name(), place)
         self._cell = cell
-        self._answer = weakref.ref(answer)  # who waits keeps it
+        self._answer = weakref.ref(answer)  # weak, since the waiting code keeps it
 
     @property
     def standing(self) -> bool:
@@ -101,7 +101,7 @@ class LongWait:
         return (link, port) not in self._cell.aside
 
     def fail(self, error: DeadlockError) -> None:
-        """Make the wait, and nothing else, end with `error`; on the reactor."""
+        """End the wait, and no other, with `error`; on the reactor."""
         raise NotImplementedError
 
 
@@ -124,37 +124,37 @@ class _Parked(LongWait):
 
 
 class Watch:
-    """See the module; one per proc. `resting`: nobody looks, who begins to wait has to `rouse`."""
+    """See the module; one per proc. `resting`: no check is due, so a new wait must call `rouse`."""
 
     def __init__(self, proc: Proc) -> None:
         self.clock = environments.current.clock()
         self.resting = True
         self._proc = proc
         self._numbers = itertools.count(1)
-        self._looking = False  # a look is due; the clock's
-        self._seen: dict[int, Parker] = {}  # at the last look, by actor
-        self._told: dict[int, Parker] = {}  # to the reactor
-        self._loops: deque[Callable[[], None]] = deque()  # what else to look at
+        self._looking = False  # a check is scheduled; for the clock's thread
+        self._seen: dict[int, Parker] = {}  # found at the last check, by actor
+        self._told: dict[int, Parker] = {}  # reported to the reactor
+        self._loops: deque[Callable[[], None]] = deque()  # further checks, of event loops
         self._loaded: Deadlocks | None = None
         self._due: float | None = None  # when the next tick is
 
     def next_number(self) -> int:
-        """A number for a wait, from any thread."""
+        """Return a number for a wait, from any thread."""
         return next(self._numbers)
 
     def rouse(self) -> None:
-        """Somebody begins to wait; from any thread."""
+        """Schedule a check, since a wait begins; from any thread."""
         self.resting = False
         self.clock.call_later(0.0, self._arm)
 
     def look_at(self, look: Callable[[], None]) -> None:
-        """Call `look()` at the next look, once; from any thread."""
+        """Call `look()` at the next check, once; from any thread."""
         self._loops.append(look)
         if self.resting:
             self.rouse()
 
     def begin(self, wait: LongWait) -> None:
-        """An actor is found to wait for long; from any thread."""
+        """Report a long wait of an actor; from any thread."""
         self._proc.reactor.call_soon(self._begin, wait)
 
     # -- on the clock's thread -------------------------------------------------------------------
@@ -166,7 +166,7 @@ class Watch:
 
     def _look(self) -> None:
         self._looking = False
-        self.resting = True  # first: who begins to wait while we look, rouses
+        self.resting = True  # set first: a wait that begins during the check rouses the watch
         seen: dict[int, Parker] = {}
         told: dict[int, Parker] = {}
         unsure = False
@@ -182,7 +182,7 @@ class Watch:
             if local["timeout"] is not None or not hasattr(answer, "_unanswered"):
                 continue
             if parker is None:
-                unsure = True  # about to wait: it may have seen that we do not rest
+                unsure = True  # about to wait: it may have read `resting` before this check
             elif parker is self._told.get(cell.uid):
                 told[cell.uid] = parker
             elif parker is self._seen.get(cell.uid):
@@ -202,11 +202,11 @@ class Watch:
     # -- on the reactor --------------------------------------------------------------------------
 
     def on_probe(self, link: Any, frame: Frame) -> None:
-        """A PROBE frame came (or is sent to this very process, from any thread)."""
+        """Handle a PROBE frame, received or sent to this very process (from any thread)."""
         from monarch._engine.protocol.deadlock import Probe
 
         probe = Probe.from_bytes(frame.body)
-        # Not from here: a cycle within one process would be as deep on the stack as it is long.
+        # Deferred: within one process, a cycle would nest as deep on the stack as it is long.
         if frame.flags & _PROOF:
             self._proc.reactor.call_soon(self._proven, link, frame, probe)
         else:
@@ -245,32 +245,32 @@ class Watch:
                 for link, actor, port in effect.calls:
                     say(link, PROBE, actor, port, 0, body)
             elif isinstance(effect, Break):
-                wait: Any = effect.wait  # ours: `begin` took it
+                wait: Any = effect.wait  # `begin` received it from here
                 wait.fail(DeadlockError(effect.cycle))
             else:
                 say(effect.link, PROBE, effect.actor, 0, 0, effect.probe.to_bytes(), _PROOF)
         due = self._deadlocks.deadline
         if due is not None and (self._due is None or due < self._due):
-            self._due = due  # an earlier timer may be left: one look too many
+            self._due = due  # an earlier timer may be left, which costs one useless tick
             tick = functools.partial(self._proc.reactor.call_soon, self._tick)
             self.clock.call_later(due - environments.current.now(), tick)
 
 
 def place_of(frame: FrameType) -> str:
-    """Where in the program a frame stands."""
+    """Return the place of a frame in the program."""
     code = frame.f_code
     return f"{code.co_filename}:{frame.f_lineno}, in {code.co_name}"
 
 
 def _blocking(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame that blocks, if its thread is in one."""
+    """Return the innermost frame that blocks, or None."""
     while frame is not None and frame.f_code not in BLOCKING:
         frame = frame.f_back
     return frame
 
 
 def _user_place(frame: FrameType) -> str:
-    """The innermost line of the user's program on the stack."""
+    """Return the innermost line of the user's program on the stack."""
     above: FrameType | None = frame
     while above is not None and is_engine_frame(above.f_code.co_filename):
         above = above.f_back

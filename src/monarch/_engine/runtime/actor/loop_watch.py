@@ -1,13 +1,13 @@
-"""What is seen of an async actor's event loop from beside it: long awaits, and standstill.
+"""Observation of an async actor's event loop: long awaits, and loops that are blocked.
 
-`Awaits` tells the proc's `Watch` for what the actor's serving task has been waiting. It looks when
-the watch does, on the actor's loop, at the suspended coroutines: an await pays for one look at a
-slot.
+`Awaits` reports the long await of the actor's serving task to the proc's `Watch`. At each check of
+the watch it inspects the suspended coroutines, on the actor's loop, so an await only pays for the
+test of one slot.
 
-`Pulse` reports a loop that does not turn: no message, task or supervision of the actor gets on, and
-nothing says so. While the actor has something to do, its loop is asked four times in the time
-allowed for a sign of life. That is a report and no failure: the actor may compute what it was asked
-for, if with the wrong means.
+`Pulse` reports a loop that does not turn: no message, task or supervision of the actor makes
+progress, without any error. While the actor has work, `Pulse` posts a callback to its loop and
+checks for it four times in the time allowed. A blocked loop is reported and not failed: the actor
+may be computing a result, although with the wrong means.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["Awaits", "Pulse"]
 
 class _Await(NamedTuple):
     answer: Answer
-    arrived: asyncio.Future[None]  # there is one for each await
+    arrived: asyncio.Future[None]  # a new one for each await
     place: str
 
 
@@ -49,16 +49,16 @@ class Awaits:
 
     Args:
         cell: the actor.
-        gate: that of its loop; tells of awaits while `on_wait` is set.
-        task: the one that serves the mailbox.
+        gate: the gate of its loop; it reports awaits while `on_wait` is set.
+        task: the task that serves the mailbox.
     """
 
     def __init__(self, cell: Cell, gate: LoopGate, task: asyncio.Task[Any]) -> None:
         self._cell = cell
         self._gate = gate
         self._task = task
-        self._seen: asyncio.Future[None] | None = None  # at the last look
-        self._told: asyncio.Future[None] | None = None  # to the watch
+        self._seen: asyncio.Future[None] | None = None  # found at the last check
+        self._told: asyncio.Future[None] | None = None  # reported to the watch
         gate.on_wait = self._await
 
     def _await(self, arrived: asyncio.Future[None]) -> None:
@@ -74,12 +74,13 @@ class Awaits:
         if self._cell.state is DEAD:
             return
         if found is not None and found.arrived not in (self._seen, self._told):
-            self._seen = found.arrived  # it may be new
+            self._seen = found.arrived  # the await may be new
             self._cell.proc.watch.look_at(self._ask)
             return
         self._gate.on_wait = self._await
         self._seen = None
-        if found is None or not hasattr(found.answer, "_unanswered"):  # what anybody may send
+        # Any process may send to a port, so a wait for its message proves no deadlock.
+        if found is None or not hasattr(found.answer, "_unanswered"):
             return
         if found.arrived is not self._told and not _is_limited(self._task):
             self._told = found.arrived
@@ -112,7 +113,7 @@ def _raise(wait: tuple[asyncio.Future[None], DeadlockError]) -> None:
 
 
 def _awaited(task: asyncio.Task[Any]) -> _Await | None:
-    """The answer that a suspended task waits for, if that is what it waits for."""
+    """Return the answer that a suspended task waits for, or None if it waits for something else."""
     step: Any = task.get_coro()
     place = ""
     while step is not None:
@@ -129,10 +130,10 @@ def _awaited(task: asyncio.Task[Any]) -> _Await | None:
 
 
 def _is_limited(task: asyncio.Task[Any]) -> bool:
-    """Whether a timer is to cancel `task`: `asyncio.timeout`, its relatives, a plain call_later.
+    """Whether a timer will cancel `task`: `asyncio.timeout`, its relatives, a plain call_later.
 
-    Their timers call a method of the task, or of an object that holds it. A loop that does not show
-    its timers may have some.
+    Their timers call a method of the task, or of an object that holds it. A loop that hides its
+    timers is assumed to have one.
     """
     timers = getattr(task.get_loop(), "_scheduled", None)
     if timers is None:
@@ -152,20 +153,20 @@ _CHECKS = 4  # in the time allowed
 
 
 class Pulse:
-    """See the module. `resting`: nobody looks, and who gives the actor work has to `start` it."""
+    """See the module. `resting`: no check is due, so new work for the actor must call `start`."""
 
     def __init__(self, cell: Cell, gate: LoopGate) -> None:
         self._cell = cell
         self._gate = gate
         self._limit = settings.loop_stall_timeout if environments.current.loops_stall else 0.0
-        self._due = False  # a look is under way
-        self._asked: float | None = None  # when, if there was no sign of life since
-        self._looks = 0  # since then: a process that is stopped does not look
+        self._due = False  # a check is scheduled
+        self._asked: float | None = None  # time of the posted callback, while it has not run
+        self._looks = 0  # checks since then, since a stopped process makes none
         self._told = False
         self.resting = self._limit > 0
 
     def start(self) -> None:
-        """The actor has work; from any thread."""
+        """Begin to check, since the actor has work; from any thread."""
         self.resting = False
         self._cell.proc.watch.clock.call_later(0.0, self._later)
 
@@ -181,7 +182,7 @@ class Pulse:
             return
         asked = self._asked
         if asked is None:
-            self.resting = True  # first: work that comes from here on starts it again
+            self.resting = True  # set first: work that arrives from here on starts the checks again
             if cell.idle and not cell.aside:
                 return
             self.resting = False
@@ -196,7 +197,7 @@ class Pulse:
         self._later()
 
     def _turned(self, _: None) -> None:
-        """On the loop."""
+        """Note on the loop that it turns."""
         asked, self._asked = self._asked, None
         if self._told and asked is not None:
             self._told = False
@@ -225,7 +226,7 @@ class Pulse:
             "Long work belongs into an actor whose endpoints are plain functions, or into `await "
             "asyncio.to_thread(...)`. (Configuration key: loop_stall_timeout, 0 for no report.)"
         )
-        # Reading source lines and writing to a terminal may take time: not on the reactor.
+        # A thread of its own, since reading source lines and writing to a terminal may block.
         tell = functools.partial(_say_stack, text, stack[::-1], hint)
         environments.current.start_thread("monarch-stall", tell)
 

@@ -1,8 +1,9 @@
-"""This process's part in a runtime: its proc, and, in the user's script, the host agent it starts.
+"""The runtime's part in this process: its proc and, in the user's script, the host agent.
 
 The first call that needs a proc makes the process a *client* (`client_proc`): a reactor thread and
-a root that owns what the script spawns. The host agent is started later, in the background, when
-the program first asks for its host (`start_agent`). Procs get their place from `bootstrap` instead.
+a root that owns the meshes of the script. The host agent is started later, in the background, when
+the program first asks for its host (`start_agent`). In worker processes, `bootstrap` makes the proc
+instead.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _forked: list[Callable[[], None]] = []
 
 
 def current_proc() -> Proc | None:
-    """This process's proc, or None before first use."""
+    """Return this process's proc, or None before its first use."""
     return _current
 
 
@@ -66,11 +67,11 @@ def when_forked(callback: Callable[[], None]) -> None:
 
 
 def client_proc() -> Proc:
-    """The proc of this process, made on first use: then it is the client of a new runtime."""
+    """Return the proc of this process; the first use makes it the client of a new runtime."""
     if _current is not None:
         return _current
     with _lock:
-        proc = current_proc()  # another thread may have come first
+        proc = current_proc()  # another thread may have made it before the lock was taken
         if proc is None:
             proc = _make_client(new_uid(), 0)
             become(proc)
@@ -87,10 +88,10 @@ def _make_client(uid: int, reign: int) -> Proc:
 
 
 def succeed(uid: int, reign: int, agent: tuple[socket.socket, int] | None) -> Proc:
-    """The proc of this process, which takes the place of an earlier client.
+    """Return the proc of this process, which takes the place of an earlier client.
 
-    `agent` is the connection to that one's agent, and its pid; None: it is gone.
-    Raises RuntimeError if this process is a client, or a proc, already.
+    `agent` is the connection to the earlier client's agent, and the agent's pid; None if that agent
+    has exited. Raises RuntimeError if this process is a client, or a proc, already.
     """
     global _agent_process
     with _lock:
@@ -110,14 +111,14 @@ def succeed(uid: int, reign: int, agent: tuple[socket.socket, int] | None) -> Pr
 
 
 class _FoundAgent:
-    """A host agent that an earlier client started: no child of ours, but to be waited for."""
+    """A host agent that an earlier client started: no child of this process, but awaited."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._fd = os.pidfd_open(pid)
 
     def wait(self, timeout: float | None = None) -> None:
-        import subprocess  # as with an own one
+        import subprocess  # imported late, as in `start_agent`
 
         if not select.select([self._fd], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("the host agent", timeout or 0.0)
@@ -144,7 +145,7 @@ def start_agent() -> None:
     with _lock:
         if _agent_process is not None:
             return
-        import subprocess  # a worker never needs it
+        import subprocess  # imported late: a worker never needs it
 
         ours, theirs = socket.socketpair()
         proc.adopt_agent(ours)
@@ -153,8 +154,8 @@ def start_agent() -> None:
             f"agent_main({theirs.fileno()}, {proc.uid})"
         )
         environ = dict(os.environ)
-        # Keep what was freed: fresh pages cost more than the copies into them. Setting one
-        # threshold turns off glibc's own adaption of the other, so both are set.
+        # Keep freed memory: fresh pages cost more than the copies into them. Setting one threshold
+        # turns off glibc's adaptation of the other, so both are set.
         tunables = "glibc.malloc.trim_threshold=268435456:glibc.malloc.mmap_threshold=33554432"
         environ["MONARCH_AGENT_TUNABLES"] = environ.get("GLIBC_TUNABLES", "")
         environ["GLIBC_TUNABLES"] = environ.get("GLIBC_TUNABLES", tunables)
@@ -163,7 +164,8 @@ def start_agent() -> None:
             env=environ,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            # A program may have been started without them; then other files have their numbers.
+            # A program may have been started without them, and their numbers then belong to other
+            # files.
             stdout=None if sys.__stdout__ else subprocess.DEVNULL,
             stderr=None if sys.__stderr__ else subprocess.DEVNULL,
             cwd=_existing_directory(),
@@ -180,9 +182,9 @@ def start_agent() -> None:
 
 
 def _existing_directory() -> str | None:
-    """Where the agent starts: the root, if the working directory was removed.
+    """Return where the agent starts: the root, if the working directory was removed.
 
-    Python 3.13.0 cannot import its own modules there.
+    Python 3.13.0 cannot import its own modules in a removed directory.
     """
     try:
         os.getcwd()
@@ -212,9 +214,9 @@ def _agent_is_silent(timeout: float, _uids: list[int]) -> None:
 
 
 def close_client(grace: float, verdict: Verdict) -> None:
-    """End the host agent and with it every process of this host. Blocks at most `grace` seconds.
+    """Stop the host agent and with it every process of this host. Blocks at most `grace` seconds.
 
-    Whoever still waits for one of them, or calls it later, is told `verdict`.
+    Callers that still wait for one of them, and later callers, get `verdict`.
     """
     proc, process = _current, _agent_process
     if proc is None or process is None:
@@ -234,25 +236,25 @@ def close_client(grace: float, verdict: Verdict) -> None:
 
 
 def _refuse_stop(proc: Proc, frame: Frame) -> None:
-    """Nobody owns the client: a request that it end is ignored."""
+    """Ignore a request to stop: the client has no owner."""
 
 
 def _preloads() -> list[str]:
-    """What launchers import for all their children: what is slow to import, if we have it.
+    """Return modules that launchers import for all their children: slow ones, if loaded here.
 
-    `torch._dynamo` comes with the first optimizer and takes a second; a program that makes one only
-    in its actors can import it, and pays once.
+    `torch._dynamo` comes with the first optimizer and takes a second. A program that makes
+    optimizers only in its actors can import it, and pays once.
     """
     return [name for name in ("numpy", "torch", "torch._dynamo") if name in sys.modules]
 
 
 def _paths() -> list[str]:
-    """`sys.path` as a child started here would have it: absolute, the script's folder first."""
+    """Return `sys.path` as a child started here has it: absolute, the script's folder first."""
     return [os.path.abspath(entry or working_directory()) for entry in sys.path]
 
 
 def launch_spec() -> dict[str, Any]:
-    """What a new process inherits from this one, as of now: environment, cwd, path, settings."""
+    """Return the inheritance of a new process, as of now: environment, cwd, path, settings."""
     environ = dict(os.environ)
     return {
         "env": environ,
@@ -267,7 +269,7 @@ def launch_spec() -> dict[str, Any]:
 
 
 def restore_tunables() -> None:
-    """The agent's allocator settings are its own: what it starts inherits the user's."""
+    """Restore the user's allocator settings, which the agent's children are to inherit."""
     original = os.environ.pop("MONARCH_AGENT_TUNABLES", None)
     if original is not None:
         del os.environ["GLIBC_TUNABLES"]
@@ -276,7 +278,7 @@ def restore_tunables() -> None:
 
 
 def _after_fork() -> None:
-    """A child forked by user code is not part of the runtime: it must not hold our sockets."""
+    """Leave the runtime in a forked child, which must not hold the parent's sockets."""
     global _current, _agent_process
     proc = _current
     _current = None

@@ -1,21 +1,22 @@
 """The proc: one process's part of the runtime, the same in the client and in every worker.
 
 It owns the reactor, the links to other procs and to the host agent, the ports that wait for
-answers, the actors that live here, and the books about meshes that actors here own. Frames come in
-on the reactor thread and are handed on: a CALL to its actor's mailbox, a POST to its port. User
-code never runs here.
+answers, the actors of this process, and the records of meshes that these actors own. Frames arrive
+on the reactor thread and are passed on: a CALL to its actor's mailbox, a POST to its port. User
+code never runs on that thread.
 
 Three rules keep every wait finite:
 
-* An answer is owed by a link. When a link is lost, every port that waits on it is told why
-  (`_bury`). The reason is the host agent's: it sees exits, signals and spawn errors; a bare
-  end-of-file only says that it is time to ask.
-* A message for an actor that is gone is answered with what ended the actor (`refuse`), never
-  dropped, unless nobody waits for an answer. One that is not there yet is waited for (`early`).
-* The process does not outlive its host agent: the agent's link closing ends a worker at once.
+* An answer is owed by a link. When a link is lost, every port that waits on it receives the reason
+  (`_bury`). The reason comes from the host agent, which sees exits, signals and spawn errors; a
+  bare EOF is only the occasion to ask for it.
+* A message for an actor that has ended is answered with the actor's grave (`refuse`). It is dropped
+  only if no caller waits for an answer. A message for an actor that does not exist yet waits for it
+  (`early`).
+* The process does not outlive its host agent: a worker exits at once when the agent's link closes.
 
 Links are made on first use: the caller makes a socket pair, keeps one end and can write to it at
-once, while the agent hands the other end to the peer. Nothing waits for an introduction.
+once, while the agent hands the other end to the peer. No send waits for an introduction.
 """
 
 from __future__ import annotations
@@ -81,16 +82,16 @@ from monarch._engine.wire.frame import (
 __all__ = ["Proc", "new_uid"]
 
 
-_VERDICTS = 10_000  # ends of processes remembered
-_REIGN = 40  # bits of a port number that count the ports of one driver
-_SPAWN_BATCH = 60  # descriptors per message are limited by the kernel, two or four a proc
+_VERDICTS = 10_000  # verdicts of processes that are kept
+_REIGN = 40  # bits of a port number that count the ports of one epoch
+_SPAWN_BATCH = 60  # the kernel limits descriptors per message; a proc needs two or four
 
 
-_CARRY = frozenset((CALL, POST, SPAWN, CONTROL))  # the kinds that come with descriptors
+_CARRY = frozenset((CALL, POST, SPAWN, CONTROL))  # the kinds of frames that come with descriptors
 
 
 def new_uid() -> int:
-    """A random id for a spawn of procs or a mesh: 44 random bits, 20 low bits for ranks."""
+    """Return a random id for a spawn of procs or a mesh: 44 random bits, 20 low bits for ranks."""
     return environments.current.chance(1 << 43) << 20 | 1 << 63
 
 
@@ -110,9 +111,9 @@ class Proc:
         uid: this process in the cluster.
         label: its name for people.
         spawn: called with (proc, link, frame) for a SPAWN frame; adds the actor to `cells`.
-        stop: called with (proc, frame) when the owner asks this process to end.
+        stop: called with (proc, frame) when the owner asks this process to exit.
         client: whether this is the process of the user's script.
-        reign: how many processes have been this one before, see protocol.failover.
+        reign: the epoch: how many clients preceded this one, see protocol.failover.
     """
 
     in_band: int = 0
@@ -133,41 +134,44 @@ class Proc:
         self.reign = reign
         self.hostname = socket.gethostname()
         self.pid = os.getpid()
-        self.spec: dict[str, Any] = {}  # what this process was started with; empty in a client
-        self.context: Any = None  # the process's own, made by the mesh layer when asked for
-        self.forwards: dict[Any, Any] = {}  # by port elsewhere: what sends answers here on to it
+        self.spec: dict[str, Any] = {}  # the launch request of this process; empty in a client
+        self.context: Any = None  # the process's own, made by the mesh layer on first use
+        # By port of another process: forwards the answers that arrive here.
+        self.forwards: dict[Any, Any] = {}
         self.reactor = environments.current.reactor()
         self.local = LocalLink(uid)
         self.agent: Link | None = None
-        self.ended: Verdict | None = None  # why there is no agent any more
+        self.ended: Verdict | None = None  # why this process no longer has an agent
         self.agent_lost: Callable[[str], None] = lambda reason: os._exit(1)
         self.agent_silent: Callable[[float, list[int]], None] = self._bury_waiting
-        self.when_ended: list[Callable[[Verdict], None]] = []  # when there is no agent any longer
+        self.when_ended: list[Callable[[Verdict], None]] = []  # callbacks for the loss of the agent
         self.links: dict[int, Any] = {uid: self.local}
         self.ports: dict[int, Sink] = {}
         self.cells: dict[int, Any] = {}
         self.ending: dict[Any, None] = {}  # cells that settled but did not finish
         self.when_idle: Callable[[], None] | None = None  # called when the last actor has ended
-        self.stop_request: Frame | None = None  # a STOP for each actor, once the process has to end
+        # A STOP for each actor, once the process has to exit.
+        self.stop_request: Frame | None = None
         self.graves: dict[int, Failure] = {}
         self.early = EarlyMessages(self)
         self.owned: dict[int, OwnedMesh] = {}
         self.kept: set[int] = set()  # meshes that a successor of this client is to find
-        self.away: int = 0  # the client, while there is none
+        self.away: int = 0  # uid of the client, while there is none
         self.verdicts: dict[int, Verdict] = {}
-        self.successors: dict[int, int] = {}  # procs that were replaced, and by whom
-        self.moves = 0  # how often a proc was replaced: who keeps links looks them up again
-        self.expected: dict[int, str] = {}  # procs we asked to stop, and the reason
+        self.successors: dict[int, int] = {}  # replaced procs, each with its replacement
+        self.moves = 0  # number of replaced procs: caches of links are renewed when it grows
+        self.expected: dict[int, str] = {}  # procs that were asked to stop, and the reason
         self.dead_letters = DeadLetters()
-        self.returns = False  # whether an actor here wants messages back that did not arrive
-        self.setup: Any = None  # the bootstrap callable's gate, when there is one
+        self.returns = False  # whether an actor here handles its undeliverable messages
+        self.setup: Any = None  # the gate of the bootstrap callable, when there is one
         self.notices: dict[str, Callable[[dict[str, Any]], None]] = {}
         self.services: dict[bytes, Callable[[Any, Frame], None]] = {}  # by name
         self.streams: dict[str, Callable[[socket.socket, Caller], None]] = {}  # by purpose
         self._asked: set[int] = set()
         self._exit_sinks: dict[int, list[Callable[[Verdict], None]]] = {}
         self._links_lock = threading.Lock()
-        # What is still sent to ports of an earlier one must not find any of ours.
+        # Starts above the ports of earlier epochs, so that late messages to those find no port
+        # here.
         self.port_ids = itertools.count((reign << _REIGN) + 1)
         self._spawn = spawn
         self._stop = stop
@@ -209,7 +213,7 @@ class Proc:
     def encode(self, obj: Any, *, inline: bool = False) -> Payload:
         """Encode for sending. Raises pickling errors, and PayloadTooLarge over the limit.
 
-        `inline`: without shared memory, so that it can be sent again at any later time.
+        `inline`: without shared memory, so that the payload can be sent again at any later time.
         """
         return encode(obj, 1 << 62 if inline else self.threshold, self.frame_limit)
 
@@ -228,7 +232,7 @@ class Proc:
         stream = payload.stream
         if link is self.local:
             body = LocalBody(payload) if stream is None else stream
-            # A LocalBody is a body as good as bytes to all that looks at it.
+            # All readers of a frame's body take a LocalBody as well as bytes.
             frame = Frame(kind, flags, dest, port, rank, 0, meta, body)  # type: ignore[arg-type]
             self._on[kind](link, frame)
             return True
@@ -256,14 +260,14 @@ class Proc:
         payload: Payload,
         flags: int = 0,
     ) -> bool:
-        """`send`, to this receiver only."""
+        """Send a payload that has this receiver only."""
         try:
             return self.send(link, kind, dest, port, rank, meta, payload, flags)
         finally:
             self.sent(payload)
 
     def sent(self, payload: Payload) -> None:
-        """The last send of `payload` is done: its segment lives as long as receivers use it."""
+        """Release a payload after its last send; its segment lives as long as receivers use it."""
         if payload.stored is not None:
             self.segments.release(None, payload.stored.id)
 
@@ -314,14 +318,14 @@ class Proc:
         body: bytes = b"",
         flags: int = 0,
     ) -> bool:
-        """Send a short message that is no pickle."""
+        """Send a short message that is not pickled."""
         if link is self.local:
             self._on[kind](link, Frame(kind, flags, dest, port, rank, 0, b"", body))
             return True
         return bool(link.send(pack(kind, dest, port, rank, b"", body, flags)))
 
     def post_failure(self, link: Any, port: int, rank: int, failure: Failure) -> None:
-        """Tell a port of the process behind `link` why there will be no answer."""
+        """Send the failure that replaces an answer to a port of the process behind `link`."""
         self.say(link, POST, port, 0, rank, failure.to_bytes(), FAILURE)
 
     def post(self, link: Any, port: int, rank: int, obj: Any, flags: int = 0) -> bool:
@@ -331,7 +335,7 @@ class Proc:
     # -- links -----------------------------------------------------------------------------------
 
     def link_to(self, uid: int) -> Any:
-        """The link to proc `uid`, made on first use. Never waits."""
+        """Return the link to proc `uid`, made on first use. Never waits."""
         link = self.links.get(uid)
         if link is not None:
             return link
@@ -350,13 +354,13 @@ class Proc:
         return link
 
     def newest(self, uid: int) -> int:
-        """The proc that is in the place of proc `uid` today: itself, unless it was replaced."""
+        """Return the proc that is now in the place of `uid`: itself, unless it was replaced."""
         while uid in self.successors:
             uid = self.successors[uid]
         return uid
 
     def _connect(self, uid: int) -> tuple[Link, Callable[[], None]]:
-        """A new link to proc `uid`, and what hands its other end over."""
+        """Return a new link to proc `uid`, and the function that hands its other end over."""
         ours, theirs = self._pair()
 
         def introduce() -> None:
@@ -368,15 +372,16 @@ class Proc:
         return link, introduce
 
     def open_stream(self, uid: int, purpose: str) -> socket.socket:
-        """A stream of bytes beside the links, to who serves `purpose` in proc `uid`. Never waits.
+        """Return a stream of bytes beside the links, to the server of `purpose` in proc `uid`.
 
-        Write to it at once; it is at its end if there is nobody to take it, or not any more.
+        Never waits: the stream can be written to at once. It is at EOF if the proc has exited or
+        has no such server.
         """
         ours, theirs = socket.socketpair()
         if uid == self.uid:
             self.reactor.call_soon(self._on_stream, theirs, purpose, Caller(uid, None))
             return ours
-        self.link_to(uid)  # whose loss says why the stream ends
+        self.link_to(uid)  # the loss of this link explains an EOF of the stream
         self.tell_agent({"op": "introduce", "to": uid, "for": purpose}, [theirs.fileno()])
         theirs.close()
         return ours
@@ -426,7 +431,7 @@ class Proc:
         self.reactor.watch_writes(link.fileno, on)
 
     def tell_agent(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
-        """Send a control message to the host agent; lost agents are found by the reactor."""
+        """Send a control message to the host agent; the reactor detects a lost agent."""
         agent = self.agent
         if agent is not None:
             body = json.dumps(message, separators=(",", ":")).encode()
@@ -434,7 +439,7 @@ class Proc:
             self.agent_watch.requested(message)
 
     def _read(self, link: Link) -> bool:
-        """Handle what has arrived; False when nothing had, or the link is lost."""
+        """Handle the frames that have arrived; False when there were none, or the link is lost."""
         try:
             frames = link.receive(self.reactor.scratch)
         except ProtocolError as error:
@@ -447,7 +452,7 @@ class Proc:
         return bool(frames)
 
     def handle(self, link: Link, frames: list[Frame]) -> None:
-        """Do what these frames say. Who sends nonsense loses the link."""
+        """Dispatch frames by their kind. A peer that violates the protocol loses the link."""
         try:
             on = self._on
             for frame in frames:
@@ -460,7 +465,7 @@ class Proc:
                 raise link.reader.refused
         except ProtocolError as error:
             self.lose(link, str(error))
-        except (ValueError, TypeError, LookupError, RecursionError) as error:  # that cannot be
+        except (ValueError, TypeError, LookupError, RecursionError) as error:  # malformed
             note_error(format_all(error))
             self.lose(link, f"protocol error from {link.peer}: {type(error).__name__}: {error}")
 
@@ -482,7 +487,7 @@ class Proc:
         return MappedBody(bytes(frame.body), fd, lambda ident: self._unused(link, ident))
 
     def _unused(self, link: Link, ident: int) -> None:
-        # From any thread, also from a finaliser: no locks.
+        # Runs on any thread and in finalisers, so it takes no lock.
         link.released.append(ident)
         self.reactor.call_soon(self._send_released, link)
 
@@ -505,7 +510,7 @@ class Proc:
             self.refuse(link, frame)
 
     def refuse(self, link: Any, frame: Frame) -> None:
-        """Answer a message whose actor is gone."""
+        """Answer a message whose actor has ended."""
         if frame.port and self.setup is not None and self.setup.answer is not None:
             self.post(link, frame.port, frame.rank, self.setup.answer, ERROR)
             return
@@ -515,7 +520,7 @@ class Proc:
         self.give_back(link, frame, failure)
 
     def give_back(self, link: Any, frame: Frame, failure: Failure) -> None:
-        """Tell the sender of a message why its actor will not handle it."""
+        """Answer a message with the failure that prevents its handling."""
         port = frame.port or return_port_of(frame.meta)
         if port:
             self.post_failure(link, port, frame.rank, failure)
@@ -538,7 +543,7 @@ class Proc:
             self._stop(self, frame)
             return
         cell = self.cells.get(frame.dest)
-        if cell is None:  # over already, but its last act may not be: the answer comes after it
+        if cell is None:  # the answer comes after the end of its clean-up
             cell = next((cell for cell in list(self.ending) if cell.uid == frame.dest), None)
         if cell is None:
             self.post(link, frame.port, frame.rank, None)
@@ -564,7 +569,7 @@ class Proc:
 
     def _on_flow(self, link: Any, frame: Frame) -> None:
         if frame.flags:
-            if link.lost is None:  # else nobody would open it
+            if link.lost is None:  # no frame would open a gate on a lost link
                 link.paused.setdefault(frame.dest, Gate())
         else:
             gate = link.paused.pop(frame.dest, None)
@@ -577,7 +582,7 @@ class Proc:
             self.segments.release(link, int.from_bytes(body[at : at + 8], "little"))
 
     def flow(self, link: Any, dest: int, full: bool) -> None:
-        """Tell the process behind `link` that the mailbox `dest` is full, or has room again."""
+        """Report to the process behind `link` that mailbox `dest` is full, or has room again."""
         self.say(link, FLOW, dest, 0, 0, flags=int(full))
 
     # -- the host agent's notices ----------------------------------------------------------------
@@ -622,7 +627,8 @@ class Proc:
             verdict = verdict._replace(kind=STOPPED, error=reason)
         verdict = self.verdicts.setdefault(uid, verdict)
         if link is not None:
-            # What it said before it ended still counts; a forked child may hold its sockets open.
+            # Messages sent before the exit still count. EOF may be missing, since a forked child
+            # can hold the sockets open.
             while link.lost is None and self._read(link):
                 pass
             if link.lost is None:
@@ -634,24 +640,24 @@ class Proc:
             callback(verdict)
 
     def _on_away(self, uid: int, verdict: Verdict) -> None:
-        """The client is gone, and another process may take its place (`_on_back`)."""
+        """Record that the client has exited and another process may take its place (`_on_back`)."""
         self.away = uid
         self.verdicts[uid] = verdict
         link = self.links.get(uid)
-        # (A link that is not lost is found to be later; or it leads to the new one.)
+        # Any other link either leads to the new client, or its loss is found later.
         if link is not None and link.lost is not None:
             self._bury(link, verdict)
         for callback in self._exit_sinks.pop(uid, ()):
             callback(verdict)
 
     def _on_back(self, uid: int) -> None:
-        """The client, which was away, is another process now."""
+        """Record that another process has taken the place of the client."""
         self.away = 0
         self.verdicts.pop(uid, None)
-        self.moves += 1  # who keeps links looks them up again
+        self.moves += 1  # caches of links are renewed
 
     def _on_moved(self, uid: int, to: int, *, handed: bool) -> None:
-        """Proc `uid` was replaced by `to`; `handed`: which has our link to the old one."""
+        """Record that `to` replaced proc `uid`; `handed`: it has our link to the old one."""
         with self._links_lock:
             self._succeed(uid, to)
             if handed and (link := self.links.pop(uid, None)) is not None:
@@ -661,7 +667,7 @@ class Proc:
     def _succeed(self, uid: int, to: int) -> None:
         while uid in self.successors:
             uid = self.successors[uid]
-            if uid == to:  # known, or already succeeded itself
+            if uid == to:  # known already, or `to` itself was replaced
                 return
         self.successors[uid] = to
         self.moves += 1
@@ -669,7 +675,7 @@ class Proc:
             del self.successors[next(iter(self.successors))]
 
     def when_gone(self, uid: int, callback: Callable[[Verdict], None]) -> None:
-        """Call `callback(verdict)` on the reactor thread once proc `uid` has ended."""
+        """Call `callback(verdict)` on the reactor thread once proc `uid` has exited."""
 
         def watch() -> None:
             verdict = self.verdicts.get(uid)
@@ -686,12 +692,12 @@ class Proc:
 
     @property
     def asks(self) -> bool:
-        """Whether the agent has yet to say why some process ended."""
+        """Whether a question to the agent, why a process exited, is unanswered."""
         return bool(self._asked)
 
     @property
     def awaits_ends(self) -> bool:
-        """Whether somebody waits for the end of a process that was asked to end."""
+        """Whether a callback waits for the exit of a process that was asked to exit."""
         return any(uid in self.expected for uid in self._exit_sinks)
 
     # -- loss ------------------------------------------------------------------------------------
@@ -721,23 +727,23 @@ class Proc:
             self.tell_agent({"op": "autopsy", "uid": link.uid})
 
     def _bury(self, link: Link, verdict: Verdict) -> None:
-        """Tell everyone who waits on `link` why no answer will come."""
+        """Report to every sink that waits on `link` why no answer will come."""
         self._asked.discard(link.uid)
         self.directs.forget(link)
         if self.links.get(link.uid) is link:
-            del self.links[link.uid]  # whoever looks it up again gets a LostLink
+            del self.links[link.uid]  # the next look-up returns a LostLink
         while len(self.verdicts) > _VERDICTS:
             del self.verdicts[next(iter(self.verdicts))]
-        lost = self._owned_behind([link])  # before a stop that ends with this forgets its mesh
+        lost = self._owned_behind([link])  # first: a stop that this completes removes its mesh
         for sink in list(self.ports.values()):
             sink.peer_lost(link, verdict)
         self._book(lost, verdict)
         self._orphan(link.uid)
 
     def _orphan(self, owner: int) -> None:
-        """A process is gone that owned actors here: nobody will stop them, so we do."""
+        """Stop the actors here whose owner was a process that has exited."""
         orphans = [cell for cell in list(self.cells.values()) if cell.owner == owner]
-        if not orphans or owner == self.away:  # (then the agent knows how long to wait)
+        if not orphans or owner == self.away:  # the agent decides how long to wait for a new client
             return
         frame = Frame(STOP, 0, 0, 0, 0, 0, b"", b"the process of its owner ended")
 
@@ -756,7 +762,7 @@ class Proc:
         ]
 
     def _book(self, lost: list[tuple[OwnedMesh, int]], verdict: Verdict) -> None:
-        """Book the end of these ranks, by one event."""
+        """Record the loss of these ranks as one event."""
         others: dict[str, tuple[int, ...]] = {}
         for mesh, rank in lost:
             if rank not in mesh.gone:
@@ -765,9 +771,9 @@ class Proc:
             self._ended(mesh, rank, mesh.failure_of(rank, verdict, others))
 
     def rank_unreachable(self, mesh_uid: int, rank: int, link: Any) -> None:
-        """An actor could not be created: its process is gone. Books it once the reason is known."""
+        """Record that an actor could not be created, once the reason is known."""
         mesh = self.owned.get(mesh_uid)
-        if mesh is None:  # the link's loss booked it meanwhile
+        if mesh is None:  # recorded meanwhile by the loss of the link
             return
 
         def book(verdict: Verdict) -> None:
@@ -776,7 +782,7 @@ class Proc:
         self.when_gone(link.uid, book)
 
     def _bury_waiting(self, timeout: float, uids: list[int]) -> None:
-        """The agent is silent: fail what waits for it, which concerns these procs among others."""
+        """Fail everything that waits for a silent agent; `uids` are among the procs concerned."""
         text = why_silent(self.spec.get("agent", 0), timeout)
         when = environments.current.wall_time()
         verdict = Verdict(FAILED, text, INFRASTRUCTURE, self.hostname, 0, when)
@@ -784,7 +790,7 @@ class Proc:
             self._on_gone(uid, verdict)
 
     def bury_everyone(self, verdict: Verdict) -> None:
-        """The host agent is gone: nothing on this host can be reached any more."""
+        """Give up all peers after the host agent's exit: no process of this host can be reached."""
         self.ended = verdict
         lost = {
             link
@@ -808,7 +814,7 @@ class Proc:
             tell(verdict)
 
     def mesh_failed(self, mesh_uid: int, rank: int, failure: Failure) -> None:
-        """Book the end of one rank of an owned mesh and tell the owner, once per rank."""
+        """Record the end of one rank of an owned mesh and notify the owner, once per rank."""
         mesh = self.owned.get(mesh_uid)
         if mesh is not None:
             self._ended(mesh, rank, failure)
@@ -823,22 +829,22 @@ class Proc:
         mesh.owner.child_ended(mesh, rank, failure)
 
     def cell_finished(self, cell: Any) -> None:
-        """An actor here is over, with all it had to do."""
+        """Remove an actor that has ended and finished its clean-up."""
         self.ending.pop(cell, None)
         if self.when_idle is not None and not self.ending and not self.cells:
             self.when_idle()
 
     def report_end(self, owner_uid: int, mesh_uid: int, rank: int, failure: Failure) -> None:
-        """Tell the owner of `mesh_uid`, in whatever process, that one rank ended."""
+        """Report to the owner of `mesh_uid`, in whichever process, that one rank ended."""
         self.say(self.link_to(owner_uid), EVENT, mesh_uid, 0, rank, failure.to_bytes())
 
     # -- spawning processes ----------------------------------------------------------------------
 
     def spawn_procs(self, spec: dict[str, Any], procs: list[dict[str, Any]]) -> list[Any]:
-        """Ask the host agent for processes; links that can be written to at once.
+        """Ask the host agent for processes; return links that can be written to at once.
 
-        `spec` is what all have in common, `procs` what each has of its own, with its ``uid`` (see
-        launch.launcher). Failures come back as the end of the processes concerned.
+        `spec` has the common settings of all, `procs` the settings of each, with its ``uid`` (see
+        launch.launcher). Failures arrive as the exit of the processes concerned.
         """
         links: list[Any] = []
         if self.ended is not None:
@@ -850,7 +856,7 @@ class Proc:
                 batch, launch = self._launching(spec, procs[start : start + _SPAWN_BATCH])
                 links += batch
                 launch()
-        except OSError:  # out of descriptors: nobody will own those that have been started
+        except OSError:  # out of descriptors: those already started have no owner
             self.kill_procs([link.uid for link in links])
             raise
         return links
@@ -858,7 +864,10 @@ class Proc:
     def _launching(
         self, spec: dict[str, Any], batch: list[dict[str, Any]]
     ) -> tuple[list[Link], Callable[[], None]]:
-        """Links to new procs, which may be written to already, and what launches the procs."""
+        """Return links to new procs and the function that launches the procs.
+
+        The links can be written to before the launch.
+        """
         pairs: list[tuple[socket.socket, socket.socket]] = []
         try:
             while len(pairs) < len(batch):
@@ -891,10 +900,11 @@ class Proc:
     def replace_proc(
         self, old: int, spec: dict[str, Any], entry: dict[str, Any]
     ) -> tuple[Any, Callable[[], None]]:
-        """A proc in the place of `old`, which ends if it did not: its link, and what launches it.
+        """Put a proc in the place of `old`; return its link and the function that launches it.
 
-        What is written to the link before `launch` is the first that the new proc hears. Whoever
-        looks for the old proc finds the new one from now on, here and in other processes.
+        The old proc exits if it has not. Messages written to the link before the launch are the
+        first that the new proc receives. From now on a look-up of the old proc finds the new one,
+        here and in other processes.
         """
         uid = new_uid()
         entry = {**entry, "uid": uid, "replaces": old}
@@ -906,22 +916,22 @@ class Proc:
         return link, launch
 
     def stop_proc(self, uid: int, reason: str) -> None:
-        """Ask proc `uid`, which this process spawned, to end in good order."""
+        """Ask proc `uid`, which this process spawned, to stop."""
         if uid in self.verdicts:
             return
         self.expected[uid] = reason
         link = self.links.get(uid)
         if link is None or not link.send(pack(STOP, 0, 0, 0, b"", reason.encode())):
-            self.kill_procs([uid])  # it cannot be asked any more
+            self.kill_procs([uid])  # it can no longer be asked
 
     def kill_procs(self, uids: list[int]) -> None:
-        """End procs at once, without clean-up."""
+        """Kill procs at once, without clean-up."""
         self.tell_agent({"op": "kill", "uids": uids})
 
     def close_in_child(self) -> None:
-        """In a forked child: drop the parent's sockets, so that the child keeps nothing alive.
+        """Drop the parent's sockets in a forked child, so that the child keeps no process alive.
 
-        Meshes that the child has inherited say so when they are called.
+        Calls of inherited meshes raise an error that says so.
         """
         for link in [*self.links.values(), self.agent]:
             if link not in (None, self.local):
@@ -931,5 +941,5 @@ class Proc:
         self.agent = None
         self.ended = _FORKED
         self.directs.close_in_child()
-        self._links_lock = threading.Lock()  # a thread that is not here may have held it
+        self._links_lock = threading.Lock()  # a thread that does not exist here may have held it
         self.reactor.close()
