@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import os
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from monarch._engine.runtime.io.bridge import LoopGate, gate_of
+from monarch._engine.runtime.io.bridge import LoopGate, gate_of, new_loop
 
 WAIT = 60.0
 
@@ -23,10 +24,10 @@ def wakeups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delattr(os, "eventfd")
 
 
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """Run a loop in its own thread."""
-    loop = asyncio.new_event_loop()
+@pytest.fixture(params=[asyncio.new_event_loop, new_loop], ids=["program", "actor"])
+def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
+    """Run a loop in its own thread: as programs make one, or as actors do."""
+    loop: asyncio.AbstractEventLoop = request.param()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     yield loop
@@ -228,4 +229,108 @@ def test_closing_twice() -> None:
     loop.remove_reader(gate._read_fd)
     gate.close()
     gate.close()
+    loop.close()
+
+
+def turns_of_a_wait(loop: asyncio.AbstractEventLoop) -> int:
+    """Return how often a loop turns until a task resumes that a post of another thread wakes."""
+
+    async def wait() -> int:
+        gate = gate_of(loop)
+        await asyncio.sleep(0)
+        arrived = loop.create_future()
+        poster = threading.Thread(target=gate.post, args=(arrived.set_result, None))
+        with pytest.MonkeyPatch.context() as patch:
+            turns: list[int] = []
+            selector: Any = loop._selector  # type: ignore[attr-defined]
+            select = selector.select
+
+            def counted(timeout: float | None) -> Any:
+                turns.append(1)
+                return select(timeout)
+
+            patch.setattr(selector, "select", counted)
+            loop.call_soon(poster.start)
+            await arrived
+        poster.join(WAIT)
+        return len(turns)
+
+    try:
+        return loop.run_until_complete(asyncio.wait_for(wait(), WAIT))
+    finally:
+        loop.close()
+
+
+def test_a_post_to_an_actors_loop_costs_one_turn_less() -> None:
+    assert turns_of_a_wait(new_loop()) == turns_of_a_wait(asyncio.new_event_loop()) - 1
+
+
+def test_posts_and_other_descriptors_both_get_their_turn(loop: asyncio.AbstractEventLoop) -> None:
+    gate = gate_on(loop)
+    read_fd, write_fd = os.pipe()
+    seen: list[str] = []
+    both = threading.Event()
+
+    def note(what: str) -> None:
+        seen.append(what)
+        if len(seen) == 2:
+            both.set()
+
+    def read() -> None:
+        loop.remove_reader(read_fd)
+        note("descriptor")
+
+    async def at_once() -> None:
+        loop.add_reader(read_fd, read)
+        os.write(write_fd, b"x")
+        gate.post(note, "post")
+
+    asyncio.run_coroutine_threadsafe(at_once(), loop).result(WAIT)
+    assert both.wait(WAIT)
+    assert {"descriptor", "post"} == set(seen)
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+@pytest.mark.internal_errors
+def test_a_callback_that_is_cancelled_does_not_end_the_loop(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    loop.set_exception_handler(lambda *_: None)
+    gate = gate_on(loop)
+
+    def cancel(_: None) -> None:
+        raise asyncio.CancelledError
+
+    gate.post(cancel, None)
+    settle(gate)
+
+
+def test_an_actors_loop_keeps_context_variables_apart(loop: asyncio.AbstractEventLoop) -> None:
+    """A callback sets them for itself and for later callbacks, as with any reader."""
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
+    gate = gate_on(loop)
+    gate.post(variable.set, 1)
+    settle(gate)
+
+    async def look() -> int:
+        return variable.get()
+
+    assert asyncio.run_coroutine_threadsafe(look(), loop).result(WAIT) == 0
+
+
+def test_a_policy_of_the_program_makes_the_loops() -> None:
+    class Loop(asyncio.SelectorEventLoop):
+        pass
+
+    class Policy(asyncio.DefaultEventLoopPolicy):
+        def new_event_loop(self) -> asyncio.AbstractEventLoop:
+            return Loop()
+
+    asyncio.set_event_loop_policy(Policy())
+    try:
+        loop = new_loop()
+    finally:
+        asyncio.set_event_loop_policy(None)
+    assert isinstance(loop, Loop)
     loop.close()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from monarch._engine.runtime.io.bridge import LoopGate
     from monarch._engine.runtime.io.environment import Parker
 
 __all__ = ["Future", "returns_future"]
@@ -450,15 +451,21 @@ _BLOCK, _OBSERVE = vars(Future)["_block"].__code__, vars(Future)["_observe"].__c
 set_looks(_looks)
 
 
+@functools.cache  # an import statement costs a microsecond each time
+def _gates() -> Callable[[asyncio.AbstractEventLoop], LoopGate]:
+    """Return `gate_of`, whose module imports asyncio: programs that never await do without."""
+    from monarch._engine.runtime.io.bridge import gate_of
+
+    return gate_of
+
+
 def _gate(
     loop: asyncio.AbstractEventLoop,
     arrived: asyncio.Future[None] | None,
     callback: Callable[[], None] | None,
 ) -> Callable[[], None]:
     """What another thread calls to resume a wait on `loop`."""
-    from monarch._engine.runtime.io.bridge import gate_of
-
-    gate = gate_of(loop)
+    gate = _gates()(loop)
     if gate.on_wait is not None and arrived is not None:
         gate.on_wait(arrived)
     if callback is not None:
@@ -516,9 +523,7 @@ class _Callback:
         self.function = function
         self.gate: Any = None
         if loop is not None:
-            from monarch._engine.runtime.io.bridge import gate_of
-
-            self.gate = gate_of(loop)
+            self.gate = _gates()(loop)
 
     def __call__(self) -> None:
         if self.gate is not None:

@@ -30,7 +30,7 @@ from monarch._engine.runtime.actor.dispatch import (
     stopped,
 )
 from monarch._engine.runtime.actor.loop_watch import Awaits, Pulse
-from monarch._engine.runtime.io.bridge import gate_of
+from monarch._engine.runtime.io.bridge import gate_of, new_loop
 from monarch._engine.wire.frame import CALL, Frame
 
 __all__ = ["run_async"]
@@ -41,7 +41,7 @@ _loops: set[asyncio.AbstractEventLoop] = set()  # the event loops of this proces
 
 def run_async(cell: Cell) -> None:
     """Run an async actor on an event loop of its own; the body of its thread."""
-    loop = asyncio.new_event_loop()
+    loop = new_loop()
     asyncio.set_event_loop(loop)
     _loops.add(loop)
     try:

@@ -4,12 +4,18 @@ A loop that waits for the engine (an `await` on a future, an async actor's mailb
 `LoopGate`. Other threads `post` callbacks to it. The first post to an idle loop writes to an
 eventfd, later ones only append to a queue, and the loop runs the whole queue at once. That is two
 to three times cheaper than `loop.call_soon_threadsafe`, which writes to its pipe for every call.
+
+asyncio calls the reader of a ready descriptor in one turn of a loop, and resumes the task that the
+reader wakes in the next. The loops of actors (`new_loop`) save the first of the two turns: their
+selector runs the posts itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
+import selectors
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +24,7 @@ from typing import Any
 from monarch._engine.base.errors import format_all
 from monarch._engine.runtime.io.fault_file import note_error
 
-__all__ = ["LoopGate", "gate_of"]
+__all__ = ["LoopGate", "gate_of", "new_loop"]
 
 
 class LoopGate:
@@ -30,7 +36,7 @@ class LoopGate:
         self._ready: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._signalled = False
         self._read_fd, self._write_fd = _event()
-        loop.add_reader(self._read_fd, self._drain)
+        loop.add_reader(self._read_fd, self.drain)
 
     def post(self, callback: Callable[[Any], None], argument: Any) -> None:
         """Run `callback(argument)` on the loop, in the order of posts. Call it from any thread."""
@@ -38,6 +44,11 @@ class LoopGate:
         if not self._signalled:
             self._signalled = True
             os.write(self._write_fd, b"\1\0\0\0\0\0\0\0")
+
+    @property
+    def fileno(self) -> int:
+        """The descriptor that the loop waits for."""
+        return self._read_fd
 
     def close(self) -> None:
         if self._read_fd >= 0:
@@ -59,7 +70,8 @@ class LoopGate:
             self._ready.clear()
             self._signalled = False
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Run what was posted; on the loop, when `fileno` is readable."""
         try:
             os.read(self._read_fd, 8)
         except BlockingIOError:  # a forked child and its parent may wait on one selector
@@ -70,7 +82,9 @@ class LoopGate:
             callback, argument = ready.popleft()
             try:
                 callback(argument)
-            except Exception as error:  # a later callback may be the only one that wakes a thread
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # a later callback may be the only one to wake a thread
                 note_error(format_all(error))
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": "a callback of the runtime raised", "exception": error}
@@ -84,6 +98,41 @@ def _event() -> tuple[int, int]:
     read_fd, write_fd = os.pipe()
     os.set_blocking(read_fd, False)
     return read_fd, write_fd
+
+
+class _GateSelector(selectors.DefaultSelector):
+    """A selector that runs posts before the turn of the loop begins, if there is nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fd = -1
+        self._run: Callable[[], None] | None = None
+
+    def attend(self, fd: int, run: Callable[[], None]) -> None:
+        """Call `run` when `fd` alone is ready, and report nothing then."""
+        self._fd = fd
+        self._run = run
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(timeout)
+        # Not beside other descriptors: callbacks of the program could close these.
+        if len(ready) == 1 and ready[0][0].fd == self._fd and self._run is not None:
+            self._run()
+            ready.clear()
+        return ready
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return a new event loop with a gate. If the program sets a policy, that makes the loop."""
+    policy = getattr(asyncio.events, "_event_loop_policy", None)  # None: no code has asked for it
+    if policy is not None and type(policy).__module__ != "asyncio.unix_events":
+        return asyncio.new_event_loop()
+    selector = _GateSelector()
+    loop = asyncio.SelectorEventLoop(selector)
+    gate = gate_of(loop)
+    run_in_context = contextvars.copy_context().run  # as asyncio does for readers
+    selector.attend(gate.fileno, lambda: run_in_context(gate.drain))
+    return loop
 
 
 _gates: weakref.WeakKeyDictionary[Any, LoopGate] = weakref.WeakKeyDictionary()
