@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from monarch._engine.base.errors import ProtocolError
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import CALL, CONTROL, HEADER, POST, Frame, pack
 
 __all__ = ["LinkHarness", "check_link"]
@@ -33,7 +34,7 @@ class LinkHarness(Protocol):
     def move(self) -> None:
         """Let sent data arrive, as far as the receivers have room."""
 
-    def receive(self, link: Any) -> list[Frame]:
+    def receive(self, link: FrameLink) -> list[Frame]:
         """Return all frames that have arrived; like `Link.receive`, detects EOF."""
         ...
 

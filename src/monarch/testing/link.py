@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.runtime.cast.sender import HEADS
+from monarch._engine.transport.frame_link import Waiting
 from monarch._engine.transport.link import mark
 from monarch._engine.wire.frame import CALL, CAST, HEADER, Frame, FrameReader
 from monarch.testing.scheduler import Place, Scheduler, Wait
@@ -86,21 +87,21 @@ class SimLink:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.place: Place | None = None  # the process or host that holds this end
-        self.on_ready: Callable[[Any], Any] = lambda link: None
-        self.on_room: Callable[[Any], Any] | None = None  # called when the queue has drained
+        self.on_ready: Callable[[SimLink], object] = lambda link: None
+        self.on_room: Callable[[SimLink], object] | None = None  # called when the queue has drained
         self.peer = "?"
         self.fileno = 1 << 30  # the reactor's key for it; negative once unregistered
         self.sock = self
         self.uid = 0
         self.born: tuple[int, bool] | None = None
         self.casts = 0
-        self.direct = None  # simulations have no direct connections
+        self.direct: object = None  # simulations have no direct connections
         self.used = True
         self.owner: Any = None
         self.queue_limit = 1 << 62
         self.queued = 0  # bytes in the sender's queue
         self.lost: str | None = None
-        self.paused: dict[int, Any] = {}
+        self.paused: dict[int, Waiting] = {}
         self.released: deque[int] = deque()
         self.reader = FrameReader(1 << 40, self.peer)
         self._inbox: deque[bytes] = deque()
@@ -117,7 +118,7 @@ class SimLink:
         self,
         place: Place,
         peer: str,
-        on_ready: Callable[[Any], Any],
+        on_ready: Callable[[SimLink], object],
         frame_limit: int,
         queue_limit: int,
     ) -> None:
@@ -168,6 +169,9 @@ class SimLink:
         self.used = False
         itself: Any = self
         itself.__class__ = SimCastLink
+
+    def turn_back(self) -> None:
+        """Do nothing: see `direct`."""
 
     def _take(self, data: bytes, ends: list[Any] | None) -> None:
         self._inbox.append(data)

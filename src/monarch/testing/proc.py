@@ -14,14 +14,14 @@ from monarch._engine.runtime.agent.bootstrap import stop_actors
 from monarch._engine.runtime.cast.sender import answers_in
 from monarch._engine.runtime.proc.agent_watch import AgentWatch
 from monarch._engine.runtime.proc.proc import Proc
+from monarch._engine.transport.frame_link import FrameLink, StreamLink
 from monarch._engine.wire.frame import ANSWERS, Frame
-from monarch.testing.link import SimSocket, socket_pair
+from monarch.testing.link import SimLink, SimSocket, socket_pair
 from monarch.testing.scheduler import Place
 
 if TYPE_CHECKING:
     from monarch.testing.driver import SimReactor
     from monarch.testing.host import SimHost
-    from monarch.testing.link import SimLink
     from monarch.testing.world import World
 
 __all__ = ["SimProc"]
@@ -63,34 +63,35 @@ class SimProc(Proc):
     def _opened(self, fd: Any) -> Any:
         return SimSocket(fd)
 
-    def _make_link(self, sock: Any, peer: str, uid: int = 0) -> Any:
+    def _make_link(self, sock: Any, peer: str, uid: int = 0) -> SimLink:
         link: SimLink = sock.link
         link.uid = uid
         self.ends[link] = None
         link.attach(self.place, peer, self._read, self.frame_limit, self._queue_limit)
         return link
 
-    def _on_lost(self, link: Any) -> None:
-        self.ends.pop(link, None)
+    def _on_lost(self, link: StreamLink) -> None:
+        if isinstance(link, SimLink):
+            self.ends.pop(link, None)
         super()._on_lost(link)
 
-    def _on_call(self, link: Any, frame: Frame) -> None:
-        if link is not self.local:
+    def _on_call(self, link: FrameLink, frame: Frame) -> None:
+        if isinstance(link, SimLink):
             self.world.invariants.on_call(self, link, frame)
         elif self.world.scheduler.on_send is not None:
             self.world.injector.on_request(frame.dest, self.uid)
         super()._on_call(link, frame)
 
-    def _on_post(self, link: Any, frame: Frame) -> None:
+    def _on_post(self, link: FrameLink, frame: Frame) -> None:
         self.world.invariants.on_post(self, frame)
         super()._on_post(link, frame)
 
-    def _on_answers(self, link: Any, frame: Frame) -> None:
+    def _on_answers(self, link: FrameLink, frame: Frame) -> None:
         for rank, _ in answers_in(frame):
             self.world.invariants.on_gathered(self, frame.dest, rank)
         self.casting.on_answers(link, frame)
 
-    def _on_spawn(self, link: Any, frame: Frame) -> None:
+    def _on_spawn(self, link: FrameLink, frame: Frame) -> None:
         self.world.injector.on_spawn(frame.dest, frame.meta)
         super()._on_spawn(link, frame)
 

@@ -64,7 +64,7 @@ Story = tuple[str, str, str]  # the waiting actor, the call, the place in the pr
 class Call(NamedTuple):
     """A call that is not answered yet."""
 
-    link: Any  # the link of the call and of its answer
+    link: object  # the link of the call and of its answer
     actor: int  # the callee: a mesh, of which a process has at most one rank
     port: int  # the port that receives the answer
 
@@ -85,7 +85,7 @@ class Wait(Protocol):
         """Return the calls whose answers the wait needs: every one of them, not any one."""
         ...
 
-    def owes(self, link: Any, port: int) -> bool:
+    def owes(self, link: object, port: int) -> bool:
         """Whether the call that came over `link` can be answered only after this wait has ended."""
         ...
 
@@ -148,7 +148,7 @@ class Chase(NamedTuple):
 class Proof(NamedTuple):
     """Effect: send the probe back to `actor`, over the link of its call."""
 
-    link: Any
+    link: object
     actor: int
     probe: Probe
 
@@ -170,7 +170,7 @@ class _Heard(NamedTuple):
     """The last probe of one initiator that a wait passed on, and the call along which it came."""
 
     round: int
-    link: Any
+    link: object
     port: int
 
 
@@ -219,7 +219,7 @@ class Deadlocks:
                 self._expect(book.due)
         return effects
 
-    def chased(self, now: float, link: Any, actor: int, port: int, probe: Probe) -> list[Effect]:
+    def chased(self, now: float, link: object, actor: int, port: int, probe: Probe) -> list[Effect]:
         """Handle a probe along the call to `actor` whose answer goes to `port` over `link`."""
         effects: list[Effect] = []
         first = probe.path[0]
@@ -238,7 +238,7 @@ class Deadlocks:
                     effects += self._chase(book, Probe(probe.round, path))
         return effects
 
-    def proven(self, link: Any, actor: int, probe: Probe) -> list[Effect]:
+    def proven(self, link: object, actor: int, probe: Probe) -> list[Effect]:
         """Handle a probe that returned over `link`: check that the wait is still in progress."""
         path = probe.path
         place = len(path) - 1 - len(probe.stories)

@@ -28,6 +28,7 @@ from threading import get_ident
 from typing import Any
 
 from monarch._engine.base.errors import ProtocolError
+from monarch._engine.transport.frame_link import Waiting
 from monarch._engine.wire.frame import MARK, Frame, FrameReader, pack
 
 __all__ = ["CastLink", "Link", "mark"]
@@ -107,7 +108,7 @@ class Link:
         self.credit = 0
         self.direct: Any = None
         self.wish: Any = None
-        self.paused: dict[int, Any] = {}  # receivers behind this link that are full
+        self.paused: dict[int, Waiting] = {}  # receivers behind this link that are full
         self.released: deque[int] = deque()  # segments of the peer that are no longer used here
         self._lock = threading.Lock()
         self._owner = 0  # the thread that holds the lock
@@ -332,6 +333,14 @@ class Link:
         itself: Any = self
         itself.__class__ = CastLink
 
+    def turn_back(self) -> None:
+        """Switch the link to the tunnel before this returns, see `runtime.direct.link`."""
+        with self._holding():
+            self._turn_back()
+
+    def _turn_back(self) -> None:
+        """Do nothing: a link without a direct connection is always on its tunnel."""
+
     # -- the end ---------------------------------------------------------------------------------
 
     def lose(self, reason: str) -> None:
@@ -383,14 +392,6 @@ class CastLink(Link):
             data = mark(casts) + data
         self.used = True
         return super()._send(data, fds)
-
-    def turn_back(self) -> None:
-        """Switch the link to the tunnel before this returns, see `runtime.direct.link`."""
-        with self._holding():
-            self._turn_back()
-
-    def _turn_back(self) -> None:
-        """Do nothing: a link without a direct connection is always on its tunnel."""
 
     def _mark(self, number: int) -> None:
         self._turn_back()

@@ -48,7 +48,9 @@ from monarch._engine.mesh.results.value_mesh import ValueMesh
 from monarch._engine.runtime.actor.dispatch import call_meta
 from monarch._engine.runtime.cast.sender import gathers
 from monarch._engine.runtime.io import environment as environments
+from monarch._engine.runtime.proc.ownership import CallSink
 from monarch._engine.runtime.proc.proc import Proc
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.codec import Payload
 from monarch._engine.wire.frame import CALL, FIRST, ONCE, pack
 
@@ -329,7 +331,7 @@ def signature_of(prop: EndpointProperty[Any, Any]) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[skip:])
 
 
-def _pick(links: list[Any]) -> int:
+def _pick(links: list[FrameLink]) -> int:
     """Return one of the ranks behind `links`, uniformly at random."""
     if not links:
         raise ValueError("choose requires at least 1 actor, but the mesh is empty")
@@ -403,7 +405,7 @@ class ActorEndpoint(Generic[P, R_co]):
         self.proc = proc
         self._check = check_of(prop)
         self._meta = call_meta(method, mesh._shape.extent.to_bytes())
-        self._links: list[Any] | None = None
+        self._links: list[FrameLink] | None = None
         self._plan: Plan | None = None  # made with the links; None: no rank gets a cast
 
     @property
@@ -585,13 +587,13 @@ class ActorEndpoint(Generic[P, R_co]):
 
     # -- the path --------------------------------------------------------------------------------
 
-    def _resolve(self) -> list[Any]:
+    def _resolve(self) -> list[FrameLink]:
         self._links = links = self.mesh._resolve_links()
         self._plan = self.mesh._plan(links)
         return links
 
     def _one(
-        self, links: list[Any], rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, links: list[FrameLink], rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Reply[R_co]:
         check = self._check
         if kwargs or not check.least <= len(args) <= check.most:
@@ -613,7 +615,7 @@ class ActorEndpoint(Generic[P, R_co]):
     def _collect(
         self,
         calls: Gather[Any],
-        links: list[Any],
+        links: list[FrameLink],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         flags: int,
@@ -647,12 +649,12 @@ class ActorEndpoint(Generic[P, R_co]):
 
     def _send_one(
         self,
-        links: list[Any],
+        links: list[FrameLink],
         rank: int,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         port: int,
-        sink: Any,
+        sink: CallSink | None,
         flags: int,
         meta: bytes,
     ) -> None:
@@ -680,11 +682,11 @@ class ActorEndpoint(Generic[P, R_co]):
 
     def _cast(
         self,
-        links: list[Any],
+        links: list[FrameLink],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         port: int,
-        sink: Any,
+        sink: CallSink | None,
         flags: int,
         meta: bytes,
     ) -> None:
@@ -712,10 +714,10 @@ class ActorEndpoint(Generic[P, R_co]):
     def _cast_far(
         self,
         plan: Plan,
-        links: list[Any],
+        links: list[FrameLink],
         payload: Payload,
         port: int,
-        sink: Any,
+        sink: CallSink | None,
         flags: int,
         meta: bytes,
     ) -> None:
@@ -731,7 +733,14 @@ class ActorEndpoint(Generic[P, R_co]):
                 self._resend(link, rank, payload, port, sink, flags, meta)
 
     def _resend(
-        self, link: Any, rank: int, payload: Payload, port: int, sink: Any, flags: int, meta: bytes
+        self,
+        link: FrameLink,
+        rank: int,
+        payload: Payload,
+        port: int,
+        sink: CallSink | None,
+        flags: int,
+        meta: bytes,
     ) -> None:
         """Repeat a send that was refused, to the process that replaced the lost one.
 
@@ -801,7 +810,7 @@ class _OptionedEndpoint(ActorEndpoint[P, R_co]):
         )
 
     def _one(
-        self, links: list[Any], rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, links: list[FrameLink], rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Reply[R_co]:
         began = environments.current.now()
         future = super()._one(links, rank, args, kwargs)
@@ -811,7 +820,7 @@ class _OptionedEndpoint(ActorEndpoint[P, R_co]):
     def _collect(
         self,
         calls: Gather[Any],
-        links: list[Any],
+        links: list[FrameLink],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         flags: int,

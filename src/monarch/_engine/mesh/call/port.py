@@ -27,6 +27,7 @@ from monarch._engine.runtime.actor.flow_control import FlowControl
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.proc.body import decode_body
 from monarch._engine.runtime.proc.ownership import Verdict
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import FAILURE, POST
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Port(Generic[T]):
         self._port_ref = port_ref
         self._instance = instance
         self._rank = NO_RANK if rank is None else rank
-        self._link: Any = None
+        self._link: FrameLink | None = None
         self._return_undeliverable = True
 
     @property
@@ -150,11 +151,11 @@ class Inbox:
 
     def __init__(self, proc: Proc) -> None:
         self.lock = threading.RLock()  # a finaliser may send to a port here at any time
-        self._debts: dict[tuple[Any, int], list[ActorEndpoint[Any, Any]]] = {}
+        self._debts: dict[tuple[FrameLink, int], list[ActorEndpoint[Any, Any]]] = {}
         self.port = proc.open_port(self)
 
     def expect(
-        self, endpoint: ActorEndpoint[Any, Any], links: list[Any], ranks: Iterable[int]
+        self, endpoint: ActorEndpoint[Any, Any], links: list[FrameLink], ranks: Iterable[int]
     ) -> None:
         """Record that each of `ranks` of a mesh, behind their `links`, owes an answer here.
 
@@ -164,7 +165,7 @@ class Inbox:
             for rank in ranks:
                 self._debts.setdefault((links[rank], rank), []).append(endpoint)
 
-    def expect_nothing(self, link: Any, rank: int) -> None:
+    def expect_nothing(self, link: FrameLink, rank: int) -> None:
         """Cancel one answer that `rank` behind `link` owes, if it owes any."""
         with self.lock:
             owed = self._debts.get((link, rank))
@@ -173,13 +174,13 @@ class Inbox:
                 if not owed:
                     del self._debts[link, rank]
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         if self._debts:
             self.expect_nothing(link, rank)
         if not flags & NOTHING:
             self._take(rank, flags, body, link)
 
-    def peer_moved(self, rank: int, old: Any, new: Any) -> None:
+    def peer_moved(self, rank: int, old: FrameLink, new: FrameLink) -> None:
         """Move the last debt of `rank` to a new process, which replaced the one that owed it."""
         with self.lock:
             owed = self._debts.get((old, rank))
@@ -189,7 +190,7 @@ class Inbox:
             if not owed:
                 del self._debts[old, rank]
 
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+    def peer_lost(self, link: FrameLink, verdict: Verdict) -> None:
         with self.lock:
             lost = [debt for debt in self._debts.items() if debt[0][0] is link]
         for (_, rank), owed in lost:
@@ -197,7 +198,7 @@ class Inbox:
                 failure = endpoint.mesh.failure_of_rank(rank, verdict)
                 self.deliver(rank, FAILURE, failure.to_bytes(), link)
 
-    def _take(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def _take(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         raise NotImplementedError
 
 
@@ -210,17 +211,17 @@ class _Forward(Inbox):
         self._link = proc.link_to(target.uid)
         super().__init__(proc)
 
-    def _take(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def _take(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         forward(self._proc, body, self._link, self._target.port, rank, flags)
 
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+    def peer_lost(self, link: FrameLink, verdict: Verdict) -> None:
         super().peer_lost(link, verdict)
         if link is self._link:
             self._proc.close_port(self.port)
             self._proc.forwards.pop(self._target, None)
 
 
-def forward(proc: Proc, body: Any, link: Any, port: int, rank: int, flags: int) -> None:
+def forward(proc: Proc, body: Any, link: FrameLink, port: int, rank: int, flags: int) -> None:
     """Forward a received body to `port` behind `link`, without decoding."""
     if isinstance(body, (bytes, bytearray)):
         proc.say(link, POST, port, 0, rank, bytes(body), flags)
@@ -239,7 +240,7 @@ class _Queue(Inbox):
         self.used = False
         self.flow_control = FlowControl(proc, self.port, self.messages.__len__)
 
-    def _take(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def _take(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         with self.lock:
             message = (rank, flags, body)
             if self._hand_out(message):

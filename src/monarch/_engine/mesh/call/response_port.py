@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from monarch._engine.mesh.call.port import NOTHING, Port, PortRef, forward
 from monarch._engine.runtime.actor.dispatch import send_error
 from monarch._engine.runtime.proc.ownership import Verdict
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import FIRST, ONCE, POST, Frame
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class ResponsePort(Port[T]):
 
     _ticket = 0  # 0: no answer is owed. The call was a broadcast, or the actor has ended
 
-    def __init__(self, cell: Cell, link: Any, frame: Frame, endpoint: str) -> None:
+    def __init__(self, cell: Cell, link: FrameLink, frame: Frame, endpoint: str) -> None:
         super().__init__(PortRef(link.uid, frame.port), None, frame.rank)
         self._cell = cell
         self._link = link
@@ -75,6 +76,7 @@ class ResponsePort(Port[T]):
         if self._relay is None:
             if self._ticket not in cell.owed:
                 return PortRef(cell.proc.uid, 0)  # already answered: drop what is sent there
+            assert self._link is not None  # `__init__` set it
             self._relay = _Relay(cell, self._ticket, self._link, self._port_ref.port, self._rank)
         return PortRef(cell.proc.uid, self._relay.port)
 
@@ -97,7 +99,7 @@ class ResponsePort(Port[T]):
 class _Relay:
     """The sink of the copies of a response port: the first message is the answer."""
 
-    def __init__(self, cell: Cell, ticket: int, link: Any, number: int, rank: int) -> None:
+    def __init__(self, cell: Cell, ticket: int, link: FrameLink, number: int, rank: int) -> None:
         self._cell = cell
         self._ticket = ticket
         self._link = link
@@ -106,22 +108,22 @@ class _Relay:
         self.port = cell.proc.open_port(self)
         cell.ports.add(self.port)
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         cell = self._cell
         cell.proc.close_port(self.port)
         cell.ports.discard(self.port)
         if cell.redeem(self._ticket):
             forward(cell.proc, body, self._link, self._number, self._rank, flags)
 
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+    def peer_lost(self, link: FrameLink, verdict: Verdict) -> None:
         """Do nothing: copies are not tracked, so losing a process that holds one has no effect."""
 
 
-def _tell_nothing(proc: Proc, link: Any, number: int, rank: int) -> None:
+def _tell_nothing(proc: Proc, link: FrameLink, number: int, rank: int) -> None:
     proc.say(link, POST, number, 0, rank, b"", NOTHING)
 
 
-def _tell_dropped(cell: Cell, link: Any, number: int, rank: int, endpoint: str) -> None:
+def _tell_dropped(cell: Cell, link: FrameLink, number: int, rank: int, endpoint: str) -> None:
     error = RuntimeError(
         "the endpoint dropped its response port without an answer; keep the port until "
         "port.send(value) or port.exception(error) was called"

@@ -23,6 +23,7 @@ from monarch._engine.mesh.call.context import Instance, context, enter
 from monarch._engine.runtime.actor.cell import Cell
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.proc.ownership import Verdict
+from monarch._engine.transport.frame_link import FrameLink
 
 __all__ = ["ReturnPort", "give_back"]
 
@@ -44,10 +45,10 @@ class ReturnPort:
         cell.ports.add(self.number)
         cell.proc.returns = True
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         self.take(Failure.from_bytes(body))
 
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+    def peer_lost(self, link: FrameLink, verdict: Verdict) -> None:
         """Do nothing: messages in flight to a process that exits are not reported."""
 
     def take(self, failure: Failure) -> None:
@@ -91,7 +92,7 @@ class ReturnPort:
         return UndeliverableMessageEnvelope(str(instance), failure.actor, failure.report())
 
 
-def give_back(link: Any, failure_of: Callable[[Verdict], Failure]) -> None:
+def give_back(link: FrameLink, failure_of: Callable[[Verdict], Failure]) -> None:
     """Report a message that the current actor tried to send over a lost link.
 
     `failure_of` makes the failure to report from the verdict on the receiver's process.

@@ -22,6 +22,7 @@ from monarch._engine.runtime.actor.cell import Cell, Handler
 from monarch._engine.runtime.actor.dispatch import Died, end_by
 from monarch._engine.runtime.actor.spawn import READY
 from monarch._engine.shapes import Extent, MeshTrait, Point, Shape, Slice
+from monarch._engine.transport.frame_link import FrameLink
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -307,7 +308,7 @@ class _Behaviour:
         waits = restore is not None and is_async(restore)
         return Handler(READY, ready_async if waits else ready, is_async=waits)
 
-    def explicit_port(self, link: Any, frame: Frame, endpoint: str) -> Any:
+    def explicit_port(self, link: FrameLink, frame: Frame, endpoint: str) -> Any:
         from monarch._engine.mesh.call.response_port import ResponsePort
 
         port: ResponsePort[Any] = ResponsePort(self.cell, link, frame, endpoint)

@@ -31,6 +31,7 @@ from monarch._engine.runtime.proc.ownership import OwnedMesh, Verdict
 from monarch._engine.runtime.proc.proc import Proc, new_uid
 from monarch._engine.shapes import Extent, MeshTrait, Shape, Slice
 from monarch._engine.shapes.point import point_of
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import FAILURE, HURRY, QUERY, SPAWN, STOP
 
 if TYPE_CHECKING:
@@ -213,10 +214,10 @@ class ActorMesh(MeshTrait):
                     future.peer_lost(link, verdict)
         return future
 
-    def _resolve_links(self) -> list[Any]:
+    def _resolve_links(self) -> list[FrameLink]:
         return self._proc_mesh._links_of(self._shape)
 
-    def _plan(self, links: list[Any]) -> Plan | None:
+    def _plan(self, links: list[FrameLink]) -> Plan | None:
         """Return the plan of a cast to all ranks, behind `links`; None to send to each rank."""
         return self._proc_mesh._plan_of(self._shape, links)
 
@@ -283,7 +284,7 @@ class _Acks(Gather[Any]):
     _mesh: ActorMesh
     _tolerant: bool
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         if flags & FAILURE and not self._tolerant:
             self._end(RAW, body)
         elif self._book(rank, True) and not self._missing:
@@ -346,7 +347,7 @@ class Blueprint:
         """Return the rank as the display chain shows it."""
         return str(point_of(rank, self._extent)) if len(self._extent) else ""
 
-    def make(self, link: Any, rank: int, first: tuple[Any, ...] = ()) -> bool:
+    def make(self, link: FrameLink, rank: int, first: tuple[Any, ...] = ()) -> bool:
         """Have the process behind `link` create the actor of `rank`; False if the link is lost.
 
         `first` describes the actor's first message, see `spawn_cell`.

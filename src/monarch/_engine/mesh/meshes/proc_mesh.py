@@ -33,6 +33,7 @@ from monarch._engine.runtime.proc.ownership import Verdict
 from monarch._engine.shapes import MeshTrait, Shape, Slice
 from monarch._engine.shapes.point import point_of
 from monarch._engine.shapes.shape import shape_of
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import QUERY, STOP, pack
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class ProcMesh(MeshTrait):
         self._owner = owner
         self._per_host = per_host
         self._uid_list: list[int] | None = None
-        self._links: list[Any] | None = None
+        self._links: list[FrameLink] | None = None
         self._moves = 0  # `Proc.moves` when `_links` was made
         self._recipe: Recipe | None = None  # None if another process spawned the mesh
         self._setup: Future[Any] | None = None
@@ -121,7 +122,7 @@ class ProcMesh(MeshTrait):
             self._uid_list = [base + rank for rank in self._shape.ranks()]
         return self._uid_list
 
-    def _links_of(self, shape: Shape) -> list[Any]:
+    def _links_of(self, shape: Shape) -> list[FrameLink]:
         """Return the links to the ranks in `shape`, a shape over this mesh's ranks 0 .. len - 1."""
         links = self._links
         if links is None or self._moves != client_proc().moves:
@@ -140,7 +141,7 @@ class ProcMesh(MeshTrait):
         own = self._shape.ranks()
         return [names[own[rank] // self._per_host] for rank in shape.ndslice]
 
-    def _plan_of(self, shape: Shape, links: list[Any]) -> Plan | None:
+    def _plan_of(self, shape: Shape, links: list[FrameLink]) -> Plan | None:
         """Return the plan of a cast to the ranks in `shape`, behind `links`.
 
         None if sending to each rank is cheaper.
@@ -425,7 +426,7 @@ class _Ready(Gather[Any]):
         self: _Ready = cls._new()
         proc = client_proc()
         links = mesh._links_of(mesh._dense_shape())
-        port = self._open(proc, [*links, None])
+        port = self._open(proc, [*links, proc.local])
         plan = mesh._plan_of(mesh._dense_shape(), links)
         ranks: Iterable[int] = range(len(links))
         if plan is not None:
@@ -440,7 +441,7 @@ class _Ready(Gather[Any]):
                     self.peer_lost(link, verdict)
         setup = mesh._setup
         if setup is None:
-            self.deliver(len(links), 0, None, None)
+            self.deliver(len(links), 0, None, proc.local)
         else:
             setup._notify(lambda: self._set_up(setup))
         return self
@@ -451,9 +452,9 @@ class _Ready(Gather[Any]):
         except Exception as error:
             self._end(RAISED, error)
         else:
-            self.deliver(len(self._links) - 1, 0, None, None)
+            self.deliver(len(self._links) - 1, 0, None, self._links[-1])
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         if self._book(rank, True) and not self._missing:
             self._resolve(VALUE, True)
 

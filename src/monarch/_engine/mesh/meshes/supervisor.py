@@ -38,6 +38,7 @@ from monarch._engine.runtime.actor.dispatch import rebuild_error
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.ownership import OwnedMesh
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import FAILURE, QUERY, STOP
 
 if TYPE_CHECKING:
@@ -537,11 +538,11 @@ class _Asking:
                 self._answer(number, FAILED)
         self._close_if_done()
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         ended = Failure.from_bytes(body).kind if flags & FAILURE else None
         self._supervisor._proc.reactor.call_soon(self._answer, rank, ended)
 
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+    def peer_lost(self, link: FrameLink, verdict: Verdict) -> None:
         for number, (_, _, asked, _) in enumerate(self._asked):
             if asked is link:
                 self._answer(number, verdict.kind)
@@ -567,7 +568,9 @@ class _Asking:
 class _Starting:
     """A sink: waits until a new incarnation has answered its first message."""
 
-    def __init__(self, supervisor: Supervisor, known: _Supervised, rank: int, link: Any) -> None:
+    def __init__(
+        self, supervisor: Supervisor, known: _Supervised, rank: int, link: FrameLink
+    ) -> None:
         self._supervisor = supervisor
         self._known = known
         self._rank = rank
@@ -580,7 +583,7 @@ class _Starting:
     def close(self) -> None:
         self._supervisor._proc.close_port(self._port)
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         proc = self._supervisor._proc
         self.close()
         if not flags:
@@ -592,7 +595,7 @@ class _Starting:
             proc.reactor.call_soon(self._supervisor._book, self._known, rank, verdict)
         # Otherwise the actor failed. Its process reports the failure when its clean-up is done.
 
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+    def peer_lost(self, link: FrameLink, verdict: Verdict) -> None:
         if link is self._link:
             self.close()  # `child_ended` reports the exit
 
@@ -600,7 +603,9 @@ class _Starting:
 class _Ending:
     """A sink: waits for a rank to acknowledge that it stopped."""
 
-    def __init__(self, supervisor: Supervisor, known: _Supervised, rank: int, link: Any) -> None:
+    def __init__(
+        self, supervisor: Supervisor, known: _Supervised, rank: int, link: FrameLink
+    ) -> None:
         self._supervisor = supervisor
         self._known = known
         self._rank = rank
@@ -631,7 +636,7 @@ class _Ending:
         if self._timer is not None:
             self._timer.cancel()
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         self._close()
         # If the rank failed before it handled the stop, the failure is recorded already: a failure
         # is reported before a stop is acknowledged. The rank may even have been replaced meanwhile.
@@ -639,6 +644,6 @@ class _Ending:
             verdict = Verdict(STOPPED, self._reason)
             self._supervisor._book(self._known, self._rank, verdict)
 
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+    def peer_lost(self, link: FrameLink, verdict: Verdict) -> None:
         if link is self._link:
             self._close()  # `child_ended` reports the exit

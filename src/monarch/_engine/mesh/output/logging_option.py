@@ -31,6 +31,7 @@ from monarch._engine.runtime.proc.body import decode_body
 from monarch._engine.runtime.proc.links import LostLink
 from monarch._engine.runtime.proc.ownership import Verdict
 from monarch._engine.runtime.proc.proc import Proc, new_uid
+from monarch._engine.transport.frame_link import FrameLink
 
 if TYPE_CHECKING:
     from monarch._engine.mesh.meshes.proc_mesh import ProcMesh
@@ -134,7 +135,7 @@ class _Settled(Gather[bool]):
             set_level(proc, {**own, "captured": False})
         return self
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         self._captured = self._captured and decode_body(body)
         self._done(rank)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch._engine.mesh.results.future import Future
 from monarch._engine.runtime.proc.ownership import Verdict
+from monarch._engine.transport.frame_link import FrameLink
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.proc.proc import Proc
@@ -36,13 +37,13 @@ class Gather(Future[R_co]):
 
     __slots__ = ("_links", "_missing", "_outcomes", "_port", "_proc")
 
-    _links: list[Any]
+    _links: list[FrameLink]
     _missing: int
     _outcomes: list[Any]  # by rank; None: no outcome yet
     _port: int
     _proc: Proc
 
-    def _open(self, proc: Proc, links: list[Any]) -> int:
+    def _open(self, proc: Proc, links: list[FrameLink]) -> int:
         """Open and return the port at which the ranks behind `links` deliver their outcomes."""
         self._proc = proc
         self._links = links
@@ -75,19 +76,19 @@ class Gather(Future[R_co]):
             return True
         return False
 
-    def _owing(self) -> list[Any]:
+    def _owing(self) -> list[FrameLink]:
         """Return the links to the ranks without an outcome."""
         return [link for link, got in zip(self._links, self._outcomes, strict=True) if got is None]
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         raise NotImplementedError
 
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+    def peer_lost(self, link: FrameLink, verdict: Verdict) -> None:
         for rank, other in enumerate(self._links):
             if other is link and self._outcomes[rank] is None:
                 self._lost(rank, verdict)
 
-    def peer_moved(self, rank: int, old: Any, new: Any) -> None:
+    def peer_moved(self, rank: int, old: FrameLink, new: FrameLink) -> None:
         """Expect the outcome of `rank` from another process, which replaced the previous one."""
         self._links = [*self._links[:rank], new, *self._links[rank + 1 :]]
 

@@ -7,11 +7,11 @@ it arrives after the call.
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 from monarch._engine.mesh.results.service import tell
 from monarch._engine.runtime.agent.client import when_ready
 from monarch._engine.runtime.proc.proc import Proc
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import Frame
 
 __all__ = ["recall"]
@@ -20,13 +20,13 @@ _SERVICE = "recall"
 _WHAT = struct.Struct("<QQ")  # the mesh, and the caller's port
 
 
-def recall(link: Any, mesh: int, port: int) -> None:
+def recall(link: FrameLink, mesh: int, port: int) -> None:
     """Notify the actor of `mesh` behind `link` that the call with this `port` was cancelled."""
     tell(link.uid, _SERVICE, _WHAT.pack(mesh, port))
 
 
 def _serve(proc: Proc) -> None:
-    def serve(link: Any, frame: Frame) -> None:
+    def serve(link: FrameLink, frame: Frame) -> None:
         try:
             mesh, port = _WHAT.unpack(frame.body)
         except struct.error as error:

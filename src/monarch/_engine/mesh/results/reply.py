@@ -23,6 +23,7 @@ from monarch._engine.mesh.results.value_mesh import Answered, Failed, ValueMesh,
 from monarch._engine.runtime.actor.dispatch import rebuild_error, rebuild_raised
 from monarch._engine.runtime.proc.body import decode_body, unreadable
 from monarch._engine.runtime.proc.ownership import Verdict
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.codec import loads
 from monarch._engine.wire.frame import FAILURE
 
@@ -88,7 +89,7 @@ class _Called(Future[R_co]):
         port, links = self._needs()
         return [Call(link, uid, port) for link in links]
 
-    def _needs(self) -> tuple[int, list[Any]]:
+    def _needs(self) -> tuple[int, list[FrameLink]]:
         """The port, and the links over which answers are missing, if all of them are needed."""
         raise NotImplementedError
 
@@ -131,11 +132,11 @@ class Reply(_Called[R_co]):
 
     __slots__ = ("_endpoint", "_link", "_port", "_rank")
 
-    _link: Any
+    _link: FrameLink
     _port: int
     _rank: int
 
-    def _needs(self) -> tuple[int, list[Any]]:
+    def _needs(self) -> tuple[int, list[FrameLink]]:
         return self._port, [self._link]
 
     def _recall(self) -> None:
@@ -148,16 +149,16 @@ class Reply(_Called[R_co]):
     def _asked(self) -> int:
         return 1
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         self._endpoint.proc.ports.pop(self._port, None)
         self._resolve(RAW, _arrived(self._endpoint, flags, body) if flags else (0, body))
 
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+    def peer_lost(self, link: FrameLink, verdict: Verdict) -> None:
         if link is self._link:
             self._endpoint.proc.ports.pop(self._port, None)
             self._resolve(RAISED, lost_error(self._endpoint, self._rank, verdict))
 
-    def peer_moved(self, rank: int, old: Any, new: Any) -> None:
+    def peer_moved(self, rank: int, old: FrameLink, new: FrameLink) -> None:
         self._link = new
 
     def _expire(self) -> None:
@@ -170,7 +171,7 @@ class Replies(Gather[Any], _Called[Any]):
 
     __slots__ = ("_endpoint",)
 
-    def _needs(self) -> tuple[int, list[Any]]:
+    def _needs(self) -> tuple[int, list[FrameLink]]:
         return self._port, self._owing()
 
     def _recall(self) -> None:
@@ -184,7 +185,7 @@ class Replies(Gather[Any], _Called[Any]):
     def _asked(self) -> int:
         return len(self._links)
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         # `_book`, in line: this runs once per rank of every call.
         outcomes = self._outcomes
         if outcomes[rank] is None:
@@ -214,7 +215,7 @@ class PartialReplies(Replies):
 
     __slots__ = ()
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         self._note(rank, (flags, body))
 
     def _lost(self, rank: int, verdict: Verdict) -> None:
@@ -252,7 +253,7 @@ class Arrival(_Called[R_co]):
 
     _arrivals: Arrivals
 
-    def _needs(self) -> tuple[int, list[Any]]:
+    def _needs(self) -> tuple[int, list[FrameLink]]:
         arrivals = self._arrivals
         last = list(arrivals._line)[-1:]
         return arrivals._port, arrivals._owing() if last == [self] else []
@@ -272,7 +273,7 @@ class Arrivals(Gather[None]):
     _endpoint: ActorEndpoint[Any, Any]
     _line: deque[Arrival[Any]]
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         self._next(rank, RAW, _arrived(self._endpoint, flags, body) if flags else (0, body))
 
     def _lost(self, rank: int, verdict: Verdict) -> None:

@@ -16,6 +16,7 @@ from monarch._engine.base.verdict import Verdict
 from monarch._engine.mesh.results.future import RAISED, VALUE, Future
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.proc.proc import Proc
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import ERROR, POST, SERVICE, Frame, pack
 
 __all__ = ["Refused", "Request", "Unreachable", "ask", "serve", "tell"]
@@ -44,7 +45,7 @@ class Request:
 
     __slots__ = ("_link", "_port", "_proc", "body", "peer")
 
-    def __init__(self, proc: Proc, link: Any, frame: Frame) -> None:
+    def __init__(self, proc: Proc, link: FrameLink, frame: Frame) -> None:
         self.body = bytes(frame.body)
         self.peer: int = link.uid
         self._proc = proc
@@ -69,18 +70,18 @@ class _Answer(Future[bytes]):
 
     __slots__ = ("_link", "_port", "_proc", "_timer")
 
-    _link: Any
+    _link: FrameLink
     _port: int
     _proc: Proc
     _timer: Any
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         if flags & ERROR:
             self._end(RAISED, Refused(bytes(body).decode(errors="replace")))
         else:
             self._end(VALUE, bytes(body))
 
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+    def peer_lost(self, link: FrameLink, verdict: Verdict) -> None:
         if link is self._link:
             self._end(RAISED, Unreachable(verdict))
 
@@ -131,7 +132,7 @@ def tell(uid: int, name: str, body: bytes = b"") -> bool:
     return _send(proc, proc.link_to(uid), 0, name, body)
 
 
-def _send(proc: Proc, link: Any, port: int, name: str, body: bytes) -> bool:
+def _send(proc: Proc, link: FrameLink, port: int, name: str, body: bytes) -> bool:
     meta = name.encode()
     if link is proc.local:
         frame = Frame(SERVICE, 0, 0, port, 0, 0, meta, body)

@@ -31,6 +31,7 @@ from monarch._engine.protocol.directory import HOME
 from monarch._engine.runtime.agent.client import current_proc, succeed
 from monarch._engine.runtime.proc.ownership import OwnedMesh, Verdict
 from monarch._engine.runtime.proc.proc import Proc
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import FAILURE, QUERY
 
 __all__ = ["Reattached", "reattach"]
@@ -277,7 +278,7 @@ class _Present(Gather[None]):
     _uid: int
 
     @classmethod
-    def ask(cls, uid: int, links: list[Any], proc: Proc, done: Callable[[], None]) -> None:
+    def ask(cls, uid: int, links: list[FrameLink], proc: Proc, done: Callable[[], None]) -> None:
         self: _Present = cls._new()
         self._uid = uid
         self._done = done
@@ -292,7 +293,7 @@ class _Present(Gather[None]):
                 if verdict is not None:
                     self.peer_lost(link, verdict)
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         if flags & FAILURE:
             self._proc.mesh_failed(self._uid, rank, Failure.from_bytes(bytes(body)))
         self._answered(rank)

@@ -40,6 +40,7 @@ from monarch._engine.base.verdict import FAILED, INTERNAL, STOPPED, SYSTEM, USER
 from monarch._engine.runtime.actor.flow_control import FlowControl
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.fault_file import note_error
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import CALL, HURRY, Frame
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Behaviour(Protocol):
     def plain_handler(self, name: str) -> Handler | None:
         """Return a handler for a method that is no endpoint, for callers that wrapped it in one."""
 
-    def explicit_port(self, link: Any, frame: Frame, endpoint: str) -> Any:
+    def explicit_port(self, link: FrameLink, frame: Frame, endpoint: str) -> Any:
         """Return the port object for an endpoint that answers by itself."""
 
     def call_ended(self, error: BaseException | None) -> None:
@@ -162,11 +163,13 @@ class Cell:
         self.control: deque[Callable[[], Any]] = deque()  # actions to run between messages
         self.wake: Callable[[], None] = self._wake_sync
         # Replaced while an epoch barrier is up.
-        self.put: Callable[[Any, Frame], None] = self._enqueue
+        self.put: Callable[[FrameLink, Frame], None] = self._enqueue
         self.idle = False
         # The message being handled, until it is answered.
-        self.current: tuple[Any, Frame] | None = None
-        self.owed: dict[int, tuple[Any, int, int]] = {}  # answers given later: link, port, rank
+        self.current: tuple[FrameLink, Frame] | None = None
+        self.owed: dict[
+            int, tuple[FrameLink, int, int]
+        ] = {}  # answers given later: link, port, rank
         # The tasks that answer calls, by link and port of the call.
         self.aside: dict[tuple[Any, int], asyncio.Task[None]] = {}
         self._recalled: set[tuple[Any, int]] = set()  # calls to drop
@@ -178,7 +181,7 @@ class Cell:
         self.grave: Failure | None = None
         self.flow_control = FlowControl(proc, uid, self.depth)
         self._end_lock = threading.RLock()
-        self._stop_acks: list[tuple[Any, Frame]] = []
+        self._stop_acks: list[tuple[FrameLink, Frame]] = []
         self._stop_timer: Any = None
         self.finished = threading.Event()
         self.fatal: BaseException | None = None
@@ -192,7 +195,7 @@ class Cell:
 
     # -- mailbox ---------------------------------------------------------------------------------
 
-    def _enqueue(self, link: Any, frame: Frame) -> None:
+    def _enqueue(self, link: FrameLink, frame: Frame) -> None:
         """Queue a message; on the reactor thread, or a local sender's."""
         if self.is_async:
             self.mailbox.append((link, frame))
@@ -224,7 +227,7 @@ class Cell:
 
     # -- recalled messages -----------------------------------------------------------------------
 
-    def recall(self, link: Any, port: int) -> None:
+    def recall(self, link: FrameLink, port: int) -> None:
         """Drop a call that its caller has cancelled. On the reactor thread."""
         if self.is_async:
             for item in list(self.mailbox):
@@ -236,7 +239,7 @@ class Cell:
         if self.state is not STARTING or not self.is_async:
             self.interrupt(functools.partial(self._recall, link, port))
 
-    def _recall(self, link: Any, port: int) -> None:
+    def _recall(self, link: FrameLink, port: int) -> None:
         if not self.is_async:
             self._recalled.add((link, port))
             self._recalled_within = self.mailbox.qsize() + 1  # including the one being handled
@@ -246,11 +249,11 @@ class Cell:
         elif self.serving is not None and self._has_in_hand(link, port):
             self.serving.cancel()
 
-    def _has_in_hand(self, link: Any, port: int) -> bool:
+    def _has_in_hand(self, link: FrameLink, port: int) -> bool:
         current = self.current
         return current is not None and current[0] is link and current[1].port == port
 
-    def drops(self, link: Any, frame: Frame) -> bool:
+    def drops(self, link: FrameLink, frame: Frame) -> bool:
         """Whether this message was recalled; the actor asks for each message, in state DROPPING."""
         self._recalled_within -= 1
         dropped = frame.kind == CALL and (link, frame.port) in self._recalled
@@ -282,7 +285,7 @@ class Cell:
 
     # -- stop and exit -----------------------------------------------------------------------------
 
-    def request_stop(self, link: Any, frame: Frame) -> None:
+    def request_stop(self, link: FrameLink, frame: Frame) -> None:
         """Stop after the messages before this STOP frame; the stop is acknowledged when done."""
         if frame.flags & HURRY and self._stop_acks:
             self._give_up()
@@ -357,7 +360,7 @@ class Cell:
             self._acknowledge(link, frame)
         self.proc.cell_finished(self)
 
-    def _acknowledge(self, link: Any, frame: Frame) -> None:
+    def _acknowledge(self, link: FrameLink, frame: Frame) -> None:
         if frame.port:
             self.proc.post(link, frame.port, frame.rank, None)
 
@@ -370,7 +373,7 @@ class Cell:
             if item is not None:
                 self.refuse(*item)
 
-    def refuse(self, link: Any, frame: Frame) -> None:
+    def refuse(self, link: FrameLink, frame: Frame) -> None:
         if frame.kind == CALL:
             self.proc.refuse(link, frame)
 
@@ -393,7 +396,7 @@ class Cell:
             self._refuse_owed(self.grave)
         return ticket
 
-    def owe_again(self, link: Any, frame: Frame) -> None:
+    def owe_again(self, link: FrameLink, frame: Frame) -> None:
         """Record that a claimed message could not be answered; the grave will answer it."""
         self.owed[next(self._tickets)] = (link, frame.port, frame.rank)
         if self.grave is not None:

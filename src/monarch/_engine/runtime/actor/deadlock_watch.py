@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._engine.base.errors import DeadlockError, is_engine_frame
 from monarch._engine.runtime.io import environment as environments
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import PROBE, Frame
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class LongWait:
         answer = self._answer()
         return [] if answer is None else answer._unanswered()
 
-    def owes(self, link: Any, port: int) -> bool:
+    def owes(self, link: object, port: int) -> bool:
         return (link, port) not in self._cell.aside
 
     def fail(self, error: DeadlockError) -> None:
@@ -201,7 +202,7 @@ class Watch:
 
     # -- on the reactor --------------------------------------------------------------------------
 
-    def on_probe(self, link: Any, frame: Frame) -> None:
+    def on_probe(self, link: FrameLink, frame: Frame) -> None:
         """Handle a PROBE frame, received or sent to this very process (from any thread)."""
         from monarch._engine.protocol.deadlock import Probe
 
@@ -224,11 +225,11 @@ class Watch:
         if wait.standing:
             self._do(self._deadlocks.begin(environments.current.now(), wait))
 
-    def _chased(self, link: Any, frame: Frame, probe: Probe) -> None:
+    def _chased(self, link: FrameLink, frame: Frame, probe: Probe) -> None:
         now = environments.current.now()
         self._do(self._deadlocks.chased(now, link, frame.dest, frame.port, probe))
 
-    def _proven(self, link: Any, frame: Frame, probe: Probe) -> None:
+    def _proven(self, link: FrameLink, frame: Frame, probe: Probe) -> None:
         self._do(self._deadlocks.proven(link, frame.dest, probe))
 
     def _tick(self) -> None:
@@ -242,13 +243,15 @@ class Watch:
         for effect in effects:
             if isinstance(effect, Chase):
                 body = effect.probe.to_bytes()
-                for link, actor, port in effect.calls:
-                    say(link, PROBE, actor, port, 0, body)
+                for call in effect.calls:
+                    over: Any = call.link  # a FrameLink: `begin` or `chased` took it
+                    say(over, PROBE, call.actor, call.port, 0, body)
             elif isinstance(effect, Break):
                 wait: Any = effect.wait  # `begin` received it from here
                 wait.fail(DeadlockError(effect.cycle))
             else:
-                say(effect.link, PROBE, effect.actor, 0, 0, effect.probe.to_bytes(), _PROOF)
+                back: Any = effect.link  # a FrameLink: `chased` took it
+                say(back, PROBE, effect.actor, 0, 0, effect.probe.to_bytes(), _PROOF)
         due = self._deadlocks.deadline
         if due is not None and (self._due is None or due < self._due):
             self._due = due  # an earlier timer may be left, which costs one useless tick

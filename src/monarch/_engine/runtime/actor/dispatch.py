@@ -34,6 +34,7 @@ from monarch._engine.base.verdict import STOPPED
 from monarch._engine.runtime.actor.cell import DEAD, RUNNING, Behaviour, Cell, Handler
 from monarch._engine.runtime.actor.spans import in_span
 from monarch._engine.runtime.proc.body import decode_body, unreadable
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.codec import Payload, encode, loads
 from monarch._engine.wire.frame import CALL, ERROR, POST, Frame, pack
 
@@ -209,7 +210,7 @@ def construct(cell: Cell) -> bool:
     return True
 
 
-def prepare(cell: Cell, link: Any, frame: Frame) -> tuple[Handler, Any, Any]:
+def prepare(cell: Cell, link: FrameLink, frame: Frame) -> tuple[Handler, Any, Any]:
     behaviour = cell.behaviour
     assert behaviour is not None
     handler, extent = behaviour.routes.get(frame.meta) or _look_up(cell, behaviour, frame.meta)
@@ -240,7 +241,7 @@ def _look_up(cell: Cell, behaviour: Behaviour, meta: bytes) -> tuple[Handler, An
     return found
 
 
-def reply(cell: Cell, link: Any, frame: Frame, handler: Handler, answer: Payload) -> None:
+def reply(cell: Cell, link: FrameLink, frame: Frame, handler: Handler, answer: Payload) -> None:
     """Send the value of a message that this thread has claimed (see `Cell.owe`)."""
     stream = answer.stream
     try:
@@ -252,14 +253,14 @@ def reply(cell: Cell, link: Any, frame: Frame, handler: Handler, answer: Payload
         send_error(cell, link, frame, handler.name, error, "failed.")
 
 
-def _answer(proc: Proc, link: Any, frame: Frame, payload: Payload, flags: int = 0) -> None:
+def _answer(proc: Proc, link: FrameLink, frame: Frame, payload: Payload, flags: int = 0) -> None:
     """Send an answer. A caller that takes no bytes for a long time still gets it from the queue."""
     with contextlib.suppress(BackpressureError):
         proc.send_one(link, POST, frame.port, 0, frame.rank, b"", payload, flags)
 
 
 def failed(
-    cell: Cell, link: Any, frame: Frame, handler: Handler | None, error: BaseException
+    cell: Cell, link: FrameLink, frame: Frame, handler: Handler | None, error: BaseException
 ) -> End | None:
     """Handle an outcome that is not a value; return the actor's end if it fails by it."""
     # Compare types: `isinstance` asks the object for its class, and so may run user code.
@@ -313,7 +314,7 @@ def stopped(cell: Cell, frame: Frame) -> End:
 
 
 def send_error(
-    cell: Cell, link: Any, frame: Frame, name: str, error: BaseException, suffix: str
+    cell: Cell, link: FrameLink, frame: Frame, name: str, error: BaseException, suffix: str
 ) -> None:
     """Answer with `error`, or with as much of it as can be sent. Never raises.
 

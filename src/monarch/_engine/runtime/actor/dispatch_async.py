@@ -31,6 +31,7 @@ from monarch._engine.runtime.actor.dispatch import (
 )
 from monarch._engine.runtime.actor.loop_watch import Awaits, Pulse
 from monarch._engine.runtime.io.bridge import gate_of, new_loop
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import CALL, Frame
 
 __all__ = ["run_async"]
@@ -226,7 +227,7 @@ def _start_task(
 
 
 async def _concurrent(
-    cell: Cell, ticket: int, link: Any, frame: Frame, handler: Handler, args: Any, kwargs: Any
+    cell: Cell, ticket: int, link: FrameLink, frame: Frame, handler: Handler, args: Any, kwargs: Any
 ) -> None:
     """Handle one message of a concurrent endpoint as a task, while the actor takes others."""
     try:
@@ -247,7 +248,7 @@ async def _concurrent(
 
 
 def _fail(
-    cell: Cell, ticket: int, link: Any, frame: Frame, handler: Handler, error: BaseException
+    cell: Cell, ticket: int, link: FrameLink, frame: Frame, handler: Handler, error: BaseException
 ) -> None:
     if cell.redeem(ticket):
         ordinary = issubclass(type(error), Exception)
@@ -256,7 +257,12 @@ def _fail(
 
 
 def _over(
-    cell: Cell, ticket: int, link: Any, frame: Frame, handler: Handler, task: asyncio.Task[None]
+    cell: Cell,
+    ticket: int,
+    link: FrameLink,
+    frame: Frame,
+    handler: Handler,
+    task: asyncio.Task[None],
 ) -> None:
     """Clean up after a task; answer its caller if it was cancelled before it began."""
     if ticket:

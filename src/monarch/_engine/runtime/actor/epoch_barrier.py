@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.failure import Failure
 from monarch._engine.runtime.proc.ownership import Verdict
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import CALL, QUERY, Frame
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class EpochBarrier:
         grave: the failure that ended the predecessor.
     """
 
-    def __init__(self, cell: Cell, owner_link: Any, grave: Failure) -> None:
+    def __init__(self, cell: Cell, owner_link: FrameLink, grave: Failure) -> None:
         proc = cell.proc
         self._cell = cell
         self._grave = grave
@@ -51,20 +52,20 @@ class EpochBarrier:
             if not proc.say(link, QUERY, 0, self._port, 0):
                 self._heard(link)
 
-    def _put(self, link: Any, frame: Frame) -> None:
+    def _put(self, link: FrameLink, frame: Frame) -> None:
         if frame.kind == CALL and link in self._silent:
             self._cell.proc.give_back(link, frame, self._grave)
         else:
             self._enqueue(link, frame)
 
-    def _heard(self, link: Any) -> None:
+    def _heard(self, link: FrameLink) -> None:
         self._silent.discard(link)
         if not self._silent:
             self._cell.put = self._enqueue
             self._cell.proc.close_port(self._port)
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None:
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         self._heard(link)
 
-    def peer_lost(self, link: Any, verdict: Verdict) -> None:
+    def peer_lost(self, link: FrameLink, verdict: Verdict) -> None:
         self._heard(link)

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch._engine.base.settings import settings
+from monarch._engine.transport.frame_link import FrameLink
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.proc.proc import Proc
@@ -54,10 +55,10 @@ class FlowControl:
         self._bytes_limit: int = settings.mailbox_bytes_limit
         self.bytes = 0
         self._closed = False
-        self._held: dict[Any, None] = {}  # links whose senders wait
+        self._held: dict[FrameLink, None] = {}  # links whose senders wait
         self._lock = threading.RLock()
 
-    def put(self, link: Any, size: int, depth: int) -> None:
+    def put(self, link: FrameLink, size: int, depth: int) -> None:
         """Count a message of `size` bytes that came over `link`; `depth` messages wait now."""
         if size >= _COUNTED:
             with self._lock:

@@ -16,6 +16,7 @@ from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.body import decode_body, unreadable
 from monarch._engine.runtime.proc.proc import Proc
 from monarch._engine.shapes import Extent, Point
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.codec import encode_call
 from monarch._engine.wire.frame import CALL, ONCE, Frame
 
@@ -57,7 +58,7 @@ class SetupGate:
         self._done.wait()
 
 
-def spawn_cell(proc: Proc, link: Any, frame: Frame) -> None:
+def spawn_cell(proc: Proc, link: FrameLink, frame: Frame) -> None:
     """Start the actor of a SPAWN frame, which is constructed on a thread of its own."""
     name, label, display, *first = json.loads(frame.meta)
     if first and isinstance(first[0], list):  # sent to many ranks, so each adds its own point
@@ -97,4 +98,4 @@ def spawn_cell(proc: Proc, link: Any, frame: Frame) -> None:
     except RuntimeError as error:
         cell.unable_to_start(error)
     if proc.stop_request is not None:  # such as the replacement of an actor that has just failed
-        cell.request_stop(None, proc.stop_request)
+        cell.request_stop(proc.local, proc.stop_request)

@@ -210,7 +210,7 @@ def stop_actors(proc: Proc, frame: Frame) -> None:
         return
     proc.reactor.call_later(settings.stop_actor_timeout, proc.reactor.stop)
     for cell in cells:
-        cell.request_stop(None, proc.stop_request)
+        cell.request_stop(proc.local, proc.stop_request)
 
 
 def _is_library(name: str, module: types.ModuleType) -> bool:

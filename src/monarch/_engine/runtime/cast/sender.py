@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.errors import BackpressureError
 from monarch._engine.base.settings import settings
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.codec import Payload
 from monarch._engine.wire.frame import CAST, CONTROL, FIRST, ONCE, SEGMENT, Frame, pack
 
@@ -51,7 +52,7 @@ class Plan:
 
     __slots__ = ("by_rank", "data", "direct", "links", "ranks")
 
-    def __init__(self, links: Sequence[Any], hosts: Sequence[str], here: str) -> None:
+    def __init__(self, links: Sequence[FrameLink], hosts: Sequence[str], here: str) -> None:
         self.direct: list[int] = []
         self.ranks: list[int] = []
         runs: dict[str, list[list[int]]] = {}
@@ -72,7 +73,7 @@ class Plan:
         self.data = _JSON(list(runs.items())).encode()
 
     @classmethod
-    def of(cls, links: Sequence[Any], hosts: Sequence[str], here: str) -> Plan | None:
+    def of(cls, links: Sequence[FrameLink], hosts: Sequence[str], here: str) -> Plan | None:
         """Return a plan, or None: a cast pays only for many ranks per host, or for many hosts."""
         plan = cls(links, hosts, here)
         reached = len(set(hosts) - {here})
@@ -168,7 +169,7 @@ class Casting:
         payload = Payload([body], [], len(body) + 1)
         return self.send(plan, kind, dest, port, b"", payload, 0, None, gathers=port > 0)
 
-    def on_answers(self, link: Any, frame: Frame) -> None:
+    def on_answers(self, link: FrameLink, frame: Frame) -> None:
         """Deliver the answers in an ANSWERS frame of the agent."""
         port = frame.dest
         if frame.flags:
@@ -176,7 +177,7 @@ class Casting:
         sink = self._proc.ports.get(port)
         if sink is not None:
             for rank, answer in answers_in(frame):
-                sink.deliver(rank, 0, answer, None)
+                sink.deliver(rank, 0, answer, link)
 
     def closed(self, port: int) -> None:
         """Tell the agent that the port wants no more answers."""

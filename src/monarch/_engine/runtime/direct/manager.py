@@ -34,6 +34,7 @@ from monarch._engine.base.errors import ProtocolError
 from monarch._engine.base.settings import settings
 from monarch._engine.runtime.direct.link import BROKEN, REST, Direct, DirectLink, count
 from monarch._engine.runtime.io.reactor import WRITE, Timer
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.transport.link import Link
 from monarch._engine.wire.frame import DIRECT, Frame, pack
 
@@ -80,15 +81,15 @@ class Directs:
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self._count = itertools.count(1)
-        self._tries: dict[Link, _Try] = {}
+        self._tries: dict[FrameLink, _Try] = {}
         self._failed: dict[int, int] = {}  # by peer: number of failed attempts
-        self._open: dict[Link, DirectLink] = {}
+        self._open: dict[FrameLink, DirectLink] = {}
         self._doors: dict[tuple[str, bool], Door] = {}  # by address, and whether it has TLS
         self._asked: dict[int, list[tuple[Link, int]]] = {}  # waiting requests, by peer
-        self._last_words: dict[Link, Callable[[], None]] = {}
+        self._last_words: dict[FrameLink, Callable[[], None]] = {}
         proc.notices["way"] = self._on_way
 
-    def count(self, link: Any) -> None:
+    def count(self, link: FrameLink) -> None:
         """Count messages on this link to another host, from now on. Callable from any thread."""
         if settings.direct_connections and isinstance(link, Link):
             failed = self._failed.get(link.uid, 0)
@@ -110,7 +111,7 @@ class Directs:
         self._tries[link] = _Try(number, timer)
         self._say(link, ASK, number)
 
-    def _fail(self, link: Link) -> None:
+    def _fail(self, link: FrameLink) -> None:
         """Drop a failed attempt, and count messages for the next one."""
         tried = self._tries.pop(link, None)
         if tried is None:
@@ -317,7 +318,7 @@ class Directs:
 
     # -- the end of the link ---------------------------------------------------------------------
 
-    def last_words(self, link: Any, then: Callable[[], None]) -> bool:
+    def last_words(self, link: FrameLink, then: Callable[[], None]) -> bool:
         """Whether messages from an exited peer may still be in transit.
 
         If so `then()` is called when they have arrived. A repeated call for the same link returns
@@ -343,12 +344,12 @@ class Directs:
 
         self._proc.reactor.call_later(_LAST_WORDS, look)
 
-    def lost(self, link: Any) -> None:
+    def lost(self, link: FrameLink) -> None:
         """Forget a lost link after a pause: messages of a peer that exited may be in transit."""
         if link in self._open:
             self._proc.reactor.call_later(_LAST_WORDS, lambda: self.forget(link))
 
-    def forget(self, link: Any) -> None:
+    def forget(self, link: FrameLink) -> None:
         """Drop everything about a link that is lost for good."""
         self._fail(link)
         self._failed.pop(link.uid, None)
@@ -372,7 +373,7 @@ class Directs:
     def _say(self, link: Link, what: int, number: int, body: bytes = b"") -> None:
         link.send(pack(DIRECT, number, 0, 0, b"", body, what))
 
-    def on_direct(self, link: Any, frame: Frame) -> None:
+    def on_direct(self, link: FrameLink, frame: Frame) -> None:
         """Handle a frame about a direct connection."""
         handler = self._HANDLERS.get(frame.flags)
         if handler is None or not isinstance(link, Link):
@@ -387,7 +388,7 @@ class Directs:
         if tried is not None and tried.number == frame.dest:
             self._fail(link)
 
-    def on_turn(self, link: Any, frame: Frame) -> None:
+    def on_turn(self, link: FrameLink, frame: Frame) -> None:
         """Follow the peer, which changes between tunnel and connection."""
         if not isinstance(link, DirectLink):
             raise ProtocolError(

@@ -19,6 +19,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import CALL, Frame
 
 if TYPE_CHECKING:
@@ -37,10 +38,10 @@ class EarlyMessages:
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self._lock = threading.Lock()
-        self._waiting: dict[int, tuple[Any, list[tuple[Any, Frame]]]] = {}  # by actor
+        self._waiting: dict[int, tuple[Any, list[tuple[FrameLink, Frame]]]] = {}  # by actor
         self._count = 0
 
-    def keep(self, link: Any, frame: Frame) -> bool:
+    def keep(self, link: FrameLink, frame: Frame) -> bool:
         """Whether a message is held here for its actor, or delivered to it."""
         proc, uid = self._proc, frame.dest
         with self._lock:
@@ -67,13 +68,13 @@ class EarlyMessages:
                 self._deliver(cell, link, frame)
             self._proc.cells[cell.uid] = cell
 
-    def _deliver(self, cell: Cell, link: Any, frame: Frame) -> None:
+    def _deliver(self, cell: Cell, link: FrameLink, frame: Frame) -> None:
         if frame.kind == CALL:
             cell.put(link, frame)
         else:  # a QUERY asks whether the actor exists
             self._proc.post(link, frame.port, frame.rank, None)
 
-    def _take(self, uid: int) -> tuple[Any, list[tuple[Any, Frame]]]:
+    def _take(self, uid: int) -> tuple[Any, list[tuple[FrameLink, Frame]]]:
         timer, messages = self._waiting.pop(uid, (None, []))
         self._count -= len(messages)
         return timer, messages

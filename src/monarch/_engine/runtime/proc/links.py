@@ -5,7 +5,12 @@ Also the gate, where senders wait while a receiver at the other end of a link is
 
 from __future__ import annotations
 
+from collections import deque
+from typing import NoReturn
+
+from monarch._engine.base.errors import ProtocolError
 from monarch._engine.runtime.io import environment as environments
+from monarch._engine.transport.frame_link import Waiting
 
 __all__ = ["Gate", "LocalLink", "LostLink"]
 
@@ -25,29 +30,57 @@ class Gate:
         self._event.set()
 
 
-class LocalLink:
-    """The link of a process to itself: frames go straight to the mailbox or port."""
+class _Streamless:
+    """What the links without a stream share: no cast, and no descriptor, goes over them."""
 
-    lost = None
-    queued = 0
-    born = None
+    born: tuple[int, bool] | None = None
+    queued: int = 0
+    queue_limit: int = 0
+    casts: int = 0
+    used: bool = False
+    direct: object = None
+
+    def __init__(self, uid: int, peer: str, lost: str | None) -> None:
+        self.uid = uid
+        self.peer = peer
+        self.lost = lost
+        self.paused: dict[int, Waiting] = {}
+        self.released: deque[int] = deque()
+
+    def wait_room(self, timeout: float) -> bool:
+        """Return True at once: no bytes wait."""
+        return True
+
+    def mark(self, number: int) -> None:
+        """Do nothing: the order of what is sent here does not depend on casts."""
+
+    def turn_back(self) -> None:
+        """Do nothing: there is one way only."""
+
+    def take_fds(self, count: int) -> NoReturn:
+        """Raise ProtocolError: no descriptors arrive here."""
+        raise ProtocolError(f"protocol error from {self.peer}: a frame names descriptors")
+
+    take_fds_if_any = take_fds
+
+
+class LocalLink(_Streamless):
+    """The link of a process to itself: `Proc.send` puts frames straight in the mailbox or port."""
 
     def __init__(self, uid: int) -> None:
-        self.uid = uid
-        self.paused: dict[int, Gate] = {}
-
-
-class LostLink:
-    """The link to a process that is known to have exited; refuses every frame."""
-
-    queued = 0
-    queue_limit = 0
-    born = None
-
-    def __init__(self, uid: int, reason: str) -> None:
-        self.uid = uid
-        self.lost = reason
-        self.paused: dict[int, Gate] = {}
+        super().__init__(uid, "this process", None)
 
     def send(self, data: bytes, fds: list[int] | None = None) -> bool:
+        """Raise RuntimeError: there are no bytes between a process and itself."""
+        raise RuntimeError("a process sends to itself by Proc.send and Proc.say, not by its link")
+
+
+class LostLink(_Streamless):
+    """The link to a process that is known to have exited; refuses every frame."""
+
+    def __init__(self, uid: int, reason: str) -> None:
+        super().__init__(uid, f"proc {uid:x}", reason)
+
+    def send(self, data: bytes, fds: list[int] | None = None) -> bool:
+        """Return False: the link is lost."""
         return False

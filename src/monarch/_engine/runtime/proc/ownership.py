@@ -7,16 +7,29 @@ from typing import Any, Protocol
 
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.verdict import Verdict
+from monarch._engine.transport.frame_link import FrameLink
 
-__all__ = ["OwnedMesh", "Owner", "Sink", "Verdict"]
+__all__ = ["CallSink", "OwnedMesh", "Owner", "Sink", "Verdict"]
 
 
 class Sink(Protocol):
     """A waiter at a port. Called on the reactor's or a local sender's thread; must not block."""
 
-    def deliver(self, rank: int, flags: int, body: Any, link: Any) -> None: ...
+    def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
+        """Take a message of `rank` that came over `link`; over the agent's, if it was gathered."""
+        ...
 
-    def peer_lost(self, link: Any, verdict: Verdict) -> None: ...
+    def peer_lost(self, link: FrameLink, verdict: Verdict) -> None:
+        """Settle what can no longer come over `link`."""
+        ...
+
+
+class CallSink(Sink, Protocol):
+    """The sink of calls, which may be sent again to a process that replaced the receiver."""
+
+    def peer_moved(self, rank: int, old: FrameLink, new: FrameLink) -> None:
+        """Expect the answer of `rank`, or its loss, from `new` instead of `old`."""
+        ...
 
 
 class Owner(Protocol):
@@ -38,7 +51,7 @@ class OwnedMesh:
         owner: Owner,
         name: str,
         display: str,
-        links: list[Any],
+        links: list[FrameLink],
         rank_text: Callable[[int], str],
     ) -> None:
         self.uid = uid

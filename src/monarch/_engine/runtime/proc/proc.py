@@ -54,6 +54,7 @@ from monarch._engine.runtime.proc.early import EarlyMessages
 from monarch._engine.runtime.proc.links import Gate, LocalLink, LostLink
 from monarch._engine.runtime.proc.ownership import OwnedMesh, Sink, Verdict
 from monarch._engine.runtime.proc.side_stream import Caller, Via
+from monarch._engine.transport.frame_link import FrameLink, StreamLink
 from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool
 from monarch._engine.wire.codec import Payload, encode, encode_call, encode_result
@@ -123,7 +124,7 @@ class Proc:
         self,
         uid: int,
         label: str,
-        spawn: Callable[[Proc, Any, Frame], None],
+        spawn: Callable[[Proc, FrameLink, Frame], None],
         stop: Callable[[Proc, Frame], None],
         client: bool,
         reign: int = 0,
@@ -140,12 +141,12 @@ class Proc:
         self.forwards: dict[Any, Any] = {}
         self.reactor = environments.current.reactor()
         self.local = LocalLink(uid)
-        self.agent: Link | None = None
+        self.agent: StreamLink | None = None
         self.ended: Verdict | None = None  # why this process no longer has an agent
         self.agent_lost: Callable[[str], None] = lambda reason: os._exit(1)
         self.agent_silent: Callable[[float, list[int]], None] = self._bury_waiting
         self.when_ended: list[Callable[[Verdict], None]] = []  # callbacks for the loss of the agent
-        self.links: dict[int, Any] = {uid: self.local}
+        self.links: dict[int, StreamLink | LocalLink] = {uid: self.local}
         self.ports: dict[int, Sink] = {}
         self.cells: dict[int, Any] = {}
         self.ending: dict[Any, None] = {}  # cells that settled but did not finish
@@ -165,7 +166,7 @@ class Proc:
         self.returns = False  # whether an actor here handles its undeliverable messages
         self.setup: Any = None  # the gate of the bootstrap callable, when there is one
         self.notices: dict[str, Callable[[dict[str, Any]], None]] = {}
-        self.services: dict[bytes, Callable[[Any, Frame], None]] = {}  # by name
+        self.services: dict[bytes, Callable[[FrameLink, Frame], None]] = {}  # by name
         self.streams: dict[str, Callable[[socket.socket, Caller], None]] = {}  # by purpose
         self._asked: set[int] = set()
         self._exit_sinks: dict[int, list[Callable[[Verdict], None]]] = {}
@@ -219,7 +220,7 @@ class Proc:
 
     def send(
         self,
-        link: Any,
+        link: FrameLink,
         kind: int,
         dest: int,
         port: int,
@@ -247,11 +248,11 @@ class Proc:
                 self.segments.release(link, segment.id)
         if link.queued > link.queue_limit and threading.get_ident() != self.reactor.ident:
             self.wait_room(link)
-        return bool(ok)
+        return ok
 
     def send_one(
         self,
-        link: Any,
+        link: FrameLink,
         kind: int,
         dest: int,
         port: int,
@@ -271,7 +272,9 @@ class Proc:
         if payload.stored is not None:
             self.segments.release(None, payload.stored.id)
 
-    def wait_for_gate(self, link: Any, dest: int, who: str, patience: float | None = None) -> None:
+    def wait_for_gate(
+        self, link: FrameLink, dest: int, who: str, patience: float | None = None
+    ) -> None:
         """Wait while the receiver `dest` behind `link` is full. Raises BackpressureError.
 
         Waits `backpressure_timeout`, or at most `patience` seconds.
@@ -290,7 +293,7 @@ class Proc:
                 "(configuration keys mailbox_limit, backpressure_timeout); it is stuck or too slow"
             )
 
-    def wait_room(self, link: Link) -> None:
+    def wait_room(self, link: FrameLink) -> None:
         """Wait until `link` takes bytes again. Raises BackpressureError."""
         if not link.wait_room(self._patience):
             raise BackpressureError(
@@ -310,7 +313,7 @@ class Proc:
 
     def say(
         self,
-        link: Any,
+        link: FrameLink,
         kind: int,
         dest: int,
         port: int,
@@ -322,19 +325,19 @@ class Proc:
         if link is self.local:
             self._on[kind](link, Frame(kind, flags, dest, port, rank, 0, b"", body))
             return True
-        return bool(link.send(pack(kind, dest, port, rank, b"", body, flags)))
+        return link.send(pack(kind, dest, port, rank, b"", body, flags))
 
-    def post_failure(self, link: Any, port: int, rank: int, failure: Failure) -> None:
+    def post_failure(self, link: FrameLink, port: int, rank: int, failure: Failure) -> None:
         """Send the failure that replaces an answer to a port of the process behind `link`."""
         self.say(link, POST, port, 0, rank, failure.to_bytes(), FAILURE)
 
-    def post(self, link: Any, port: int, rank: int, obj: Any, flags: int = 0) -> bool:
+    def post(self, link: FrameLink, port: int, rank: int, obj: Any, flags: int = 0) -> bool:
         """Send `obj` to a port of the process behind `link`."""
         return self.send_one(link, POST, port, 0, rank, b"", self.encode(obj), flags)
 
     # -- links -----------------------------------------------------------------------------------
 
-    def link_to(self, uid: int) -> Any:
+    def link_to(self, uid: int) -> FrameLink:
         """Return the link to proc `uid`, made on first use. Never waits."""
         link = self.links.get(uid)
         if link is not None:
@@ -353,13 +356,18 @@ class Proc:
         introduce()
         return link
 
+    def _stream_to(self, uid: int) -> StreamLink | None:
+        """Return the link to another process, if one was made."""
+        link = self.links.get(uid)
+        return None if isinstance(link, LocalLink) else link
+
     def newest(self, uid: int) -> int:
         """Return the proc that is now in the place of `uid`: itself, unless it was replaced."""
         while uid in self.successors:
             uid = self.successors[uid]
         return uid
 
-    def _connect(self, uid: int) -> tuple[Link, Callable[[], None]]:
+    def _connect(self, uid: int) -> tuple[StreamLink, Callable[[], None]]:
         """Return a new link to proc `uid`, and the function that hands its other end over."""
         ours, theirs = self._pair()
 
@@ -399,7 +407,7 @@ class Proc:
     def _opened(self, fd: int) -> socket.socket:
         return socket.socket(fileno=fd)
 
-    def adopt(self, sock: socket.socket, uid: int, *, ours: bool = False) -> Link:
+    def adopt(self, sock: socket.socket, uid: int, *, ours: bool = False) -> StreamLink:
         """Use `sock` as the link to proc `uid`, unless there is one; read from it either way.
 
         `ours`: it was made by this process.
@@ -410,11 +418,11 @@ class Proc:
             self.links.setdefault(uid, link)
         return link
 
-    def adopt_agent(self, sock: socket.socket) -> Link:
-        self.agent = self._make_link(sock, "the host agent")
-        return self.agent
+    def adopt_agent(self, sock: socket.socket) -> StreamLink:
+        self.agent = agent = self._make_link(sock, "the host agent")
+        return agent
 
-    def _make_link(self, sock: socket.socket, peer: str, uid: int = 0) -> Link:
+    def _make_link(self, sock: socket.socket, peer: str, uid: int = 0) -> StreamLink:
         link = Link(sock, peer, self._want_write, self.frame_limit, self._queue_limit)
         link.uid = uid
 
@@ -438,7 +446,7 @@ class Proc:
             agent.send(pack(CONTROL, 0, 0, 0, b"", body, nfd=len(fds or ())), fds)
             self.agent_watch.requested(message)
 
-    def _read(self, link: Link) -> bool:
+    def _read(self, link: StreamLink) -> bool:
         """Handle the frames that have arrived; False when there were none, or the link is lost."""
         try:
             frames = link.receive(self.reactor.scratch)
@@ -451,7 +459,7 @@ class Proc:
             return False
         return bool(frames)
 
-    def handle(self, link: Link, frames: list[Frame]) -> None:
+    def handle(self, link: StreamLink, frames: list[Frame]) -> None:
         """Dispatch frames by their kind. A peer that violates the protocol loses the link."""
         try:
             on = self._on
@@ -469,12 +477,12 @@ class Proc:
             note_error(format_all(error))
             self.lose(link, f"protocol error from {link.peer}: {type(error).__name__}: {error}")
 
-    def lose(self, link: Link, reason: str) -> None:
+    def lose(self, link: StreamLink, reason: str) -> None:
         """Give a link up."""
         link.lose(reason)
         self._on_lost(link)
 
-    def _body(self, link: Any, frame: Frame) -> Any:
+    def _body(self, link: FrameLink, frame: Frame) -> Any:
         if not frame.flags & SEGMENT:
             return frame.body
         if len(frame.body) < 20 or frame.nfd != 1:
@@ -486,12 +494,12 @@ class Proc:
         (fd,) = fds
         return MappedBody(bytes(frame.body), fd, lambda ident: self._unused(link, ident))
 
-    def _unused(self, link: Link, ident: int) -> None:
+    def _unused(self, link: FrameLink, ident: int) -> None:
         # Runs on any thread and in finalisers, so it takes no lock.
         link.released.append(ident)
         self.reactor.call_soon(self._send_released, link)
 
-    def _send_released(self, link: Link) -> None:
+    def _send_released(self, link: FrameLink) -> None:
         idents: list[bytes] = []
         while link.released:
             idents.append(link.released.popleft().to_bytes(8, "little"))
@@ -500,7 +508,7 @@ class Proc:
 
     # -- frames, on the reactor thread (or a local sender's) -------------------------------------
 
-    def _on_call(self, link: Any, frame: Frame) -> None:
+    def _on_call(self, link: FrameLink, frame: Frame) -> None:
         if frame.flags & SEGMENT:
             frame = frame._replace(body=self._body(link, frame))
         cell = self.cells.get(frame.dest)
@@ -509,7 +517,7 @@ class Proc:
         elif not self.early.keep(link, frame):
             self.refuse(link, frame)
 
-    def refuse(self, link: Any, frame: Frame) -> None:
+    def refuse(self, link: FrameLink, frame: Frame) -> None:
         """Answer a message whose actor has ended."""
         if frame.port and self.setup is not None and self.setup.answer is not None:
             self.post(link, frame.port, frame.rank, self.setup.answer, ERROR)
@@ -519,7 +527,7 @@ class Proc:
             failure = Failure("<unknown>", _FORGOTTEN)
         self.give_back(link, frame, failure)
 
-    def give_back(self, link: Any, frame: Frame, failure: Failure) -> None:
+    def give_back(self, link: FrameLink, frame: Frame, failure: Failure) -> None:
         """Answer a message with the failure that prevents its handling."""
         port = frame.port or return_port_of(frame.meta)
         if port:
@@ -527,18 +535,18 @@ class Proc:
         else:
             self.dead_letters.add(failure)
 
-    def _on_post(self, link: Any, frame: Frame) -> None:
+    def _on_post(self, link: FrameLink, frame: Frame) -> None:
         body = self._body(link, frame) if frame.flags & SEGMENT else frame.body
         sink = self.ports.get(frame.dest)
         if sink is not None:
             sink.deliver(frame.rank, frame.flags & ~SEGMENT, body, link)
 
-    def _on_spawn(self, link: Any, frame: Frame) -> None:
+    def _on_spawn(self, link: FrameLink, frame: Frame) -> None:
         if frame.flags & SEGMENT:
             frame = frame._replace(body=self._body(link, frame), flags=frame.flags & ~SEGMENT)
         self._spawn(self, link, frame)
 
-    def _on_stop(self, link: Any, frame: Frame) -> None:
+    def _on_stop(self, link: FrameLink, frame: Frame) -> None:
         if not frame.dest:
             self._stop(self, frame)
             return
@@ -550,13 +558,13 @@ class Proc:
         else:
             cell.request_stop(link, frame)
 
-    def _on_query(self, link: Any, frame: Frame) -> None:
+    def _on_query(self, link: FrameLink, frame: Frame) -> None:
         if not frame.dest or frame.dest in self.cells:
             self.post(link, frame.port, frame.rank, None)
         elif not self.early.keep(link, frame):
             self.refuse(link, frame)
 
-    def _on_service(self, link: Any, frame: Frame) -> None:
+    def _on_service(self, link: FrameLink, frame: Frame) -> None:
         service = self.services.get(frame.meta)
         if service is not None:
             service(link, frame)
@@ -564,10 +572,10 @@ class Proc:
             name = frame.meta.decode(errors="replace")
             self.say(link, POST, frame.port, 0, 0, f"no service {name} here".encode(), ERROR)
 
-    def _on_event(self, link: Any, frame: Frame) -> None:
+    def _on_event(self, link: FrameLink, frame: Frame) -> None:
         self.mesh_failed(frame.dest, frame.rank, Failure.from_bytes(bytes(frame.body)))
 
-    def _on_flow(self, link: Any, frame: Frame) -> None:
+    def _on_flow(self, link: FrameLink, frame: Frame) -> None:
         if frame.flags:
             if link.lost is None:  # no frame would open a gate on a lost link
                 link.paused.setdefault(frame.dest, Gate())
@@ -576,18 +584,18 @@ class Proc:
             if gate is not None:
                 gate.open()
 
-    def _on_release(self, link: Any, frame: Frame) -> None:
+    def _on_release(self, link: FrameLink, frame: Frame) -> None:
         body = frame.body
         for at in range(0, len(body) - 7, 8):
             self.segments.release(link, int.from_bytes(body[at : at + 8], "little"))
 
-    def flow(self, link: Any, dest: int, full: bool) -> None:
+    def flow(self, link: FrameLink, dest: int, full: bool) -> None:
         """Report to the process behind `link` that mailbox `dest` is full, or has room again."""
         self.say(link, FLOW, dest, 0, 0, flags=int(full))
 
     # -- the host agent's notices ----------------------------------------------------------------
 
-    def _on_control(self, link: Any, frame: Frame) -> None:
+    def _on_control(self, link: FrameLink, frame: Frame) -> None:
         agent = self.agent
         if agent is None or link is not agent:
             raise ProtocolError(f"protocol error from {link.peer}: only the host agent controls")
@@ -619,8 +627,8 @@ class Proc:
             os.close(fd)
 
     def _on_gone(self, uid: int, verdict: Verdict) -> None:
-        link = self.links.get(uid)
-        if self.directs.last_words(link, lambda: self._on_gone(uid, verdict)):
+        link = self._stream_to(uid)
+        if link is not None and self.directs.last_words(link, lambda: self._on_gone(uid, verdict)):
             return
         reason = self.expected.pop(uid, None)
         if reason is not None:
@@ -643,7 +651,7 @@ class Proc:
         """Record that the client has exited and another process may take its place (`_on_back`)."""
         self.away = uid
         self.verdicts[uid] = verdict
-        link = self.links.get(uid)
+        link = self._stream_to(uid)
         # Any other link either leads to the new client, or its loss is found later.
         if link is not None and link.lost is not None:
             self._bury(link, verdict)
@@ -702,7 +710,7 @@ class Proc:
 
     # -- loss ------------------------------------------------------------------------------------
 
-    def _on_lost(self, link: Link) -> None:
+    def _on_lost(self, link: StreamLink) -> None:
         if link.fileno < 0:
             return
         self.reactor.unregister(link.fileno)
@@ -726,7 +734,7 @@ class Proc:
             self.directs.lost(link)
             self.tell_agent({"op": "autopsy", "uid": link.uid})
 
-    def _bury(self, link: Link, verdict: Verdict) -> None:
+    def _bury(self, link: StreamLink, verdict: Verdict) -> None:
         """Report to every sink that waits on `link` why no answer will come."""
         self._asked.discard(link.uid)
         self.directs.forget(link)
@@ -749,11 +757,11 @@ class Proc:
 
         def stop() -> None:
             for cell in orphans:
-                cell.request_stop(None, frame)
+                cell.request_stop(self.local, frame)
 
         self.reactor.call_later(settings.mesh_orphan_timeout, stop)
 
-    def _owned_behind(self, links: Collection[Any]) -> list[tuple[OwnedMesh, int]]:
+    def _owned_behind(self, links: Collection[FrameLink]) -> list[tuple[OwnedMesh, int]]:
         return [
             (mesh, rank)
             for mesh in list(self.owned.values())
@@ -770,7 +778,7 @@ class Proc:
         for mesh, rank in lost:
             self._ended(mesh, rank, mesh.failure_of(rank, verdict, others))
 
-    def rank_unreachable(self, mesh_uid: int, rank: int, link: Any) -> None:
+    def rank_unreachable(self, mesh_uid: int, rank: int, link: FrameLink) -> None:
         """Record that an actor could not be created, once the reason is known."""
         mesh = self.owned.get(mesh_uid)
         if mesh is None:  # recorded meanwhile by the loss of the link
@@ -795,11 +803,11 @@ class Proc:
         lost = {
             link
             for uid, link in self.links.items()
-            if link is not self.local and self.verdicts.setdefault(uid, verdict) is verdict
+            if not isinstance(link, LocalLink) and self.verdicts.setdefault(uid, verdict) is verdict
         }
         self._book(self._owned_behind(lost), verdict)
         for uid, link in list(self.links.items()):
-            if link is not self.local:
+            if not isinstance(link, LocalLink):
                 known = self.verdicts.setdefault(uid, verdict)
                 if link.lost is None:
                     link.lose(known.error)
@@ -840,13 +848,13 @@ class Proc:
 
     # -- spawning processes ----------------------------------------------------------------------
 
-    def spawn_procs(self, spec: dict[str, Any], procs: list[dict[str, Any]]) -> list[Any]:
+    def spawn_procs(self, spec: dict[str, Any], procs: list[dict[str, Any]]) -> list[FrameLink]:
         """Ask the host agent for processes; return links that can be written to at once.
 
         `spec` has the common settings of all, `procs` the settings of each, with its ``uid`` (see
         launch.launcher). Failures arrive as the exit of the processes concerned.
         """
-        links: list[Any] = []
+        links: list[FrameLink] = []
         if self.ended is not None:
             for proc in procs:
                 self.verdicts[proc["uid"]] = self.ended
@@ -863,7 +871,7 @@ class Proc:
 
     def _launching(
         self, spec: dict[str, Any], batch: list[dict[str, Any]]
-    ) -> tuple[list[Link], Callable[[], None]]:
+    ) -> tuple[list[StreamLink], Callable[[], None]]:
         """Return links to new procs and the function that launches the procs.
 
         The links can be written to before the launch.
@@ -889,7 +897,7 @@ class Proc:
                 theirs.close()
 
         here = self.spec.get("host", HOME)
-        links: list[Link] = []
+        links: list[StreamLink] = []
         for (ours, _), proc in zip(pairs, batch, strict=True):
             link = self.adopt(ours, proc["uid"], ours=True)
             if proc.get("host", here) != here:
@@ -899,7 +907,7 @@ class Proc:
 
     def replace_proc(
         self, old: int, spec: dict[str, Any], entry: dict[str, Any]
-    ) -> tuple[Any, Callable[[], None]]:
+    ) -> tuple[FrameLink, Callable[[], None]]:
         """Put a proc in the place of `old`; return its link and the function that launches it.
 
         The old proc exits if it has not. Messages written to the link before the launch are the
@@ -920,7 +928,7 @@ class Proc:
         if uid in self.verdicts:
             return
         self.expected[uid] = reason
-        link = self.links.get(uid)
+        link = self._stream_to(uid)
         if link is None or not link.send(pack(STOP, 0, 0, 0, b"", reason.encode())):
             self.kill_procs([uid])  # it can no longer be asked
 
@@ -934,7 +942,7 @@ class Proc:
         Calls of inherited meshes raise an error that says so.
         """
         for link in [*self.links.values(), self.agent]:
-            if link not in (None, self.local):
+            if isinstance(link, Link):
                 link.abandon(_FORKED.error)
                 self.verdicts[link.uid] = _FORKED
         self.links = {self.uid: self.local}
