@@ -13,6 +13,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (".ci", "benchmarks", "docs", "examples", "newsfragments", "src", "tests", "typings")
 """Folders with prose; the Markdown files of the root count as part of docs."""
+RESULTS = ROOT / "benchmarks" / "results"
+"""Records of measurements, which are not rewritten."""
 
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"^(?: {4}|\t).*$", re.MULTILINE)
@@ -34,7 +36,7 @@ def files() -> list[Path]:
         for folder in FOLDERS
         for suffix in ("py", "pyi", "md")
         for path in sorted((ROOT / folder).rglob(f"*.{suffix}"))
-        if not {"results", "__pycache__"} & set(path.parts)
+        if "__pycache__" not in path.parts and RESULTS not in path.parents
     ]
     return [*sorted(ROOT.glob("*.md")), *found]
 

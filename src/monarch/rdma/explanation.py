@@ -29,7 +29,7 @@ class Way(NamedTuple):
     """"taken", "no" or "not needed" (a better one was found first)."""
     reason: str
     remedy: str
-    """What to do about it; empty if there is nothing to do, or nothing is known."""
+    """A change that would open this route; empty if there is none, or none is known."""
 
 
 class Explanation:

@@ -77,7 +77,7 @@ class _Kind(NamedTuple):
     """How values of one type are checked, parsed from text, and shown."""
 
     noun: str
-    """What a valid value is called, as in "<variable> is not <noun>"."""
+    """The name of a valid value, as in "<variable> is not <noun>"."""
     accept: Callable[[Any], Any]
     """Converts a value from the user to the stored value; raises an error with a text for the user."""
     from_text: Callable[[str], Any]

@@ -1,4 +1,4 @@
-"""Frames: the fixed binary envelope of everything that travels on a link.
+"""Frames: the fixed binary envelope of all messages on a link.
 
 A frame is a 32-byte header, `meta_len` bytes of meta, and a body::
 
@@ -6,18 +6,18 @@ A frame is a 32-byte header, `meta_len` bytes of meta, and a body::
     | check u16
 
     size    bytes after the header (meta and body)
-    dest    the mesh (CALL, SPAWN, STOP...) or the port (POST) it is for, in the receiving process
-    port    where the answer goes, in the sending process; 0: none is wanted
-    rank    the receiver's rank in the mesh the caller used (CALL), or the answerer's (POST)
+    dest    in the receiving process: the mesh (CALL, SPAWN, STOP...) or the port (POST)
+    port    in the sending process: the port for the answer; 0: no answer is expected
+    rank    the receiver's rank in the mesh the caller used (CALL), or the sender's (POST)
     nfd     file descriptors that travel with it
-    check   a constant; a stream that lost its place fails here instead of being misread
+    check   a constant; a stream that is out of step fails here instead of being misread
 
 The header is parsed with `struct`, never with pickle, and nothing in it is trusted beyond its
 bounds: sizes are checked against the limit before a byte is allocated. `FrameReader` takes bytes
-as they come, whole, in pieces or many frames at once, and returns the complete frames. Big bodies
+as they arrive, whole, in pieces or many frames at once, and returns the complete frames. Big bodies
 are received straight into their final memory: the reader offers a buffer to fill (`target`), which
-grows as bytes arrive, so that a header alone costs nothing. What came before a bad header counts:
-the frames are returned, and `refused` holds the error.
+grows as bytes arrive, so a header alone allocates no memory. Frames before a bad header are
+returned, and `refused` holds the error.
 
 Meta of a CALL is the endpoint's name and the extent of the caller's mesh. It is the same for all
 ranks and all calls of one endpoint, so both ends keep it ready: the sender packs it once per
@@ -70,26 +70,26 @@ CALL = 1  # invoke an endpoint of the actor `dest`
 POST = 2  # a value, or an error, for the port `dest`
 SPAWN = 3  # create the actor `dest`
 STOP = 4  # stop the actor `dest`, or with dest 0 the process
-EVENT = 5  # tell the owner of mesh `dest` what happened to rank `rank`
+EVENT = 5  # to the owner of mesh `dest`: the failure of rank `rank`
 FLOW = 6  # the mailbox `dest` is full (flags 1) or has room again (flags 0)
 RELEASE = 7  # shared segments the receiver of a payload no longer uses
 CONTROL = 8  # a request to, or a notice from, the host agent: JSON
 QUERY = 9  # is the actor `dest` there? Answered at `port`
-PROBE = 10  # who waits for the actor `dest`, or (flags 1) for whom it waits: see protocol.deadlock
+PROBE = 10  # a wait for the actor `dest`; with flags 1, a wait of it: see protocol.deadlock
 SERVICE = 11  # a request to the service that meta names (mesh.results.service). Answered at `port`
-CAST = 12  # to the host agent: what many procs of other hosts are to get (runtime.cast.sender)
-ANSWERS = 13  # from the host agent: POSTs of many ranks to port `dest`; flags 1: the last ones
-MARK = 14  # what follows on this link was sent after the sender's cast `dest` (order_merge)
-TURN = 15  # what follows is on the other way between two procs, see protocol.path_switch
+CAST = 12  # to the host agent: a message for many procs of other hosts (runtime.cast.sender)
+ANSWERS = 13  # from the host agent: POSTs of many ranks to port `dest`; flags 1: the last
+MARK = 14  # all later frames were sent after the sender's cast `dest` (order_merge)
+TURN = 15  # all later frames take the other path to the peer, see protocol.path_switch
 DIRECT = 16  # about a direct connection between two procs, see runtime.direct.link
 _LAST_KIND = DIRECT
 
-# Flags: what the body is. The low bits are the outcome of a POST; a CALL has its own.
+# Flags: the kind of body. The low bits are the outcome of a POST; a CALL and a STOP have others.
 ONCE = 1  # the port of this CALL takes one answer
 FIRST = 2  # the port of this CALL takes the first answer of each rank, and drops others
 ERROR = 1  # the endpoint raised; the body is the exception
-FAILURE = 2  # the actor is gone; the body is the failure
-HURRY = 1  # this STOP is another one: give the actor up, wherever it is
+FAILURE = 2  # the actor has ended; the body is the failure
+HURRY = 1  # a repeated STOP: give the actor up, even in the middle of an endpoint
 SEGMENT = 128  # the body is a table of parts of a shared segment
 
 

@@ -1,23 +1,25 @@
-"""The end of the line: a failure that no owner handled reaches the script.
+"""Unhandled failures: a failure that no owner handled reaches the script.
 
-The program's `unhandled_fault_hook` is asked, on a thread of its own. If it does not handle the
-failure, that is printed and the main thread is interrupted, as by Ctrl-C. Faults come in crowds: a
-process takes all its actors along, and what one rank of a mesh cannot do, the others cannot either.
-Hence:
+The program's `unhandled_fault_hook` is called, on a thread of its own. If it does not handle the
+failure, the failure is printed and the main thread is interrupted, as by Ctrl-C. Failures come in
+groups: all actors of a process fail with it, and the ranks of a mesh often fail for the same
+reason. Hence:
 
-* What happened is printed in full once. Whom else the same happened to gets a line, or none if the
-  first report named it already: the cause stays on the screen.
-* Ranks of one mesh that fail of the same are one fault, and interrupt once. An interrupt for
-  another one waits until `_PAUSE` after the last. A second KeyboardInterrupt amid the first one's
-  unwinding would break what the program does in `finally`, or the interpreter's own end. It is not
-  lost: a program that caught the first gets it, and one that ends meanwhile does not exit with 0.
-* A failure that a call of the script raises, or is about to raise in a thread that waits for it, is
-  the script's business: it is neither printed nor interrupts. If the script does not catch it, that
-  ends the script.
-* Once the program is over (`close`, or what the driver sees of the main thread) nothing is
-  interrupted; what arrives makes it a failed one.
+* A failure is printed in full once. The same failure of another actor is printed as one line, or
+  not at all if the first report named that actor. So the cause stays on the screen.
+* Ranks of one mesh that fail for the same reason are one fault, and interrupt once. The interrupt
+  for another fault is delayed until `_PAUSE` after the last one. A second KeyboardInterrupt during
+  the unwinding of the first would break the program's `finally` clauses, or the interpreter's exit.
+  The delayed interrupt is not lost: a program that caught the first one receives it, and a program
+  that exits meanwhile does not exit with 0.
+* A failure that a call of the script raises, or is about to raise in a thread that waits for it,
+  belongs to the script: it is neither printed nor does it interrupt. If the script does not catch
+  it, it ends the script.
+* Once the program is over (`close`, or the main thread has left it) there is no interrupt. A later
+  failure only makes the exit code one of failure.
 
-Rejected: to wait a little before the first interrupt, and collect. Every failure would cost it.
+Rejected: waiting a little before the first interrupt, to collect failures. Every failure would be
+reported later.
 """
 
 from __future__ import annotations
@@ -60,19 +62,20 @@ class Faults:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._threads: list[Thread] = []  # asking the hook
-        self._unasked: deque[Callable[[], None]] = deque()  # `at_exit` asks it
-        self._given: dict[Verdict, None] = {}  # what calls of the script have raised
-        self._held: list[str] = []  # to be printed when the traceback that is being printed is over
-        self._shown: dict[Verdict, set[tuple[str, int]]] = {}  # by what happened: ranks named
+        self._threads: list[Thread] = []  # threads that run the hook
+        # Calls of the hook that are left to `at_exit`.
+        self._unasked: deque[Callable[[], None]] = deque()
+        self._given: dict[Verdict, None] = {}  # failures that calls of the script have raised
+        self._held: list[str] = []  # texts to print after the traceback that is being printed
+        self._shown: dict[Verdict, set[tuple[str, int]]] = {}  # by event: the ranks that were named
         self._interrupt_at = -_PAUSE  # when the main thread was interrupted
-        self._waiting = False  # an interrupt is due
+        self._waiting = False  # whether a delayed interrupt is due
         self._closed = False
         self._late = 0
-        self.unhandled: Failure | None = None  # the last one that the hook has not handled
+        self.unhandled: Failure | None = None  # the last failure that the hook did not handle
 
     def add(self, failure: Failure) -> None:
-        """A failure reached the root (any thread; returns at once)."""
+        """Handle a failure that reached the root (any thread; returns at once)."""
         environments.current.note_failure(failure)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         ask = functools.partial(self._ask, failure)
@@ -82,7 +85,7 @@ class Faults:
             self._unasked.append(ask)
 
     def given(self, error: BaseException) -> None:
-        """A call raises `error`: a failure that the script gets this way does not interrupt it."""
+        """Note that a call raises `error`: a failure that the script gets must not interrupt it."""
         while issubclass(type(error), ActorError):
             error = cast("ActorError", error).exception
         if not issubclass(type(error), SupervisionError) or not _is_script():
@@ -97,12 +100,12 @@ class Faults:
                 self._name(root)
 
     def close(self) -> None:
-        """The program is over."""
+        """Note that the program is over."""
         with self._lock:
             self._closed = True
 
     def at_exit(self, patience: float) -> bool:
-        """Whether there are faults that the main thread was not told; waits for the hook."""
+        """Whether there are faults without an interrupt of the main thread; waits for the hook."""
         while self._threads:
             self._threads.pop().join(patience)
         while self._unasked:
@@ -116,8 +119,8 @@ class Faults:
         facade = sys.modules["monarch.actor"]
         try:
             facade.unhandled_fault_hook(MeshFailure(failure))
-        except BaseException:  # any exception says: not handled
-            environments.current.let_waits_end(_looks)  # a call that waited for it raises it first
+        except BaseException:  # any exception means: not handled
+            environments.current.let_waits_end(_looks)  # a call that waits for it raises it first
             with self._lock:
                 if failure.root.verdict in self._given:
                     return
@@ -146,7 +149,7 @@ class Faults:
                 self._interrupt()
 
     def _show(self, failure: Failure) -> bool:
-        """Print it, unless the screen has it already. Whether the program does not know it yet."""
+        """Print a failure, unless it is on the screen. Return whether it is a new fault."""
         root = failure.root
         hit = {(root.mesh_name, rank) for rank in root.ranks}
         named = self._shown.get(_what(root))
@@ -164,14 +167,15 @@ class Faults:
             if hit and hit <= named:
                 return False
             named |= hit
-        if environments.current.is_traceback_printed():  # piece by piece, by the main thread
+        # The main thread prints it in several writes.
+        if environments.current.is_traceback_printed():
             self._held.append(text)
         else:
             self._write(text)
         return is_new
 
     def _name(self, root: Failure) -> None:
-        """The screen has this failure, and what ended with it; or the script has it."""
+        """Note that a failure, with all that failed through it, was printed or raised."""
         while len(self._shown) >= _REMEMBERED:
             del self._shown[next(iter(self._shown))]
         named = self._shown.setdefault(_what(root), set())
@@ -179,24 +183,24 @@ class Faults:
         named.update((mesh, rank) for mesh, ranks in root.others.items() for rank in ranks)
 
     def _write(self, text: str) -> None:
-        # One piece, also beside what other threads print.
+        # Written at once, so that the output of other threads does not split it.
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
 
 def _what(root: Failure) -> Verdict:
-    """The event, without the rank that it hit."""
+    """Return the event, without the rank concerned."""
     return root.verdict._replace(host="", pid=0, when=0.0)
 
 
 def set_is_script(is_script: Callable[[], bool]) -> None:
-    """Say how to know code of the script from that of actors (contexts are built on this)."""
+    """Set the function that tells the script's code from actors' (for contexts)."""
     global _is_script
     _is_script = is_script
 
 
 def set_looks(looks: Callable[[FrameType | None], bool]) -> None:
-    """Say how to know a thread that is about to see what it waited for (futures use this)."""
+    """Set the function that knows a thread about to see its result (for futures)."""
     global _looks
     _looks = looks
 

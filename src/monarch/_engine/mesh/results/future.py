@@ -1,17 +1,18 @@
 """`Future`: the result of an operation that is under way.
 
 Threads park on a lock that the resolving thread releases; an asyncio loop is woken through its
-gate. What arrives is kept as bytes and decoded by whoever looks first, on that thread, so that a
-result nobody looks at costs no unpickling and a slow one never holds up the reactor.
+gate. A result is kept as bytes and decoded by the first observer, on its thread. So a result that
+is never observed is not unpickled, and a slow one never holds up the reactor.
 
-A Future settles once; every observation after that gives the same value or raises the same
-error. Observing never cancels: a timed-out `get` can be repeated. `cancel` does.
+A future settles once; every later observation gives the same value or raises the same error.
+Observing never cancels: a `get` that timed out can be repeated. `cancel` does.
 
-The waits of asyncio and `concurrent.futures` know futures by their attributes. The latter take a
-lock, a list and a state by their private names, which a future has when it is asked (`_Shared`).
+The wait functions of asyncio and `concurrent.futures` recognise futures by their attributes. Those
+of `concurrent.futures` use a lock, a list and a state by private names, which a future makes when
+they are first read (`_Shared`).
 
-`returns_future` and `receive` make futures that do nothing until first observed; they override
-`_drive`.
+`returns_future` and `receive` make futures whose operation starts when they are first observed;
+they override `_drive`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ VALUE = 2
 RAISED = 3
 CANCELLED = 4
 
-# Decoding happens once per future; striped locks spare each future one of its own.
+# Decoding happens once per future, so futures share a few locks instead of having one each.
 _decoding = [threading.RLock() for _ in range(64)]
 
 _refused: dict[Parker, BaseException] = {}  # waits that were ended with an error
@@ -62,7 +63,7 @@ _refused: dict[Parker, BaseException] = {}  # waits that were ended with an erro
 class Future(Generic[R_co]):
     """The result of an operation: block with `get`, or `await` it on any asyncio loop.
 
-    Not constructible by programs; endpoint calls and mesh operations return it.
+    Programs cannot construct futures; endpoint calls and mesh operations return them.
     """
 
     __slots__ = ("__weakref__", "_content", "_parked", "_phase", "_shared")
@@ -80,11 +81,11 @@ class Future(Generic[R_co]):
     # -- for users -------------------------------------------------------------------------------
 
     def get(self, timeout: float | None = None) -> R_co:
-        """The result; blocks the calling thread until it is there, at most `timeout` seconds.
+        """Return the result; block the calling thread until it is there, at most `timeout` seconds.
 
-        Raises what the operation raised, or TimeoutError: the operation goes on, and a later
-        `get` or `await` still sees its result. Inside a running event loop it warns: it blocks
-        the loop, use ``await``.
+        Raises the exception of the operation, or TimeoutError: the operation goes on, and a later
+        `get` or `await` still returns its result. Inside a running event loop it warns, since it
+        blocks the loop: use ``await``.
         """
         if timeout is not None:
             _check_timeout(timeout)
@@ -95,11 +96,11 @@ class Future(Generic[R_co]):
         return self._observe()
 
     def result(self, timeout: float | None = None) -> R_co:
-        """The same as `get`, without a warning if there is an outcome."""
+        """Return the result as `get` does, without a warning if there is an outcome."""
         return self.get(timeout) if self._phase == PENDING else self._observe()
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """The exception of the operation, or None; a TimeoutError is returned, too."""
+        """Return the exception of the operation, or None; a TimeoutError is returned, too."""
         try:
             self.result(timeout)
         except Exception as error:
@@ -107,18 +108,18 @@ class Future(Generic[R_co]):
         return None
 
     def done(self) -> bool:
-        """Whether there is an outcome: a value, an error, or that it was cancelled."""
+        """Whether there is an outcome: a value, an error, or a cancellation."""
         return self._phase != PENDING
 
     def cancelled(self) -> bool:
-        """Whether `cancel` ended it."""
+        """Whether `cancel` settled it."""
         return self._phase == CANCELLED
 
     def cancel(self) -> bool:
         """Give the operation up; True unless there is an outcome. Does not block.
 
-        Waits for it end with a CancelledError: asyncio's on an event loop, else that of
-        `concurrent.futures`. A call is taken back from its actors: a message that waits there is
+        Waits for this future end with a CancelledError: asyncio's on an event loop, otherwise that
+        of `concurrent.futures`. A call is recalled from its actors: a message that waits there is
         dropped, and an async endpoint that handles it is cancelled at its ``await``. A plain
         endpoint goes on, and its answer is dropped. Other operations (a stop, one element of a
         stream) go on.
@@ -131,8 +132,9 @@ class Future(Generic[R_co]):
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call ``callback(self)`` when there is an outcome.
 
-        Added on an event loop, it is called there, soon; otherwise on a thread of the runtime, or
-        at once if there is an outcome already. An error of it is logged, or the loop's to handle.
+        A callback added on an event loop runs there, soon. Otherwise it runs on a thread of the
+        runtime, or at once if there is an outcome already. An error of the callback is logged, or
+        left to the loop.
         """
         loop = _running_loop()
         if loop is not None:
@@ -145,7 +147,7 @@ class Future(Generic[R_co]):
             self._notify(_Callback(self, callback, None))
 
     def remove_done_callback(self, callback: Callable[[Self], object]) -> int:
-        """Forget the callback, unless it is on its way; how often it had been added."""
+        """Remove the callback, unless it is about to run; return how often it had been added."""
         removed = 0
         for waiter in list(self._parked):
             if isinstance(waiter, _Callback) and waiter.function == callback:
@@ -154,7 +156,7 @@ class Future(Generic[R_co]):
         return removed
 
     def as_asyncio(self) -> asyncio.Future[R_co]:
-        """A real `asyncio.Future` with this one's outcome, bound to the running loop.
+        """Return a real `asyncio.Future` with this one's outcome, bound to the running loop.
 
         Raises RuntimeError outside a running loop.
         """
@@ -215,7 +217,7 @@ class Future(Generic[R_co]):
     # -- for the runtime -------------------------------------------------------------------------
 
     @classmethod
-    def _new(cls) -> Any:  # Any, since nothing here says of what type the result will be
+    def _new(cls) -> Any:  # Any, since the type of the result is not known here
         self = object.__new__(cls)
         self._phase = PENDING
         self._content = None
@@ -236,7 +238,7 @@ class Future(Generic[R_co]):
 
     @staticmethod
     def _from_coro(coroutine: Coroutine[Any, Any, R]) -> Future[R]:
-        """A future that runs `coroutine` when first observed."""
+        """Return a future that runs `coroutine` when first observed."""
         return _CoroutineFuture.starting(lambda: coroutine, None)
 
     def _resolve(self, state: int, content: Any) -> bool:
@@ -249,29 +251,29 @@ class Future(Generic[R_co]):
         while waiters:
             try:
                 waiters.pop(0)()
-            except IndexError:  # a timed-out get took its waiter back meanwhile
+            except IndexError:  # a timed-out `get` removed its waiter meanwhile
                 break
         return True
 
     def _decode(self, content: Any) -> Any:
-        """The value of what arrived; raises for errors. Overridden by what sets RAW."""
+        """Return the value of received content, or raise its error; for classes that set RAW."""
         raise NotImplementedError
 
     def _drive(self, timeout: float | None) -> None:
-        """Called before a thread blocks: lazy operations start, or run to their end, here."""
+        """Start a lazy operation, or run it to completion; called before a thread blocks."""
 
     def _drive_async(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Called before a coroutine waits on `loop`."""
+        """Start a lazy operation; called before a coroutine waits on `loop`."""
         self._drive(None)
 
     def _undrive(self) -> None:
-        """Called when an observation gave up."""
+        """Clean up after an observation that gave up."""
 
     def _recall(self) -> None:
-        """Called when it was cancelled."""
+        """Recall the operation; called after a cancellation."""
 
     def _begin(self) -> None:
-        """Called before somebody waits without a thread or a loop."""
+        """Start a lazy operation; called before a wait without a thread or a loop."""
         self._drive(None)
 
     def _has_error(self) -> bool:
@@ -305,12 +307,12 @@ class Future(Generic[R_co]):
             self._give_up(parker.release)
             raise
         self._give_up(parker.release)
-        if self._phase == PENDING:  # else the result came while we gave up: it is ours
+        if self._phase == PENDING:  # otherwise the result arrived while this thread gave up
             late = self._overdue(timeout or 0)
             raise TimeoutError(f"{late}; a later get() or await still has it when it comes")
 
     def _overdue(self, timeout: float) -> str:
-        """Say that the result was not there within `timeout`."""
+        """Return the text that there was no result within `timeout`."""
         return f"no result within {timeout:g} s"
 
     def _is_awaited(self, parker: Parker) -> bool:
@@ -318,17 +320,17 @@ class Future(Generic[R_co]):
         return parker.release in self._parked
 
     def _refuse(self, parker: Parker, error: BaseException) -> None:
-        """Make the wait at `parker`, if it goes on, and nothing else, end with `error`."""
+        """End the wait at `parker`, if it goes on, and no other, with `error`."""
         _refused[parker] = error
         try:
             self._parked.remove(parker.release)
         except ValueError:
-            del _refused[parker]  # the resolving thread has it, or it gave up
+            del _refused[parker]  # the resolving thread has removed it, or the wait gave up
         else:
             parker.release()
 
     def _give_up(self, waiter: Callable[[], object]) -> None:
-        with contextlib.suppress(ValueError):  # the resolving thread has it already
+        with contextlib.suppress(ValueError):  # the resolving thread has removed it
             self._parked.remove(waiter)
         self._undrive()
 
@@ -361,15 +363,15 @@ class Future(Generic[R_co]):
             import concurrent.futures
 
             raise concurrent.futures.CancelledError
-        if self._phase == PENDING:  # what had arrived was given back, by another who gave up
+        if self._phase == PENDING:  # another observer gave the content back when it gave up
             self._block(None)
         return self._observe()
 
     def _take_back(self) -> Any:
-        """What arrived and nobody has looked at yet, or None; then this is pending again."""
+        """Return undecoded content, which makes this pending again, or None if there is none."""
         lock = _decoding[id(self) >> 4 & 63]
         if not lock.acquire(blocking=False):
-            return None  # somebody may be looking right now
+            return None  # another thread may be decoding it right now
         try:
             if self._phase != RAW:
                 return None
@@ -417,8 +419,8 @@ def _refuse(operator: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-# Programs do this with a value when they forgot to get it. A `__getattr__` could advise as well,
-# but it would make each access of an attribute slower: 3 % of a round trip.
+# Programs use these operators by mistake, on a future in place of its value. A `__getattr__` could
+# give the same advice, but would make each attribute access slower: 3 % of a round trip.
 for _sign, _names in {
     "+": "add radd",
     "-": "sub rsub",
@@ -437,7 +439,7 @@ BLOCKING.add(vars(Future)["_block"].__code__)
 
 
 def _looks(frame: FrameType | None) -> bool:
-    """Whether a thread, now at `frame`, is about to raise or return what it waited for."""
+    """Whether a thread, now at `frame`, is about to raise or return its result."""
     while frame is not None:
         if frame.f_code is _OBSERVE:
             return True
@@ -464,7 +466,7 @@ def _gate(
     arrived: asyncio.Future[None] | None,
     callback: Callable[[], None] | None,
 ) -> Callable[[], None]:
-    """What another thread calls to resume a wait on `loop`."""
+    """Return the function with which another thread resumes a wait on `loop`."""
     gate = _gates()(loop)
     if gate.on_wait is not None and arrived is not None:
         gate.on_wait(arrived)
@@ -499,7 +501,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _warn_blocking() -> None:
-    """Once per line of the program that blocks, unless it filters warnings otherwise."""
+    """Warn once per line of the program that blocks, unless it filters warnings otherwise."""
     warnings.warn(
         "Future.get() was called from within an active event loop. It blocks the loop and every "
         "task on it; use `await` instead.",
@@ -528,7 +530,7 @@ class _Callback:
     def __call__(self) -> None:
         if self.gate is not None:
             self.gate.post(self._call, None)
-        else:  # it may take its time, and the reactor has none
+        else:  # a thread of its own, since it may take long
             environments.current.start_thread("monarch-callback", self.run)
 
     def _call(self, _: None) -> None:
@@ -544,7 +546,7 @@ class _Callback:
 
 
 class _Shared:
-    """The parts of a future with which `concurrent.futures` waits for its end."""
+    """The parts of a future with which `concurrent.futures` waits for its outcome."""
 
     __slots__ = ("_future", "condition", "state", "waiters")
 
@@ -582,7 +584,7 @@ class _Shared:
 
 
 class _CoroutineFuture(Future[R_co]):
-    """Runs a coroutine when first observed: on the observer's loop, or to its end in `get`."""
+    """A future that runs a coroutine when first observed: on the observer's loop, or in `get`."""
 
     __slots__ = ("_context", "_lock", "_start")
 
@@ -604,7 +606,7 @@ class _CoroutineFuture(Future[R_co]):
         environments.current.start_thread("monarch-coroutine", lambda: self._drive(None))
 
     def _recall(self) -> None:
-        self._claim()  # it does not begin; what has begun goes on
+        self._claim()  # prevents its start; a started coroutine goes on
 
     def _claim(self) -> Any:
         with self._lock:
@@ -679,9 +681,9 @@ def returns_future(
 ) -> Callable[P, Future[R]]:
     """Decorate an ``async def``: calling it returns a `Future` that runs it when first observed.
 
-    The first ``await`` runs the body as a task of that loop, the first ``get`` to its end; it runs
-    at most once, and never if nobody looks. A ``get(timeout)`` that started the body cancels it on
-    timeout. Raises TypeError for a function that is not async.
+    The first ``await`` runs the body as a task of that loop, the first ``get`` to completion. The
+    body runs at most once, and never without an observer. A ``get(timeout)`` that started the body
+    cancels it on timeout. Raises TypeError for a function that is not async.
     """
     import inspect
 

@@ -1,9 +1,9 @@
-"""What waits for answers: futures that are sinks of a port.
+"""Futures that wait for answers: each is the sink of a port.
 
-`Reply` waits for one actor, `Replies` for all of a mesh; `ValueStream` hands answers out as they
-arrive. `deliver` runs on the reactor and keeps the bytes, which the thread that looks decodes;
-`peer_lost` settles what can no longer come, `_expire` what comes too late for the caller. While
-somebody blocks for an answer, the proc's watch looks for deadlocks.
+`Reply` waits for one actor, `Replies` for all of a mesh; `ValueStream` yields answers as they
+arrive. `deliver` runs on the reactor and keeps the bytes, which the observing thread decodes.
+`peer_lost` settles answers that cannot arrive, and `_expire` those that are too late for the
+caller. While a thread blocks for an answer, the proc's watch looks for deadlocks.
 """
 
 from __future__ import annotations
@@ -51,21 +51,24 @@ def _error_of(flags: int, body: Any, endpoint_name: str) -> BaseException:
 
 
 def _arrived(endpoint: ActorEndpoint[Any, Any], flags: int, body: Any) -> tuple[int, Any]:
-    """The content of a future whose endpoint raised (an actor's failure is its owner's to see)."""
+    """Return the content of a future whose endpoint raised.
+
+    An actor's failure is not wrapped, since its owner reports it.
+    """
     if flags & FAILURE:
         return flags, body
     return flags, Unobserved(endpoint, functools.partial(_error_of, flags, body, endpoint.name))
 
 
 def lost_error(endpoint: ActorEndpoint[Any, Any], rank: int, verdict: Verdict) -> BaseException:
-    """What a caller is told when the process of one rank is gone."""
+    """Return the error of a call when the process of one rank has exited."""
     if verdict.never_began:
         return ValueError(verdict.error)
     return SupervisionError.of(endpoint.mesh.failure_of_rank(rank, verdict), endpoint.name)
 
 
 class _Called(Future[R_co]):
-    """What a call of an endpoint gives: `runtime.actor.deadlock_watch.Answer`."""
+    """The future of an endpoint's call: implements `runtime.actor.deadlock_watch.Answer`."""
 
     __slots__ = ()
 
@@ -80,9 +83,9 @@ class _Called(Future[R_co]):
     def _unanswered(self) -> list[Call]:
         endpoint = self._endpoint
         if endpoint._timeout is not None:
-            return []  # it ends by itself
+            return []  # the wait ends by itself
         if endpoint.prop._user_port:
-            return []  # it is answered by whoever has the port, and that may be anybody
+            return []  # any holder of the port may answer
         from monarch._engine.protocol.deadlock import Call
 
         uid = endpoint.mesh._uid
@@ -90,7 +93,7 @@ class _Called(Future[R_co]):
         return [Call(link, uid, port) for link in links]
 
     def _needs(self) -> tuple[int, list[FrameLink]]:
-        """The port, and the links over which answers are missing, if all of them are needed."""
+        """Return the port, and the links that owe answers, if all of them are needed."""
         raise NotImplementedError
 
     def _overdue(self, timeout: float) -> str:
@@ -101,11 +104,11 @@ class _Called(Future[R_co]):
         return self._phase == RAISED or (self._phase == RAW and bool(content[0]))
 
     def _lacks(self) -> list[int]:
-        """The ranks whose answers are missing."""
+        """Return the ranks whose answers are missing."""
         raise NotImplementedError
 
     def _asked(self) -> int:
-        """How many ranks were called."""
+        """Return how many ranks were called."""
         raise NotImplementedError
 
     def _drive(self, timeout: float | None) -> None:
@@ -115,7 +118,7 @@ class _Called(Future[R_co]):
                 watch.rouse()
 
     def _drive_async(self, loop: asyncio.AbstractEventLoop) -> None:
-        """There is nothing to start; loops of actors have their gate tell the watch."""
+        """Do nothing: no operation is lazy, and the gate of an actor's loop reports the await."""
 
     def _decode(self, content: Any) -> Any:
         flags, body = content
@@ -186,7 +189,7 @@ class Replies(Gather[Any], _Called[Any]):
         return len(self._links)
 
     def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
-        # `_book`, in line: this runs once per rank of every call.
+        # The same as `_book`, in line, since this runs once per rank of every call.
         outcomes = self._outcomes
         if outcomes[rank] is None:
             outcomes[rank] = body
@@ -211,7 +214,7 @@ class Replies(Gather[Any], _Called[Any]):
 
 
 class PartialReplies(Replies):
-    """The answers of all actors of a mesh; an error is one like others."""
+    """The answers of all actors of a mesh; an error is an answer like others."""
 
     __slots__ = ()
 
@@ -266,7 +269,7 @@ class Arrival(_Called[R_co]):
 
 
 class Arrivals(Gather[None]):
-    """The answers of all actors of a mesh, each to the next future in line."""
+    """The answers of all actors of a mesh, each for the next future in line."""
 
     __slots__ = ("_endpoint", "_line")
 
@@ -291,11 +294,11 @@ class Arrivals(Gather[None]):
 
 
 for _kind in (_Called, Reply, Replies, PartialReplies, Arrival):
-    _kind.__name__ = _kind.__qualname__ = Future.__name__  # as errors of Python call them
+    _kind.__name__ = _kind.__qualname__ = Future.__name__  # the name in errors of Python
 
 
 class ValueStream(Generic[R_co]):
-    """An iterator of exactly one Future per actor, which resolve in the order answers arrive."""
+    """An iterator of exactly one future per actor; the futures resolve as answers arrive."""
 
     def __init__(self, futures: list[Arrival[R_co]]) -> None:
         self._futures = futures

@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 INVITATION = "who invited this side, with this key"
-"""What the dialer means when it follows a ticket, whose key only one listener knows."""
+"""The identity that a dialer names when it follows a ticket, whose key only one listener knows."""
 
 Verdict = Callable[[str], str]
 """Returns what this listener is called if a dialer means another one; else an empty string."""

@@ -1,7 +1,7 @@
 """The runtime's environment: threads, waits, time and chance.
 
 Code in `runtime` and `mesh` never starts or parks a thread, reads the clock or draws a random
-number by itself: it asks the driver (`current`). The driver here is the real world. The simulator
+number by itself: it asks the environment (`current`), which here is the real world. The simulator
 of `monarch.testing` installs another, under which the same procs, mailboxes and dispatch loops run
 in virtual time, one thread at a time, with chance from a seed.
 """
@@ -200,7 +200,7 @@ current = Environment()
 
 
 def install(driver: Environment) -> Environment:
-    """Make `driver` the current one and return the former."""
+    """Make `driver` the current environment and return the former."""
     global current
     former, current = current, driver
     return former
