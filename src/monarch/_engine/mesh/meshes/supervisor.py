@@ -37,6 +37,7 @@ from monarch._engine.protocol.restart import Child, Effect, Restarts, Start, Str
 from monarch._engine.runtime.actor.dispatch import rebuild_error
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.io import environment as environments
+from monarch._engine.runtime.io.alarm import Alarm
 from monarch._engine.runtime.proc.ownership import OwnedMesh
 from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import FAILURE, QUERY, STOP
@@ -189,7 +190,7 @@ class Supervisor:
         self._ended: list[tuple[int, Child, Failure]] = []  # proc uid, child: not yet reported
         self._dying: dict[int, list[tuple[Child, Failure]]] = {}  # reported when the process exits
         self._causes: dict[Child, Failure] = {}
-        self._timer: Timer | None = None
+        self._alarm = Alarm(self._proc.reactor.call_later, self._tick)
         self._waiting: list[Future[None]] = []
         self._unreported: set[Child] = set()  # known to have failed; `child_ended` will be called
         self._fallen: Failure | None = None
@@ -374,17 +375,8 @@ class Supervisor:
                 self._start(effect.children)
             else:
                 self._give_up(effect.cause)
-        self._set_timer()
+        self._alarm.set(self._core.deadline)
         self._tell_waiting()
-
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        deadline = self._core.deadline
-        if deadline is not None:
-            delay = max(0.0, deadline - environments.current.now())
-            self._timer = self._proc.reactor.call_later(delay, self._tick)
 
     def _tick(self) -> None:
         self._perform(self._core.tick(environments.current.now()))

@@ -29,7 +29,6 @@ Messages (a length, a JSON head of that length, and bytes)::
 from __future__ import annotations
 
 import json
-import math
 import struct
 from collections import deque
 from collections.abc import Sequence
@@ -62,6 +61,7 @@ from monarch._engine.runtime.cast.tunnel_end import (
     TunnelEnd,
     Way,
 )
+from monarch._engine.runtime.io.alarm import Alarm
 from monarch._engine.wire.frame import (
     ANSWERS,
     CALL,
@@ -156,8 +156,7 @@ class CastRelay:
         self._keys: dict[str, dict[_Key, None]] = {}  # by host: its keys in others' casts
         self._full: dict[_Source, dict[_Cause, None]] = {}  # held-back sources, and why
         self._overs: dict[Way, None] = {}  # with ends of casts to send
-        self._timer: Any = None
-        self._timer_at = math.inf
+        self._alarm = Alarm(carrier.cast_later, self._tick)
 
     def way(self, host: str, peer: HostPeer) -> Way:
         """Begin a session with `host`; return its way."""
@@ -384,17 +383,9 @@ class CastRelay:
                 self._outcomes(effect)
             else:
                 self._release(effect)
-        deadline = self._core.deadline
-        if deadline is not None and deadline < self._timer_at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_at = deadline
-            delay = max(0.0, deadline - self._carrier.cast_now())
-            self._timer = self._carrier.cast_later(delay, self._tick)
+        self._alarm.set(self._core.deadline)
 
     def _tick(self) -> None:
-        self._timer = None
-        self._timer_at = math.inf
         self._do(self._core.tick(self._carrier.cast_now()))
         for ident in [ident for ident in self._casts if ident not in self._core]:
             self._forget(ident)

@@ -30,7 +30,8 @@ from monarch._engine.protocol.session.channel import (
 from monarch._engine.protocol.session.records import AlteredError
 from monarch._engine.protocol.session.stream import PacketStream
 from monarch._engine.runtime.io import environment as environments
-from monarch._engine.runtime.io.reactor import WRITE, Reactor, Timer
+from monarch._engine.runtime.io.alarm import Alarm
+from monarch._engine.runtime.io.reactor import WRITE, Reactor
 from monarch._engine.transport.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -105,8 +106,7 @@ class HostLink:
         self._out = Outbox()  # gathered, but not taken by the socket yet
         self._waits = False  # whether writing has to wait for the socket
         self._watches = False  # whether the reactor watches for that, beyond one write
-        self._timer: Timer | None = None
-        self._timer_at = 0.0
+        self._alarm = Alarm(reactor.call_later, self._tick)
         self._flushing = False
 
     # -- for the owner ---------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class HostLink:
     def start(self) -> None:
         """Start the channel, which may ask for a dial at once."""
         self._perform(self._channel.tick(environments.current.now()))
-        self._set_timer()
+        self._alarm.set(self._channel.deadline)
 
     # -- connections -----------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class HostLink:
         self._close()
         jitter = environments.current.chance(_JITTER) / _JITTER
         self._channel.lost(environments.current.now(), jitter)
-        self._set_timer()
+        self._alarm.set(self._channel.deadline)
 
     def _close(self) -> None:
         if self._sock is not None:
@@ -298,7 +298,7 @@ class HostLink:
             if left <= 0:  # a peer that takes bytes as fast as they come would keep this loop going
                 self._waits = True
                 self._watch(True)
-        self._set_timer()
+        self._alarm.set(self._channel.deadline)
 
     def _watch(self, on: bool) -> None:
         if on is not self._watches:
@@ -335,19 +335,6 @@ class HostLink:
             done()
         self._receiver.ended(end.reason)
 
-    def _set_timer(self) -> None:
-        deadline = self._channel.deadline
-        if deadline is None:
-            return
-        if self._timer is not None:
-            if self._timer_at <= deadline:
-                return
-            self._timer.cancel()
-        self._timer_at = deadline
-        delay = max(0.0, deadline - environments.current.now())
-        self._timer = self._reactor.call_later(delay, self._tick)
-
     def _tick(self) -> None:
-        self._timer = None
         self._perform(self._channel.tick(environments.current.now()))
         self._pump()

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from monarch._engine.protocol.session.detector import Detector, Effect, SendHeartbeat, Suspect
 from monarch._engine.runtime.io import environment as environments
-from monarch._engine.runtime.io.reactor import Reactor, Timer
+from monarch._engine.runtime.io.alarm import Alarm
+from monarch._engine.runtime.io.reactor import Reactor
 
 __all__ = ["HeartbeatMonitor", "Watched"]
 
@@ -56,11 +57,9 @@ class HeartbeatMonitor:
     """
 
     def __init__(self, reactor: Reactor, timeout: float) -> None:
-        self._reactor = reactor
         self._detector = Detector(timeout / _BEATS, minimum=timeout, maximum=timeout)
         self._peers: set[Watched] = set()
-        self._timer: Timer | None = None
-        self._timer_at = 0.0
+        self._alarm = Alarm(reactor.call_later, self._tick)
 
     def be_patient(self, timeout: float) -> None:
         """Change the timeout, from now on."""
@@ -71,7 +70,7 @@ class HeartbeatMonitor:
         if peer not in self._peers:
             self._peers.add(peer)
             self._detector.add(peer, environments.current.now())
-            self._set_timer()
+            self._alarm.set(self._detector.deadline)
 
     def forget(self, peer: Watched) -> None:
         """Stop watching a session that is over."""
@@ -82,9 +81,7 @@ class HeartbeatMonitor:
         """Stop watching all sessions."""
         for peer in list(self._peers):
             self.forget(peer)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.cancel()
 
     def heard(self, peer: Watched) -> None:
         """Note that bytes arrived from a peer."""
@@ -95,9 +92,8 @@ class HeartbeatMonitor:
         self._perform(self._detector.on_heartbeat(peer, payload, environments.current.now()))
 
     def _tick(self) -> None:
-        self._timer = None
         self._perform(self._detector.tick(environments.current.now()))
-        self._set_timer()
+        self._alarm.set(self._detector.deadline)
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -120,15 +116,3 @@ class HeartbeatMonitor:
                     else "nothing arrived from it"
                 )
                 peer.give_up(f"{what} for {seconds:.1f} s")
-
-    def _set_timer(self) -> None:
-        deadline = self._detector.deadline
-        if deadline is None:
-            return
-        if self._timer is not None:
-            if self._timer_at <= deadline:
-                return
-            self._timer.cancel()
-        self._timer_at = deadline
-        delay = max(0.0, deadline - environments.current.now())
-        self._timer = self._reactor.call_later(delay, self._tick)
