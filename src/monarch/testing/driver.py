@@ -1,7 +1,7 @@
-"""The driver of a simulation: gives the runtime virtual time, simulated threads and randomness.
+"""The environment of a simulation: provides virtual time, simulated threads and randomness.
 
-Calls from an OS thread that does not belong to the simulation go to the driver that was installed
-before, since a real runtime may be active in the same process.
+Calls from an OS thread that does not belong to the simulation go to the environment that was
+installed before, since a real runtime may be active in the same process.
 """
 
 from __future__ import annotations
@@ -267,12 +267,12 @@ class SimClock:
 
 
 class SimEnvironment(environments.Environment):
-    """The driver of one simulation, see the module.
+    """The environment of one simulation, see the module.
 
     Args:
         scheduler: runs the steps.
         chance: the random generator for ids, delays and the endpoint method `choose`.
-        former: the driver for threads that do not belong to the simulation.
+        former: the environment for threads that do not belong to the simulation.
     """
 
     loops_stall = False

@@ -23,7 +23,7 @@ import pytest
 from monarch._engine.base.address import ChannelAddr
 from monarch._engine.protocol.session.handshake import Dialer, HandshakeError
 from monarch._engine.protocol.session.records import purpose_tag
-from monarch._engine.runtime.admission import host_identity as whereabouts
+from monarch._engine.runtime.admission import host_identity
 from monarch._engine.runtime.admission.handshake_io import dial
 from monarch._engine.runtime.admission.secret import SecretError, find_secret
 from monarch.security import Certificate, make_certificates
@@ -248,7 +248,7 @@ def meant(sock: socket.socket) -> str:
     """Return the address that the dialer meant."""
     scheme = "tls" if isinstance(sock, ssl.SSLSocket) else "tcp"
     address = ChannelAddr(scheme, *sock.getpeername())
-    return whereabouts.meant(address, whereabouts.far_end(sock, address))
+    return host_identity.meant(address, host_identity.far_end(sock, address))
 
 
 def greet(sock: socket.socket, key: bytes, python: tuple[int, int] = PYTHON) -> Dialer:

@@ -1,4 +1,4 @@
-"""Protocols for links: what every link between two processes has, and what one over a stream adds.
+"""Protocols for links: of any link between two processes, and of a link over a stream.
 
 A process sends to `FrameLink`s: over a socket (`Link`), in memory (the simulator's), to itself
 (`LocalLink`), or to a process that has exited (`LostLink`). Handlers of frames get the link on
@@ -19,7 +19,7 @@ __all__ = ["FrameLink", "Stream", "StreamLink", "Waiting"]
 
 
 class Stream(Protocol):
-    """What a link reads and writes: a socket, or the simulator's."""
+    """The stream that a link reads and writes: a socket, or the simulator's stream."""
 
     def shutdown(self, how: int, /) -> None:
         """End one direction of the stream, or both, as `socket.shutdown` does."""

@@ -17,7 +17,7 @@ import pytest
 
 from monarch._engine.base.address import ChannelAddr
 from monarch._engine.protocol.session.handshake import HandshakeError
-from monarch._engine.runtime.admission import host_identity as whereabouts
+from monarch._engine.runtime.admission import host_identity
 from monarch._engine.runtime.admission.handshake_io import connect, listen
 from monarch._engine.runtime.admission.host_identity import (
     INVITATION,
@@ -67,7 +67,7 @@ def test_the_one_who_was_dialed(text: str, tmp_path: Path) -> None:
         assert listener_names(far)(f"tcp://elsewhere:1\n{end}") == ""
         assert listener_names(far)(meant(dialed, "10.0.0.7:4444"))
         assert listener_names(far)(meant(dialed, "")) != ""
-        other = end.replace(whereabouts._machine(), "another machine")
+        other = end.replace(host_identity._machine(), "another machine")
         assert listener_names(far)(meant(dialed, other)).startswith("at ")
 
 
@@ -110,7 +110,7 @@ def test_a_name_that_the_worker_was_given() -> None:
 def test_loopback_of_another_network_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     with connected(ChannelAddr.parse("tcp://127.0.0.1:0")) as (near, far, dialed):
         end = far_end(near, dialed)
-        monkeypatch.setattr(whereabouts, "_network", lambda: "another")
+        monkeypatch.setattr(host_identity, "_network", lambda: "another")
         assert listener_names(far)(meant(dialed, end))
 
 
@@ -150,8 +150,8 @@ def test_both_sides_write_an_end_the_same_way(
     end: tuple[Any, ...], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The text is part of the protocol: all releases must write it alike."""
-    monkeypatch.setattr(whereabouts, "_machine", lambda: "machine")
-    monkeypatch.setattr(whereabouts, "_network", lambda: "network")
+    monkeypatch.setattr(host_identity, "_machine", lambda: "machine")
+    monkeypatch.setattr(host_identity, "_network", lambda: "network")
     sock: Any = Ends(*end)
     dialed = ChannelAddr.parse("tcp://node7:4444")
     assert far_end(sock, dialed) == text
@@ -167,8 +167,8 @@ def test_the_words_of_a_dialer_are_about_what_it_dials() -> None:
 
 
 def test_names_of_unix_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whereabouts, "_machine", lambda: "machine")
-    monkeypatch.setattr(whereabouts, "_network", lambda: "network")
+    monkeypatch.setattr(host_identity, "_machine", lambda: "machine")
+    monkeypatch.setattr(host_identity, "_network", lambda: "network")
     assert unix_path(ChannelAddr.parse("ipc://@name")) == "\0name"
     assert unix_path(ChannelAddr.parse("ipc:///a/path")) == "/a/path"
     assert path_end("\0name") == "@name of machine/network"
@@ -188,10 +188,12 @@ def test_a_listener_whose_file_is_gone_is_nowhere(tmp_path: Path) -> None:
 
 def test_loopback_is_one_of_this_machine_since_its_start() -> None:
     if sys.platform == "linux":
-        assert Path("/proc/sys/kernel/random/boot_id").read_text().strip() == whereabouts._machine()
-        assert f"{os.stat('/proc/self/ns/net').st_ino:x}" == whereabouts._network()
+        assert (
+            Path("/proc/sys/kernel/random/boot_id").read_text().strip() == host_identity._machine()
+        )
+        assert f"{os.stat('/proc/self/ns/net').st_ino:x}" == host_identity._network()
     else:
-        assert whereabouts._machine() == socket.gethostname()
+        assert host_identity._machine() == socket.gethostname()
 
 
 def test_with_tls_certificates_say_who_is_there() -> None:
@@ -277,7 +279,7 @@ def test_another_user_is_refused_unless_the_secret_is_shared(
 def test_a_secret_that_is_named_may_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = socket.socketpair()
     with one, other:
-        monkeypatch.setattr(whereabouts, "_peer_user", lambda _sock: 65534)
+        monkeypatch.setattr(host_identity, "_peer_user", lambda _sock: 65534)
         monkeypatch.delenv("MONARCH_JOB_SECRET_FILE", raising=False)
         monkeypatch.setenv("MONARCH_SECRET_FILE", "/somewhere")
         check_user(one)
@@ -293,7 +295,7 @@ def test_root_and_this_user_are_let_in(
 ) -> None:
     for name in ("MONARCH_SECRET_FILE", "MONARCH_JOB_SECRET_FILE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(whereabouts, "_peer_user", lambda _sock: uid)
+    monkeypatch.setattr(host_identity, "_peer_user", lambda _sock: uid)
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     one, other = socket.socketpair()
     with one, other:

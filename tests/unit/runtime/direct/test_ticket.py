@@ -160,7 +160,7 @@ def test_no_repr_shows_a_key(inviter: Inviter) -> None:
     for shown in (repr(ticket), f"{ticket}", repr(gateway), f"{[gateway]}"):
         assert repr(ticket.key) not in shown
         assert "key" not in shown
-    assert f"Invitation('127.0.0.1', {ticket.port})" == repr(ticket)
+    assert f"Ticket('127.0.0.1', {ticket.port})" == repr(ticket)
 
 
 def test_who_was_not_dialed_so_is_no_worker(inviter: Inviter) -> None:
@@ -204,7 +204,7 @@ def test_a_ticket_that_is_over_when_its_guest_has_proved_itself(inviter: Inviter
         said = struct.pack("<H", 2) + b"{}"
         guest.sendall(said + purpose_tag(side.session, said))
         report = inviter.reports.get(timeout=WAIT)
-        assert report == ("", "its invitation was used or withdrawn meanwhile")
+        assert report == ("", "its ticket was used or withdrawn meanwhile")
         assert guest.recv(1) == b""
     assert inviter.arrivals.empty()
     assert inviter.door._strangers == 0

@@ -135,7 +135,7 @@ class Directs:
         address, port = str(said["address"]), said["port"]
         if tried.invited or not isinstance(port, int) or not 0 < port < 1 << 16:
             raise ProtocolError(
-                f"protocol error from {link.peer}: an invalid or repeated invitation to a direct "
+                f"protocol error from {link.peer}: an invalid or repeated ticket for a direct "
                 "connection"
             )
         tried.invited = True

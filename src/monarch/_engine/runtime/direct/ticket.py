@@ -54,7 +54,7 @@ class Ticket(NamedTuple):
     """The SHA-256 digest of the host's TLS certificate; empty without TLS."""
 
     def __repr__(self) -> str:
-        return f"Invitation({self.address!r}, {self.port})"  # the key is a secret
+        return f"Ticket({self.address!r}, {self.port})"  # the key is a secret
 
 
 class Door:
@@ -145,7 +145,7 @@ class Door:
             if found is None:  # the key was used or withdrawn during the handshake
                 arrival.sock.close()
                 self._report(
-                    peer, arrival.certificate, "its invitation was used or withdrawn meanwhile"
+                    peer, arrival.certificate, "its ticket was used or withdrawn meanwhile"
                 )
                 return
             self._forget(name)

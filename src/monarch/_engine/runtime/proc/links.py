@@ -31,7 +31,7 @@ class Gate:
 
 
 class _Streamless:
-    """What the links without a stream share: no cast, and no descriptor, goes over them."""
+    """The common parts of links without a stream, which carry no casts and no descriptors."""
 
     born: tuple[int, bool] | None = None
     queued: int = 0
@@ -52,7 +52,7 @@ class _Streamless:
         return True
 
     def mark(self, number: int) -> None:
-        """Do nothing: the order of what is sent here does not depend on casts."""
+        """Do nothing: the order of messages here does not depend on casts."""
 
     def turn_back(self) -> None:
         """Do nothing: there is one way only."""

@@ -42,7 +42,7 @@ class Lane:
     Args:
         peer: is notified of replies, and provides further requests.
         wire: the socket.
-        number: of the invitation that led to it; 0 for a side stream.
+        number: of the ticket that led to it; 0 for a side stream.
         ended: called with the lane when the connection has closed, after `reason` is set.
     """
 

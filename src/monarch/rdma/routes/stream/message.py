@@ -16,8 +16,8 @@ bytes, all little-endian. The bytes to be written follow the request if it is a 
 READ, WRITE, ADD and SWAP are those of `transfer.Op`. The other operations manage connections:
 
 * HELLO comes first: `token` is the identity of the owner that the initiator expects, `number` the
-  invitation that it follows (0: none), `offset` the magic number, `length` the version.
-* INVITE requests an invitation to a direct connection. The reply is JSON.
+  ticket that it follows (0: none), `offset` the magic number, `length` the version.
+* INVITE requests a connect ticket for a direct connection. The reply is JSON.
 * RECALL requests that connection `number` be closed, if it is open. After the reply no byte that
   was sent on that connection is written, and its unanswered requests may be sent again.
 
@@ -96,7 +96,7 @@ CHUNK_LIMIT = 64 << 20
 """The most bytes that one request may ask for, or carry."""
 
 TEXT_LIMIT = 4096
-"""The most bytes in the text of an END, and of an invitation."""
+"""The most bytes in the text of an END, and of a ticket."""
 
 
 def hello(identity: bytes, number: int = 0) -> bytes:

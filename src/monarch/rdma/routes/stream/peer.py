@@ -6,7 +6,7 @@ transfer does not wait for long. A `Lane` is a connection with its unanswered re
 
 The first lane is a side stream. It exists as soon as it is opened, and closes only when the owner
 or its host is lost. So the loss of this lane is the loss of the owner (`RdmaOwnerLost`). If the
-owner is on another host, agents carry the side stream; this process then requests an invitation
+owner is on another host, agents carry the side stream; this process then requests a ticket
 from the owner, and the direct connection takes over. A direct connection may break. Then the owner
 is asked to close it, and after the owner's reply the unanswered requests are sent again. (Except
 atomic operations: it is unknown whether they were carried out.)
@@ -191,7 +191,7 @@ class Peer:
     # -- connections -----------------------------------------------------------------------------
 
     def _invite(self) -> None:
-        """Request invitations to direct connections."""
+        """Request tickets for direct connections."""
         if self._loss is None:
             for _ in range(self._wanted - len(self._direct) - self._dials):
                 self._dials += 1

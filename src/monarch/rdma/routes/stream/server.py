@@ -128,7 +128,7 @@ class Session:
         self._caller = caller
         self._number = number
         self._greeted = False
-        self._invited: dict[int, tuple[_spi.Door, bytes]] = {}  # unused invitations, by number
+        self._invited: dict[int, tuple[_spi.Door, bytes]] = {}  # unused tickets, by number
         self.connection = Connection(
             data_reactor(), wire, Reader(REQUEST, self._begin), self._ended
         )
@@ -293,7 +293,7 @@ class Session:
         self.connection.queue((REPLY.pack(ident, VALUE, OK, len(said)) + said,))
 
     def _invitation(self) -> dict[str, Any]:
-        """Return an invitation to a direct connection, or why there can be none."""
+        """Return a ticket for a direct connection, or the reason why there is none."""
         server, caller, via = self.server, self._caller, self._caller.via
         if via is None:
             return {"near": True}
