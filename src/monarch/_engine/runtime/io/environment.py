@@ -1,9 +1,13 @@
 """The runtime's environment: threads, waits, time and chance.
 
-Code in `runtime` and `mesh` never starts or parks a thread, reads the clock or draws a random
-number by itself: it asks the environment (`current`), which here is the real world. The simulator
-of `monarch.testing` installs another, under which the same procs, mailboxes and dispatch loops run
-in virtual time, one thread at a time, with chance from a seed.
+Code in `runtime` and `mesh` that starts or parks a thread, reads the clock or draws a random number
+asks the environment (`current`). The environment here is the real world. The simulator of
+`monarch.testing` installs another, under which the same procs, mailboxes and dispatch loops run in
+virtual time, one thread at a time, with chance from a seed.
+
+A few modules use threads or the clock of the real world by themselves: they write to terminals,
+dial, or watch real processes, and simulations have none of these. A test lists them with the
+reasons.
 """
 
 from __future__ import annotations
