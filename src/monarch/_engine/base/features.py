@@ -7,7 +7,7 @@ it uses. Without the package of a feature (``src/monarch/_sync``, for example) i
 `hook` raises, and `find` returns None, for the places where the engine continues without.
 
 Rejected: features that register themselves when they are imported. Each process would have to
-import all of them at its start, to know who is there.
+import all of them at its start, to find the installed ones.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def make_certificates(
 
 
 def _stem(name: str) -> str:
-    """The names of a host's files, without their extensions."""
+    """Return the name of a host's files, without their extensions."""
     return name.replace("/", "_").replace(":", "_")
 
 

@@ -5,13 +5,13 @@ group: ``oom_kill`` in ``memory.events`` (version 2) or ``memory.oom_control`` (
 counter is incremented before the signal is sent, so a parent that sees the exit sees the new count.
 If no group has such a counter, the machine-wide one in ``/proc/vmstat`` is used.
 
-The group is the host agent's, or one above. Its procs are in the same group unless somebody moves
-them. The counter is read when the first procs have started, and when a proc died of a SIGKILL that
+The group is the host agent's, or one above. Its procs are in the same group unless they are moved.
+The counter is read when the first procs have started, and when a proc was ended by a SIGKILL that
 the agent did not send.
 
 Known limit: the counter has no names. If the kernel killed another process of the group, such as a
-worker of a data loader, that kill is attributed to the next proc that dies of anybody's SIGKILL.
-(The kernel's log has the names, but few programs may read it, and its pids have no meaning in a
+worker of a data loader, that kill is attributed to the next proc that any SIGKILL ends. (The
+kernel's log has the names, but few programs may read it, and its pids have no meaning in a
 container.)
 """
 

@@ -1,14 +1,14 @@
 """Objects to payloads and back: pickle protocol 5, big buffers out of band.
 
-`encode` tries the C pickler first. It raises `_ByValue` from `reducer_override`, which the C
-pickler calls for functions, classes and instances only, when it meets something that must travel
-by value (defined in ``__main__``, in a function, interactively); then, and for anything plain
-pickle refuses, cloudpickle does the whole object. Plain arguments never pay for that.
+`encode` tries the C pickler first, which calls `reducer_override` for functions, classes and
+instances only. For an object that must travel by value (defined in ``__main__``, in a function,
+interactively), `reducer_override` raises `_ByValue`. Then, and for anything that plain pickle
+refuses, cloudpickle pickles the whole object. Plain arguments never pay for that.
 
 Buffers (numpy arrays, `PickleBuffer`, tensors through the reducer registry) of at least
 `threshold` bytes stay out of the pickle stream, and large `bytes` are handed over by the C pickler
-as they are, without a copy: a payload is a list of chunks and a list of buffers, and it is up to
-the transport to put them into a shared segment, on a socket, or to copy them.
+as they are, without a copy. A payload is a list of chunks and a list of buffers. The transport puts
+them into a shared segment or on a socket, or copies them.
 
 A class that travels by value is made once per process: instances that come back to the process
 where it was defined are of that very class, and it stays as it is there. The state that comes back
@@ -104,7 +104,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _reduce_file(file: io.TextIOWrapper) -> Any:
-    """Cloudpickle would send a copy of what it holds, which is seldom meant."""
+    """Refuse files except the standard streams: cloudpickle would send a copy of the content."""
     for name in ("stdout", "stderr"):
         if file is getattr(sys, name):
             return getattr, (sys, name)
@@ -122,7 +122,7 @@ def _reducer_of(kind: type) -> Reducer | None:
 
 
 class _Chunks(list[Any]):
-    """The file a pickler writes to: keeps what it is given, copies nothing."""
+    """The file that a pickler writes to: keeps all chunks and copies none."""
 
     write = list[Any].append
 
@@ -191,7 +191,7 @@ def encode_call(
 def encode_result(value: Any, threshold: int, limit: int = _UNLIMITED) -> Payload:
     """Encode an endpoint's result; plain scalars skip the pickler's set-up.
 
-    Raises TypeError or PicklingError, which say that it was the result, or what its class raises.
+    Raises TypeError or PicklingError, whose text names the result, or an error of its class.
     """
     kind: type = type(value)  # pyright: ignore[reportUnknownVariableType] - it is any
     if kind in _ATOMS or (kind is str and len(value) < _SHORT):
@@ -217,7 +217,7 @@ _HUGE = 1 << 28
 
 @functools.lru_cache(maxsize=1)  # once per process, of whatever size
 def _advise() -> None:
-    """Say what is faster than huge `bytes`."""
+    """Warn that an array is faster than huge `bytes`."""
     warnings.warn(
         f"a message has bytes of more than {_HUGE >> 20} MiB, which every receiver copies; an "
         "array over them, numpy.frombuffer(data, 'u1'), is handed over without a copy",
@@ -227,7 +227,7 @@ def _advise() -> None:
 
 
 def encode(obj: Any, threshold: int, limit: int = _UNLIMITED) -> Payload:
-    """Encode `obj`. Raises what pickling it raises, of the original type, and PayloadTooLarge.
+    """Encode `obj`. Raises the errors of its pickling, unchanged, and PayloadTooLarge.
 
     >>> decode(encode(("hello", 1), 65536).stream)
     ('hello', 1)
@@ -255,7 +255,7 @@ def encode(obj: Any, threshold: int, limit: int = _UNLIMITED) -> Payload:
 
 
 def decode(stream: Any, buffers: Any = None) -> Any:
-    """The object of a pickle `stream` and its out-of-band `buffers`, which it may keep using."""
+    """Return the object of a pickle `stream` and its `buffers`, which it may keep using."""
     return loads(stream, buffers=buffers)
 
 
@@ -265,7 +265,7 @@ _received: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 def _set_state(setter: Callable[[type, Any], Any], cls: type, state: Any) -> None:
-    """Give a received class its state; one that was defined here has it."""
+    """Set the state of a received class, unless the class was defined here."""
     if cls not in _defined:
         _received.add(cls)
         setter(cls, state)

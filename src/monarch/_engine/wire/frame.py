@@ -116,7 +116,7 @@ def pack(
     flags: int = 0,
     nfd: int = 0,
 ) -> bytes:
-    """The bytes of one frame with a small body.
+    """Return the bytes of one frame with a small body.
 
     >>> len(pack(CALL, 1, 0, 0, b"", b"hello"))
     37
@@ -131,7 +131,7 @@ class FrameReader:
 
     Args:
         limit: the largest `size` accepted, in bytes.
-        peer: who sends, for the error text.
+        peer: the name of the sender in errors.
 
     >>> reader = FrameReader(limit=1 << 20, peer="proc a")
     >>> data = pack(POST, 7, 0, 0, b"", b"ok")
@@ -147,13 +147,13 @@ class FrameReader:
         self.limit = limit
         self.peer = peer
         self._tail = b""  # an incomplete frame that still fits into one read
-        self.big: bytearray | None = None  # meta and body of a big frame: `target` has room in it
+        self.big: bytearray | None = None  # meta and body of a big frame; `target` is a part of it
         self._filled = 0
         self._head: tuple[int, ...] = ()
         self.refused: ProtocolError | None = None
 
     def target(self) -> memoryview | None:
-        """Where the next bytes belong when a big frame is under way, else None (use `feed`)."""
+        """Return the buffer for the next bytes of a big frame, or None without one (use `feed`)."""
         big = self.big
         if big is None:
             return None
@@ -212,7 +212,7 @@ class FrameReader:
 
     @property
     def idle(self) -> bool:
-        """Whether the stream stands between two frames."""
+        """Whether no frame is incomplete."""
         return not self._tail and self.big is None
 
     @property

@@ -146,7 +146,7 @@ class PeerHost(Receiver):
         message = json.dumps({"op": "leave", "shutdown": shutdown}).encode()
         if shutdown or self.channel.met:
             self.link.send(CONTROL, [message], done)
-        else:  # there is no agent of ours yet that would have to be informed
+        else:  # no agent of this job runs there yet, so none has to be informed
             self.link.send(CONTROL, [message])
             done()
 
