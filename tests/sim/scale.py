@@ -35,10 +35,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, SYSTEM, Verdict
 from monarch._engine.protocol import cast as casts
 from monarch._engine.protocol.cast import Answer, Casts
-from monarch._engine.protocol.directory import HOME, Directory, Send, Spread, Tunnel
+from monarch._engine.protocol.directory import Directory, Send, Spread, Tunnel
 from monarch._engine.protocol.membership import Membership, Tell
 from monarch._engine.protocol.session import detector as detectors
 from monarch._engine.protocol.session.channel import (

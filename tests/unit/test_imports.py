@@ -10,12 +10,14 @@ import pytest
 HEAVY = {
     "IPython",
     "asyncio",
+    "base64",
     "cloudpickle",
     "concurrent.futures.process",
     "ctypes",
+    "hashlib",
     "http.server",
     "inspect",
-    "logging.config",
+    "logging",
     "matplotlib",
     "multiprocessing",
     "numpy",
@@ -29,7 +31,9 @@ HEAVY = {
     "ssl",
     "subprocess",
     "tempfile",
+    "textwrap",
     "torch",
+    "traceback",
     "xml",
 }
 

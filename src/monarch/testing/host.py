@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, Verdict
 from monarch._engine.protocol.directory import (
-    HOME,
     Admit,
     Attach,
     Directory,

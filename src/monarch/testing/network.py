@@ -15,7 +15,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch._engine.protocol.directory import HOME
+from monarch._engine.base.home import HOME
 from monarch._engine.protocol.session.channel import (
     Channel,
     Connected,

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from monarch._engine.protocol.directory import HOME
+from monarch._engine.base.home import HOME
 from monarch._engine.runtime.agent import client as clients
 from monarch._engine.runtime.io import environment as environments
 from monarch.testing.driver import SimEnvironment, SimEvent

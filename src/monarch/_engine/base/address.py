@@ -51,8 +51,9 @@ _INTERNAL_SCHEME = {"ipc": "unix", "inproc": "local"}
 _URL_SCHEME = {"unix": "ipc", "local": "inproc"}
 _NETWORK_SCHEMES = ("tcp", "tls", "metatls", "quic", "metaquic")
 
-_SPELLING = re.compile(r"([A-Za-z]+)(://|[:!])(.*)", re.DOTALL)
-_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
+# Compiled at first use: most programs parse no address.
+_SPELLING = r"(?s)([A-Za-z]+)(://|[:!])(.*)"
+_HOST_NAME = r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?"
 
 
 class AddressError(ValueError, RuntimeError):
@@ -309,7 +310,7 @@ def parse_transport(
 
 
 def _parse(text: str, resolve: Resolver | None) -> ChannelAddr:
-    found = _SPELLING.fullmatch(text)
+    found = re.fullmatch(_SPELLING, text)
     if found is None:
         raise AddressError(f"{text!r} names no transport, expected such as tcp://host:4444")
     scheme, mark, rest = found.groups()
@@ -377,7 +378,7 @@ def _host(text: str, host: str, resolve: Resolver | None) -> str:
         return plain(host)
     except ValueError:
         looks_numeric = host.rstrip(".").rpartition(".")[2].isdigit()
-        if looks_numeric or not _HOST_NAME.fullmatch(host):
+        if looks_numeric or not re.fullmatch(_HOST_NAME, host):
             raise AddressError(f"{text!r}: {host!r} is no IP address or host name") from None
     if resolve is None:
         return host

@@ -16,9 +16,10 @@ import re
 __all__ = ["crash_trace", "is_runtime_frame"]
 
 _REASON = "Fatal Python error: "
-_THREAD = re.compile(r"(Current thread|Thread|Stack)\b(?!').*\(most recent call first\):$")
-_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)$')
-_RUNTIME = re.compile(
+# Compiled at first use: all agents load this module, and few processes crash.
+_THREAD = r"(Current thread|Thread|Stack)\b(?!').*\(most recent call first\):$"
+_FRAME = r'  File "(.*)", line (\d+|\?\?\?) in (.*)$'
+_RUNTIME = (
     r"/monarch/_engine/|^monarch\._src\."
     r"|/python3[^/]*/(threading|asyncio/\w+|concurrent/futures/\w+)\.py$"
     r"|^<frozen runpy>$|/python3[^/]*/runpy\.py$"
@@ -67,11 +68,11 @@ def _stacks(lines: list[str]) -> tuple[_Stack, list[_Stack]]:
     others: list[_Stack] = []
     stack: _Stack = []
     for line in lines:
-        if thread := _THREAD.match(line):
+        if thread := re.match(_THREAD, line):
             stack = crashed if thread[1] != "Thread" else []
             if stack is not crashed:
                 others.append(stack)
-        elif frame := _FRAME.match(line):
+        elif frame := re.match(_FRAME, line):
             file, number, name = frame.groups()
             stack.insert(0, (file, f'  File "{file}", line {number}, in {name}'))
     return crashed, others
@@ -88,7 +89,7 @@ def _of_program(stack: _Stack) -> _Stack:
 
 def is_runtime_frame(filename: str) -> bool:
     """Whether this file belongs to what runs programs: the runtime, threads, event loops."""
-    return _RUNTIME.search(filename) is not None
+    return re.search(_RUNTIME, filename) is not None
 
 
 def _folded(stack: _Stack) -> list[str]:

@@ -15,7 +15,6 @@ reference match and unpickle them.
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -66,12 +65,16 @@ def format_remote(exception: BaseException) -> str:
 def format_all(exception: BaseException) -> str:
     """Return the traceback of `exception` with all frames. Never raises."""
     try:
+        import traceback  # loaded late: only failures need it
+
         return _shortened("".join(traceback.format_exception(exception)).rstrip(), LONGEST_TEXT)
     except BaseException as problem:
         return _without_text(exception, problem)
 
 
 def _format_remote(exception: BaseException) -> str:
+    import traceback  # loaded late: only failures need it
+
     report = traceback.TracebackException.from_exception(exception)
     seen: set[int] = set()
     pending: list[tuple[Any, Any]] = [(report, exception)]
@@ -108,6 +111,8 @@ _TRACEBACK = vars(BaseException)["__traceback__"].__get__
 def _frames(exception: BaseException) -> str:
     """Return the frames of user code, for an exception whose text cannot be made."""
     try:
+        import traceback  # loaded late: only failures need it
+
         found = traceback.extract_tb(_TRACEBACK(exception))
         lines = traceback.format_list(
             [frame for frame in found if not is_engine_frame(frame.filename)]
@@ -182,6 +187,8 @@ def _headline(exception: BaseException) -> str:
     if isinstance(exception, SupervisionError) and exception.failure is not None:
         root = exception.failure.root
         return f"SupervisionError: {root.actor} {root.kind}: {_first_line(root.error)}"
+    import traceback  # loaded late: only failures need it
+
     lines = traceback.format_exception_only(type(exception), exception)
     if isinstance(exception, SyntaxError):  # its first lines show the place
         return _first_line(lines[-1])

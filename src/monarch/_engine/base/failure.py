@@ -32,7 +32,6 @@ of a `SupervisionError`.
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -51,6 +50,8 @@ _RANGES = 6  # ranges shown of the ranks of one mesh
 
 
 def _indent(text: str) -> str:
+    import textwrap  # loaded late: only failures need it
+
     return textwrap.indent(text, "  ")
 
 

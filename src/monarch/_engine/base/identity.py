@@ -35,8 +35,9 @@ _urandom = os.urandom  # noqa: TID251 - the default; a driver passes in its own
 _LABEL_LIMIT = 63
 _BASE58 = "123456789abcdefghijkmnopqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ"
 _DIGIT = {symbol: value for value, symbol in enumerate(_BASE58)}
-_UID = re.compile(r"([^<>@.\s]*)(?:<([^<>]*)>)?")
-_ACTOR = re.compile(r"([^.@]*)\.([^.@]*)@(?:([^.:/@]+)\.)?([a-z]+://.*)", re.DOTALL)
+# Compiled at first use: most programs parse no names.
+_UID = r"([^<>@.\s]*)(?:<([^<>]*)>)?"
+_ACTOR = r"(?s)([^.@]*)\.([^.@]*)@(?:([^.:/@]+)\.)?([a-z]+://.*)"
 
 
 def normalize_label(name: str) -> str:
@@ -138,7 +139,7 @@ class Uid:
     @staticmethod
     def from_string(text: str) -> Uid:
         """Return the inverse of ``str``. Raises ``ValueError`` beginning ``invalid uid: ``."""
-        found = _UID.fullmatch(text)
+        found = re.fullmatch(_UID, text)
         if found is None or not text:
             raise ValueError(
                 f"invalid uid: invalid uid syntax: expected 'label', 'label<base58>' or "
@@ -294,7 +295,7 @@ class ActorAddr:
 
         Raises ``ValueError`` beginning ``Failed to extract actor id from ``.
         """
-        found = _ACTOR.fullmatch(text)
+        found = re.fullmatch(_ACTOR, text)
         if found is None:
             raise ValueError(
                 f"Failed to extract actor id from {text}: expected <actor>.<proc>@<location> with "

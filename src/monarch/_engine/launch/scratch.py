@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -100,6 +99,8 @@ class _Config(dict[str, Any]):
 
 def install() -> None:
     """Have multiprocessing get its directory from here, in this process and in forks of it."""
+    import multiprocessing  # the agent, which needs this module as well, never does
+
     process: Any = multiprocessing.current_process()
     process._config = _Config(process._config)
 

@@ -61,12 +61,12 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED, Verdict
 from monarch._engine.protocol import membership as memberships
 from monarch._engine.protocol.membership import Membership, Tell
 
 __all__ = [
-    "HOME",
     "Admit",
     "Attach",
     "Directory",
@@ -77,9 +77,6 @@ __all__ = [
     "Spread",
     "Tunnel",
 ]
-
-HOME = ""
-"""The name of the client's host, for all agents of its job."""
 
 _ASK_AGAIN = 0.05
 # By default longer than the connection between two hosts may be down (`host_timeout`).

@@ -17,6 +17,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
+from types import FunctionType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -46,6 +47,7 @@ from monarch._engine.mesh.results.reply import (
 )
 from monarch._engine.mesh.results.value_mesh import ValueMesh
 from monarch._engine.runtime.actor.dispatch import call_meta
+from monarch._engine.runtime.agent.client import expect_async_actors
 from monarch._engine.runtime.cast.sender import gathers
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.ownership import CallSink
@@ -73,6 +75,8 @@ __all__ = [
     "endpoint",
     "send",
 ]
+
+_COROUTINE = 0x80  # `inspect.CO_COROUTINE`
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -132,6 +136,8 @@ class EndpointProperty(Generic[P, R_co]):
         instrument: bool = True,
         concurrent: bool = False,
     ) -> None:
+        if isinstance(method, FunctionType) and method.__code__.co_flags & _COROUTINE:
+            expect_async_actors()
         self._method = method
         self._propagator = propagator
         self._explicit_response_port = explicit_response_port
@@ -317,7 +323,10 @@ def _check_propagate(propagate: Propagator) -> None:
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether a call of `function` returns a coroutine."""
-    import inspect  # imported late: it takes longer than the rest of this module
+    # `inspect` costs more to import than the rest of this module, and is right for wrappers, too.
+    if type(function) is FunctionType and not vars(function):
+        return bool(function.__code__.co_flags & _COROUTINE)
+    import inspect
 
     return inspect.iscoroutinefunction(function)
 

@@ -7,9 +7,7 @@ object and returns the `_Behaviour` that the runtime's loop drives.
 from __future__ import annotations
 
 import functools
-import logging
 import sys
-import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +23,8 @@ from monarch._engine.shapes import Extent, MeshTrait, Point, Shape, Slice
 from monarch._engine.transport.frame_link import FrameLink
 
 if TYPE_CHECKING:
+    import logging
+
     from typing_extensions import Self
 
     from monarch._engine.base.failure import MeshFailure, UndeliverableMessageEnvelope
@@ -61,6 +61,8 @@ class Actor(MeshTrait):
     @functools.cached_property
     def logger(self) -> logging.Logger:
         """The logger named after the class, at level DEBUG."""
+        import logging  # loaded late: many programs do not need it
+
         logger = logging.getLogger(type(self).__name__)
         logger.setLevel(logging.DEBUG)
         return logger
@@ -336,6 +338,8 @@ class _Behaviour:
         return self._cleanup(error)
 
     def cleanup_failed(self, error: BaseException) -> None:
+        import textwrap
+
         print(
             f"monarch: __cleanup__ of {self.instance} raised {headline(error)}\n"
             f"{textwrap.indent(format_remote(error), '  ')}",

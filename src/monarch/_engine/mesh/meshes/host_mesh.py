@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from monarch._engine.base.bootstrap_command import BootstrapCommand
 from monarch._engine.base.features import hook
+from monarch._engine.base.home import HOME
 from monarch._engine.base.identity import normalize_label
 from monarch._engine.launch.binding import parse_cpu_list
 from monarch._engine.mesh.call import context as contexts
@@ -27,7 +28,6 @@ from monarch._engine.mesh.meshes.proc_mesh import ProcMesh, Recipe, announce
 from monarch._engine.mesh.meshes.saved_handles import keep_if_asked, remember
 from monarch._engine.mesh.output.logging_option import capture_options
 from monarch._engine.mesh.results.future import Future
-from monarch._engine.protocol.directory import HOME
 from monarch._engine.runtime.actor.spawn import SETUP
 from monarch._engine.runtime.agent.client import (
     client_proc,

@@ -8,12 +8,12 @@ Links are looked up when first needed.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from monarch._engine.base.errors import SupervisionError
 from monarch._engine.base.failure import Failure
+from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.call.context import Instance, context
 from monarch._engine.mesh.call.misuse import Misused, constructor_signature
@@ -25,7 +25,6 @@ from monarch._engine.mesh.output.logging_option import LoggingManager, set_loggi
 from monarch._engine.mesh.results.future import RAISED, VALUE, Future, _check_timeout
 from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.mesh.results.progress import tell_while
-from monarch._engine.protocol.directory import HOME
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.cast.sender import Plan
 from monarch._engine.runtime.io import environment as environments
@@ -58,6 +57,8 @@ __all__ = [
 
 P = ParamSpec("P")
 TActor = TypeVar("TActor", bound=Actor)
+
+_INFO = 20  # `logging.INFO`; the module is not loaded for it
 
 
 class Recipe:
@@ -298,7 +299,7 @@ class ProcMesh(MeshTrait):
         self,
         stream_to_client: bool = False,
         aggregate_window_sec: int | None = None,
-        level: int = logging.INFO,
+        level: int = _INFO,
     ) -> None:
         """Set how the procs log from now on.
 

@@ -11,7 +11,6 @@ Meshes in the script's own process are not saved; they end with it.
 
 from __future__ import annotations
 
-import base64
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -142,6 +141,8 @@ def remember(owner: Instance, uid: int, mesh: Any) -> None:
         return
     stream = proc.encode(mesh, inline=True).stream
     assert stream is not None
+    import base64  # few jobs outlive their script
+
     text = base64.b64encode(stream).decode()
     proc.kept.add(uid)
     proc.tell_agent({"op": "remember", "uid": uid, "keepsake": text})
@@ -157,6 +158,8 @@ def forget(uid: int) -> None:
 
 def recall(keepsake: str) -> Any:
     """Return the mesh that a saved handle stands for."""
+    import base64
+
     return decode(base64.b64decode(keepsake))
 
 

@@ -12,7 +12,6 @@ over the link to that process.
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Any
 
@@ -26,6 +25,8 @@ def set_level(proc: Proc, message: dict[str, Any]) -> None:
     """Set the level of this process, then answer at the port in `message`; does not block."""
 
     def run() -> None:
+        import logging  # loaded late, as in `_install`
+
         level = message["level"]
         logging.getLogger().setLevel(level)
         if logging.lastResort is not None:
@@ -43,6 +44,8 @@ def set_level(proc: Proc, message: dict[str, Any]) -> None:
 def _install(proc: Proc) -> None:
     proc.notices["log_level"] = lambda message: set_level(proc, message)
     if not proc.client:
+        import logging  # the import of `monarch.actor` is faster without it
+
         logging.getLogger().setLevel(logging.INFO)
 
 

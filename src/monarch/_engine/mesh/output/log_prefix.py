@@ -9,18 +9,21 @@ same text into ``record.actor_prefix``. A program disables the prefix in its pro
 from __future__ import annotations
 
 import functools
-import logging
+from typing import TYPE_CHECKING
 
 from monarch._engine.mesh.call.context import context
 from monarch._engine.runtime.agent.client import when_ready
 from monarch._engine.runtime.proc.proc import Proc
+
+if TYPE_CHECKING:
+    import logging
 
 __all__ = ["prefix_python_logs_with_actor"]
 
 prefix_python_logs_with_actor = True
 
 
-class _ActorPrefix(logging.Filter):
+class _ActorPrefix:
     def filter(self, record: logging.LogRecord) -> bool:
         # Empty messages stay unchanged: torch logs them and inspects the result.
         fields = vars(record)
@@ -31,6 +34,8 @@ class _ActorPrefix(logging.Filter):
 
 
 def _install(_proc: Proc) -> None:
+    import logging  # the import of `monarch.actor` is faster without it
+
     prefix = _ActorPrefix()
     for handler in logging.getLogger().handlers:
         handler.addFilter(prefix)

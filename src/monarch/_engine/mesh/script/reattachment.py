@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._engine.base.failure import Failure, MeshFailure
+from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import FAILED
 from monarch._engine.mesh.call.context import Instance, process_context
 from monarch._engine.mesh.meshes import saved_handles
@@ -27,7 +28,6 @@ from monarch._engine.mesh.meshes.proc_mesh import ProcMesh, announce
 from monarch._engine.mesh.results.future import VALUE, Future
 from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.mesh.script.attach import addresses_of, gateway
-from monarch._engine.protocol.directory import HOME
 from monarch._engine.runtime.agent.client import current_proc, succeed
 from monarch._engine.runtime.proc.ownership import OwnedMesh, Verdict
 from monarch._engine.runtime.proc.proc import Proc

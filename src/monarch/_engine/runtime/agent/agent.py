@@ -53,16 +53,16 @@ from typing import TYPE_CHECKING, Any
 from monarch._engine.base.address import ChannelAddr
 from monarch._engine.base.crash import crash_trace
 from monarch._engine.base.errors import ProtocolError
+from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED, SYSTEM, Verdict
 from monarch._engine.launch import black_box
 from monarch._engine.launch.children import Children, adopt_orphans, continue_without_parent
 from monarch._engine.launch.interpreter import python_command
-from monarch._engine.launch.launcher import Launcher, launch_key
+from monarch._engine.launch.launcher import launch_key
 from monarch._engine.launch.out_of_memory import KillCount
 from monarch._engine.launch.scratch import ScratchFolder
 from monarch._engine.protocol.directory import (
-    HOME,
     Admit,
     Attach,
     Directory,
@@ -74,37 +74,23 @@ from monarch._engine.protocol.directory import (
     Tunnel,
 )
 from monarch._engine.protocol.membership import Condemn, Hand, Membership, Tell
-from monarch._engine.protocol.session.handshake import HandshakeError, key_name
-from monarch._engine.runtime.admission.authenticated import AuthenticSocket
-from monarch._engine.runtime.admission.gateway import Gateway
-from monarch._engine.runtime.admission.handshake_io import (
-    Arrival,
-    Greeting,
-    Route,
-    Wire,
-    dial,
-    direct_way,
-    why_unreachable,
-)
-from monarch._engine.runtime.admission.host_identity import tls_names
-from monarch._engine.runtime.admission.secret import SecretError, find_secret, take_settings
 from monarch._engine.runtime.cast.relay import CastRelay
 from monarch._engine.runtime.cast.sender import heads_size
 from monarch._engine.runtime.failover.keeper import FAREWELL, JobKeeper
-from monarch._engine.runtime.hosts.peer_host import PeerHost
-from monarch._engine.runtime.hosts.stream_tunnel import StreamTunnel
-from monarch._engine.runtime.hosts.tunnel import Tunnel as HostTunnel
-from monarch._engine.runtime.hosts.tunnel import map_segment
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.heartbeats import HeartbeatMonitor
 from monarch._engine.runtime.io.reactor import WRITE, Reactor, Timer
-from monarch._engine.runtime.output.relay import LogRelay
 from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool, Windows
 from monarch._engine.wire.frame import CAST, CONTROL, RELEASE, SEGMENT, Frame, pack
 
 if TYPE_CHECKING:
+    from monarch._engine.runtime.admission.handshake_io import Arrival, Route, Wire
     from monarch._engine.runtime.cast.tunnel_end import Way
+    from monarch._engine.runtime.hosts.peer_host import PeerHost
+    from monarch._engine.runtime.hosts.stream_tunnel import StreamTunnel
+    from monarch._engine.runtime.hosts.tunnel import Tunnel as HostTunnel
+    from monarch._engine.runtime.output.relay import LogRelay
 
 __all__ = ["Agent"]
 
@@ -201,8 +187,7 @@ class Agent:
     Args:
         first: a socket to the client, or to the worker that started this agent for the client.
         client_uid: the uid of the client.
-        child_main: see `Launcher`.
-        prepare: see `Launcher`.
+        launcher: the socket and the pid of the launcher for this process's launch environment.
         here: the name of this host in the client's job.
     """
 
@@ -210,12 +195,9 @@ class Agent:
         self,
         first: socket.socket,
         client_uid: int,
-        child_main: Any,
-        prepare: Any,
-        here: str = HOME,
+        launcher: tuple[socket.socket, int],
+        here: str,
     ) -> None:
-        self._child_main = child_main
-        self._prepare = prepare
         self.reactor = Reactor()
         self._membership = Membership(client_uid)
         self.name = here
@@ -253,7 +235,7 @@ class Agent:
         self._scratch = ScratchFolder()
         self._children = Children()  # launchers, and the orphans of killed launchers
         self.reactor.register(self._children.fileno, self._on_child)
-        self._launchers[(self._own_key, sys.executable)] = self._fork_launcher(first)
+        self._launchers[(self._own_key, sys.executable)] = self._launcher_link(*launcher)
         link = self._connect(first, "the client" if here == HOME else "the worker")
         self._first = link
         link.uid = client_uid
@@ -432,6 +414,8 @@ class Agent:
                     self._tell(client.link, message)
 
             run = f"{self._client_uid & (1 << 63) - 1:x}"
+            from monarch._engine.runtime.output.relay import LogRelay
+
             self._relay = LogRelay(tell, self.name, run)
         out, theirs_out = os.pipe()
         err, theirs_err = os.pipe()
@@ -455,6 +439,10 @@ class Agent:
         """Begin a cast of a proc (`CastRelay`). A shared segment stays mapped while needed."""
         content = None
         if frame.flags & SEGMENT:
+            from monarch._engine.runtime.hosts.tunnel import (
+                map_segment,  # most programs make no casts
+            )
+
             table = frame.body[heads_size(frame.body) :]
             ident, mapping = map_segment(link, table)
             released = pack(RELEASE, 0, 0, 0, b"", ident.to_bytes(8, "little"))
@@ -549,25 +537,10 @@ class Agent:
             launcher = self._launchers[key] = self._exec_launcher(spec["env"], python)
         return launcher
 
-    def _fork_launcher(self, first: socket.socket) -> _LauncherLink:
-        mine, theirs = socket.socketpair()
-        pid = os.fork()
-        if not pid:
-            mine.close()
-            first.close()
-            self.reactor.close()
-            self._children.leave_in_child()
-            Launcher(theirs, self._child_main, self._prepare).run()
-        theirs.close()
-        return self._launcher_link(mine, pid)
-
     def _exec_launcher(self, environ: dict[str, str], python: str) -> _LauncherLink:
         mine, theirs = socket.socketpair()
         fd = theirs.fileno()
-        code = (
-            "from monarch._engine.runtime.agent.bootstrap import launcher_main; "
-            f"launcher_main({fd})"
-        )
+        code = f"from monarch._engine.runtime.agent.start import launcher_main; launcher_main({fd})"
         process = subprocess.Popen(
             python_command(python, code),
             env=environ,
@@ -835,21 +808,38 @@ class Agent:
         if peer_host is None:
             # A worker that is being attached may not have started yet; others run, or have run.
             new = host in self._attaching
-            peer_host = self._peer_hosts[host] = PeerHost(
-                self,
+            peer_host = self._new_peer_host(
                 host,
                 self._dial,
-                environments.current.chance(1 << 62) + 1,
                 self._attach_limits.get(host, settings.mesh_attach_config_timeout)
                 if new
                 else 3 * settings.host_timeout,
-                settings.host_timeout,
-                settings.codec_max_frame_length,
             )
+        return peer_host
+
+    def _new_peer_host(
+        self, host: str, dial: Callable[[PeerHost], None] | None, patience: float
+    ) -> PeerHost:
+        from monarch._engine.runtime.hosts.peer_host import PeerHost  # most jobs have one host
+
+        peer_host = self._peer_hosts[host] = PeerHost(
+            self,
+            host,
+            dial,
+            environments.current.chance(1 << 62) + 1,
+            patience,
+            settings.host_timeout,
+            settings.codec_max_frame_length,
+        )
         return peer_host
 
     def _dial(self, peer_host: PeerHost) -> None:
         """Open a connection to a worker, on a thread of its own."""
+        from monarch._engine.protocol.session.handshake import HandshakeError
+        from monarch._engine.runtime.admission.gateway import Gateway
+        from monarch._engine.runtime.admission.handshake_io import dial, direct_way, why_unreachable
+        from monarch._engine.runtime.admission.secret import SecretError, find_secret
+
         address = self._addresses.get(peer_host.name)
         if address is None:  # home dials the others, and is never dialed
             peer_host.dial_failed("its address is not known here", for_good=True)
@@ -891,6 +881,8 @@ class Agent:
 
     def _on_attach(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """Attach hosts for the client: by name, the addresses where their workers listen."""
+        from monarch._engine.runtime.admission.secret import take_settings
+
         take_settings(message["environ"])
         settings.install_client_values(message["config"])
         # Settings that were configured after this process started take effect now.
@@ -940,6 +932,8 @@ class Agent:
 
     def _on_connection(self, link: Link, message: dict[str, Any], fds: list[int]) -> None:
         """Take over a connection from the worker: of home, or of another host of the job."""
+        from monarch._engine.runtime.admission.authenticated import AuthenticSocket
+
         sock = socket.socket(fileno=os.dup(fds[0]))
 
         def admit(sock: Wire) -> None:
@@ -953,6 +947,10 @@ class Agent:
             admit(sock if message["bare"] else AuthenticSocket(sock, key, dialer=False))
             return
         # The dialer and this process make a second TLS handshake, see `handshake_io`.
+        from monarch._engine.protocol.session.handshake import key_name
+        from monarch._engine.runtime.admission.handshake_io import Greeting
+        from monarch._engine.runtime.admission.host_identity import tls_names
+        from monarch._engine.runtime.admission.secret import SecretError
         from monarch._engine.runtime.admission.tls import server_context
 
         keys = {key_name(key): key}
@@ -995,15 +993,7 @@ class Agent:
             self._tell(self._first, {"op": "home", "reign": reign, "number": number})
         peer_host = self._peer_hosts.get(host)
         if peer_host is None:
-            peer_host = self._peer_hosts[host] = PeerHost(
-                self,
-                host,
-                None,
-                environments.current.chance(1 << 62) + 1,
-                settings.host_timeout,
-                settings.host_timeout,
-                settings.codec_max_frame_length,
-            )
+            peer_host = self._new_peer_host(host, None, settings.host_timeout)
         peer_host.answer(sock)
 
     # The methods that `CastRelay` needs (see `Carrier`).

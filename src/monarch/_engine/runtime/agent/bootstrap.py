@@ -1,12 +1,9 @@
-r"""How processes become part of the runtime: the client, the agent, launchers, and procs.
+"""How processes become procs: forked by a launcher, or executed by one.
 
-    client --exec--> agent --fork--> launcher --fork--> proc, proc, ...
-                                  \--exec--> launcher of another launch environment
-                                                       \--exec--> proc with a command of its own
-
-`agent_main` and `launcher_main` are what the executed helpers run, and `proc_main` what a forked
-proc runs. `main` is behind ``python -m monarch._src.actor.bootstrap_main``, for a proc started by
-an executed command. (How a script becomes a client is in `client`.)
+`warm_up` loads into a launcher what all procs need, and `prepare` sets up what the procs of one
+request have in common. `proc_main` is what a forked proc runs. `main` is behind
+``python -m monarch._src.actor.bootstrap_main``, for a proc started by an executed command. (How the
+launcher itself starts is in `agent_start`, how a script becomes a client in `client`.)
 
 A proc's main thread runs the reactor until a stop is requested. Then it stops the actors, runs
 `atexit` handlers, drops the user's modules (so that module-level objects are finalised), and exits
@@ -35,46 +32,28 @@ from monarch._engine.base.features import hook
 from monarch._engine.base.settings import settings
 from monarch._engine.launch import black_box
 from monarch._engine.launch.interpreter import with_folder
-from monarch._engine.launch.launcher import BOOT_VARIABLE, Launcher
+from monarch._engine.launch.launcher import BOOT_VARIABLE
 from monarch._engine.launch.scratch import give_multiprocessing, install
-from monarch._engine.protocol.directory import HOME
 from monarch._engine.runtime.actor.spawn import spawn_cell
-from monarch._engine.runtime.agent.agent import Agent
-from monarch._engine.runtime.agent.client import become, restore_tunables
+from monarch._engine.runtime.agent.client import become
 from monarch._engine.runtime.io.descriptors import raise_descriptor_limit
 from monarch._engine.runtime.proc.proc import Proc
 from monarch._engine.wire.frame import STOP, Frame
 
-__all__ = ["agent_main", "launcher_main", "main", "proc_main"]
+__all__ = ["main", "prepare", "proc_main", "warm_up"]
 
-_RUN_ASYNC = "monarch._engine.runtime.actor.dispatch_async"
 _DEADLOCK = "monarch._engine.protocol.deadlock"
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = re.compile(r"/(site|dist)-packages/")
 _SETTINGS_VARIABLES = ("MONARCH_", "HYPERACTOR_", "OTEL_", "ENABLE_", "SCUBA_", "PYSPY_")
 
 
-def agent_main(fd: int, client_uid: int, here: str = HOME) -> None:
-    """Run the host agent's process; `here` is the client's name for this host."""
-    _warm_up()
-    restore_tunables()
-    raise_descriptor_limit()
-    Agent(socket.socket(fileno=fd), client_uid, proc_main, prepare, here).run()
-
-
-def launcher_main(fd: int) -> None:
-    """Run a launcher that was executed, for a launch environment other than the agent's."""
-    _warm_up()
-    raise_descriptor_limit()
-    Launcher(socket.socket(fileno=fd), proc_main, prepare).run()
-
-
-def _warm_up() -> None:
+def warm_up() -> None:
     """Load and set up what children need in any case: they inherit it.
 
     Modules are imported by name, since some belong to layers above this one.
     """
-    for name in ("asyncio", "cloudpickle", "monarch.actor", _RUN_ASYNC, _DEADLOCK):
+    for name in ("cloudpickle", "monarch.actor", _DEADLOCK):
         importlib.import_module(name)
     sys.breakpointhook = _breakpoint
     # A proc has threads and sockets: plain forks of it by multiprocessing would be unsafe.
@@ -148,7 +127,7 @@ def main() -> None:
     _announce(spec)
     os.environ["HYPERACTOR_PROCESS_NAME"] = _process_name(spec)
     sys.path[:] = with_folder(sys.path, os.getcwd())
-    _warm_up()
+    warm_up()
     settings.install_client_values(spec["config"])
     raise_descriptor_limit()
     _Prepared.modules = frozenset(sys.modules)

@@ -16,6 +16,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE
 from monarch._engine.launch.interpreter import python_command, working_directory
@@ -37,18 +38,21 @@ __all__ = [
     "client_proc",
     "close_client",
     "current_proc",
+    "expect_async_actors",
     "launch_spec",
-    "restore_tunables",
     "start_agent",
     "succeed",
     "when_ready",
 ]
+
+_RUN_ASYNC = "monarch._engine.runtime.actor.dispatch_async"
 
 _current: Proc | None = None
 _lock = threading.Lock()
 _agent_process: subprocess.Popen[bytes] | _FoundAgent | None = None
 _ready: list[Callable[[Proc], None]] = []
 _forked: list[Callable[[], None]] = []
+_async_actors = False
 
 
 def current_proc() -> Proc | None:
@@ -64,6 +68,12 @@ def when_ready(callback: Callable[[Proc], None]) -> None:
 def when_forked(callback: Callable[[], None]) -> None:
     """Call `callback()` in a child that user code forks from this process."""
     _forked.append(callback)
+
+
+def expect_async_actors() -> None:
+    """Have launchers load the event loop, which an async actor needs."""
+    global _async_actors
+    _async_actors = True
 
 
 def client_proc() -> Proc:
@@ -150,8 +160,8 @@ def start_agent() -> None:
         ours, theirs = socket.socketpair()
         proc.adopt_agent(ours)
         code = (
-            "from monarch._engine.runtime.agent.bootstrap import agent_main; "
-            f"agent_main({theirs.fileno()}, {proc.uid})"
+            "from monarch._engine.runtime.agent.start import agent_main; "
+            f"agent_main({theirs.fileno()}, {proc.uid}, {HOME!r})"
         )
         environ = dict(os.environ)
         # Keep freed memory: fresh pages cost more than the copies into them. Setting one threshold
@@ -243,9 +253,13 @@ def _preloads() -> list[str]:
     """Return modules that launchers import for all their children: slow ones, if loaded here.
 
     `torch._dynamo` comes with the first optimizer and takes a second. A program that makes
-    optimizers only in its actors can import it, and pays once.
+    optimizers only in its actors can import it, and pays once. asyncio takes 20 ms and 3 MB;
+    programs whose actors are all sync do without it.
     """
-    return [name for name in ("numpy", "torch", "torch._dynamo") if name in sys.modules]
+    names: list[str] = [name for name in ("numpy", "torch", "torch._dynamo") if name in sys.modules]
+    if _async_actors or "asyncio" in sys.modules:
+        names.append(_RUN_ASYNC)
+    return names
 
 
 def _paths() -> list[str]:
@@ -266,15 +280,6 @@ def launch_spec() -> dict[str, Any]:
         "unresponsive_timeout": settings.unresponsive_timeout,
         "pdeathsig": settings.mesh_bootstrap_enable_pdeathsig,
     }
-
-
-def restore_tunables() -> None:
-    """Restore the user's allocator settings, which the agent's children are to inherit."""
-    original = os.environ.pop("MONARCH_AGENT_TUNABLES", None)
-    if original is not None:
-        del os.environ["GLIBC_TUNABLES"]
-        if original:
-            os.environ["GLIBC_TUNABLES"] = original
 
 
 def _after_fork() -> None:

@@ -266,7 +266,7 @@ class Worker:
     def _start(self, client: int, here: str, session: int) -> _Job:
         ours, theirs = socket.socketpair()
         code = (
-            "from monarch._engine.runtime.agent.bootstrap import agent_main; "
+            "from monarch._engine.runtime.agent.start import agent_main; "
             f"agent_main({theirs.fileno()}, {client}, {here!r})"
         )
         process = subprocess.Popen(

@@ -28,16 +28,15 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any
 
+from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, Verdict
-from monarch._engine.protocol.directory import HOME
 from monarch._engine.protocol.failover import Failover
-from monarch._engine.runtime.admission.secret import find_secret, take_settings
-from monarch._engine.runtime.failover.rendezvous import Rendezvous
 from monarch._engine.runtime.io import environment as environments
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.admission.handshake_io import Wire
     from monarch._engine.runtime.agent.agent import Agent
+    from monarch._engine.runtime.failover.rendezvous import Rendezvous
     from monarch._engine.runtime.hosts.peer_host import PeerHost
     from monarch._engine.transport.link import Link
 
@@ -82,6 +81,11 @@ class JobKeeper:
             return []
         if not grace:
             return []
+        from monarch._engine.runtime.admission.secret import find_secret, take_settings
+        from monarch._engine.runtime.failover.rendezvous import (
+            Rendezvous,  # few jobs outlive their script
+        )
+
         take_settings(message["environ"])
         key = find_secret(message["secret"])
         self._job = message["job"]

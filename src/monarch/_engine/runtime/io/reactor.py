@@ -23,7 +23,6 @@ import select
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -227,6 +226,8 @@ class Reactor:
 
 
 def report_error() -> None:
+    import traceback  # loaded late: only failures need it
+
     text = traceback.format_exc()
     note_error(text)
     print(

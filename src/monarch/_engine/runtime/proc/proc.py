@@ -37,9 +37,9 @@ from monarch._engine.base.errors import (
     format_all,
 )
 from monarch._engine.base.failure import Failure
+from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED
-from monarch._engine.protocol.directory import HOME
 from monarch._engine.runtime.actor.deadlock_watch import Watch
 from monarch._engine.runtime.actor.dispatch import return_port_of
 from monarch._engine.runtime.cast.sender import Casting

@@ -1,0 +1,1 @@
+"""The folder `mesh/sync` of the engine."""
