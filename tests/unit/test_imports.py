@@ -115,3 +115,21 @@ def test_star_import_gives_what_all_lists() -> None:
     import monarch
 
     assert set(monarch.__all__) <= namespace.keys()
+
+
+def test_a_launcher_without_async_actors_loads_no_event_loop() -> None:
+    loaded = loaded_by("from monarch._engine.runtime.agent.bootstrap import warm_up; warm_up()")
+
+    assert "cloudpickle" in loaded
+    assert not {"asyncio", "ssl", "tempfile"} & loaded
+
+
+def test_an_agent_loads_nothing_of_other_hosts_and_nothing_of_user_code() -> None:
+    loaded = loaded_by(
+        "import monarch._engine.runtime.agent.start, monarch._engine.runtime.agent.agent"
+    )
+
+    assert not (HEAVY - {"ctypes", "subprocess"}) & loaded
+    for folder in ("admission", "hosts", "output"):
+        assert f"monarch._engine.runtime.{folder}" not in loaded
+    assert "monarch._engine.mesh" not in loaded

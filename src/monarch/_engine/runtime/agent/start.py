@@ -4,7 +4,7 @@
 
 The first answer of a program waits for the imports of both processes. Neither needs what the other
 loads: the agent never runs user code, and a launcher never reads what the agent handles. So this
-module imports only what both need, `agent_main` forks the launcher, and then each process loads its
+module loads only what both need, `agent_main` forks the launcher, and then each process loads its
 own part, on a core of its own if there is one. Requests that the agent sends meanwhile wait in the
 launcher's socket.
 
@@ -14,6 +14,7 @@ A launch environment other than the agent's gets a launcher that is executed (`l
 from __future__ import annotations
 
 import gc
+import importlib
 import io
 import os
 import socket
@@ -21,13 +22,16 @@ import sys
 from typing import NoReturn
 
 from monarch._engine.launch.launcher import Launcher
-from monarch._engine.runtime.cast import sender as _casting  # noqa: F401 - see the module
-from monarch._engine.runtime.io import environment as _driver  # noqa: F401
 from monarch._engine.runtime.io.descriptors import raise_descriptor_limit
-from monarch._engine.transport import link as _link  # noqa: F401
-from monarch._engine.transport import segment as _segment  # noqa: F401
 
 __all__ = ["agent_main", "launcher_main"]
+
+_BOTH = (
+    "monarch._engine.runtime.cast.sender",
+    "monarch._engine.runtime.io.environment",
+    "monarch._engine.transport.link",
+    "monarch._engine.transport.segment",
+)
 
 
 def agent_main(fd: int, client_uid: int, here: str) -> None:
@@ -39,6 +43,8 @@ def agent_main(fd: int, client_uid: int, here: str) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     first = socket.socket(fileno=fd)
+    for name in _BOTH:
+        importlib.import_module(name)
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if not pid:
