@@ -133,3 +133,22 @@ def test_an_agent_loads_nothing_of_other_hosts_and_nothing_of_user_code() -> Non
     for folder in ("admission", "hosts", "output"):
         assert f"monarch._engine.runtime.{folder}" not in loaded
     assert "monarch._engine.mesh" not in loaded
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+def test_procs_have_an_event_loop_if_the_script_has_an_async_endpoint(prefix: str) -> None:
+    program = f"""
+import sys
+from monarch.actor import Actor, endpoint
+from monarch._engine.runtime.agent.client import launch_spec
+class Echo(Actor):
+    @endpoint
+    {prefix}def echo(self): pass
+print(*launch_spec()["preload"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    expected = ["monarch._engine.runtime.actor.dispatch_async"] if prefix else []
+    assert done.stdout.split() == expected

@@ -23,7 +23,6 @@ from monarch._engine.base.bootstrap_command import BootstrapCommand
 from monarch._engine.base.errors import ActorError, DeadlockError, SupervisionError
 from monarch._engine.base.failure import MeshFailure
 from monarch._engine.base.identity import ProcId, Uid
-from monarch._engine.mesh.call.accumulator import Accumulator
 from monarch._engine.mesh.call.context import (
     Context,
     context,
@@ -44,24 +43,25 @@ from monarch._engine.mesh.meshes.controller import get_or_spawn_controller
 from monarch._engine.mesh.meshes.host_mesh import HostMesh, default_bootstrap_cmd, this_host
 from monarch._engine.mesh.meshes.proc_mesh import ProcMesh, this_proc
 from monarch._engine.mesh.meshes.saved_handles import job_id
-from monarch._engine.mesh.meshes.supervisor import Restarted, Supervisor
 from monarch._engine.mesh.output import log_prefix as config
 from monarch._engine.mesh.results.future import Future, returns_future
 from monarch._engine.mesh.results.value_mesh import ValueMesh
-from monarch._engine.mesh.script.attach import (
-    attach,
-    attach_to_workers,
-    enable_transport,
-    run_worker_loop_forever,
-    run_worker_loop_until_shutdown,
-    start_worker_loop_forever,
-)
-from monarch._engine.mesh.script.reattachment import Reattached, reattach
 from monarch._engine.mesh.script.shutdown import shutdown_context
 from monarch._engine.shapes import Extent, Point, Region, Shape, Slice
 
 if TYPE_CHECKING:
     from monarch._debug import debug_controller
+    from monarch._engine.mesh.call.accumulator import Accumulator
+    from monarch._engine.mesh.meshes.supervisor import Restarted, Supervisor
+    from monarch._engine.mesh.script.attach import (
+        attach,
+        attach_to_workers,
+        enable_transport,
+        run_worker_loop_forever,
+        run_worker_loop_until_shutdown,
+        start_worker_loop_forever,
+    )
+    from monarch._engine.mesh.script.reattachment import Reattached, reattach
     from monarch._telemetry import get_meter, span, traced
 
 __all__ = [
@@ -123,12 +123,26 @@ __all__ = [
     "unhandled_fault_hook",
 ]
 
-# Features above the engine whose names this module offers; each is loaded on first use.
+# What few programs use, and features above the engine; each is loaded on first use.
 _FEATURES = {
     "debug_controller": "monarch._debug",
     "get_meter": "monarch._telemetry",
     "span": "monarch._telemetry",
     "traced": "monarch._telemetry",
+    "Accumulator": "monarch._engine.mesh.call.accumulator",
+    **dict.fromkeys(("Restarted", "Supervisor"), "monarch._engine.mesh.meshes.supervisor"),
+    **dict.fromkeys(("Reattached", "reattach"), "monarch._engine.mesh.script.reattachment"),
+    **dict.fromkeys(
+        (
+            "attach",
+            "attach_to_workers",
+            "enable_transport",
+            "run_worker_loop_forever",
+            "run_worker_loop_until_shutdown",
+            "start_worker_loop_forever",
+        ),
+        "monarch._engine.mesh.script.attach",
+    ),
 }
 
 

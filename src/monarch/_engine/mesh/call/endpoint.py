@@ -136,7 +136,11 @@ class EndpointProperty(Generic[P, R_co]):
         instrument: bool = True,
         concurrent: bool = False,
     ) -> None:
-        if isinstance(method, FunctionType) and method.__code__.co_flags & _COROUTINE:
+        if (
+            isinstance(method, FunctionType)
+            and method.__code__.co_flags & _COROUTINE
+            and not method.__module__.startswith("monarch._engine.")  # see `spawn_procs`
+        ):
             expect_async_actors()
         self._method = method
         self._propagator = propagator

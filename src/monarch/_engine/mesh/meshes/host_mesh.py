@@ -19,7 +19,7 @@ from monarch._engine.base.identity import normalize_label
 from monarch._engine.launch.binding import parse_cpu_list
 from monarch._engine.mesh.call import context as contexts
 from monarch._engine.mesh.call.context import context
-from monarch._engine.mesh.call.endpoint import endpoint
+from monarch._engine.mesh.call.endpoint import endpoint, is_async
 from monarch._engine.mesh.meshes.actor import Actor
 from monarch._engine.mesh.meshes.actor_mesh import spawn_actors
 from monarch._engine.mesh.meshes.attachment import check
@@ -31,6 +31,7 @@ from monarch._engine.mesh.results.future import Future
 from monarch._engine.runtime.actor.spawn import SETUP
 from monarch._engine.runtime.agent.client import (
     client_proc,
+    expect_async_actors,
     launch_spec,
     start_agent,
 )
@@ -150,6 +151,8 @@ class HostMesh(MeshTrait):
             _check_binding(proc_bind, on_each)
         if bootstrap is not None and not callable(bootstrap):
             raise TypeError(f"bootstrap must be a callable without arguments, not {bootstrap!r}")
+        if bootstrap is not None and is_async(bootstrap):
+            expect_async_actors()
         owner = context().actor_instance
         proc = client_proc()
         start_agent()
@@ -193,9 +196,7 @@ class HostMesh(MeshTrait):
         mesh._recipe = Recipe(spec, procs)
         owner._own(base, mesh)
         if bootstrap is not None:
-            import inspect
-
-            kind = _AsyncSetup if inspect.iscoroutinefunction(bootstrap) else _Setup
+            kind = _AsyncSetup if is_async(bootstrap) else _Setup
 
             def set_up(procs: ProcMesh) -> Future[Any]:
                 args = (bootstrap,)

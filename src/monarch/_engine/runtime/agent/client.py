@@ -8,6 +8,7 @@ instead.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -130,7 +131,7 @@ class _FoundAgent:
     def wait(self, timeout: float | None = None) -> None:
         import subprocess  # imported late, as in `start_agent`
 
-        if not select.select([self._fd], [], [], timeout)[0]:
+        if not _exits(self._fd, timeout):
             raise subprocess.TimeoutExpired("the host agent", timeout or 0.0)
 
     def kill(self) -> None:
@@ -238,11 +239,24 @@ def close_client(grace: float, verdict: Verdict) -> None:
     if proc.agent is not None:
         link = proc.agent
         link.sock.shutdown(socket.SHUT_RDWR)
+    if isinstance(process, subprocess.Popen) and hasattr(os, "pidfd_open"):
+        # `Popen.wait` with a timeout sleeps between its looks, for up to 50 ms.
+        with contextlib.suppress(OSError):  # the program has reaped it, or an old kernel
+            handle = os.pidfd_open(process.pid)
+            grace = grace if _exits(handle, grace) else 0.0
+            os.close(handle)
     try:
         process.wait(grace)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _exits(handle: int, timeout: float | None) -> bool:
+    """Wait until the process of a pidfd has exited; return False after `timeout` seconds."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(None if timeout is None else timeout * 1000))
 
 
 def _refuse_stop(proc: Proc, frame: Frame) -> None:
