@@ -123,7 +123,7 @@ __all__ = [
     "unhandled_fault_hook",
 ]
 
-# What few programs use, and features above the engine; each is loaded on first use.
+# Names that few programs use, and features above the engine; each is loaded on first use.
 _FEATURES = {
     "debug_controller": "monarch._debug",
     "get_meter": "monarch._telemetry",
