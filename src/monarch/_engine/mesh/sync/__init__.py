@@ -1,1 +1,0 @@
-"""The folder `mesh/sync` of the engine."""
