@@ -16,7 +16,8 @@ import pytest
 from monarch._engine.base.errors import BackpressureError
 from monarch._engine.base.failure import Failure
 from monarch._engine.runtime.actor.cell import Cell, Handler, Identity
-from monarch._engine.runtime.actor.dispatch import Died, call_meta, run_sync
+from monarch._engine.runtime.actor.dispatch import Died, run_sync
+from monarch._engine.wire.call_meta import call_meta
 from monarch._engine.wire.codec import Payload, encode, encode_result
 from monarch._engine.wire.frame import CALL, ERROR, Frame
 from tests.hostile import HOSTILE, hostile

@@ -19,10 +19,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from monarch._engine.base.failure import Failure, MeshFailure
 from monarch._engine.base.identity import ActorAddr, Uid, normalize_label
 from monarch._engine.base.verdict import FAILED, STOPPED
-from monarch._engine.mesh.meshes.saved_handles import forget
 from monarch._engine.mesh.results.faults import Faults, set_is_script
 from monarch._engine.runtime.actor.dispatch import Died, End, end_by
-from monarch._engine.runtime.agent.client import client_proc, current_proc, when_forked
+from monarch._engine.runtime.agent.client import (
+    client_proc,
+    current_proc,
+    forget_saved,
+    when_forked,
+)
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.shapes import Extent, Point
 from monarch._engine.shapes.extent import extent_of
@@ -222,7 +226,7 @@ class Instance:
     def _disown(self, uid: int) -> None:
         self._meshes.pop(uid, None)
         if self._cell is None:
-            forget(uid)
+            forget_saved(uid)
 
     def _stop_meshes(self, timeout: float, reason: str = "") -> None:
         """Stop the meshes of this instance, newest first, and wait at most `timeout` seconds."""

@@ -46,13 +46,13 @@ from monarch._engine.mesh.results.reply import (
     ValueStream,
 )
 from monarch._engine.mesh.results.value_mesh import ValueMesh
-from monarch._engine.runtime.actor.dispatch import call_meta
 from monarch._engine.runtime.agent.client import expect_async_actors
 from monarch._engine.runtime.cast.sender import gathers
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.ownership import CallSink
 from monarch._engine.runtime.proc.proc import Proc
 from monarch._engine.transport.frame_link import FrameLink
+from monarch._engine.wire.call_meta import call_meta
 from monarch._engine.wire.codec import Payload
 from monarch._engine.wire.frame import CALL, FIRST, ONCE, pack
 

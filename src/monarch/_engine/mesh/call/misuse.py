@@ -20,7 +20,6 @@ from monarch._engine.wire.codec import encode
 if TYPE_CHECKING:
     import inspect
 
-    from monarch._engine.mesh.meshes.actor_mesh import ActorMesh
 
 __all__ = ["Misused", "constructor_signature", "no_such_endpoint", "signature_text"]
 
@@ -90,14 +89,14 @@ def signature_text(signature: inspect.Signature) -> str:
     return f"({', '.join(shown)})"
 
 
-def no_such_endpoint(mesh: ActorMesh, name: str, endpoints: list[str]) -> AttributeError:
-    """Return the error for ``mesh.name``, where `name` is none of `endpoints`."""
+def no_such_endpoint(actor: type, name: str, endpoints: list[str]) -> AttributeError:
+    """Return the error for ``mesh.name``: actors of this class have only these `endpoints`."""
     import difflib
 
     close = difflib.get_close_matches(name, [*endpoints, *_MEMBERS], 1)
     hint = f"; did you mean {close[0]}?" if close else ""
     known = f"endpoints: {', '.join(endpoints)}" if endpoints else "it has no endpoints"
-    return AttributeError(f"{mesh._class.__qualname__} has no endpoint {name}{hint} ({known})")
+    return AttributeError(f"{actor.__qualname__} has no endpoint {name}{hint} ({known})")
 
 
 def _named(

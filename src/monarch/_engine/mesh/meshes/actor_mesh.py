@@ -101,7 +101,7 @@ class ActorMesh(MeshTrait):
             return NotAnEndpoint(self, name)
         if name.startswith("_"):
             raise AttributeError(name)
-        raise no_such_endpoint(self, name, list(endpoints_of(self._class)))
+        raise no_such_endpoint(self._class, name, list(endpoints_of(self._class)))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_"):

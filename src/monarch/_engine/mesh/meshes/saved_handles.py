@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "end_job",
-    "forget",
     "is_kept",
     "job_id",
     "keep_job",
@@ -146,14 +145,6 @@ def remember(owner: Instance, uid: int, mesh: Any) -> None:
     text = base64.b64encode(stream).decode()
     proc.kept.add(uid)
     proc.tell_agent({"op": "remember", "uid": uid, "keepsake": text})
-
-
-def forget(uid: int) -> None:
-    """Drop the saved handle of a mesh that was stopped or has ended as a whole."""
-    proc = client_proc()
-    if uid in proc.kept:
-        proc.kept.discard(uid)
-        proc.tell_agent({"op": "forget", "uid": uid})
 
 
 def recall(keepsake: str) -> Any:

@@ -35,6 +35,7 @@ from monarch._engine.runtime.actor.cell import DEAD, RUNNING, Behaviour, Cell, H
 from monarch._engine.runtime.actor.spans import in_span
 from monarch._engine.runtime.proc.body import decode_body, unreadable
 from monarch._engine.transport.frame_link import FrameLink
+from monarch._engine.wire.call_meta import route
 from monarch._engine.wire.codec import Payload, encode, loads
 from monarch._engine.wire.frame import CALL, ERROR, POST, Frame, pack
 
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Died",
     "End",
-    "call_meta",
     "construct",
     "end_by",
     "end_of_dead",
@@ -54,8 +54,6 @@ __all__ = [
     "rebuild_error",
     "rebuild_raised",
     "reply",
-    "return_port_of",
-    "route",
     "run_sync",
     "send_error",
     "serve_sync",
@@ -63,37 +61,6 @@ __all__ = [
 ]
 
 _ROUTES = 4096  # cached by each actor; each caller with a return port adds one
-
-_RETURNS = 0x8000  # bit of the length: a return port follows the name
-
-
-def call_meta(name: str, extent: bytes, return_port: int = 0) -> bytes:
-    """Return the meta of a CALL: the endpoint's name and the extent of the caller's mesh.
-
-    `return_port`: the port that is notified if a message without a reply port cannot be delivered.
-    """
-    encoded = name.encode()
-    if not return_port:
-        return len(encoded).to_bytes(2, "little") + encoded + extent
-    head = (len(encoded) | _RETURNS).to_bytes(2, "little")
-    return head + encoded + return_port.to_bytes(8, "little") + extent
-
-
-def return_port_of(meta: bytes) -> int:
-    """Return the return port in the meta of a CALL; 0 if there is none."""
-    length = int.from_bytes(meta[:2], "little")
-    if not length & _RETURNS:
-        return 0
-    end = 2 + (length & ~_RETURNS)
-    return int.from_bytes(meta[end : end + 8], "little")
-
-
-def route(meta: bytes) -> tuple[str, bytes]:
-    """Return the endpoint's name and the extent: the inverse of `call_meta`."""
-    length = int.from_bytes(meta[:2], "little")
-    end = 2 + (length & ~_RETURNS)
-    return meta[2:end].decode(), meta[end + 8 * bool(length & _RETURNS) :]
-
 
 # -- sync actors ---------------------------------------------------------------------------------
 

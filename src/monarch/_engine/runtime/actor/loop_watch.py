@@ -26,8 +26,8 @@ from monarch._engine.base.errors import DeadlockError, is_engine_frame
 from monarch._engine.base.settings import settings
 from monarch._engine.runtime.actor.cell import DEAD, Cell
 from monarch._engine.runtime.actor.deadlock_watch import AWAITING, Answer, LongWait, place_of
-from monarch._engine.runtime.actor.dispatch import route
 from monarch._engine.runtime.io import environment as environments
+from monarch._engine.wire.call_meta import route
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.io.bridge import LoopGate

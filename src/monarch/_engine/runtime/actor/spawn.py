@@ -10,13 +10,14 @@ import json
 from typing import Any
 
 from monarch._engine.runtime.actor.cell import Cell, Identity
-from monarch._engine.runtime.actor.dispatch import call_meta, error_body, run_sync
+from monarch._engine.runtime.actor.dispatch import error_body, run_sync
 from monarch._engine.runtime.actor.epoch_barrier import EpochBarrier
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.body import decode_body, unreadable
 from monarch._engine.runtime.proc.proc import Proc
 from monarch._engine.shapes import Extent, Point
 from monarch._engine.transport.frame_link import FrameLink
+from monarch._engine.wire.call_meta import call_meta
 from monarch._engine.wire.codec import encode_call
 from monarch._engine.wire.frame import CALL, ONCE, Frame
 

@@ -40,6 +40,7 @@ __all__ = [
     "close_client",
     "current_proc",
     "expect_async_actors",
+    "forget_saved",
     "launch_spec",
     "start_agent",
     "succeed",
@@ -87,6 +88,14 @@ def client_proc() -> Proc:
             proc = _make_client(new_uid(), 0)
             become(proc)
     return proc
+
+
+def forget_saved(uid: int) -> None:
+    """Drop the saved handle of a mesh that was stopped or has ended as a whole."""
+    proc = client_proc()
+    if uid in proc.kept:
+        proc.kept.discard(uid)
+        proc.tell_agent({"op": "forget", "uid": uid})
 
 
 def _make_client(uid: int, reign: int) -> Proc:

@@ -17,19 +17,34 @@ could not be spawned, passed on and called in one burst.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import CALL, Frame
 
 if TYPE_CHECKING:
-    from monarch._engine.runtime.actor.cell import Cell
+    from collections.abc import Callable
+
     from monarch._engine.runtime.proc.proc import Proc
 
 __all__ = ["EarlyMessages"]
 
 _PATIENCE = 10.0  # seconds
 _LIMIT = 10_000  # messages that wait
+
+
+class Receiver(Protocol):
+    """An actor as this module needs it: `runtime.actor.cell.Cell`."""
+
+    @property
+    def uid(self) -> int:
+        """The id at which the actor is reached."""
+        ...
+
+    @property
+    def put(self) -> Callable[[Any, Frame], None]:
+        """Put a message that came by a link into the mailbox."""
+        ...
 
 
 class EarlyMessages:
@@ -58,7 +73,7 @@ class EarlyMessages:
             self._count += 1
             return True
 
-    def admit(self, cell: Cell) -> None:
+    def admit(self, cell: Receiver) -> None:
         """Make an actor reachable, after the messages held for it are in its mailbox."""
         with self._lock:
             timer, messages = self._take(cell.uid)
@@ -68,7 +83,7 @@ class EarlyMessages:
                 self._deliver(cell, link, frame)
             self._proc.cells[cell.uid] = cell
 
-    def _deliver(self, cell: Cell, link: FrameLink, frame: Frame) -> None:
+    def _deliver(self, cell: Receiver, link: FrameLink, frame: Frame) -> None:
         if frame.kind == CALL:
             cell.put(link, frame)
         else:  # a QUERY asks whether the actor exists

@@ -41,7 +41,6 @@ from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED
 from monarch._engine.runtime.actor.deadlock_watch import Watch
-from monarch._engine.runtime.actor.dispatch import return_port_of
 from monarch._engine.runtime.cast.sender import Casting
 from monarch._engine.runtime.direct.manager import Directs
 from monarch._engine.runtime.io import environment as environments
@@ -57,6 +56,7 @@ from monarch._engine.runtime.proc.side_stream import Caller, Via
 from monarch._engine.transport.frame_link import FrameLink, StreamLink
 from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool
+from monarch._engine.wire.call_meta import return_port_of
 from monarch._engine.wire.codec import Payload, encode, encode_call, encode_result
 from monarch._engine.wire.frame import (
     ANSWERS,
