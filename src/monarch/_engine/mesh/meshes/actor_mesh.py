@@ -197,21 +197,11 @@ class ActorMesh(MeshTrait):
         links = self._resolve_links()
         if not links:
             return Future._of(None)
-        proc = self._proc
         future: _Acks = _Acks._new()
         future._mesh = self
         future._tolerant = kind == STOP
-        port = future._open(proc, links)
-        plan = self._plan(links)
-        ranks: Iterable[int] = range(len(links))
-        if plan is not None:
-            ranks = (*plan.direct, *proc.casting.say(plan, kind, self._uid, port, body))
-        for rank in ranks:
-            link = links[rank]
-            if not proc.say(link, kind, self._uid, port, rank, body):
-                verdict = proc.verdicts.get(link.uid)
-                if verdict is not None:
-                    future.peer_lost(link, verdict)
+        future._open(self._proc, links)
+        future._ask(links, self._plan(links), kind, self._uid, body)
         return future
 
     def _resolve_links(self) -> list[FrameLink]:

@@ -8,7 +8,7 @@ Links are looked up when first needed.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from monarch._engine.base.errors import SupervisionError
@@ -33,7 +33,7 @@ from monarch._engine.shapes import MeshTrait, Shape, Slice
 from monarch._engine.shapes.point import point_of
 from monarch._engine.shapes.shape import shape_of
 from monarch._engine.transport.frame_link import FrameLink
-from monarch._engine.wire.frame import QUERY, STOP, pack
+from monarch._engine.wire.frame import QUERY, STOP
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -427,19 +427,8 @@ class _Ready(Gather[Any]):
         self: _Ready = cls._new()
         proc = client_proc()
         links = mesh._links_of(mesh._dense_shape())
-        port = self._open(proc, [*links, proc.local])
-        plan = mesh._plan_of(mesh._dense_shape(), links)
-        ranks: Iterable[int] = range(len(links))
-        if plan is not None:
-            ranks = (*plan.direct, *proc.casting.say(plan, QUERY, 0, port))
-        for rank in ranks:
-            link = links[rank]
-            if link is proc.local:
-                self.deliver(rank, 0, None, link)
-            elif not link.send(pack(QUERY, 0, port, rank, b"", b"")):
-                verdict = proc.verdicts.get(link.uid)
-                if verdict is not None:
-                    self.peer_lost(link, verdict)
+        self._open(proc, [*links, proc.local])
+        self._ask(links, mesh._plan_of(mesh._dense_shape(), links), QUERY, 0, b"")
         setup = mesh._setup
         if setup is None:
             self.deliver(len(links), 0, None, proc.local)

@@ -33,6 +33,7 @@ from monarch._engine.mesh.meshes.actor_mesh import ActorMesh, Blueprint, spawn_a
 from monarch._engine.mesh.meshes.proc_mesh import ProcMesh, check_constructor
 from monarch._engine.mesh.meshes.saved_handles import remember
 from monarch._engine.mesh.results.future import RAISED, VALUE, Future
+from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.protocol.restart import Child, Effect, Restarts, Start, Strategy, Terminate
 from monarch._engine.runtime.actor.dispatch import rebuild_error
 from monarch._engine.runtime.agent.client import client_proc
@@ -235,9 +236,9 @@ class Supervisor:
 
         The future raises `SupervisionError` if the supervisor has given up, or does so meanwhile.
         """
-        future: Future[None] = Future._new()
-
-        self._proc.reactor.call_soon(_Asking(self, future).ask)
+        future: _Asking = _Asking._new()
+        future._supervisor = self
+        self._proc.reactor.call_soon(future.ask)
         return future
 
     def __repr__(self) -> str:
@@ -499,62 +500,56 @@ class Supervisor:
         self._owner.child_ended(known.owned, cause[1], fallen)
 
 
-class _Asking:
-    """The sink of a `healthy` future: queries the state of every rank before it may resolve.
+class _Asking(Gather[None]):
+    """A `healthy` future: queries the state of every rank before it may resolve.
 
     The caller of `healthy` may know of a failure that is not recorded here yet: a failing actor
     first answers its callers, then runs its clean-up, and then reports the failure to its owner.
     """
 
-    def __init__(self, supervisor: Supervisor, future: Future[None]) -> None:
-        self._supervisor = supervisor
-        self._future = future
-        self._asked: list[tuple[_Supervised, int, Any, int]] = []  # mesh, rank, link, exits so far
-        self._open: set[int] = set()  # indices of queries without an answer
-        self._port = 0
+    __slots__ = ("_asked", "_supervisor")
+
+    _asked: list[tuple[_Supervised, int, int]]  # mesh, rank, exits so far
+    _supervisor: Supervisor
 
     def ask(self) -> None:
         supervisor = self._supervisor
-        proc = supervisor._proc
         supervisor._drain()
-        self._port = proc.open_port(self)
         noted = {child for ends in supervisor._dying.values() for child, _ in ends}
-        for known in supervisor._by_uid.values():
-            for rank, link in enumerate(known.owned.links):
-                child = (known.index, rank)
-                if supervisor._core.is_alive(child) and child not in noted:
-                    self._asked.append((known, rank, link, known.ends[rank]))
-        self._open.update(range(len(self._asked)))
-        for number, (known, _, link, _) in enumerate(self._asked):
-            if not proc.say(link, QUERY, known.owned.uid, self._port, number):
+        self._asked = [
+            (known, rank, known.ends[rank])
+            for known in supervisor._by_uid.values()
+            for rank in range(len(known.owned.links))
+            if supervisor._core.is_alive((known.index, rank)) and (known.index, rank) not in noted
+        ]
+        self._open(supervisor._proc, [known.owned.links[rank] for known, rank, _ in self._asked])
+        if not self._asked:
+            self._close()
+            self._wait()
+        for number, link in enumerate(self._links):
+            uid = self._asked[number][0].owned.uid
+            if not self._proc.say(link, QUERY, uid, self._port, number):
                 self._answer(number, FAILED)
-        self._close_if_done()
 
     def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         ended = Failure.from_bytes(body).kind if flags & FAILURE else None
-        self._supervisor._proc.reactor.call_soon(self._answer, rank, ended)
+        self._proc.reactor.call_soon(self._answer, rank, ended)
 
-    def peer_lost(self, link: FrameLink, verdict: Verdict) -> None:
-        for number, (_, _, asked, _) in enumerate(self._asked):
-            if asked is link:
-                self._answer(number, verdict.kind)
+    def _lost(self, rank: int, verdict: Verdict) -> None:
+        self._answer(rank, verdict.kind)
 
     def _answer(self, number: int, ended: str | None) -> None:
-        if number not in self._open:
-            return
-        self._open.remove(number)
-        known, rank, _, ends = self._asked[number]
-        is_news = known.ends[rank] == ends and known.index in self._supervisor._meshes
-        if ended == FAILED and is_news:
-            self._supervisor._unreported.add((known.index, rank))
-        self._close_if_done()
+        if self._book(number, True):
+            known, rank, ends = self._asked[number]
+            is_news = known.ends[rank] == ends and known.index in self._supervisor._meshes
+            if ended == FAILED and is_news:
+                self._supervisor._unreported.add((known.index, rank))
+            if not self._missing:
+                self._wait()
 
-    def _close_if_done(self) -> None:
-        if self._port and not self._open:
-            self._supervisor._proc.close_port(self._port)
-            self._port = 0
-            self._supervisor._waiting.append(self._future)
-            self._supervisor._tell_waiting()
+    def _wait(self) -> None:
+        self._supervisor._waiting.append(self)
+        self._supervisor._tell_waiting()
 
 
 class _Starting:

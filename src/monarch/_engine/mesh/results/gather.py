@@ -22,6 +22,9 @@ from monarch._engine.runtime.proc.ownership import Verdict
 from monarch._engine.transport.frame_link import FrameLink
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from monarch._engine.runtime.cast.sender import Plan
     from monarch._engine.runtime.proc.proc import Proc
 
 __all__ = ["Gather"]
@@ -51,6 +54,28 @@ class Gather(Future[R_co]):
         self._outcomes = [None] * len(links)
         self._port = port = proc.open_port(self)
         return port
+
+    def _ask(
+        self, links: list[FrameLink], plan: Plan | None, kind: int, uid: int, body: bytes
+    ) -> None:
+        """Send a frame to every rank behind `links`, by a cast to those in `plan`.
+
+        `_lost` is called for a rank whose process is known to have exited.
+        """
+        proc, port = self._proc, self._port
+        ranks: Iterable[int] = range(len(links))
+        if plan is not None:
+            ranks = (*plan.direct, *proc.casting.say(plan, kind, uid, port, body))
+        for rank in ranks:
+            link = links[rank]
+            if not proc.say(link, kind, uid, port, rank, body):
+                self._refused(rank, link)
+
+    def _refused(self, rank: int, link: FrameLink) -> None:
+        """Handle a refused send; the loss is reported later if its reason is not yet known."""
+        verdict = self._proc.verdicts.get(link.uid)
+        if verdict is not None:
+            self.peer_lost(link, verdict)
 
     def _close(self) -> None:
         """Close the port: later outcomes are dropped."""

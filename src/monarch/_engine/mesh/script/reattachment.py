@@ -282,16 +282,15 @@ class _Present(Gather[None]):
         self: _Present = cls._new()
         self._uid = uid
         self._done = done
-        port = self._open(proc, links)
+        self._open(proc, links)
         if not links:
             self._end(VALUE, None)
             done()
-        for rank, link in enumerate(links):
-            if not proc.say(link, QUERY, uid, port, rank):
-                proc.rank_unreachable(uid, rank, link)
-                verdict = proc.verdicts.get(link.uid)
-                if verdict is not None:
-                    self.peer_lost(link, verdict)
+        self._ask(links, None, QUERY, uid, b"")
+
+    def _refused(self, rank: int, link: FrameLink) -> None:
+        self._proc.rank_unreachable(self._uid, rank, link)
+        super()._refused(rank, link)
 
     def deliver(self, rank: int, flags: int, body: Any, link: FrameLink) -> None:
         if flags & FAILURE:
