@@ -452,7 +452,7 @@ def raised_by(function: Any, *args: Any) -> BaseException:
 
 def test_frames_of_the_engine_around_those_of_the_user_are_left_out() -> None:
     """The last frame shown is the line of user code that called the engine."""
-    from monarch._engine.mesh.results.future import Future
+    from monarch.actor import Future
 
     def endpoint() -> None:
         Future._failed(SupervisionError("it died")).get()
