@@ -6,6 +6,11 @@ Simulated is the world below: hosts, processes, networks, clocks, randomness. An
 no real time, the same seed gives the same run, and each fault can be placed exactly, at a moment or
 at a request.
 
+Each module of the world below replaces a part of the real one: `driver` threads, waits, time and
+chance (`monarch._engine.runtime.io.environment`), `proc` a process, `link` a socket, `loop` an
+event loop, `host` the processes of a host, `network` the connections between hosts. `patches`
+replaces the clocks of the standard library for user code.
+
 >>> import time
 >>> from monarch.actor import Actor, SupervisionError, endpoint, this_host
 >>> from monarch.testing import Crash, Request, simulate

@@ -1,5 +1,9 @@
 """Routes: the mechanisms that move bytes between this process and memory of an owner.
 
+One module or folder per kind: `local`, `process_vm`, `cuda_ipc`, `nixl`, `stream`. A new kind is a
+module here and an entry in `kinds`; if it copies bytes itself, it builds on `copying`. `staged` is
+the wrapper of a route for memory of a device, `lease` lends memory to routes without the owner.
+
 A *kind* of route (`Kind`) has two sides. At the owner it may add to a handle what initiators will
 need (`offer`). At the initiator it opens a `Route` to an owner, or raises `Unavailable` with the
 reason and a remedy. Kinds are tried in the order of `kinds()`. The choice is made once per owner

@@ -1,9 +1,11 @@
 """Futures that wait for answers: each is the sink of a port.
 
-`Reply` waits for one actor, `Replies` for all of a mesh; `ValueStream` yields answers as they
-arrive. `deliver` runs on the reactor and keeps the bytes, which the observing thread decodes.
-`peer_lost` settles answers that cannot arrive, and `_expire` those that are too late for the
-caller. While a thread blocks for an answer, the proc's watch looks for deadlocks.
+`Reply` waits for one actor, `Replies` for all of a mesh, `PartialReplies` as well, with errors as
+values. `Arrivals` fills the futures (`Arrival`) of a `ValueStream` in the order of answers. So each
+adverb that is answered has its class here. `deliver` runs on the reactor and keeps the bytes, which
+the observing thread decodes. `peer_lost` settles answers that cannot arrive, and `_expire` those
+that are too late for the caller. While a thread blocks for an answer, the proc's watch looks for
+deadlocks.
 """
 
 from __future__ import annotations

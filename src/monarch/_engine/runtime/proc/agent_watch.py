@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["AgentWatch", "why_silent"]
 
 _LOOKS = 12  # heartbeats per timeout
+# Requests that the agent answers: after each of them the agent is watched.
 _AWAITED = frozenset(
     ("attach", "autopsy", "detach", "introduce", "kill", "log_flush", "logging", "spawn")
 )
