@@ -17,8 +17,8 @@ FURTHER = {
         protocol/session/detector protocol/directory runtime/io/heartbeats runtime/io/listener
         runtime/hosts/peer_host runtime/hosts/host_link runtime/hosts/tunnel
         runtime/hosts/stream_tunnel runtime/proc/side_stream runtime/admission/public_name
-        runtime/admission/gateway runtime/agent/worker mesh/meshes/attachment
-        mesh/script/attach""",
+        runtime/admission/gateway runtime/agent/hosts runtime/agent/worker
+        mesh/meshes/attachment mesh/script/attach""",
     "authentication and TLS": """
         protocol/session/handshake protocol/session/records launch/certificates
         runtime/admission/audit runtime/admission/authenticated runtime/admission/handshake_io
@@ -37,8 +37,9 @@ FURTHER = {
         protocol/deadlock runtime/proc/agent_watch runtime/actor/loop_watch runtime/io/slow_clock
         runtime/actor/deadlock_watch""",
     "output": """
-        protocol/log_lines runtime/output/files runtime/output/printer runtime/output/relay
-        mesh/output/log_level mesh/output/log_prefix mesh/output/logging_option""",
+        protocol/log_lines runtime/agent/output runtime/output/files runtime/output/printer
+        runtime/output/relay mesh/output/log_level mesh/output/log_prefix
+        mesh/output/logging_option""",
 }
 """Modules of the engine that are not part of the core, by capability."""
 

@@ -114,7 +114,7 @@ class SimTunnel(TunnelEnd):
     def __init__(
         self, peer: SimPeer, lane: int, end: SimLink, near: int, far: int, *, ours: bool
     ) -> None:
-        super().__init__(peer.host.casts, peer.way, near, far, ours=ours)
+        super().__init__(peer.host.core.casts, peer.way, near, far, ours=ours)
         self._peer = peer
         self._full = False  # whether the process lets its data queue up
         self._paused = False  # whether the lane is paused
@@ -221,7 +221,7 @@ class SimPeer:
             peer=other.name,
             terms=self._network.terms,
         )
-        self.way = host.casts.way(other.name, self)
+        self.way = host.core.casts.way(other.name, self)
         self._connection = 0  # the number of the present connection
         self._dialed = 0  # the number of the last connection that this side requested
         self._alarm: Entry | None = None
@@ -278,10 +278,16 @@ class SimPeer:
             (self.channel.pause if on else self.channel.resume)(lane)
             self.pump()
 
-    def heartbeat(self, payload: bytes) -> None:
+    def send_heartbeat(self, payload: bytes) -> None:
         """Send a heartbeat, ahead of all other data."""
         self.channel.heartbeat(payload)
         self.pump()
+
+    def suspect(self) -> None:
+        """Do nothing: a simulated connection either works or is lost."""
+
+    def suspect_deaf(self) -> None:
+        """Do nothing, as `suspect`."""
 
     def give_up(self, reason: str) -> None:
         """End the channel for good."""
@@ -292,7 +298,7 @@ class SimPeer:
         if tunnel is not None:
             tunnel.arrived(data)
         elif lane >= CASTS:
-            self.host.casts.received(self.way, lane, data)
+            self.host.core.casts.received(self.way, lane, data)
 
     def close(self, lane: int, *, tell: bool) -> None:
         """Close the tunnel on `lane`; `tell` notifies the other host."""
@@ -300,11 +306,11 @@ class SimPeer:
         if tunnel is not None:
             tunnel.end.close("the other host closed it")
             if tell and self.channel.ended is None:
-                for answer in self.host.casts.repeated(tunnel):
+                for answer in self.host.core.casts.repeated(tunnel):
                     self.channel.send(lane, [answer])
                 self.channel.send(lane, [b""])
                 self.pump()
-            self.host.casts.closed(tunnel)
+            self.host.core.casts.closed(tunnel)
 
     # -- the channel -----------------------------------------------------------------------------
 
@@ -322,13 +328,13 @@ class SimPeer:
                 if tunnel is not None:
                     tunnel.read(tunnel.end)
                 elif effect.lane >= CASTS:
-                    self.host.casts.room(self.way, effect.lane)
+                    self.host.core.casts.room(self.way, effect.lane)
             elif isinstance(effect, Heartbeat):
-                self.host.on_heartbeat(self, effect.payload)
+                self.host.monitor.on_heartbeat(self, effect.payload)
             elif isinstance(effect, Dial):
                 self._dial()
             elif isinstance(effect, Connected):
-                self.host.casts.met(self.way)
+                self.host.core.casts.met(self.way)
             elif isinstance(effect, Ended):
                 self.pump()  # sends the channel's last packet
                 for lane in list(self._tunnels):
@@ -360,7 +366,7 @@ class SimPeer:
 
     def _arrive(self, connection: int, packet: list[Buffer]) -> None:
         if connection == self._connection and self.channel.ended is None:
-            self.host.detector.heard(self.other.name, self._scheduler.now)
+            self.host.monitor.heard(self)
             self._carry_out(self.channel.on_packet(packet, self._scheduler.now))
 
     # -- connections -----------------------------------------------------------------------------

@@ -25,7 +25,10 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["Failover"]
+__all__ = ["FAREWELL", "Failover"]
+
+FAREWELL = "the client has ended"
+"""The reason of a session's end that says: do not wait for the client to come back."""
 
 _DRIVEN, _VACANT, _CLAIMED, _OVER = range(4)
 

@@ -26,21 +26,22 @@ import json
 import os
 import socket
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, Verdict
-from monarch._engine.protocol.failover import Failover
+from monarch._engine.protocol.failover import FAREWELL, Failover
 from monarch._engine.runtime.io import environment as environments
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.admission.handshake_io import Wire
-    from monarch._engine.runtime.agent.agent import Agent
     from monarch._engine.runtime.failover.rendezvous import Rendezvous
     from monarch._engine.runtime.hosts.peer_host import PeerHost
+    from monarch._engine.runtime.io.reactor import Reactor
     from monarch._engine.transport.link import Link
 
-__all__ = ["ANSWER", "CLAIM", "FAREWELL", "JobKeeper"]
+__all__ = ["ANSWER", "CLAIM", "JobHolder", "JobKeeper"]
 
 CLAIM = "claim"
 """The purpose of a connection that takes over a job; the value is the job's name."""
@@ -48,8 +49,75 @@ CLAIM = "claim"
 ANSWER = struct.Struct("<H")
 """The length of the answer to a claim, which is JSON."""
 
-FAREWELL = "the client has ended"
-"""The reason of a session's end that says: do not wait for the client to come back."""
+
+class JobHolder(Protocol):
+    """The agent of a host, as its `JobKeeper` needs it."""
+
+    reactor: Reactor
+    hostname: str
+    client: int
+    owner: Link
+    """The link to the driver; on other hosts than the driver's, to the worker."""
+
+    def connect(self, sock: socket.socket, peer: str) -> Link:
+        """Return a control link over `sock`."""
+        ...
+
+    def tell(self, link: Link, message: dict[str, Any]) -> None:
+        """Send a control message."""
+        ...
+
+    def close(self, link: Link) -> None:
+        """Close a control link."""
+        ...
+
+    def peer_hosts(self) -> list[PeerHost]:
+        """Return the sessions with other hosts."""
+        ...
+
+    def addresses(self) -> dict[str, str]:
+        """Return the addresses of the job's hosts."""
+        ...
+
+    def families(self) -> list[tuple[int, int]]:
+        """Return the procs of this host, each with its parent."""
+        ...
+
+    def admit_driver(self, link: Link) -> None:
+        """Make the process at `link` the client from now on."""
+        ...
+
+    def driver_left(self) -> bool:
+        """Treat the client as away; return False if it was so already."""
+        ...
+
+    def driver_returned(self) -> None:
+        """Report to the procs of this host that there is a client again."""
+        ...
+
+    def expect_driver(self) -> None:
+        """Prepare for the records of a former home, whose client is this one."""
+        ...
+
+    def home_left(self, verdict: Verdict) -> None:
+        """Treat home as lost for the time being."""
+        ...
+
+    def home_returned(self) -> None:
+        """Report to the procs of this host that there is another home."""
+        ...
+
+    def host_resumed(self, host: str, procs: Sequence[Sequence[int]]) -> None:
+        """Record that these procs live on `host`, each with its parent."""
+        ...
+
+    def print_here(self) -> None:
+        """Print output here that was streamed to the client."""
+        ...
+
+    def end(self) -> None:
+        """End the agent and all procs of this host."""
+        ...
 
 
 class JobKeeper:
@@ -59,7 +127,7 @@ class JobKeeper:
         agent: the agent of this host.
     """
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: JobHolder) -> None:
         self._agent = agent
         self._job = ""
         self._failover: Failover | None = None  # set if the job may outlive its driver
@@ -69,8 +137,11 @@ class JobKeeper:
 
     # -- the driver's requests, at home ----------------------------------------------------------
 
-    def keep(self, message: dict[str, Any], fds: list[int]) -> list[int]:
-        """Let the job outlive its driver from now on, or (without a grace period) no longer."""
+    def keep(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Let the job outlive its driver from now on, or (without a grace period) no longer.
+
+        Takes the rendezvous socket out of `fds`.
+        """
         grace, known = message["grace"], self._failover
         if known is not None:
             known.grace = grace
@@ -78,9 +149,9 @@ class JobKeeper:
                 self._failover = None
                 self.shut_door()
             self._tell_others(grace=grace)
-            return []
+            return
         if not grace:
-            return []
+            return
         from monarch._engine.runtime.admission.secret import find_secret, take_settings
         from monarch._engine.runtime.failover.rendezvous import (
             Rendezvous,  # few jobs outlive their script
@@ -90,11 +161,10 @@ class JobKeeper:
         key = find_secret(message["secret"])
         self._job = message["job"]
         self._failover = Failover(grace, message["reign"])
-        self._driver = f"process {message['pid']} on {self._agent._host}"
-        sock = socket.socket(fileno=fds[0])
+        self._driver = f"process {message['pid']} on {self._agent.hostname}"
+        sock = socket.socket(fileno=fds.pop(0))
         self._door = Rendezvous(self._agent.reactor, sock, message["path"], key, self._knocked)
         self._tell_others(grace=grace)
-        return fds
 
     def remember(self, uid: int, keepsake: str) -> None:
         """Store an entry for the next driver, about the object `uid`."""
@@ -109,7 +179,7 @@ class JobKeeper:
             self._tell_others(drop=[uid])
 
     def _tell_others(self, **news: Any) -> None:
-        for peer_host in self._agent._peer_hosts.values():
+        for peer_host in self._agent.peer_hosts():
             self._tell(peer_host, **news)
 
     def _tell(self, peer_host: PeerHost, **news: Any) -> None:
@@ -130,17 +200,11 @@ class JobKeeper:
         agent = self._agent
         if not self._wait():
             return False
-        if agent._processes.pop(agent._client_uid, None) is not None:  # it was admitted
-            agent.casts.caller_gone(agent._client_uid, for_good=False)
-            agent._perform(agent._directory.route(agent._membership.client_left()))
-            self._print_here()
-            for peer_host in agent._peer_hosts.values():
+        if agent.driver_left():
+            agent.print_here()
+            for peer_host in agent.peer_hosts():
                 peer_host.say({"op": "unheard"})
         return True
-
-    def _print_here(self) -> None:
-        if self._agent._relay is not None:
-            self._agent._relay.client_left()
 
     def _wait(self) -> bool:
         job, now = self._failover, environments.current.now()
@@ -152,39 +216,39 @@ class JobKeeper:
     def _look_for_driver(self) -> None:
         job = self._failover
         if job is not None and job.tick(environments.current.now()):
-            self._agent._end()
+            self._agent.end()
 
     def _knocked(self, sock: socket.socket, purpose: dict[str, Any]) -> None:
         """Answer a process that has proved the secret and wants to be the driver."""
         job, agent = self._failover, self._agent
-        link = agent._connect(sock, "the client")
+        link = agent.connect(sock, "the client")
         if job is None or not job.claim():
             text = f"it has a driver, {self._driver}"
-            agent._tell(link, {"op": "refused", "reason": text})
-            agent._close(link)
+            agent.tell(link, {"op": "refused", "reason": text})
+            agent.close(link)
             return
         if purpose.get("end"):
-            agent._end()
-        self._driver = f"process {purpose['pid']} on {agent._host}"
+            agent.end()
+        self._driver = f"process {purpose['pid']} on {agent.hostname}"
         welcome = {
             "op": "welcome",
-            "uid": agent._membership.client,
+            "uid": agent.client,
             "reign": job.reign,
             "agent": os.getpid(),
             "keepsakes": list(job.saved_handles.values()),
         }
-        agent._first = link
-        link.uid = agent._client_uid
-        agent._tell(link, welcome)
+        agent.owner = link
+        link.uid = agent.client
+        agent.tell(link, welcome)
 
     def driver_is_here(self, link: Link) -> None:
         """Admit the welcomed driver, which is ready to receive messages."""
         agent, job = self._agent, self._failover
-        if link is agent._first and job is not None and not job.driven:
+        if link is agent.owner and job is not None and not job.driven:
             job.taken()
-            agent._admit_client(link)
+            agent.admit_driver(link)
             self._tell_others()
-            agent._perform(agent._directory.route(agent._membership.client_returned()))
+            agent.driver_returned()
 
     # -- home is lost, this is another host ------------------------------------------------------
 
@@ -199,7 +263,7 @@ class JobKeeper:
             else:
                 job.grace = news["grace"]
             self._job = news["job"] if job is not None else ""
-            self._agent._tell(self._agent._first, {"op": "job", "job": self._job})
+            self._agent.tell(self._agent.owner, {"op": "job", "job": self._job})
         if job is not None:
             job.reign = news["reign"]
             for uid, keepsake in news.get("keep", ()):
@@ -213,8 +277,8 @@ class JobKeeper:
         if reason.endswith(FAREWELL) or not self._wait():
             return False
         text = f"the client's host is unreachable: {reason}"
-        agent._perform(agent._directory.home_lost(Verdict(FAILED, text, INFRASTRUCTURE)))
-        self._print_here()
+        agent.home_left(Verdict(FAILED, text, INFRASTRUCTURE))
+        agent.print_here()
         return True
 
     def answer_claim(self, sock: Wire) -> None:
@@ -222,10 +286,10 @@ class JobKeeper:
         job = self._failover
         answer: dict[str, Any]
         if job is not None and not job.driven:
-            client = self._agent._membership.client
+            client = self._agent.client
             answer = {"uid": client, "reign": job.reign + 1, "grace": job.grace}
         else:
-            home = self._agent._peer_hosts.get(HOME)
+            home = next((one for one in self._agent.peer_hosts() if one.name == HOME), None)
             # Without a connection the driver may be lost, which is known only after a while.
             answer = {"driven": True, "sure": home is not None and home.link.up}
         said = json.dumps(answer).encode()
@@ -236,7 +300,7 @@ class JobKeeper:
         """Whether a connection of a new home may be used."""
         job = self._failover
         if job is None:  # there is nothing here that a new home could take over
-            return not self._agent._peer_hosts.get(HOME)
+            return all(one.name != HOME for one in self._agent.peer_hosts())
         return reign == job.reign + 1 and job.claim()
 
     def home_found(self, peer_host: PeerHost) -> None:
@@ -245,11 +309,11 @@ class JobKeeper:
         said: dict[str, Any] = {"op": "resumed", "procs": [], "keep": [], "hosts": {}}
         if job is not None and not job.driven:
             job.taken()
-            said["procs"] = agent._membership.families()
+            said["procs"] = agent.families()
             said["keep"] = list(job.saved_handles.items())
-            said["hosts"] = agent._addresses
+            said["hosts"] = agent.addresses()
             peer_host.say(said)
-            agent._perform(agent._directory.home_found())
+            agent.home_returned()
         else:
             peer_host.say(said)
 
@@ -258,7 +322,7 @@ class JobKeeper:
     def attach_again(self, hosts: list[str]) -> None:
         """Note that these hosts may hold processes of an earlier home."""
         self._resumed.update(hosts)
-        self._agent._membership.client_returned()
+        self._agent.expect_driver()
 
     def awaits(self, host: str) -> bool:
         """Whether the host has yet to send what it holds."""
@@ -268,9 +332,9 @@ class JobKeeper:
         """Handle a host's report of what it holds."""
         self._resumed.discard(host)
         agent = self._agent
-        agent._directory.resumed(host, message["procs"])
+        agent.host_resumed(host, message["procs"])
         found = {"op": "inherited", "keep": message["keep"], "hosts": message["hosts"]}
-        agent._tell(agent._first, found)
+        agent.tell(agent.owner, found)
 
     def peer_host_up(self, peer_host: PeerHost) -> None:
         """Send the job's state to another host, which has just connected."""

@@ -55,7 +55,11 @@ class Neighbourhood(Protocol):
     segments: SegmentPool
     windows: Windows
     monitor: HeartbeatMonitor
-    casts: CastRelay
+
+    @property
+    def casts(self) -> CastRelay:
+        """The casts at this host."""
+        ...
 
     @property
     def name(self) -> str:

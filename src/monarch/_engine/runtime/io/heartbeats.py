@@ -12,17 +12,25 @@ hosts, and accepts that it learns of a loss a little later, pays less for heartb
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 from monarch._engine.protocol.session.detector import Detector, Effect, SendHeartbeat, Suspect
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.alarm import Alarm
-from monarch._engine.runtime.io.reactor import Reactor
+from monarch._engine.runtime.io.reactor import Timer
 
-__all__ = ["HeartbeatMonitor", "Watched"]
+__all__ = ["HeartbeatMonitor", "Timers", "Watched"]
 
 _BEATS = 12  # heartbeats per timeout
+
+
+class Timers(Protocol):
+    """The part of a `Reactor` that the heartbeat monitor needs."""
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer:
+        """Call `callback` after `delay` seconds."""
+        ...
 
 
 class Watched(Hashable, Protocol):
@@ -56,7 +64,7 @@ class HeartbeatMonitor:
         timeout: seconds of silence after which a host is given up.
     """
 
-    def __init__(self, reactor: Reactor, timeout: float) -> None:
+    def __init__(self, reactor: Timers, timeout: float) -> None:
         self._detector = Detector(timeout / _BEATS, minimum=timeout, maximum=timeout)
         self._peers: set[Watched] = set()
         self._alarm = Alarm(reactor.call_later, self._tick)

@@ -1,0 +1,448 @@
+"""The other hosts of the job, as a host's agent sees them: their addresses, dials and sessions.
+
+A `PeerHost` is the session with the agent of another host. At home the client gives the addresses
+(``attach``), and home passes them on, so that the other hosts can dial one another. Each agent
+dials hosts on threads, or answers the connections that its worker passes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from monarch._engine.base.address import ChannelAddr
+from monarch._engine.base.home import HOME
+from monarch._engine.base.settings import settings
+from monarch._engine.runtime.agent.control import Attach, Connection
+from monarch._engine.runtime.agent.core import AgentCore
+from monarch._engine.runtime.cast.relay import CastRelay
+from monarch._engine.runtime.io import environment as environments
+from monarch._engine.runtime.io.heartbeats import HeartbeatMonitor
+from monarch._engine.runtime.io.reactor import Reactor
+from monarch._engine.transport.segment import SegmentPool, Windows
+
+if TYPE_CHECKING:  # most jobs have one host: the rest is loaded when there are others
+    from monarch._engine.runtime.admission.handshake_io import Arrival, Route, Wire
+    from monarch._engine.runtime.cast.tunnel_end import Way
+    from monarch._engine.runtime.hosts.peer_host import PeerHost
+    from monarch._engine.runtime.hosts.stream_tunnel import StreamTunnel
+    from monarch._engine.runtime.hosts.tunnel import Tunnel
+
+__all__ = ["Hosts"]
+
+
+class Reign(Protocol):
+    """The part of the `JobKeeper` that concerns the sessions with other hosts."""
+
+    def attach_again(self, hosts: list[str]) -> None: ...
+    def awaits(self, host: str) -> bool: ...
+    def peer_host_up(self, peer_host: PeerHost) -> None: ...
+    def home_found(self, peer_host: PeerHost) -> None: ...
+    def may_come_home(self, reign: int) -> bool: ...
+    def answer_claim(self, sock: Wire) -> None: ...
+    def heard(self, news: dict[str, Any]) -> None: ...
+    def resumed(self, host: str, message: dict[str, Any]) -> None: ...
+
+
+class Agent(Protocol):
+    """The interface to its agent that `Hosts` needs."""
+
+    reactor: Reactor
+
+    @property
+    def core(self) -> AgentCore[int]:
+        """The agent's core."""
+        ...
+
+    @property
+    def keeper(self) -> Reign:
+        """The keeper of the job."""
+        ...
+
+    def inform(self, uid: int, notice: dict[str, Any]) -> None:
+        """Send a notice to a member of this host, unless it has exited."""
+        ...
+
+    def tell_owner(self, message: dict[str, Any]) -> None:
+        """Send a message to the client, or on other hosts than the client's to the worker."""
+        ...
+
+    def audit(self, event: str, **fields: Any) -> None:
+        """Let the worker record an event."""
+        ...
+
+    def print_here(self) -> None:
+        """Print output here that was streamed to the client."""
+        ...
+
+    def end(self) -> None:
+        """End the agent."""
+        ...
+
+
+class Hosts:
+    """The other hosts of the job; see the module. These are the `OtherHosts` of the agent's core.
+
+    Args:
+        agent: the agent of this host.
+        client: the uid of the client.
+        name: the name of this host.
+    """
+
+    def __init__(self, agent: Agent, client: int, name: str) -> None:
+        self.name = name
+        self.reactor = agent.reactor
+        self.next_number = itertools.count(1).__next__
+        self.segments = SegmentPool(settings.shm_pool_limit)
+        self.windows = Windows(settings.shm_pool_limit)
+        self.monitor = HeartbeatMonitor(agent.reactor, settings.host_timeout)
+        self.addresses: dict[str, str] = {}  # by host: its address, as the client gave it
+        self.reign = 0  # the client's epoch, see `JobKeeper`
+        self._agent = agent
+        self._client = client
+        self._peer_hosts: dict[str, PeerHost] = {}
+        self._secrets: dict[str, str] = {}  # by host: its secret file, if of another job
+        self._greeted = 0  # connections whose second handshake is in progress
+        self._gateway: str | None = None  # the address of the gateway to the workers
+        self._trusting = False  # of workers that admit any peer and prove nothing
+        self._attaching: dict[str, int] = {}  # by host: the member that waits for it
+        self._attach_limits: dict[str, float] = {}  # by host: seconds to wait, if not the default
+
+    @property
+    def casts(self) -> CastRelay:
+        """See `Neighbourhood`."""
+        return self._agent.core.casts
+
+    def met(self) -> list[PeerHost]:
+        """Return the sessions with other hosts."""
+        return list(self._peer_hosts.values())
+
+    def find(self, host: str) -> PeerHost | None:
+        """Return the session with `host`, if there is one."""
+        return self._peer_hosts.get(host)
+
+    # -- for the core (see `OtherHosts`) ---------------------------------------------------------
+
+    def say(self, host: str, message: dict[str, Any]) -> None:
+        """See `OtherHosts`."""
+        self._peer_host(host).say(message)
+
+    def spread(self, message: dict[str, Any]) -> None:
+        """See `OtherHosts`."""
+        for peer_host in self._peer_hosts.values():
+            peer_host.say(message)
+
+    def open(self, host: str, near: int, far: int, end: int, *, first: bool, stream: str) -> bool:
+        """See `OtherHosts`."""
+        sock = socket.socket(fileno=end)
+        self._peer_host(host).open(near, far, sock, first=first, stream=stream)
+        return True
+
+    def way(self, host: str, *, dial: bool) -> Way | None:
+        """See `OtherHosts`."""
+        peer_host = self._peer_host(host) if dial else self._peer_hosts.get(host)
+        return None if peer_host is None else peer_host.way
+
+    def attach(self, host: str) -> None:
+        """See `OtherHosts`."""
+        self._peer_host(host)
+
+    def give_up(self, host: str, reason: str) -> bool:
+        """See `OtherHosts`."""
+        peer_host = self._peer_hosts.get(host)
+        if peer_host is None:
+            return False
+        peer_host.link.end(reason)
+        return True
+
+    def leave(self, host: str, done: Callable[[], None], *, shutdown: bool) -> None:
+        """See `OtherHosts`.
+
+        The caller may exit once `done` is called, and this agent with it; a message that it has not
+        sent by then is lost.
+        """
+        # Removed at once, so that attaching again begins a new session.
+        peer_host = self._peer_hosts.pop(host, None)
+        if peer_host is None:
+            done()
+        else:
+            peer_host.leave(done, shutdown=shutdown)
+
+    def end_sessions(self, reason: str) -> None:
+        """See `OtherHosts`."""
+        for peer_host in self.met():
+            peer_host.link.end(reason)
+
+    # -- sessions --------------------------------------------------------------------------------
+
+    def _peer_host(self, host: str) -> PeerHost:
+        """Return the agent of `host`; dial the host if there is no session with it."""
+        peer_host = self._peer_hosts.get(host)
+        if peer_host is None:
+            # A worker that is being attached may not have started yet; others run, or have run.
+            new = host in self._attaching
+            patience = (
+                self._attach_limits.get(host, settings.mesh_attach_config_timeout)
+                if new
+                else 3 * settings.host_timeout
+            )
+            peer_host = self._new(host, self._dial, patience)
+        return peer_host
+
+    def _new(
+        self, host: str, dial: Callable[[PeerHost], None] | None, first_patience: float
+    ) -> PeerHost:
+        from monarch._engine.runtime.hosts.peer_host import PeerHost
+
+        peer_host = self._peer_hosts[host] = PeerHost(
+            self,
+            host,
+            dial,
+            environments.current.chance(1 << 62) + 1,
+            first_patience,
+            settings.host_timeout,
+            settings.codec_max_frame_length,
+        )
+        return peer_host
+
+    def _dial(self, peer_host: PeerHost) -> None:
+        """Open a connection to a worker, on a thread of its own."""
+        from monarch._engine.protocol.session.handshake import HandshakeError
+        from monarch._engine.runtime.admission.gateway import Gateway
+        from monarch._engine.runtime.admission.handshake_io import dial, direct_way, why_unreachable
+        from monarch._engine.runtime.admission.secret import SecretError, find_secret
+
+        address = self.addresses.get(peer_host.name)
+        if address is None:  # home dials the others, and is never dialed
+            peer_host.dial_failed("its address is not known here", for_good=True)
+            return
+        purpose = {
+            "client": self._client,
+            "from": self.name,
+            "as": peer_host.name,
+            "session": peer_host.number,
+            "reign": self.reign if self._agent.keeper.awaits(peer_host.name) else 0,
+        }
+
+        timeout = max(settings.host_timeout / 3, 0.5)
+
+        def run() -> None:
+            try:
+                key = find_secret(self._secrets.get(peer_host.name))
+                where = ChannelAddr.parse(address)
+                way: Route = direct_way
+                if self._gateway is not None:
+                    through = ChannelAddr.parse(self._gateway)
+                    way = Gateway(through, find_secret(), self._client, self._trusting).open
+                sock = dial(where, key, purpose, timeout, trusting=self._trusting, way=way)
+            except (HandshakeError, SecretError, ValueError) as error:
+                failed = functools.partial(peer_host.dial_failed, str(error), for_good=True)
+                self.reactor.call_soon(failed)
+            except OSError as error:
+                text = why_unreachable(error, timeout)
+                self.reactor.call_soon(self._dial_failed, peer_host, text)
+            else:
+                self.reactor.call_soon(peer_host.dialed, sock)
+
+        environments.current.start_thread("monarch-dial", run)
+
+    def _dial_failed(self, peer_host: PeerHost, problem: str) -> None:
+        """Report why a dial failed to the member that waits for the host; more dials follow."""
+        self._tell_attacher(peer_host.name, "attaching", problem)
+        peer_host.dial_failed(problem, for_good=False)
+
+    def attach_all(self, asker: int, request: Attach) -> None:
+        """Attach hosts for the client; `asker` is notified when each is connected."""
+        from monarch._engine.runtime.admission.secret import take_settings
+
+        take_settings(request["environ"])
+        settings.install_client_values(request["config"])
+        # Settings that were configured after this process started take effect now.
+        self.monitor.be_patient(settings.host_timeout)
+        for peer_host in self._peer_hosts.values():
+            peer_host.be_patient(settings.host_timeout)
+        self._gateway = request["gateway"]
+        self._trusting |= request["trusting"]
+        self.addresses.update(request["hosts"])
+        self._secrets.update(request["secrets"])
+        core, keeper = self._agent.core, self._agent.keeper
+        if request["reign"]:
+            self.reign = request["reign"]
+            keeper.attach_again(list(request["hosts"]))
+        for host in request["hosts"]:
+            core.perform(core.directory.host_found(host))
+            self._attaching[host] = asker
+            if request["timeout"] is not None:
+                self._attach_limits[host] = request["timeout"]
+            if self._peer_host(host).link.up:
+                self.peer_host_up(self._peer_hosts[host])
+        self.spread(self._directory())
+
+    def take_over(self, request: Connection, fd: int) -> None:
+        """Use a connection that the worker has accepted: of home, or of another host of the job.
+
+        The descriptor stays the caller's.
+        """
+        from monarch._engine.runtime.admission.authenticated import AuthenticSocket
+
+        sock = socket.socket(fileno=os.dup(fd))
+
+        def admit(sock: Wire) -> None:
+            if request.get("claim"):
+                self._agent.keeper.answer_claim(sock)
+            else:
+                reign, number = request.get("reign", 0), request.get("number", 0)
+                self._adopt(request["from"], sock, reign, number)
+
+        key = bytes.fromhex(request["session"])
+        if not request["tls"]:
+            admit(sock if request["bare"] else AuthenticSocket(sock, key, dialer=False))
+            return
+        # The dialer and this process make a second TLS handshake, see `handshake_io`.
+        from monarch._engine.protocol.session.handshake import key_name
+        from monarch._engine.runtime.admission.handshake_io import Greeting
+        from monarch._engine.runtime.admission.host_identity import tls_names
+        from monarch._engine.runtime.admission.secret import SecretError
+        from monarch._engine.runtime.admission.tls import server_context
+
+        keys = {key_name(key): key}
+
+        def accepted(arrival: Arrival) -> None:
+            self._greeted -= 1
+            admit(arrival.sock)
+
+        def refused(why: str) -> None:
+            self._greeted -= 1
+            self._agent.tell_owner({"op": "refused", "peer": request["peer"], "reason": why})
+            if not (self._greeted or self._peer_hosts):  # started for that connection only
+                self._agent.end()
+
+        self._greeted += 1
+        try:
+            tls = server_context()
+        except SecretError as error:
+            sock.close()
+            refused(str(error))
+            return
+        Greeting(
+            self.reactor,
+            sock,
+            keys.get,
+            accepted,
+            refused,
+            tls_names,
+            tls=tls,
+            steps_aside=False,
+        )
+
+    def _adopt(self, host: str, sock: Wire, reign: int, number: int) -> None:
+        """Use an authenticated connection of another host; a higher `reign` is of a new home."""
+        if host == HOME and reign > self.reign:
+            if not self._agent.keeper.may_come_home(reign):
+                sock.close()
+                return
+            self.reign = reign
+            self._agent.tell_owner({"op": "home", "reign": reign, "number": number})
+        peer_host = self._peer_hosts.get(host)
+        if peer_host is None:
+            peer_host = self._new(host, None, settings.host_timeout)
+        peer_host.answer(sock)
+
+    def _directory(self) -> dict[str, Any]:
+        """Return what other hosts need to connect to one another."""
+        return {
+            "op": "addresses",
+            "hosts": self.addresses,
+            "secrets": self._secrets,
+            "trusting": self._trusting,
+        }
+
+    def _tell_attached(self, host: str, error: str | None) -> None:
+        self._tell_attacher(host, "attached", error)
+        self._attaching.pop(host, None)
+        self._attach_limits.pop(host, None)
+
+    def _tell_attacher(self, host: str, op: str, error: str | None) -> None:
+        asker = self._attaching.get(host, 0)
+        if asker:
+            self._agent.inform(asker, {"op": op, "host": host, "error": error})
+
+    # -- for the sessions (see `Neighbourhood`) --------------------------------------------------
+
+    def peer_host_up(self, peer_host: PeerHost) -> None:
+        """Handle the first connection of a session with another host."""
+        host, core, keeper = peer_host.name, self._agent.core, self._agent.keeper
+        if host != HOME:
+            core.perform(core.directory.host_found(host))
+        if self.name == HOME:
+            peer_host.say(self._directory())
+            keeper.peer_host_up(peer_host)
+        elif host == HOME and self.reign:
+            keeper.home_found(peer_host)
+        if not keeper.awaits(host):
+            self._tell_attached(host, None)
+
+    def connection_altered(self, peer_host: PeerHost) -> None:
+        """Record that bytes from another host were altered in transit; the link reconnects."""
+        self._agent.audit("altered", host=peer_host.name)
+
+    def peer_host_lost(self, peer_host: PeerHost, reason: str) -> None:
+        """Handle the loss of the session with another host: it cannot be reached any longer."""
+        host = peer_host.name
+        if self._peer_hosts.get(host) is peer_host:
+            del self._peer_hosts[host]
+            if host != HOME:
+                self._tell_attached(host, reason)
+            self._agent.core.session_lost(host, reason)
+
+    def tunnel_opened(
+        self,
+        peer_host: PeerHost,
+        tunnel: Tunnel | StreamTunnel,
+        *,
+        first: bool,
+        stream: str,
+    ) -> None:
+        """Connect a link, or a stream, that another agent carries to a proc of this host."""
+        ours, theirs = socket.socketpair()
+        tunnel.attach(ours)
+        fields: dict[str, Any] = {}
+        if stream:
+            address, secured = peer_host.link.here
+            fields = {"for": stream, "via": {"here": address, "tls": secured}}
+        self._agent.core.opened(
+            peer_host.name,
+            tunnel.far,
+            tunnel.near,
+            theirs.detach(),
+            first=first,
+            stream=stream,
+            fields=fields,
+        )
+
+    def from_peer_host(self, peer_host: PeerHost, message: dict[str, Any]) -> None:
+        """Handle a message of another agent."""
+        op = message["op"]
+        if op == "addresses":
+            self.addresses.update(message["hosts"])
+            # These are paths on the client's machine. Other machines have our job's secret only.
+            secrets = message["secrets"].items()
+            self._secrets.update({host: path for host, path in secrets if os.path.exists(path)})
+            self._trusting = message["trusting"]
+        elif op == "job":
+            self._agent.keeper.heard(message)
+        elif op == "resumed":
+            self._agent.keeper.resumed(peer_host.name, message)
+            self._tell_attached(peer_host.name, None)
+        elif op == "unheard":  # the driver has exited; another may replace it
+            self._agent.print_here()
+        elif op == "leave":
+            if message["shutdown"]:
+                self._agent.tell_owner({"op": "shutdown"})
+            self._agent.end()
+        else:
+            self._agent.core.heard(peer_host.name, peer_host.way, message)
