@@ -26,6 +26,7 @@ from monarch._engine.base.verdict import (
     FAILED,
     INFRASTRUCTURE,
     INTERNAL,
+    NOT_CREATED,
     STOPPED,
     SYSTEM,
     USER,
@@ -484,7 +485,9 @@ def test_causes_keep_their_frames() -> None:
 # -- on the wire ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verdict", [KILLED, RAISED, Verdict(STOPPED, "enough")])
+@pytest.mark.parametrize(
+    "verdict", [KILLED, RAISED, Verdict(STOPPED, "enough"), Verdict(FAILED, "no", code=NOT_CREATED)]
+)
 def test_a_verdict_travels(verdict: Verdict) -> None:
     assert Verdict.from_fields(verdict.to_fields()) == verdict
 
@@ -493,6 +496,11 @@ def test_a_verdict_of_a_witness_who_knows_little() -> None:
     assert Verdict.from_fields([FAILED, "lost"]) == Verdict(
         FAILED, "lost", INFRASTRUCTURE, "", 0, 0.0, ()
     )
+
+
+def test_the_code_of_an_end_decides_not_its_text() -> None:
+    assert Verdict(FAILED, "any text", code=NOT_CREATED).never_began
+    assert not Verdict(FAILED, "error creating proc: any text").never_began
 
 
 @pytest.mark.parametrize(
@@ -511,6 +519,7 @@ def test_a_verdict_of_a_witness_who_knows_little() -> None:
         [FAILED, "text", SYSTEM, "vm", 1, 1e300],
         [FAILED, "text", SYSTEM, "vm", 1, 1.0, [1]],
         [FAILED, "text", SYSTEM, "vm", 1, 1.0, [], 1],
+        [*KILLED[:-1], "unknown code"],
         [*KILLED, "more"],
         3,
         "ab",

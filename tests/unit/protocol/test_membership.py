@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from monarch._engine.base.verdict import FAILED, STOPPED, SYSTEM, Verdict
+from monarch._engine.base.verdict import FAILED, NOT_CREATED, STOPPED, SYSTEM, Verdict
 from monarch._engine.protocol import membership as module
 from monarch._engine.protocol.membership import (
     ANSWER_WITHIN,
@@ -308,6 +308,7 @@ def test_a_command_must_become_a_proc(membership: Membership) -> None:
     assert isinstance(effect, Condemn)
     assert effect.uid == 22
     assert effect.error.startswith("error creating proc")
+    assert effect.code == NOT_CREATED
     assert "host_spawn_ready_timeout" in effect.error
     assert membership.deadline == math.inf
 

@@ -10,7 +10,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["CAUSES", "FAILED", "INFRASTRUCTURE", "INTERNAL", "STOPPED", "SYSTEM", "USER", "Verdict"]
+__all__ = [
+    "CAUSES",
+    "FAILED",
+    "INFRASTRUCTURE",
+    "INTERNAL",
+    "NOT_CREATED",
+    "STOPPED",
+    "SYSTEM",
+    "USER",
+    "Verdict",
+]
 
 # The kinds of an end: a failure, or a deliberate or clean stop.
 FAILED = "failed"
@@ -24,7 +34,12 @@ INTERNAL = "internal"  # a bug in this library
 
 CAUSES = frozenset({USER, SYSTEM, INFRASTRUCTURE, INTERNAL})
 
-_TYPES: tuple[Any, ...] = (str, str, str, str, int, (int, float), (list, tuple), str, str)
+# The codes of ends that callers handle in a way of their own; other ends have none.
+NOT_CREATED = "not created"  # the process could not be created
+
+_CODES = frozenset({"", NOT_CREATED})
+
+_TYPES: tuple[Any, ...] = (str, str, str, str, int, (int, float), (list, tuple), str, str, str)
 _LATEST = 1e11  # later times, after the year 5000, are rejected
 
 
@@ -53,11 +68,13 @@ class Verdict(NamedTuple):
     """The traceback of an exception, or of the crash of a process."""
     advice: str = ""
     """How to get a better report the next time; empty if no way is known."""
+    code: str = ""
+    """NOT_CREATED, or empty: programs decide by it, never by the text."""
 
     @property
     def never_began(self) -> bool:
         """Whether the process could not be created: the caller's mistake, not a failure."""
-        return self.error.startswith("error creating proc")
+        return self.code == NOT_CREATED
 
     def to_fields(self) -> list[Any]:
         """Return the wire form."""
@@ -78,6 +95,8 @@ class Verdict(NamedTuple):
         verdict = verdict._replace(tail=tuple(verdict.tail))
         if verdict.kind not in (FAILED, STOPPED) or verdict.cause not in CAUSES:
             raise ValueError(f"not a verdict: {verdict.kind!r}, {verdict.cause!r}")
+        if verdict.code not in _CODES:
+            raise ValueError(f"not a verdict: {verdict.code!r}")
         if not all(isinstance(line, str) for line in verdict.tail):
             raise TypeError("not a verdict: a tail is lines")
         if not 0 <= verdict.when < _LATEST:

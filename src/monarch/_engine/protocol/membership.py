@@ -40,7 +40,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from monarch._engine.base.verdict import FAILED, STOPPED, SYSTEM, Verdict
+from monarch._engine.base.verdict import FAILED, NOT_CREATED, STOPPED, SYSTEM, Verdict
 
 __all__ = [
     "ANSWER_WITHIN",
@@ -89,10 +89,11 @@ class Kill(NamedTuple):
 
 
 class Condemn(NamedTuple):
-    """Effect: kill this proc now; report it as `ended` with FAILED and `error`, without waiting."""
+    """Effect: kill this proc now; report it as `ended` with FAILED and this error and code."""
 
     uid: int
     error: str
+    code: str = ""
 
 
 Effect: TypeAlias = Tell | Hand | Kill | Condemn
@@ -435,8 +436,8 @@ class Membership:
             self._members[asker].known[member.uid] = None
             member.known[asker] = None
 
-    def _condemn(self, member: _Member, error: str) -> list[Effect]:
-        return [Condemn(member.uid, error), *self._exited([member])]
+    def _condemn(self, member: _Member, error: str, code: str = "") -> list[Effect]:
+        return [Condemn(member.uid, error, code), *self._exited([member])]
 
     def _still_alive(self, _now: float, member: _Member, asker: int) -> list[Effect]:
         """Answer a question that has been open for `ANSWER_WITHIN` seconds."""
@@ -459,7 +460,7 @@ class Membership:
             f"error creating proc: its command did not become a proc within {patience:g} s "
             "(configuration key host_spawn_ready_timeout)"
         )
-        return self._condemn(member, error)
+        return self._condemn(member, error, NOT_CREATED)
 
     def _check_stopped(self, now: float, member: _Member, signal: str) -> list[Effect]:
         """Give up a process that stays stopped."""

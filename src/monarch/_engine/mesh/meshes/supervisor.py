@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from monarch._engine.base.errors import SupervisionError, format_remote, headline
 from monarch._engine.base.failure import Failure, MeshFailure
-from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED, USER, Verdict
+from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, NOT_CREATED, STOPPED, USER, Verdict
 from monarch._engine.mesh.call.context import context
 from monarch._engine.mesh.meshes.actor import Actor
 from monarch._engine.mesh.meshes.actor_mesh import ActorMesh, Blueprint, spawn_actors
@@ -405,7 +405,8 @@ class Supervisor:
                 try:
                     self._restart(known, rank, launches)
                 except (OSError, RuntimeError) as error:  # out of descriptors; other's proc
-                    self._book(known, rank, Verdict(FAILED, f"error creating proc: {error}"))
+                    text = f"error creating proc: {error}"
+                    self._book(known, rank, Verdict(FAILED, text, code=NOT_CREATED))
         for launch in launches:
             launch()
 

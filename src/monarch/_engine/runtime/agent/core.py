@@ -493,7 +493,7 @@ class AgentCore(Generic[End]):
             elif isinstance(effect, Condemn):
                 self._members.kill(effect.uid)
                 verdict = self._members.verdict(effect.uid, FAILED, effect.error, INFRASTRUCTURE)
-                self.left(effect.uid, verdict)
+                self.left(effect.uid, verdict._replace(code=effect.code))
             elif isinstance(effect, Send):
                 self._hosts.say(effect.host, effect.message)
             elif isinstance(effect, Tunnel):

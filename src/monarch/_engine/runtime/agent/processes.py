@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._engine.base.crash import crash_trace
-from monarch._engine.base.verdict import FAILED, SYSTEM, Verdict
+from monarch._engine.base.verdict import FAILED, NOT_CREATED, SYSTEM, Verdict
 from monarch._engine.launch import black_box
 from monarch._engine.launch.exit_status import describe, why_exited
 from monarch._engine.launch.out_of_memory import KillCount
@@ -166,7 +166,7 @@ class Processes:
             f"error creating proc: the host agent may open no more than {limit} descriptors "
             "(ulimit -n); start fewer processes, or raise the limit"
         )
-        return Verdict(FAILED, error)
+        return Verdict(FAILED, error, code=NOT_CREATED)
 
     def _start(
         self,
@@ -252,6 +252,7 @@ class Processes:
         """
         process = self._processes[exit_["uid"]]
         kind, text, cause = why_exited(exit_.get("status"), exit_.get("error"))
+        code = "" if ready and "status" in exit_ else NOT_CREATED
         if not ready and "status" in exit_:
             kind = FAILED
             status = " ".join(filter(None, [describe(exit_["status"]), killer]))
@@ -267,7 +268,7 @@ class Processes:
         known = trace or killer or process.killed or process.remembered
         advice = "" if cause != SYSTEM or kind != FAILED or known else _ADVICE
         verdict = self.verdict(process.uid, kind, text, cause)
-        return verdict._replace(trace=trace, advice=advice)
+        return verdict._replace(trace=trace, advice=advice, code=code)
 
     def verdict(self, uid: int, kind: str, text: str, cause: str) -> Verdict:
         """See `Members`."""

@@ -632,7 +632,7 @@ class Proc:
             return
         reason = self.expected.pop(uid, None)
         if reason is not None:
-            verdict = verdict._replace(kind=STOPPED, error=reason)
+            verdict = verdict._replace(kind=STOPPED, error=reason, code="")
         verdict = self.verdicts.setdefault(uid, verdict)
         if link is not None:
             # Messages sent before the exit still count. EOF may be missing, since a forked child
