@@ -8,7 +8,7 @@ import pytest
 
 Program = Callable[[str], str]
 
-_STOPPED = """
+_READY = """
 class Spawner(Echo):
     @endpoint
     def spawn(self):
@@ -33,9 +33,24 @@ procs = this_host().spawn_procs({"n": 2})
 actors = procs.spawn("actors", Spawner)
 one, other = actors.slice(n=0), actors.slice(n=1)
 pids = actors.pid.call().get(timeout=60).values()
+"""
+
+_STOP = """
 actors.hurry.call().get(timeout=60)
 configure(agent_timeout="500ms")  # from now on: the agent has had the time to start
 os.kill(agent_pid(), signal.SIGSTOP)
+"""
+
+_STOPPED = _READY + _STOP
+
+# Requests count as unanswered until the agent has answered a heartbeat after them.
+_ANSWERED = """
+import time
+from monarch._engine.runtime.agent.client import client_proc
+until = time.monotonic() + 60
+while client_proc().agent_watch._armed:
+    assert time.monotonic() < until
+    time.sleep(0.01)
 """
 
 
@@ -76,9 +91,10 @@ print(text_of(lambda: this_host().spawn_procs().spawn("late", Echo).pid.call_one
 
 def test_an_agent_for_which_nothing_waits_may_be_stopped(program: Program) -> None:
     said = program(
-        _STOPPED
+        _READY
+        + _ANSWERED
+        + _STOP
         + """
-import time
 until = time.monotonic() + 1.5
 while time.monotonic() < until:
     assert actors.pid.call().get(timeout=60).values() == pids
