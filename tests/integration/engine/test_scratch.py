@@ -70,6 +70,7 @@ def test_another_user_cannot_have_files_removed_by_links_in_the_temporary_direct
     assert [path.name for path in temporary.iterdir() if not path.is_symlink()] == []
 
 
+@pytest.mark.failures  # the script may report the loss of its agent before it exits
 def test_what_a_program_left_whose_processes_were_all_killed_is_removed_by_the_next(
     temporary: Path, program: Callable[[str], str]
 ) -> None:
