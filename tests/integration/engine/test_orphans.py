@@ -112,6 +112,7 @@ class Client:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.temporary = folder / "tmp"
+        self.memory: list[Path] = []  # shared memory and a semaphore of user code
         self.mark = f"MONARCH_TEST_MARK={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
         (folder / "client.py").write_text(SOURCE)
@@ -200,6 +201,8 @@ def fresh_client() -> Iterator[Client]:
             for pid in client.running():
                 with contextlib.suppress(ProcessLookupError):  # it exited meanwhile
                     kill(pid)
+            for path in client.memory:  # the tracker that removes them was killed as well
+                path.unlink(missing_ok=True)
             shutil.rmtree(folder)
 
 
