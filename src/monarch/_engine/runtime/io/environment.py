@@ -69,6 +69,9 @@ class Thread(Protocol):
 class Environment:
     """The real world."""
 
+    longest_wait = 0.5
+    """Seconds after which a thread that waits looks for signals; -1: no limit."""
+
     loops_stall = True
     """Whether time passes while an event loop is blocked."""
 
