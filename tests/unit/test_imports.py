@@ -81,6 +81,21 @@ def test_importing_starts_no_thread() -> None:
     assert done.stdout == "1\n"
 
 
+def test_each_name_that_features_may_use_is_loaded_on_first_use() -> None:
+    loaded = loaded_by("import monarch._spi")
+
+    assert {name for name in loaded if name.startswith("monarch")} == {
+        "monarch",
+        "monarch._compat",
+        "monarch._spi",
+    }
+    from monarch import _spi
+
+    assert sorted(_spi._HOMES) == sorted(_spi.__all__)
+    for name in _spi.__all__:
+        assert getattr(_spi, name) is not None
+
+
 def test_unknown_names_of_monarch_are_attribute_errors() -> None:
     import monarch
 

@@ -1,98 +1,37 @@
-"""The part of the engine that features may use beyond the public interface.
-
-`monarch._debug`, `monarch._telemetry`, `monarch._sync`, `monarch.rdma`, jobs and other features
-import the engine only through this module. It is small on purpose: each name has to stay
-compatible. The engine calls features by the table of `base.features`.
-"""
+"""The process of a feature: hooks into its calls, futures, streams of bytes, timers and threads."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from monarch._engine.base import instrument
-from monarch._engine.base.duration import parse_duration
-from monarch._engine.base.memory_file import memory_file
-from monarch._engine.base.settings import settings
-from monarch._engine.launch import own_folder
-from monarch._engine.launch.interpreter import (
-    WITHOUT_CWD,
-    python_command,
-    with_folder,
-    working_directory,
-)
 from monarch._engine.mesh.call.context import context
-from monarch._engine.mesh.meshes.attachment import Attachment, let_go
-from monarch._engine.mesh.meshes.saved_handles import end_job, is_kept, keep_job, renounce
 from monarch._engine.mesh.results.future import RAISED, VALUE, Future
-from monarch._engine.mesh.results.progress import progress
-from monarch._engine.mesh.results.service import Refused, Request, Unreachable, ask, serve, tell
-from monarch._engine.mesh.script.attach import attach_hosts, greet_worker, serve_host
-from monarch._engine.protocol.session.handshake import HandshakeError
-from monarch._engine.runtime.admission.handshake_io import Wire, why_unreachable
-from monarch._engine.runtime.admission.secret import SecretError
-from monarch._engine.runtime.agent.client import client_proc, when_forked
-from monarch._engine.runtime.direct.ticket import Door, Ticket, come
+from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.io import environment as environments
-from monarch._engine.runtime.io.reactor import WRITE, Reactor, Timer
-from monarch._engine.runtime.proc.proc import new_uid
+from monarch._engine.runtime.io.reactor import Reactor, Timer
 from monarch._engine.runtime.proc.side_stream import Caller
 
+if TYPE_CHECKING:
+    from monarch._engine.runtime.direct.ticket import Door
+
 __all__ = [
-    "WITHOUT_CWD",
-    "WRITE",
-    "Attachment",
-    "Caller",
-    "Door",
-    "HandshakeError",
     "Promise",
-    "Reactor",
-    "Refused",
-    "Request",
-    "SecretError",
-    "Ticket",
-    "Timer",
-    "Unreachable",
-    "Wire",
-    "ask",
     "at_actor_end",
     "at_call_end",
-    "attach_hosts",
     "call_later",
-    "come",
-    "end_job",
     "failed",
-    "greet_worker",
-    "instrument",
-    "is_kept",
     "is_simulated",
-    "keep_job",
-    "let_go",
-    "memory_file",
-    "new_uid",
     "open_door",
     "open_stream",
-    "own_folder",
     "own_uid",
-    "parse_duration",
-    "progress",
-    "python_command",
     "reactor_call",
-    "renounce",
     "resolved",
-    "serve",
-    "serve_host",
     "serve_streams",
-    "settings",
     "start_thread",
     "successor_of",
-    "tell",
-    "when_forked",
     "when_gone",
-    "why_unreachable",
-    "with_folder",
-    "working_directory",
 ]
 
 R = TypeVar("R")
@@ -189,6 +128,8 @@ def open_stream(uid: int, purpose: str) -> socket.socket:
 
 def open_door(reactor: Reactor, address: str, tls: bool) -> Door:
     """Open a listener for invited peers, see runtime.direct.ticket; it writes to the audit log."""
+    from monarch._engine.runtime.direct.ticket import Door  # few features open one
+
     proc = client_proc()
 
     def report(peer: str, certificate: str, refused: str) -> None:
