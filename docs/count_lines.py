@@ -33,9 +33,9 @@ FURTHER = {
     "jobs that outlive their script": """
         protocol/failover runtime/failover/claim runtime/failover/rendezvous runtime/failover/keeper
         runtime/admission/socket_file mesh/meshes/saved_handles mesh/script/reattachment""",
-    "deadlocks and stalls": """
-        protocol/deadlock runtime/proc/agent_watch runtime/actor/loop_watch runtime/io/slow_clock
-        runtime/actor/deadlock_watch""",
+    "silent agents and stalls": """
+        runtime/proc/agent_watch runtime/proc/wait_watch runtime/actor/loop_watch
+        runtime/io/slow_clock""",
     "output": """
         protocol/log_lines runtime/agent/output runtime/output/files runtime/output/printer
         runtime/output/relay mesh/output/log_level mesh/output/log_prefix
@@ -43,7 +43,7 @@ FURTHER = {
 }
 """Modules of the engine that are not part of the core, by capability."""
 
-BESIDE = {"code for the hosts": "_sync"}
+BESIDE = {"code for the hosts": "_sync", "deadlocks": "_deadlock"}
 """Packages beside the engine that it calls by a hook (`base/features`), by capability."""
 
 _LAYOUT = (

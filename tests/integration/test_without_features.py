@@ -23,6 +23,7 @@ PROGRAM = """
 import importlib.util
 import os
 import sys
+import time
 
 import monarch.actor
 from monarch.actor import Actor, ActorError, SupervisionError, endpoint, this_host
@@ -44,6 +45,10 @@ class Adder(Actor):
         return len(payload)
 
     @endpoint
+    def work(self):
+        time.sleep(0.5)  # longer than the wait watch waits
+
+    @endpoint
     def lacks(self, package):
         return importlib.util.find_spec(package) is None
 
@@ -59,6 +64,7 @@ class Adder(Actor):
 class Asker(Actor):
     @endpoint
     async def ask(self, adders, x):
+        await adders.work.call()
         return sum((await adders.add.call(x)).values())
 
 
@@ -68,6 +74,7 @@ assert adders.add.call(1).get().values() == [11, 11]
 askers = procs.spawn("askers", Asker)
 assert askers.ask.call(adders, 2).get().values() == [24, 24]
 assert adders.lacks.call(sys.argv[1]).get().values() == [True, True]
+adders.work.call().get()
 assert adders.measure.call(bytes(1 << 20)).get().values() == [1 << 20, 1 << 20]
 try:
     adders.fail.call().get()

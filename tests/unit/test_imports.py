@@ -137,6 +137,7 @@ def test_a_launcher_without_async_actors_loads_no_event_loop() -> None:
 
     assert "cloudpickle" in loaded
     assert not {"asyncio", "ssl", "tempfile"} & loaded
+    assert "monarch._deadlock.watch" in loaded
 
 
 def test_an_agent_loads_nothing_of_other_hosts_and_nothing_of_user_code() -> None:

@@ -474,7 +474,7 @@ def test_the_watch_keeps_no_answer_alive(fresh: Fresh, proc: Any) -> None:
     release = opened.recv().get(timeout=WAIT)
     chain = a.go.call_one([(b, "go", "get")])
     after_a_deadlock(procs)
-    books = [book for books in proc.watch._deadlocks._books.values() for book in books]
+    books = [book for books in proc.wait_watch.search._deadlocks._books.values() for book in books]
     assert [book.wait.actor for book in books] == [a._uid]
 
     release.send("now")

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch._engine.protocol.deadlock import (
+from monarch._deadlock.search import (
     PAUSE,
     Break,
     Call,

@@ -22,9 +22,10 @@ __all__ = ["HOOKS", "find", "hook"]
 
 HOOKS = {
     "breakpoint": "monarch._debug:stop_at",
+    "search_deadlocks": "monarch._deadlock.watch:Watch",
     "sync_workspace": "monarch._sync.workspace:sync",
 }
-"""The function of each hook: ``module:function``."""
+"""The function or class of each hook: ``module:function``."""
 
 
 def hook(name: str) -> Callable[..., Any]:

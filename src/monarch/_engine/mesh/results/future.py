@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar
 
 from monarch._engine.base.errors import user_stacklevel
 from monarch._engine.mesh.results.faults import Faults, set_looks
-from monarch._engine.runtime.actor.deadlock_watch import AWAITING, BLOCKING
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.io import environment as environments
 
@@ -180,6 +179,7 @@ class Future(Generic[R_co]):
         return self._await(loop)
 
     def _await(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, R_co]:
+        # The search for deadlocks (`monarch._deadlock`) reads `self` and `arrived` of this frame.
         if self._phase == PENDING:
             self._drive_async(loop)
         if self._phase == PENDING:
@@ -291,6 +291,7 @@ class Future(Generic[R_co]):
             waiter()
 
     def _block(self, timeout: float | None) -> None:
+        # The search for deadlocks reads `self`, `timeout` and `parker` of this frame.
         self._drive(timeout)
         if self._phase != PENDING:
             return
@@ -442,8 +443,6 @@ for _sign, _names in {
         setattr(Future, f"__{_name}__", _refuse(_sign))
 
 Future.__module__ = "monarch._src.actor.future"
-AWAITING.add(vars(Future)["_await"].__code__)
-BLOCKING.add(vars(Future)["_block"].__code__)
 
 
 def _looks(frame: FrameType | None) -> bool:

@@ -71,7 +71,7 @@ def tell_while(future: Future[Any], what: Callable[[], str]) -> None:
     future._notify(lambda: _pending.pop(future, None))
     if not _looking:
         _looking = True
-        client_proc().watch.clock.call_later(_LOOK, _look)
+        client_proc().clock.call_later(_LOOK, _look)
 
 
 def _look() -> None:
@@ -84,7 +84,7 @@ def _look() -> None:
             _take_up(future, what)
     if any(future not in _told for future in list(_pending)):
         _looking = True
-        client_proc().watch.clock.call_later(_LOOK, _look)
+        client_proc().clock.call_later(_LOOK, _look)
 
 
 def _take_up(future: Future[Any], what: Callable[[], str]) -> None:

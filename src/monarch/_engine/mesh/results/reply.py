@@ -4,8 +4,8 @@
 values. `Arrivals` fills the futures (`Arrival`) of a `ValueStream` in the order of answers. So each
 adverb that is answered has its class here. `deliver` runs on the reactor and keeps the bytes, which
 the observing thread decodes. `peer_lost` settles answers that cannot arrive, and `_expire` those
-that are too late for the caller. While a thread blocks for an answer, the proc's watch looks for
-deadlocks.
+that are too late for the caller. A thread that begins to wait without a limit rouses the proc's
+wait watch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import asyncio
 
     from monarch._engine.mesh.call.endpoint import ActorEndpoint
-    from monarch._engine.protocol.deadlock import Call
 
 __all__ = ["RAISE", "Arrival", "Arrivals", "PartialReplies", "Replies", "Reply", "ValueStream"]
 
@@ -70,7 +69,7 @@ def lost_error(endpoint: ActorEndpoint[Any, Any], rank: int, verdict: Verdict) -
 
 
 class _Called(Future[R_co]):
-    """The future of an endpoint's call: implements `runtime.actor.deadlock_watch.Answer`."""
+    """The future of an endpoint's call: implements `Answer` of `monarch._deadlock`."""
 
     __slots__ = ()
 
@@ -82,17 +81,15 @@ class _Called(Future[R_co]):
     def _call_name(self) -> str:
         return self._endpoint.name
 
-    def _unanswered(self) -> list[Call]:
+    def _unanswered(self) -> list[tuple[FrameLink, int, int]]:
         endpoint = self._endpoint
         if endpoint._timeout is not None:
             return []  # the wait ends by itself
         if endpoint.prop._user_port:
             return []  # any holder of the port may answer
-        from monarch._engine.protocol.deadlock import Call
-
         uid = endpoint.mesh._uid
         port, links = self._needs()
-        return [Call(link, uid, port) for link in links]
+        return [(link, uid, port) for link in links]
 
     def _needs(self) -> tuple[int, list[FrameLink]]:
         """Return the port, and the links that owe answers, if all of them are needed."""
@@ -115,7 +112,7 @@ class _Called(Future[R_co]):
 
     def _drive(self, timeout: float | None) -> None:
         if timeout is None:
-            watch = self._endpoint.proc.watch
+            watch = self._endpoint.proc.wait_watch
             if watch.resting:
                 watch.rouse()
 

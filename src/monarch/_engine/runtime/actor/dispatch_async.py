@@ -29,7 +29,7 @@ from monarch._engine.runtime.actor.dispatch import (
     send_error,
     stopped,
 )
-from monarch._engine.runtime.actor.loop_watch import Awaits, Pulse
+from monarch._engine.runtime.actor.loop_watch import Pulse
 from monarch._engine.runtime.io.bridge import gate_of, new_loop
 from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import CALL, Frame
@@ -126,7 +126,9 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
     mailbox = cell.mailbox
     encode_answer = cell.proc.encode_result
     cell.serving = serving
-    Awaits(cell, gate, serving)
+    search = cell.proc.wait_watch.search
+    if search is not None:
+        search.follow(cell, gate, serving)
     if mailbox and pulse.resting:
         pulse.start()
     handled = 0

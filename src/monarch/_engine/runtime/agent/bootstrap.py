@@ -28,7 +28,7 @@ import sys
 import types
 from typing import Any
 
-from monarch._engine.base.features import hook
+from monarch._engine.base.features import find, hook
 from monarch._engine.base.settings import settings
 from monarch._engine.launch import black_box
 from monarch._engine.launch.interpreter import with_folder
@@ -42,7 +42,6 @@ from monarch._engine.wire.frame import STOP, Frame
 
 __all__ = ["main", "prepare", "proc_main", "warm_up"]
 
-_DEADLOCK = "monarch._engine.protocol.deadlock"
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = re.compile(r"/(site|dist)-packages/")
 _SETTINGS_VARIABLES = ("MONARCH_", "HYPERACTOR_", "OTEL_", "ENABLE_", "SCUBA_", "PYSPY_")
@@ -53,8 +52,9 @@ def warm_up() -> None:
 
     Modules are imported by name, since some belong to layers above this one.
     """
-    for name in ("cloudpickle", "monarch.actor", _DEADLOCK):
+    for name in ("cloudpickle", "monarch.actor"):
         importlib.import_module(name)
+    find("search_deadlocks")
     sys.breakpointhook = _breakpoint
     # A proc has threads and sockets: plain forks of it by multiprocessing would be unsafe.
     multiprocessing.set_start_method("forkserver" if sys.platform == "linux" else "spawn", True)

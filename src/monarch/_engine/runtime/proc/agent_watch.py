@@ -85,7 +85,7 @@ class AgentWatch:
     def _arm(self) -> None:
         if not self._armed:
             self._armed = True
-            clock = self._proc.watch.clock
+            clock = self._proc.clock
             clock.call_later(self._timeout / _LOOKS, self._due)
 
     def _due(self) -> None:

@@ -40,7 +40,6 @@ from monarch._engine.base.failure import Failure
 from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED
-from monarch._engine.runtime.actor.deadlock_watch import Watch
 from monarch._engine.runtime.cast.sender import Casting
 from monarch._engine.runtime.direct.manager import Directs
 from monarch._engine.runtime.io import environment as environments
@@ -53,6 +52,7 @@ from monarch._engine.runtime.proc.early import EarlyMessages
 from monarch._engine.runtime.proc.links import Gate, LocalLink, LostLink
 from monarch._engine.runtime.proc.ownership import OwnedMesh, Sink, Verdict
 from monarch._engine.runtime.proc.side_stream import Caller, Via
+from monarch._engine.runtime.proc.wait_watch import WaitWatch
 from monarch._engine.transport.frame_link import FrameLink, StreamLink
 from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool
@@ -185,7 +185,8 @@ class Proc:
         self._queue_limit: int = settings.send_buffer_limit
         self._patience: float = settings.backpressure_timeout
         self.segments = SegmentPool(settings.shm_pool_limit)
-        self.watch = Watch(self)
+        self.clock = environments.current.clock()  # timers that are not urgent
+        self.wait_watch = WaitWatch(self)
         self.casting = Casting(self, reign << _REIGN)
         self.directs = Directs(self)
         self.agent_watch = AgentWatch(self)
@@ -199,7 +200,7 @@ class Proc:
             RELEASE: self._on_release,
             CONTROL: self._on_control,
             QUERY: self._on_query,
-            PROBE: self.watch.on_probe,
+            PROBE: self.wait_watch.on_probe,
             SERVICE: self._on_service,
             ANSWERS: self.casting.on_answers,
             TURN: self.directs.on_turn,
