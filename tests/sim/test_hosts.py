@@ -169,7 +169,7 @@ def test_a_mesh_is_called_by_one_who_is_nearer_to_it_than_its_owner(first):
             theirs.initialized.get()
         return theirs.where.call_one().get()[0]
 
-    delay = Delay(0.0, 1, 2, seconds=60, by=0.5)
+    delay = Delay(0.0, 1, 2, seconds=60, by=0.4)  # a dial takes twice that, and may take 1 s
     assert simulate(main, hosts=3, faults=[delay]).value == "host2"
 
 

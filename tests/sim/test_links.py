@@ -6,10 +6,11 @@ import os
 import socket
 
 from monarch._engine.runtime.agent.client import client_proc
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.transport.link import Link
 from monarch.testing import simulate
 from monarch.testing.conformance import FRAME_LIMIT, QUEUE_LIMIT, check_link
-from monarch.testing.link import socket_pair
+from monarch.testing.link import SimLink
 
 
 class RealPair:
@@ -43,30 +44,35 @@ class RealPair:
 
 
 class SimulatedPair:
-    """Two simulated links; to be used on the main strand of a simulation."""
+    """Two links over a stream in memory; to be used on the main strand of a simulation."""
 
     def __init__(self):
         proc = client_proc()
         self.scheduler = proc.world.scheduler
-        left, right = socket_pair(self.scheduler)
-        self.left, self.right = left.link, right.link
-        for link in (self.left, self.right):
-            link.attach(proc.place, "the other", lambda link: None, FRAME_LIMIT, QUEUE_LIMIT)
+        self.streams = environments.current.streams
+        self.scratch = self.streams.scratch
+        self.left, self.right = (
+            SimLink(sock, "the other", lambda link, on: None, FRAME_LIMIT, QUEUE_LIMIT)
+            for sock in self.streams.pair()
+        )
 
     def move(self):
+        self.left.flush()
+        self.right.flush()
         self.scheduler.sleep(0.001)
 
     def receive(self, link):
         frames = []
-        while link.lost is None and (new := link.receive(None)):
+        while link.lost is None and (new := link.receive(self.scratch)):
             frames += new
         return frames
 
     def descriptor(self):
-        return socket_pair(self.scheduler)[0].link
+        sock, _ = self.streams.pair()
+        return sock.fileno()
 
     def same(self, sent, arrived):
-        return sent is arrived
+        return self.streams.end(sent) is self.streams.end(arrived)
 
 
 def test_real_links():

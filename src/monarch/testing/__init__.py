@@ -7,9 +7,10 @@ no real time, the same seed gives the same run, and each fault can be placed exa
 at a request.
 
 Each module of the world below replaces a part of the real one: `driver` threads, waits, time and
-chance (`monarch._engine.runtime.io.environment`), `proc` a process, `link` a socket, `loop` an
-event loop, `host` the processes of a host, `network` the connections between hosts. `patches`
-replaces the clocks of the standard library for user code.
+chance (`monarch._engine.runtime.io.environment`), `proc` a process, `stream` a socket, `loop` an
+event loop, `host` the processes of a host, `worker` its worker loop, `network` what happens to
+connections between hosts. `patches` replaces the clocks of the standard library for user code.
+Links, tunnels, sessions and handshakes are the real ones, on simulated sockets.
 
 >>> import time
 >>> from monarch.actor import Actor, SupervisionError, endpoint, this_host

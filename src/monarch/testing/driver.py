@@ -7,6 +7,7 @@ installed before, since a real runtime may be active in the same process.
 from __future__ import annotations
 
 import _queue
+import socket
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
@@ -18,12 +19,14 @@ from monarch._engine.runtime.io.reactor import Timer
 from monarch._engine.wire.frame import CALL
 from monarch.testing.loop import ActorLoop
 from monarch.testing.scheduler import JITTER, Entry, Place, Scheduler, Strand, Wait
+from monarch.testing.stream import FIRST_DESCRIPTOR, Streams
 
 if TYPE_CHECKING:
     from monarch._engine.base.failure import Failure
     from monarch._engine.runtime.actor.cell import Cell
+    from monarch.testing.network import Network
 
-__all__ = ["SimEnvironment"]
+__all__ = ["SimEnvironment", "background_reactor"]
 
 EPOCH = 1_700_000_000.0
 """The wall time at which simulations start."""
@@ -34,12 +37,16 @@ class _Idle(BaseException):
 
 
 class SimReactor:
-    """Has the interface of a `Reactor`; callbacks and timers are steps."""
+    """Has the interface of a `Reactor`; callbacks and timers are steps.
 
-    scratch = memoryview(b"")
+    Those of an agent are background steps: its heartbeats go on as long as there are other hosts.
+    """
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, streams: Streams, *, background: bool = False) -> None:
+        self._streams = streams
+        self._scheduler = scheduler = streams.scheduler
+        self._book = scheduler.aside if background else scheduler.at
+        self.scratch = streams.scratch
         self._soon: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.place: Place = Place("?")  # a placeholder, replaced by the process's own
         self.on_stop: Callable[[], None] = lambda: None
@@ -54,19 +61,31 @@ class SimReactor:
 
     def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
         if not self._soon:
-            self._scheduler.soon(self.place, self._drain)
+            scheduler, place = self._scheduler, self.place
+            when = scheduler.now + scheduler.random.random() * JITTER + place.lag
+            self._book(when, place, self._drain)
         self._soon.append((callback, args))
 
-    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+    def call_later(self, delay: float, callback: Callable[[], None]) -> SimTimer:
         when = self._scheduler.now + delay
-        entry = self._scheduler.at(when, self.place, callback)
+        entry = self._book(when, self.place, callback)
         return SimTimer(when, callback, self._scheduler, entry)
 
     def register(self, fd: int, callback: Callable[[int], None]) -> None:
-        """Do nothing: simulated links call their owner themselves."""
+        self._streams.end(fd).watch(self.place, callback)
+
+    def watch_writes(self, fd: int, on: bool) -> None:
+        self.watch(fd, reads=True, writes=on)
+
+    def watch(self, fd: int, *, reads: bool, writes: bool) -> None:
+        end = self._streams.find(fd)
+        if end is not None:
+            end.interest(reads=reads, writes=writes)
 
     def unregister(self, fd: int) -> None:
-        """Do nothing, as `register`."""
+        end = self._streams.find(fd)
+        if end is not None:
+            end.unwatch()
 
     def stop(self) -> None:
         self._scheduler.soon(self.place, self.on_stop)
@@ -79,6 +98,13 @@ class SimReactor:
         while soon:
             callback, args = soon.popleft()
             callback(*args)
+
+
+def background_reactor(streams: Streams, place: Place) -> Any:
+    """Return the reactor of an agent or a worker, which is at `place`; see `SimReactor`."""
+    reactor = SimReactor(streams, background=True)
+    reactor.place = place
+    return reactor
 
 
 class SimTimer(Timer):
@@ -278,11 +304,14 @@ class SimEnvironment(environments.Environment):
     loops_stall = False
     longest_wait = -1.0  # virtual time has no signals
     jobs_outlive = False
+    connects_procs = False
 
     def __init__(self, scheduler: Scheduler, chance: Any, former: environments.Environment) -> None:
         self._scheduler = scheduler
         self._chance = chance
         self._former = former
+        self.streams = Streams(scheduler)
+        self.network: Network  # set once there are hosts
 
     def _foreign(self) -> bool:
         return get_ident() not in self._scheduler.threads
@@ -292,14 +321,12 @@ class SimEnvironment(environments.Environment):
         strand = self._scheduler.strand
         if strand is not None:
             return strand.place
-        from monarch._engine.runtime.agent import client as clients
-
-        proc: Any = clients._current
-        place: Place = proc.place
+        place = self._scheduler.place
+        assert place is not None, "no process runs"
         return place
 
     def reactor(self) -> Any:
-        return self._former.reactor() if self._foreign() else SimReactor(self._scheduler)
+        return self._former.reactor() if self._foreign() else SimReactor(self.streams)
 
     def mailbox(self) -> Any:
         return self._former.mailbox() if self._foreign() else SimMailbox()
@@ -309,6 +336,19 @@ class SimEnvironment(environments.Environment):
 
     def event(self) -> Any:
         return self._former.event() if self._foreign() else SimEvent(self._scheduler)
+
+    def socket_pair(self) -> tuple[socket.socket, socket.socket]:
+        return self._former.socket_pair() if self._foreign() else self.streams.pair()
+
+    def socket_of(self, descriptor: int) -> socket.socket:
+        if descriptor < FIRST_DESCRIPTOR:
+            return self._former.socket_of(descriptor)
+        return self.streams.socket(descriptor)
+
+    def connect(self, address: tuple[str, int], timeout: float) -> socket.socket:
+        if self._foreign():
+            return self._former.connect(address, timeout)
+        return self.network.connect(self._here().machine, address[0], timeout)
 
     def clock(self) -> environments.Clock:
         return self._former.clock() if self._foreign() else SimClock(self, self._scheduler)

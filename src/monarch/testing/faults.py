@@ -126,14 +126,14 @@ class Partition(NetworkFault):
 
 @dataclasses.dataclass(frozen=True)
 class Drop(NetworkFault):
-    """Packets are lost with this probability."""
+    """Packets are lost with this probability. TCP sends them again, after a pause."""
 
     probability: float = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Duplicate(NetworkFault):
-    """Packets arrive twice with this probability."""
+    """Packets arrive twice with this probability. TCP drops the second one."""
 
     probability: float = 0.1
 
@@ -147,7 +147,7 @@ class Delay(NetworkFault):
 
 @dataclasses.dataclass(frozen=True)
 class Reorder(NetworkFault):
-    """Packets take up to `by` seconds longer, each a random time, so that they overtake others."""
+    """Packets take up to `by` seconds longer, each a random time. TCP restores their order."""
 
     by: float = 0.1
 

@@ -1,9 +1,10 @@
 """A simulated host: a shell of the agent's core, and processes that are `SimProc`s.
 
-The agent is the real `AgentCore`. It speaks the real control protocol (JSON in CONTROL frames) with
-each process of its host, over links with a latency, and with the agents of the other hosts.
-Simulated are the launch of a process, the moment at which an exit is noticed, and the sessions with
-other hosts (monarch.testing.network).
+The agent is the real one but for its shell: `AgentCore` decides, `ControlLinks` speak the control
+protocol with each process, and `Hosts` holds the sessions with the agents of other hosts, with
+their dials, handshakes, heartbeats and tunnels. All of that runs on streams in memory
+(monarch.testing.stream). Simulated are the launch of a process, the moment at which an exit is
+noticed, and the worker loop (monarch.testing.worker).
 """
 
 from __future__ import annotations
@@ -12,21 +13,24 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.home import HOME
-from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import Verdict
 from monarch._engine.launch.exit_status import why_exited
 from monarch._engine.protocol.failover import FAREWELL
 from monarch._engine.runtime.agent import control
+from monarch._engine.runtime.agent.control_links import ControlLinks
 from monarch._engine.runtime.agent.core import AgentCore
-from monarch._engine.runtime.io.heartbeats import HeartbeatMonitor
-from monarch._engine.wire.frame import CAST
-from monarch.testing.driver import EPOCH, SimTimer
-from monarch.testing.link import SimLink, SimSocket, socket_pair
-from monarch.testing.network import SimPeer
+from monarch._engine.runtime.agent.hosts import Hosts
+from monarch._engine.transport.link import Link
+from monarch._engine.wire.frame import CAST, Frame
+from monarch.testing.driver import EPOCH, SimTimer, background_reactor
+from monarch.testing.network import PORT, address_of
 from monarch.testing.scheduler import Place
+from monarch.testing.worker import KEY
 
 if TYPE_CHECKING:
-    from monarch._engine.runtime.cast.tunnel_end import Way
+    import socket
+
+    from monarch._engine.runtime.hosts.peer_host import PeerHost
     from monarch.testing.proc import SimProc
     from monarch.testing.world import World
 
@@ -38,62 +42,86 @@ _LAUNCH = 1.5e-3
 _REAP = 300e-6
 """The average time until an exit is noticed, in seconds."""
 
-_UNLIMITED = 1 << 60
+
+class SimHosts(Hosts):
+    """The other hosts, as the agent of a simulated host sees them."""
+
+    def __init__(self, agent: SimHost, client: int, name: str, count: int) -> None:
+        super().__init__(agent, client, name)
+        self._world = agent.world
+        self._hostname = agent.hostname
+        # Every host that there is may be dialed, but for home.
+        self.addresses = {f"host{ident}": _url(ident) for ident in range(1, count)}
+
+    def _find_key(self, host: str) -> bytes:
+        return KEY
+
+    def _take_settings(self, request: control.Attach) -> None:
+        """Do nothing: the hosts of a simulation have the settings of its script anyway."""
+
+    def attach_all(self, asker: int, request: control.Attach) -> None:
+        """See `Hosts.attach_all`; a simulated host has one address only."""
+        hosts = {host: self.addresses[host] for host in request["hosts"]}
+        super().attach_all(asker, {**request, "hosts": hosts})
+
+    def peer_host_lost(self, peer_host: PeerHost, reason: str) -> None:
+        """See `Hosts.peer_host_lost`."""
+        self._world.record("lost host", self._hostname, peer_host.name or "host0")
+        super().peer_host_lost(peer_host, reason)
 
 
-class _Timers:
-    """The timers of an agent's heartbeats, which are background steps."""
-
-    def __init__(self, host: SimHost) -> None:
-        self.call_later = host.later
+def _url(ident: int) -> str:
+    return f"tcp://{address_of(ident)}:{PORT}"
 
 
 class SimHost:
     """A simulated host. `ident` is its number; `client` the uid of the script's process."""
 
-    def __init__(self, world: World, ident: int, client: int) -> None:
+    def __init__(self, world: World, ident: int, client: int, count: int) -> None:
         self.world = world
         self.ident = ident
         self.hostname = f"host{ident}"
         self.name = self.hostname if ident else HOME  # as agents call it
         self.place = Place(self.hostname)
-        self.core: AgentCore[SimLink] = AgentCore(self, self, self, client, self.name)
-        self.monitor = HeartbeatMonitor(_Timers(self), settings.host_timeout)
-        self.peers: dict[str, SimPeer] = {}
-        self.lost: set[str] = set()  # hosts that were given up
+        self.place.machine = world.workers[ident]
+        self._streams = world.driver.streams
+        self.reactor = background_reactor(self._streams, self.place)
+        self.keeper = _Keeper()
+        self._links = ControlLinks(self.reactor, self._handle, self._rejected, self._link_lost)
+        self.hosts = SimHosts(self, client, self.name, count)
+        self.core: AgentCore[int] = AgentCore(self, self.hosts, self, client, self.name)
         self.client = client
         self.procs: dict[int, SimProc] = {}  # procs that have not exited
         self._ending = False
-        self._control: dict[int, SimLink] = {}
+        self._control: dict[int, Link] = {}
 
     # -- control links ---------------------------------------------------------------------------
 
-    def admit(self, proc: SimProc) -> SimSocket:
+    def admit(self, proc: SimProc) -> socket.socket:
         """Make a control link to `proc`; return the end for `proc`."""
-        mine, theirs = socket_pair(self.world.scheduler)
-        link = mine.link
+        mine, theirs = self._streams.pair()
+        link = self._links.connect(mine, proc.label)
         link.uid = proc.uid
-        link.attach(self.place, proc.label, self._read, _UNLIMITED, _UNLIMITED)
         self._control[proc.uid] = link
         self.procs[proc.uid] = proc
         return theirs
 
-    def _read(self, link: SimLink) -> bool:
-        frames = link.receive(None)
-        for frame in frames:
-            if frame.kind == CAST:
-                self.core.casts.begin(link.uid, frame)
-            else:
-                op, message = control.request(frame.body)
-                self._on_request(link.uid, op, message, link.take_fds(frame.nfd))
-        if link.lost is not None and link.fileno >= 0:
-            link.fileno = -1
-            link.close()
-            if link.uid == self.client:
-                self.end()
-        return bool(frames)
+    def _handle(self, link: Link, frame: Frame) -> None:
+        if frame.kind == CAST:
+            self.core.casts.begin(link.uid, frame)
+        else:
+            op, message = control.request(frame.body)
+            self._on_request(link.uid, op, message, link.take_fds(frame.nfd))
 
-    def _on_request(self, asker: int, op: str, message: Any, ends: list[SimLink]) -> None:
+    def _rejected(self, link: Link) -> None:
+        if link.uid != self.client:
+            self.core.kill_member(link.uid)
+
+    def _link_lost(self, link: Link) -> None:
+        if link.uid == self.client:
+            self.end()
+
+    def _on_request(self, asker: int, op: str, message: Any, ends: list[int]) -> None:
         core = self.core
         if op == "spawn":
             core.spawn(asker, message["spec"], message["procs"], ends)
@@ -110,20 +138,32 @@ class SimHost:
         elif op == "log_flush":
             self.tell(asker, {"op": "log_flushed", "id": message["id"], "others": 0})
         elif op == "attach":
-            self._attach(asker, list(message["hosts"]))
+            self.hosts.attach_all(asker, message)
         elif op == "detach":
             answer = {"op": "detached", "number": message["number"]}
             core.detach(message["hosts"], lambda: self.tell(asker, answer), shutdown=False)
         elif op not in ("ready", "preload"):  # a process is ready, and all modules are loaded
             raise NotImplementedError(f"the simulated agent cannot do this: {op}")
 
-    def _attach(self, asker: int, hosts: Sequence[str]) -> None:
-        for host in hosts:
-            lost = host in self.lost
-            self.core.perform(self.core.directory.host_found(host))
-            if lost:
-                self.world.attach(self, host)
-            self.tell(asker, {"op": "attached", "host": host, "error": None})
+    # -- for the sessions with other hosts (see `Agent` in runtime.agent.hosts) ------------------
+
+    def inform(self, uid: int, notice: dict[str, Any]) -> None:
+        """Send a notice to a member of this host, unless it has exited."""
+        self.tell(uid, notice)
+
+    def tell_owner(self, message: dict[str, Any]) -> None:
+        """Do nothing: the simulated worker knows what its agent would report."""
+
+    def audit(self, event: str, **fields: Any) -> None:
+        """Do nothing: simulated hosts keep no audit log."""
+
+    def print_here(self) -> None:
+        """Do nothing: the output of simulated processes is not captured."""
+
+    def take_over(self, request: Any, descriptor: int) -> None:
+        """Use a connection that the worker has admitted."""
+        self.hosts.take_over(request, descriptor)
+        self._streams.close(descriptor)
 
     # -- processes (see `Members`) ---------------------------------------------------------------
 
@@ -131,13 +171,12 @@ class SimHost:
         """See `Members`."""
         self.send(uid, control.encode(notice))
 
-    def hand(self, uid: int, notice: dict[str, Any], end: SimLink) -> None:
+    def hand(self, uid: int, notice: dict[str, Any], end: int) -> None:
         """See `Members`."""
         link = self._control.get(uid)
-        if link is None:
-            end.close("nobody is there to take it")
-        else:
-            link.send(control.encode(notice, 1), [end])
+        if link is not None:
+            self._links.tell(link, notice, [end])
+        self._streams.close(end)
 
     def send(self, uid: int, frame: bytes) -> None:
         """See `Members`."""
@@ -145,9 +184,9 @@ class SimHost:
         if link is not None:
             link.send(frame)
 
-    def discard(self, end: SimLink) -> None:
+    def discard(self, end: int) -> None:
         """See `Members`."""
-        end.close("nobody takes it")
+        self._streams.close(end)
 
     def launcher(self, spec: dict[str, Any]) -> Hashable:
         """See `Members`."""
@@ -163,7 +202,7 @@ class SimHost:
         parent: int,
         spec: dict[str, Any],
         procs: Sequence[dict[str, Any]],
-        ends: Sequence[SimLink],
+        ends: Sequence[int],
     ) -> Verdict | None:
         """See `Members`."""
         world = self.world
@@ -173,8 +212,8 @@ class SimHost:
             self.core.membership.ready(uid)
             proc = world.new_proc(self, uid, {**spec, **fields, "parent": parent})
             scheduler.pause(proc.place)  # until `_started`
-            proc.adopt_agent(self.admit(proc))  # type: ignore[arg-type]
-            proc.adopt(SimSocket(end), parent)  # type: ignore[arg-type]
+            proc.adopt_agent(self.admit(proc))
+            proc.adopt(self._streams.socket(end), parent)
             delay = _LAUNCH * (0.5 + scheduler.random.random())
             scheduler.at(scheduler.now + delay, self.place, self._started, proc)
         return None
@@ -200,8 +239,7 @@ class SimHost:
         link = self._control.get(proc.uid)
         if link is None:
             return  # the agent has already condemned this process
-        while link.fileno >= 0 and self._read(link):
-            pass  # requests that the process sent before it exited are still carried out
+        self._links.drain(link)  # requests that the process sent before it exited still count
         self.core.exited(proc.uid)
         self.core.left(proc.uid, self.verdict(proc.uid, *why_exited(status)))
 
@@ -213,10 +251,7 @@ class SimHost:
     def forget(self, uid: int, verdict: Verdict) -> None:
         """See `Members`."""
         del self.procs[uid]
-        link = self._control.pop(uid)
-        if link.fileno >= 0:
-            link.fileno = -1
-            link.close()
+        self._links.close(self._control.pop(uid))
 
     def flush(self, uid: int, verdict: Verdict, then: Callable[[Verdict], None]) -> None:
         """See `Members`. Output of simulated processes is not captured."""
@@ -243,9 +278,8 @@ class SimHost:
 
     def later(self, delay: float, action: Callable[[], None]) -> SimTimer:
         """See `Shell`."""
-        scheduler = self.world.scheduler
-        when = scheduler.now + delay
-        return SimTimer(when, action, scheduler, scheduler.aside(when, self.place, action))
+        timer: SimTimer = self.reactor.call_later(delay, action)
+        return timer
 
     def asked(self, asker: int, request: dict[str, Any]) -> None:
         """See `Shell`."""
@@ -268,99 +302,33 @@ class SimHost:
             self.core.end(reason)
             self.world.crash_agent(self)
 
-    # -- other hosts (see `OtherHosts`) ----------------------------------------------------------
 
-    def say(self, host: str, message: dict[str, Any]) -> None:
-        """See `OtherHosts`."""
-        peer = self._peer(host)
-        if peer is not None:
-            peer.send(message)
+class _Keeper:
+    """The keeper of a job that does not outlive its script; see `Reign` in runtime.agent.hosts."""
 
-    def spread(self, message: dict[str, Any]) -> None:
-        """See `OtherHosts`."""
-        for peer in list(self.peers.values()):
-            peer.send(message)
+    def attach_again(self, hosts: list[str]) -> None:
+        """Do nothing: nothing survived an earlier script."""
 
-    def open(
-        self, host: str, near: int, far: int, end: SimLink, *, first: bool, stream: str
-    ) -> bool:
-        """See `OtherHosts`."""
-        assert not stream, "streams are not simulated"
-        peer = self._peer(host)
-        if peer is None:
-            return False
-        peer.open(end, near, far, first)
-        return True
+    def awaits(self, host: str) -> bool:
+        """Return False: no host is from an earlier script."""
+        return False
 
-    def way(self, host: str, *, dial: bool) -> Way | None:
-        """See `OtherHosts`."""
-        peer = self._peer(host) if dial else self.peers.get(host)
-        return None if peer is None else peer.way
+    def peer_host_up(self, peer_host: PeerHost) -> None:
+        """Do nothing."""
 
-    def attach(self, host: str) -> None:
-        """See `OtherHosts`."""
-        self.world.attach(self, host)
+    def home_found(self, peer_host: PeerHost) -> None:
+        """Do nothing: there is one script."""
 
-    def give_up(self, host: str, reason: str) -> bool:
-        """See `OtherHosts`."""
-        peer = self.peers.get(host)
-        if peer is None:
-            return False
-        peer.give_up(reason)
-        return True
+    def may_come_home(self, reign: int) -> bool:
+        """Return False: there is one script."""
+        return False
 
-    def leave(self, host: str, done: Callable[[], None], *, shutdown: bool) -> None:
-        """See `OtherHosts`."""
-        peer = self.peers.pop(host, None)
-        if peer is not None:
-            peer.send({"op": "leave", "shutdown": shutdown})
-            self.monitor.forget(peer)
-        self.lost.add(host)
-        done()  # the script goes on to exit, but this agent stays up
+    def answer_claim(self, sock: Any) -> None:
+        """Refuse a claim of another script."""
+        sock.close()
 
-    def end_sessions(self, reason: str) -> None:
-        """See `OtherHosts`."""
-        for peer in list(self.peers.values()):
-            peer.give_up(reason)
+    def heard(self, news: dict[str, Any]) -> None:
+        """Do nothing: home sends no news of such a job."""
 
-    def _peer(self, name: str) -> SimPeer | None:
-        """Return the channel to another agent, made on first use; None once it was given up."""
-        peer = self.peers.get(name)
-        if peer is None and name not in self.lost:
-            self.world.connect(self, self.world.hosts_by_name[name])
-            peer = self.peers.get(name)
-        return peer
-
-    def connect(self, other: SimHost) -> SimPeer:
-        """Make a channel to `other`, and monitor it by heartbeats."""
-        peer = self.peers[other.name] = SimPeer(self, other)
-        self.monitor.watch(peer)
-        return peer
-
-    def on_message(self, peer: SimPeer, message: dict[str, Any]) -> None:
-        """Process a message of another agent."""
-        op = message["op"]
-        if op == "open":
-            mine, theirs = socket_pair(self.world.scheduler)
-            near, far = message["near"], message["far"]
-            peer.join(message["lane"], mine.link, far, near, ours=False)
-            self.core.opened(peer.name, near, far, theirs.link, first=message["first"])
-        elif op == "leave":
-            self.end()
-        else:
-            if op == "found":
-                self.lost.discard(message["host"])
-            self.core.heard(peer.name, peer.way, message)
-
-    def on_lost(self, peer: SimPeer, reason: str) -> None:
-        """Handle the end of a channel."""
-        name = peer.name
-        current = self.peers.get(name) is peer
-        if current:
-            self.lost.add(name)
-            del self.peers[name]
-            self.monitor.forget(peer)
-        self.core.casts.way_over(peer.way, reason)
-        if current:
-            self.world.record("lost host", self.hostname, peer.other.hostname)
-            self.core.session_lost(name, reason)
+    def resumed(self, host: str, message: dict[str, Any]) -> None:
+        """Do nothing, as `heard`."""

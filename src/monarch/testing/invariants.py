@@ -23,7 +23,8 @@ from monarch._engine.base.settings import settings
 from monarch._engine.mesh.results.future import PENDING, Future
 from monarch._engine.wire.frame import HEADER_SIZE, ONCE, Frame
 from monarch.testing.errors import InvariantError
-from monarch.testing.link import CAPACITY, calls_in
+from monarch.testing.link import calls_in
+from monarch.testing.stream import CAPACITY
 
 if TYPE_CHECKING:
     from monarch.testing.link import SimLink

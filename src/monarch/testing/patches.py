@@ -2,10 +2,10 @@
 
 While a simulation runs, these functions use virtual time and the simulated process when a thread of
 the simulation calls them: `time.sleep`, `time`, `monotonic`, `perf_counter` (and their ``_ns``),
-`os.getpid`, `os._exit`, `os.kill` of a simulated pid, `socket.gethostname`,
-`asyncio.new_event_loop`. Calls from other threads behave as always. The generator of `random` is
-seeded, and restored afterwards. Names that the script imported (``from time import sleep``) are
-replaced as well.
+`os.getpid`, `os._exit`, `os.kill` of a simulated pid, `os.close` and `os.dup` of a simulated
+descriptor, `socket.gethostname`, `asyncio.new_event_loop`. Calls from other threads behave as
+always. The generator of `random` is seeded, and restored afterwards. Names that the script imported
+(``from time import sleep``) are replaced as well.
 
 Not virtual: `datetime.now` (it is C code); names that a module other than the script imported with
 ``from time import`` before the simulation; locks and threads of `threading`, sockets, files,
@@ -33,6 +33,7 @@ from monarch._engine.wire import codec
 from monarch._engine.wire.codec import register_reducer
 from monarch.testing.driver import EPOCH
 from monarch.testing.loop import SimLoop
+from monarch.testing.stream import FIRST_DESCRIPTOR
 
 if TYPE_CHECKING:
     from monarch.testing.world import World
@@ -73,12 +74,22 @@ def patched(world: World, seed: object) -> Generator[None, None, None]:
     def kill(pid: int, number: int) -> None:
         world.signal(pid, number, kill_really)
 
+    def close(descriptor: int) -> None:
+        (close_really if descriptor < FIRST_DESCRIPTOR else streams.close)(descriptor)
+
+    def duplicate(descriptor: int) -> int:
+        if descriptor < FIRST_DESCRIPTOR:
+            return duplicate_really(descriptor)
+        return streams.duplicate(descriptor)
+
     def leave(status: int) -> None:
         world.exit(current(), (status & 255) << 8)
 
     def new_loop() -> Any:
         return SimLoop(scheduler, world.driver.start_thread)
 
+    streams = world.driver.streams
+    close_really, duplicate_really = os.close, os.dup
     kill_really = os.kill
     original_pid = os.getpid()
     original_host = socket.gethostname()
@@ -93,6 +104,8 @@ def patched(world: World, seed: object) -> Generator[None, None, None]:
     patch(os, "getpid", lambda: current().pid if current() else original_pid)
     patch(os, "_exit", leave)
     patch(os, "kill", kill)
+    patch(os, "close", close)
+    patch(os, "dup", duplicate)
     patch(socket, "gethostname", lambda: current().hostname if current() else original_host)
     patch(asyncio, "new_event_loop", new_loop)
     patch(asyncio.events, "new_event_loop", new_loop)

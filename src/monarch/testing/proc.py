@@ -1,11 +1,12 @@
-"""A simulated process: the runtime's own `Proc`, with simulated links and a simulated exit.
+"""A simulated process: the runtime's own `Proc`, with streams in memory and a simulated exit.
 
-The process handles frames, losses and verdicts by the real code. Replaced is only where links come
-from and what "exit" means. Payloads stay in their frames: shared memory is not simulated.
+The process handles links, frames, losses and verdicts by the real code. Replaced is only what
+"exit" means. Payloads stay in their frames: shared memory is not simulated.
 """
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.mesh.output.logging_option import _listen
@@ -16,7 +17,7 @@ from monarch._engine.runtime.proc.agent_watch import AgentWatch
 from monarch._engine.runtime.proc.proc import Proc
 from monarch._engine.transport.frame_link import FrameLink, StreamLink
 from monarch._engine.wire.frame import ANSWERS, Frame
-from monarch.testing.link import SimLink, SimSocket, socket_pair
+from monarch.testing.link import SimLink
 from monarch.testing.scheduler import Place
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class SimProc(Proc):
 
     reactor: SimReactor  # type: ignore[assignment]
     in_band = _IN_BAND
+    link_type = SimLink
 
     def __init__(
         self, world: World, host: SimHost, uid: int, spec: dict[str, Any], index: int
@@ -57,22 +59,16 @@ class SimProc(Proc):
         _listen(self)
         self.notices["log_level"] = self._set_log_level
 
-    def _pair(self) -> Any:
-        return socket_pair(self.world.scheduler)
-
-    def _opened(self, fd: Any) -> Any:
-        return SimSocket(fd)
-
-    def _make_link(self, sock: Any, peer: str, uid: int = 0) -> SimLink:
-        link: SimLink = sock.link
-        link.uid = uid
+    def _make_link(self, sock: socket.socket, peer: str, uid: int = 0) -> StreamLink:
+        link = super()._make_link(sock, peer, uid)
+        assert isinstance(link, SimLink)
+        link.place = self.place
         self.ends[link] = None
-        link.attach(self.place, peer, self._read, self.frame_limit, self._queue_limit)
         return link
 
     def _on_lost(self, link: StreamLink) -> None:
-        if isinstance(link, SimLink):
-            self.ends.pop(link, None)
+        assert isinstance(link, SimLink)
+        self.ends.pop(link, None)
         super()._on_lost(link)
 
     def _on_call(self, link: FrameLink, frame: Frame) -> None:

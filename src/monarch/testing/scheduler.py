@@ -74,6 +74,8 @@ class Place:
         self.lag = 0.0  # seconds added to each of its steps
         self.held: list[Any] = []  # steps held back during a pause
         self.awaited = 0  # scheduled steps that are not background steps
+        self.machine: Any = None  # of a host: its worker, see `worker`
+        self.ends: dict[Any, None] = {}  # stream ends that are read here
 
 
 class Strand:
@@ -141,6 +143,7 @@ class Scheduler:
         self.steps = 0
         self.random = random.Random(f"{seed}/order")  # noqa: S311 - must be repeatable
         self.strand: Strand | None = None  # the one that runs; None: a reactor or the world
+        self.place: Place | None = None  # the place of the step that runs; None: the world
         self.strands: dict[Strand, None] = {}  # all that have not ended
         self.checks: list[Callable[[], object]] = []  # called between steps
         self.failure: BaseException | None = None
@@ -265,6 +268,7 @@ class Scheduler:
         if self._is_over_for(strand):
             raise Unwound
         self.strand = strand
+        self.place = strand.place
         clients._current = strand.place.proc
         thrown, strand.thrown = strand.thrown, None
         if thrown is not None:
@@ -345,6 +349,7 @@ class Scheduler:
         self._carrier = _Carrier(threading.current_thread())
         self.threads.add(threading.get_ident())
         self.strand = strand
+        self.place = place
         clients._current = place.proc
         watchdog = threading.Thread(target=self._watch, name="monarch-watchdog", daemon=True)
         watchdog.start()
@@ -417,6 +422,7 @@ class Scheduler:
             if awaited:
                 self._await_no_more(entry)
                 self._eventful = when
+            self.place = place
             if place is None:
                 clients._current = None
             elif place.dead:

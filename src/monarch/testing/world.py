@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from monarch._engine.base.home import HOME
 from monarch._engine.runtime.agent import client as clients
 from monarch._engine.runtime.io import environment as environments
 from monarch.testing.driver import SimEnvironment, SimEvent
@@ -16,9 +15,10 @@ from monarch.testing.faults import FaultPlan
 from monarch.testing.host import SimHost
 from monarch.testing.injector import Injector
 from monarch.testing.invariants import Invariants
-from monarch.testing.network import Network
+from monarch.testing.network import Network, NetworkEnd
 from monarch.testing.proc import SimProc
 from monarch.testing.scheduler import Scheduler
+from monarch.testing.worker import SimWorker
 
 __all__ = ["World"]
 
@@ -48,15 +48,16 @@ class World:
     ) -> None:
         self.scheduler = Scheduler(seed, time_limit, patience)
         chance = random.Random(f"{seed}/chance")  # noqa: S311 - must be repeatable
+        self._count = hosts
         self.driver = SimEnvironment(self.scheduler, chance, environments.current)
         self.trace: list[tuple[Any, ...]] | None = [] if trace else None
         self.procs: list[SimProc] = []  # all that were ever started, the client first
         self.by_uid: dict[int, SimProc] = {}
         self.agent_process = _AgentProcess(self)
         self._client_uid = chance.randrange(1 << 43) << 20 | 1 << 63
-        self.hosts = [SimHost(self, number, self._client_uid) for number in range(hosts)]
-        self.hosts_by_name = {host.name: host for host in self.hosts}
-        self.network = Network(self, latency)
+        self.workers = [SimWorker(self, number) for number in range(hosts)]
+        self.hosts = [self._new_host(number) for number in range(hosts)]
+        self.network = self.driver.network = Network(self, latency)
         self.injector = Injector(self, plan)
         self.invariants = Invariants(self)
         self.scheduler.books = self.invariants.on_send
@@ -65,7 +66,7 @@ class World:
         """Start the process of the script, on the first host."""
         host = self.hosts[0]
         client = self.new_proc(host, self._client_uid, {})
-        client.adopt_agent(host.admit(client))  # type: ignore[arg-type]
+        client.adopt_agent(host.admit(client))
         return client
 
     def new_proc(self, host: SimHost, uid: int, spec: dict[str, Any]) -> SimProc:
@@ -93,43 +94,33 @@ class World:
         if running is proc:
             self.scheduler.vanish()
 
-    def connect(self, one: SimHost, other: SimHost) -> None:
-        """Make the two ends of the channel between two hosts, and start them."""
-        for host, peer in ((one, other), (other, one)):
-            if peer.name not in host.peers and peer.name not in host.lost and not host.place.dead:
-                host.connect(peer)
-        for host, peer in ((one, other), (other, one)):
-            if peer.name in host.peers:
-                host.peers[peer.name].start()
+    def _new_host(self, number: int) -> SimHost:
+        return SimHost(self, number, self._client_uid, self._count)
 
     def crash_host(self, host: SimHost) -> None:
         """Cut the power of `host`: its processes and its agent exit without a message."""
-        self.record("ended", host.hostname)
-        for proc in list(host.procs.values()):
-            if not proc.place.dead:
-                self.scheduler.end(proc.place)
-        self.scheduler.end(host.place)
+        self.scheduler.end(self.workers[host.ident].place)
+        self._stop(host)
 
     def crash_agent(self, host: SimHost) -> None:
         """Crash the agent of `host` and all its processes; the host's worker starts another agent.
 
         The other hosts' connections to the agent are closed.
         """
-        self.crash_host(host)
-        fresh = SimHost(self, host.ident, self._client_uid)
-        self.hosts[host.ident] = self.hosts_by_name[host.name] = fresh
-        for other in self.hosts:
-            if host.name in other.peers:
-                other.peers[host.name].broken()
+        ends = list(host.place.ends)
+        self._stop(host)
+        self.workers[host.ident].agent_ended()
+        self.hosts[host.ident] = self._new_host(host.ident)
+        for end in ends:
+            if isinstance(end, NetworkEnd):
+                end.break_off()
 
-    def attach(self, host: SimHost, name: str) -> None:
-        """Begin another session between `host` and the host called `name`, if that one runs."""
-        other = self.hosts_by_name[name]
-        known = HOME in other.peers or HOME in other.lost
-        if host.name == HOME and known and not other.place.dead:
-            self.crash_agent(other)  # that agent belongs to the last session
-        host.lost.discard(name)
-        self.connect(host, self.hosts_by_name[name])
+    def _stop(self, host: SimHost) -> None:
+        self.record("ended", host.hostname)
+        for proc in list(host.procs.values()):
+            if not proc.place.dead:
+                self.scheduler.end(proc.place)
+        self.scheduler.end(host.place)
 
     def signal(self, pid: int, number: int, really: Callable[[int, int], None]) -> None:
         """Send a signal as `os.kill` does; a pid that is not simulated is passed to `really`."""

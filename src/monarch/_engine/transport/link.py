@@ -25,7 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from typing import Any, ClassVar
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.transport.frame_link import Waiting
@@ -81,6 +81,9 @@ class Link:
         "want_write",
         "wish",
     )
+
+    cast_type: ClassVar[type[Link]]
+    """The class of this link once casts reach its peer, too."""
 
     def __init__(
         self,
@@ -180,8 +183,7 @@ class Link:
         """
         taken, deadline = self._taken, time.monotonic() + timeout
         while self.queued > self.queue_limit and self.lost is None:
-            waiter = threading.Lock()
-            waiter.acquire()
+            waiter = self._new_waiter()
             self._waiters.append(waiter)
             if self.queued <= self.queue_limit or self.lost is not None:
                 return True
@@ -190,6 +192,12 @@ class Link:
                     return False
                 taken, deadline = self._taken, time.monotonic() + timeout
         return True
+
+    def _new_waiter(self) -> Any:
+        """Return a place where one thread waits for room: a lock that is held."""
+        waiter = threading.Lock()
+        waiter.acquire()
+        return waiter
 
     def flush(self) -> None:
         """Write queued bytes. The reactor calls it when the socket has room."""
@@ -331,7 +339,7 @@ class Link:
         self.marked = 0
         self.used = False
         itself: Any = self
-        itself.__class__ = CastLink
+        itself.__class__ = self.cast_type
 
     def turn_back(self) -> None:
         """Switch the link to the tunnel before this returns, see `runtime.direct.link`."""
@@ -399,6 +407,9 @@ class CastLink(Link):
             self.marked = number
             self.used = False
             Link._send(self, mark(number), None)
+
+
+Link.cast_type = CastLink
 
 
 class _Holding:

@@ -51,6 +51,7 @@ from monarch._engine.runtime.admission.host_identity import (
     unix_path,
 )
 from monarch._engine.runtime.admission.socket_file import listen_at
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.reactor import WRITE, Reactor, Timer
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def connect(address: ChannelAddr, timeout: float) -> socket.socket:
             sock.close()
             raise
         return sock
-    return socket.create_connection((address.host, address.port), timeout)
+    return environments.current.connect((address.host, address.port), timeout)
 
 
 def listen(address: ChannelAddr) -> socket.socket:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -138,7 +137,7 @@ class Hosts:
 
     def open(self, host: str, near: int, far: int, end: int, *, first: bool, stream: str) -> bool:
         """See `OtherHosts`."""
-        sock = socket.socket(fileno=end)
+        sock = environments.current.socket_of(end)
         self._peer_host(host).open(near, far, sock, first=first, stream=stream)
         return True
 
@@ -214,7 +213,7 @@ class Hosts:
         from monarch._engine.protocol.session.handshake import HandshakeError
         from monarch._engine.runtime.admission.gateway import Gateway
         from monarch._engine.runtime.admission.handshake_io import dial, direct_way, why_unreachable
-        from monarch._engine.runtime.admission.secret import SecretError, find_secret
+        from monarch._engine.runtime.admission.secret import SecretError
 
         address = self.addresses.get(peer_host.name)
         if address is None:  # home dials the others, and is never dialed
@@ -232,12 +231,12 @@ class Hosts:
 
         def run() -> None:
             try:
-                key = find_secret(self._secrets.get(peer_host.name))
+                key = self._find_key(peer_host.name)
                 where = ChannelAddr.parse(address)
                 way: Route = direct_way
                 if self._gateway is not None:
                     through = ChannelAddr.parse(self._gateway)
-                    way = Gateway(through, find_secret(), self._client, self._trusting).open
+                    way = Gateway(through, self._find_key(""), self._client, self._trusting).open
                 sock = dial(where, key, purpose, timeout, trusting=self._trusting, way=way)
             except (HandshakeError, SecretError, ValueError) as error:
                 failed = functools.partial(peer_host.dial_failed, str(error), for_good=True)
@@ -255,12 +254,22 @@ class Hosts:
         self._tell_attacher(peer_host.name, "attaching", problem)
         peer_host.dial_failed(problem, for_good=False)
 
-    def attach_all(self, asker: int, request: Attach) -> None:
-        """Attach hosts for the client; `asker` is notified when each is connected."""
+    def _find_key(self, host: str) -> bytes:
+        """Return the key of the job that a host belongs to. Raises SecretError."""
+        from monarch._engine.runtime.admission.secret import find_secret
+
+        return find_secret(self._secrets.get(host))
+
+    def _take_settings(self, request: Attach) -> None:
+        """Adopt the client's settings, and its variables that locate secrets."""
         from monarch._engine.runtime.admission.secret import take_settings
 
         take_settings(request["environ"])
         settings.install_client_values(request["config"])
+
+    def attach_all(self, asker: int, request: Attach) -> None:
+        """Attach hosts for the client; `asker` is notified when each is connected."""
+        self._take_settings(request)
         # Settings that were configured after this process started take effect now.
         self.monitor.be_patient(settings.host_timeout)
         for peer_host in self._peer_hosts.values():
@@ -289,7 +298,7 @@ class Hosts:
         """
         from monarch._engine.runtime.admission.authenticated import AuthenticSocket
 
-        sock = socket.socket(fileno=os.dup(fd))
+        sock = environments.current.socket_of(os.dup(fd))
 
         def admit(sock: Wire) -> None:
             if request.get("claim"):
@@ -408,7 +417,7 @@ class Hosts:
         stream: str,
     ) -> None:
         """Connect a link, or a stream, that another agent carries to a proc of this host."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = environments.current.socket_pair()
         tunnel.attach(ours)
         fields: dict[str, Any] = {}
         if stream:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.base.settings import settings
 from monarch._engine.runtime.direct.link import BROKEN, REST, Direct, DirectLink, count
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.reactor import WRITE, Timer
 from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.transport.link import Link
@@ -91,7 +92,8 @@ class Directs:
 
     def count(self, link: FrameLink) -> None:
         """Count messages on this link to another host, from now on. Callable from any thread."""
-        if settings.direct_connections and isinstance(link, Link):
+        connects = settings.direct_connections and environments.current.connects_procs
+        if connects and isinstance(link, Link):
             failed = self._failed.get(link.uid, 0)
             if failed < _TRIES:
                 count(link, _ENOUGH * _LESS**failed, self._wish)

@@ -1,9 +1,9 @@
-"""The runtime's environment: threads, waits, time and chance.
+"""The runtime's environment: threads, waits, sockets, time and chance.
 
-Code in `runtime` and `mesh` that starts or parks a thread, reads the clock or draws a random number
-asks the environment (`current`). The environment here is the real world. The simulator of
-`monarch.testing` installs another, under which the same procs, mailboxes and dispatch loops run in
-virtual time, one thread at a time, with chance from a seed.
+Code in `runtime` and `mesh` that starts or parks a thread, makes a socket pair, reads the clock or
+draws a random number asks the environment (`current`). The environment here is the real world. The
+simulator of `monarch.testing` installs another, under which the same procs, agents, mailboxes and
+dispatch loops run in virtual time, one thread at a time, with chance from a seed.
 
 A few modules use threads or the clock of the real world by themselves: they write to terminals,
 dial, or watch real processes, and simulations have none of these. A test lists them with the
@@ -15,6 +15,7 @@ from __future__ import annotations
 import _queue
 import functools
 import os
+import socket
 import sys
 import threading
 import time
@@ -78,6 +79,9 @@ class Environment:
     jobs_outlive = True
     """Whether a job can outlive its script and be re-attached by another one."""
 
+    connects_procs = True
+    """Whether procs of two hosts can have a connection of their own."""
+
     def reactor(self) -> Reactor:
         """Return the object that fires a proc's timers and moves its bytes."""
         return Reactor()
@@ -96,6 +100,18 @@ class Environment:
     def event(self) -> Event:
         """Return a fresh `Event`."""
         return threading.Event()
+
+    def socket_pair(self) -> tuple[socket.socket, socket.socket]:
+        """Return two connected sockets; one of them is for another process of this host."""
+        return socket.socketpair()
+
+    def socket_of(self, descriptor: int) -> socket.socket:
+        """Return the socket of a descriptor, which it owns."""
+        return socket.socket(fileno=descriptor)
+
+    def connect(self, address: tuple[str, int], timeout: float) -> socket.socket:
+        """Return a TCP connection; blocks. Raises OSError."""
+        return socket.create_connection(address, timeout)
 
     def clock(self) -> Clock:
         """Return the source of a proc's timers that are not urgent."""

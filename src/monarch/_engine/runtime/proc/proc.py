@@ -120,6 +120,9 @@ class Proc:
     in_band: int = 0
     """Buffers with fewer bytes are sent within the message; 0: as the settings say."""
 
+    link_type: type[Link] = Link
+    """The class of links to other processes."""
+
     def __init__(
         self,
         uid: int,
@@ -370,7 +373,7 @@ class Proc:
 
     def _connect(self, uid: int) -> tuple[StreamLink, Callable[[], None]]:
         """Return a new link to proc `uid`, and the function that hands its other end over."""
-        ours, theirs = self._pair()
+        ours, theirs = environments.current.socket_pair()
 
         def introduce() -> None:
             self.tell_agent({"op": "introduce", "to": uid}, [theirs.fileno()])
@@ -386,7 +389,7 @@ class Proc:
         Never waits: the stream can be written to at once. It is at EOF if the proc has exited or
         has no such server.
         """
-        ours, theirs = socket.socketpair()
+        ours, theirs = environments.current.socket_pair()
         if uid == self.uid:
             self.reactor.call_soon(self._on_stream, theirs, purpose, Caller(uid, None))
             return ours
@@ -401,12 +404,6 @@ class Proc:
             sock.close()
         else:
             serve(sock, caller)
-
-    def _pair(self) -> tuple[socket.socket, socket.socket]:
-        return socket.socketpair()
-
-    def _opened(self, fd: int) -> socket.socket:
-        return socket.socket(fileno=fd)
 
     def adopt(self, sock: socket.socket, uid: int, *, ours: bool = False) -> StreamLink:
         """Use `sock` as the link to proc `uid`, unless there is one; read from it either way.
@@ -424,7 +421,7 @@ class Proc:
         return agent
 
     def _make_link(self, sock: socket.socket, peer: str, uid: int = 0) -> StreamLink:
-        link = Link(sock, peer, self._want_write, self.frame_limit, self._queue_limit)
+        link = self.link_type(sock, peer, self._want_write, self.frame_limit, self._queue_limit)
         link.uid = uid
 
         def ready(mask: int) -> None:
@@ -610,9 +607,9 @@ class Proc:
         if op == "peer" and "for" in message:
             via = message.get("via")
             caller = Caller(message["uid"], via and Via(via["here"], via["tls"]))
-            self._on_stream(self._opened(fds.pop()), message["for"], caller)
+            self._on_stream(environments.current.socket_of(fds.pop()), message["for"], caller)
         elif op == "peer":
-            self.adopt(self._opened(fds.pop()), message["uid"])
+            self.adopt(environments.current.socket_of(fds.pop()), message["uid"])
         elif op == "gone":
             for uid, *fields in message["procs"]:
                 self._on_gone(uid, Verdict.from_fields(fields))
@@ -880,7 +877,7 @@ class Proc:
         pairs: list[tuple[socket.socket, socket.socket]] = []
         try:
             while len(pairs) < len(batch):
-                pairs.append(self._pair())
+                pairs.append(environments.current.socket_pair())
         except OSError:
             for ours, theirs in pairs:
                 ours.close()
