@@ -49,6 +49,8 @@ _HOMES = {
     "configured": "monarch.config:configured",
     "get_global_config": "monarch.config:get_global_config",
     "get_runtime_config": "monarch.config:get_runtime_config",
+    "grad_function": "monarch._tensors.grad_function:grad_function",
+    "grad_generator": "monarch._tensors.gradient:grad_generator",
 }
 
 # Names of the tensor engine. `monarch.Future` is one of them: not `monarch.actor.Future`.
@@ -56,8 +58,8 @@ _TENSOR_ENGINE = frozenset(
     """
     ActorFuture Future OpaqueRef RemoteProcessGroup Selection Simulator Stream Tensor builtins
     call_on_shard_and_fetch coalescing fetch_shard function_resolvers get_active_mesh
-    get_active_stream grad_function grad_generator inspect mast_reserve no_mesh reduce reduce_
-    remote set_meta show slice_mesh timer to_mesh world_mesh
+    get_active_stream inspect mast_reserve no_mesh reduce reduce_ remote set_meta show slice_mesh
+    to_mesh world_mesh
     """.split()
 )
 
@@ -67,7 +69,7 @@ _compat.install()
 def __getattr__(name: str) -> Any:
     if home := _HOMES.get(name):
         return _compat.resolve(home)
-    if name in {"actor", "config", "job", "rdma"}:
+    if name in {"actor", "config", "job", "rdma", "timer"}:
         import importlib
 
         return importlib.import_module(f"monarch.{name}")

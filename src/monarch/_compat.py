@@ -13,6 +13,7 @@ looked up on access, in the module that defines them, their *home*:
 - There are no stubs. A name that is an internal of the reference implementation and has no
   counterpart raises `ImportError` with a replacement. Attribute access raises `ImportError` too,
   since ``from module import name`` hides the text of an `AttributeError`.
+- A home that needs a package which is not installed raises `ImportError` with the extra to install.
 - Importing an old path does not load a home. So a home may itself define classes that claim an old
   path (``__module__``), without a cycle.
 
@@ -175,6 +176,32 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch._engine.base.failure": "MeshFailure",
     },
     "monarch._rust_bindings.monarch_hyperactor.value_mesh": {"monarch.actor": "ValueMesh"},
+    "monarch.gradient": {"monarch._tensors.gradient": "GradientGenerator"},
+    "monarch.gradient_generator": {
+        "monarch._tensors.gradient": """
+            GradGenerator GradientGenerator grad_generator gradient_execution_order
+        """,
+        "monarch._tensors.grad_function": "GradFunction grad_function",
+    },
+    "monarch.memory": {"monarch._tensors.memory": "dump_memory_snapshot record_memory_history"},
+    "monarch.profiler": {"monarch._tensors.profiler": "Schedule profile record_function"},
+    "monarch.simulator.communication_model": {
+        "monarch._tensors.communication_model": """
+            NetworkConfig estimate_collective_time_us estimate_send_time_us tensor_size_bytes
+        """,
+    },
+    "monarch.timer": {
+        "monarch._tensors.timer": """
+            ExecutionTimer execution_timer_start execution_timer_stop get_execution_timer_average_ms
+            get_latest_timer_measurement
+        """,
+    },
+    "monarch.timer.execution_timer": {
+        "monarch._tensors.timer": """
+            ExecutionTimer execution_timer_start execution_timer_stop get_execution_timer_average_ms
+            get_execution_timer_summary get_latest_timer_measurement get_time_perfcounter
+        """,
+    },
 }
 
 #: Former public aliases: each has the names of its target, and warns with the path to import from.
@@ -222,6 +249,7 @@ INTERNAL: dict[str, dict[str, str]] = {
         "BashActor": "use monarch.job.exec_command()",
     },
     "monarch._src.actor.proc_mesh": {"HyProcMesh": _MESHES},
+    "monarch.simulator": {"Simulator": _TENSORS},
     "monarch._rust_bindings.monarch_hyperactor.actor": {
         "MethodSpecifier PythonMessage PythonMessageKind": _WIRE,
         "PortProtocol": "annotate with monarch.actor.Port",
@@ -258,7 +286,6 @@ INTERNAL_MODULES = {
     "monarch._rust_bindings.monarch_messages": _TENSORS,
     "monarch.common": _TENSORS,
     "monarch.fetch": _TENSORS,
-    "monarch.gradient": _TENSORS,
     "monarch.remote": _TENSORS,
 }
 
@@ -266,9 +293,12 @@ INTERNAL_MODULES = {
 PACKAGES = {
     ".".join(parts[:length])
     for parts in (path.split(".") for path in (*PATHS, *SAME))
-    if parts[1] in {"_src", "_rust_bindings"}
+    if parts[1] in {"_src", "_rust_bindings", "simulator", "timer"}
     for length in range(2, len(parts))
 }
+
+EXTRAS = {"torch": "torch"}
+"""Packages that homes import and that may be missing, with the extra that installs each."""
 
 IN_PAR = False
 """Whether the program runs from a single-file archive. This distribution never does."""
@@ -303,9 +333,23 @@ def advice(module: str) -> dict[str, str]:
 
 
 def resolve(home: str) -> Any:
-    """Return the object that ``"module:attribute"`` names; import the module if necessary."""
+    """Return the object that ``"module:attribute"`` names; import the module if necessary.
+
+    Raise `ImportError` that names an extra if the module needs a package of `EXTRAS` that is not
+    installed.
+    """
     module, _, attribute = home.partition(":")
-    return attrgetter(attribute)(importlib.import_module(module))
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        raise ImportError(
+            f"{attribute} needs {error.name}, which is not installed: "
+            f"pip install 'pymonarch[{EXTRAS[error.name]}]'",
+            name=error.name,
+        ) from error
+    return attrgetter(attribute)(loaded)
 
 
 def install() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pickle
+import re
 import runpy
 import subprocess
 import sys
@@ -17,10 +18,18 @@ import pytest
 import monarch
 from monarch import _compat
 
+without_torch = importlib.util.find_spec("torch") is None
 SERVED = [
-    pytest.param(module, name, id=f"{module}.{name}")
+    pytest.param(
+        module,
+        name,
+        id=f"{module}.{name}",
+        marks=pytest.mark.skipif(
+            without_torch and home.startswith("monarch._tensors"), reason="needs torch"
+        ),
+    )
     for module in _compat.PATHS
-    for name in _compat.homes(module)
+    for name, home in _compat.homes(module).items()
 ]
 INTERNAL = [
     pytest.param(module, name, id=f"{module}.{name}")
@@ -168,6 +177,31 @@ def test_real_modules_win() -> None:
     assert monarch.config.__spec__ is not None
     assert not isinstance(monarch.config.__spec__.loader, _compat._OldPaths)
     assert _compat.PATHS.keys().isdisjoint({"monarch.actor", "monarch.config"})
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from monarch import grad_generator",
+        "from monarch.gradient import GradientGenerator",
+        "from monarch import timer; timer.ExecutionTimer",
+        "from monarch.simulator.communication_model import NetworkConfig",
+    ],
+)
+def test_a_missing_package_is_an_error_that_names_the_extra(
+    statement: str,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.modules['torch'] = None; {statement}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert re.search(
+        r"ImportError: .* needs torch, .*: pip install 'pymonarch\[torch\]'", done.stderr
+    )
 
 
 def test_importing_an_old_path_loads_no_home() -> None:

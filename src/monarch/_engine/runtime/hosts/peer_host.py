@@ -329,7 +329,7 @@ class PeerHost(Receiver):
                 return
             self._dial = None
             self.channel.answer()
-        self.link.offer(sock)
+        self.link.adopt(sock)
 
     # -- heartbeat and silence (see Watched) -----------------------------------------------------
 
