@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 from hypothesis import example, given
@@ -703,12 +703,49 @@ def test_how_long_a_link_held_counts_from_its_greeting() -> None:
         assert a.deadline == now + held + delay
 
 
+@pytest.mark.parametrize("dialer_sends", [True, False])
+def test_a_link_that_brought_progress_is_dialled_again_at_once(dialer_sends) -> None:
+    """However short it was: bytes that are altered again and again end one link after the other."""
+    a, b = two()
+    sender, receiver = (a, b) if dialer_sends else (b, a)
+    for now in range(1, 20):
+        sender.send(1, [b"x"])
+        receiver.on_packet(sender.next_packet(now), now)
+        receiver.tick(receiver.deadline)
+        if dialer_sends:
+            sender.on_packet(receiver.next_packet(now), now)
+        for side in (a, b):
+            side.lost(now, 1.0)
+        assert a.deadline == now
+        assert [Dial()] == a.tick(now)
+        meet(a, b, now)
+
+
+def test_many_dials_fit_into_patience() -> None:
+    channel = Channel(3, dials=True, now=0.0, terms=Terms(patience=5.0))
+    dials: list[float] = []
+    now = 0.0
+    while channel.tick(now) == [Dial()]:
+        dials.append(now)
+        channel.lost(now, 1.0)
+        now = channel.deadline
+    assert now == 5.0
+    assert max(later - earlier for earlier, later in pairwise(dials)) <= 0.5
+
+
+def meet(a: Channel, b: Channel, now: float = 0.0) -> None:
+    """Connect two channels by a new link."""
+    a.opened(now), b.opened(now)
+    b.on_packet(a.next_packet(now), now)
+    a.on_packet(b.next_packet(now), now)
+    assert a.up
+    assert b.up
+
+
 def two(**options) -> tuple[Channel, Channel]:
     """Return channels 3 and 4, connected directly, without streams."""
     a, b = Channel(3, dials=True, now=0.0, **options), Channel(4, dials=False, now=0.0, **options)
-    a.opened(0.0), b.opened(0.0)
-    b.on_packet(a.next_packet(0.0), 0.0)
-    a.on_packet(b.next_packet(0.0), 0.0)
+    meet(a, b)
     return a, b
 
 

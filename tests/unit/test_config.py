@@ -271,6 +271,15 @@ def test_precedence():
     ]
 
 
+def test_a_process_that_follows_a_client_has_exactly_its_values():
+    """An agent outlives changes of the environment of the script that started it."""
+    client = Settings({"MONARCH_HOST_TIMEOUT": "5s", "HYPERACTOR_MESH_TAIL_LOG_LINES": "4"})
+    agent = Settings({"MONARCH_HOST_TIMEOUT": "2s", "HYPERACTOR_CLEANUP_TIMEOUT": "9s"})
+    agent.follow_client(client.snapshot())
+    assert agent.get_global() == client.get_global()
+    assert agent.origin("host_timeout") == "client"
+
+
 def test_reset_forgets_every_layer_until_the_environment_is_read_again():
     values = Settings({"HYPERACTOR_CLEANUP_TIMEOUT": "9s"})
     values.configure(tail_log_lines=4)

@@ -545,6 +545,14 @@ class Settings:
         }
         self._publish()
 
+    def follow_client(self, values: Mapping[str, str]) -> None:
+        """Make a `snapshot` the values of this process, which serves that client alone.
+
+        The environment of this process does not count: the client has considered its own.
+        """
+        self._environment = {}
+        self.install_client_values(values)
+
     # -- internals
 
     def _layers(self) -> dict[str, dict[str, Any]]:

@@ -105,6 +105,7 @@ __all__ = [
 
 
 _LATE = 1.0  # a tick this many seconds late means that the driver did not run
+_SHARE = 0.1  # of patience is the longest delay between dials: some may fail before it ends
 
 
 class Deliver(NamedTuple):
@@ -177,7 +178,11 @@ class Terms(NamedTuple):
     """The delay before the second dial in a row, doubled for each further one."""
 
     max_redial: float = 2.0
-    """The longest delay between dials; a link that lasts longer resets the delay to `redial`."""
+    """The longest delay between dials, unless `_SHARE` of `patience` is shorter.
+
+    After a link that lasted longer, or on which a numbered packet arrived or was acknowledged, the
+    next dial is at once.
+    """
 
     patience: float = 30.0
     """How long a session lasts without a link."""
@@ -269,6 +274,7 @@ class Channel:
         "_heartbeat",
         "_hello_due",
         "_in_flight",
+        "_known",
         "_lanes",
         "_name",
         "_partial",
@@ -316,7 +322,8 @@ class Channel:
         self._dial_at = now if dials else None
         self._patience_at: float | None = now + terms.patience
         self._up_since = now
-        self._attempts = 1  # consecutive dials without a lasting link
+        self._attempts = 1  # consecutive dials without a link that lasted, or brought progress
+        self._known = 0, 0  # `_acked` and `_taken` when the link came up
 
         # Sending
         self._lanes = Lanes(terms.piece, terms.lane_limit)
@@ -469,7 +476,8 @@ class Channel:
             terms = self._terms
             delay = 0.0
             if self._attempts:
-                most = min(terms.max_redial, terms.redial * 2 ** min(self._attempts - 1, 30))
+                longest = min(terms.max_redial, _SHARE * terms.patience)
+                most = min(longest, terms.redial * 2 ** min(self._attempts - 1, 30))
                 delay = most * (0.5 + jitter / 2)
             self._attempts += 1
             self._dial_at = now + delay
@@ -477,7 +485,8 @@ class Channel:
     def _disconnect(self, now: float) -> None:
         if self._state == _UP:
             self._patience_at = now + self._terms.patience
-            if now - self._up_since >= self._terms.max_redial:
+            lasted = now - self._up_since >= self._terms.max_redial
+            if lasted or self._known != (self._acked, self._taken):
                 self._attempts = 0
         self._state = _DOWN
         self._hello_due = self._ack_due = False
@@ -616,6 +625,7 @@ class Channel:
         if self._state != _UP:
             self._state = _UP
             self._up_since = now
+            self._known = self._acked, self._taken
             self._patience_at = self._rto_at = None
             self._cursor = self._acked
             effects.append(Connected(again=met != 0))

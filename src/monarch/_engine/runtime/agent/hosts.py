@@ -265,12 +265,13 @@ class Hosts:
         from monarch._engine.runtime.admission.secret import take_settings
 
         take_settings(request["environ"])
-        settings.install_client_values(request["config"])
+        settings.follow_client(request["config"])
 
     def attach_all(self, asker: int, request: Attach) -> None:
         """Attach hosts for the client; `asker` is notified when each is connected."""
         self._take_settings(request)
-        # Settings that were configured after this process started take effect now.
+        # Settings that were changed after this process started take effect now, those in the
+        # environment of the client included.
         self.monitor.be_patient(settings.host_timeout)
         for peer_host in self._peer_hosts.values():
             peer_host.be_patient(settings.host_timeout)

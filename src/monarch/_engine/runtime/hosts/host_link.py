@@ -7,14 +7,17 @@ urgent packets overtake queued ones. Payloads are written from where they are, a
 they belong.
 
 Which side dials is decided when the hosts are introduced. A dial, with its handshake, blocks a
-thread of its own, and ends with `adopt` or `failed`.
+thread of its own, and ends with `adopt` or `failed`. The side that is dialed does not give up a
+connection for another one before the dialer sends on the latter (`offer`): a dialer that has tried
+several connections uses one and closes the others, in any order.
 """
 
 from __future__ import annotations
 
+import functools
 import socket
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch._engine.protocol.session.channel import (
     Acknowledged,
@@ -33,6 +36,7 @@ from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.alarm import Alarm
 from monarch._engine.runtime.io.reactor import WRITE, Reactor
 from monarch._engine.transport.outbox import Outbox
+from monarch._engine.wire.packet import HEADER_SIZE
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.admission.handshake_io import Wire
@@ -46,6 +50,7 @@ _TURN = 1 << 20  # bytes after which other events of the reactor get their turn
 _UNSENT = 512 << 10  # bytes that may wait in the kernel to be sent: nothing overtakes them
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _JITTER = 1 << 20
+_T = TypeVar("_T")
 
 
 def _few(buffers: list[Buffer]) -> list[memoryview]:
@@ -103,6 +108,7 @@ class HostLink:
         self._stream: PacketStream | None = None
         self._sock: Wire | None = None
         self._fd = -1
+        self._offered: dict[int, Wire] = {}  # by descriptor: connections that may be used next
         self._out = Outbox()  # gathered, but not taken by the socket yet
         self._waits = False  # whether writing has to wait for the socket
         self._watches = False  # whether the reactor watches for that, beyond one write
@@ -178,8 +184,8 @@ class HostLink:
 
     # -- connections -----------------------------------------------------------------------------
 
-    def adopt(self, sock: Wire) -> None:
-        """Use this authenticated connection from now on."""
+    def adopt(self, sock: Wire, begun: bytes = b"") -> None:
+        """Use this authenticated connection from now on; `begun`: what was received on it."""
         if self._channel.ended is not None:
             sock.close()
             return
@@ -194,9 +200,47 @@ class HostLink:
         self._stream = PacketStream(self._channel, self._peer)
         self._channel.opened(environments.current.now())
         self._reactor.register(self._fd, self._ready)
+        if begun:
+            self._take(self._stream.feed, memoryview(begun))
         self._pump()
         if not isinstance(sock, socket.socket):
             self._reactor.call_soon(self._read_on, sock)
+
+    def offer(self, sock: Wire) -> None:
+        """Use this authenticated connection of the dialer, as soon as the dialer sends on it."""
+        if self._sock is None or self._channel.ended is not None:
+            self.adopt(sock)
+            return
+        sock.setblocking(False)
+        fd = sock.fileno()
+        self._offered[fd] = sock
+        self._reactor.register(fd, functools.partial(self._consider, sock))
+        if not isinstance(sock, socket.socket):
+            self._reactor.call_soon(self._consider, sock)
+
+    def _consider(self, sock: Wire, _mask: int = 0) -> None:
+        if self._offered.get(sock.fileno()) is not sock:
+            return
+        scratch = self._reactor.scratch
+        try:
+            count = sock.recv_into(scratch[:HEADER_SIZE])
+        except (BlockingIOError, InterruptedError):
+            return
+        except AlteredError:
+            self._receiver.altered()
+            count = 0
+        except OSError:
+            count = 0
+        self._withdraw(sock)
+        if count:
+            self.adopt(sock, bytes(scratch[:count]))
+        else:
+            sock.close()
+
+    def _withdraw(self, sock: Wire) -> None:
+        fd = sock.fileno()
+        self._reactor.unregister(fd)
+        del self._offered[fd]
 
     def failed(self) -> None:
         """Handle a failed dial."""
@@ -244,17 +288,18 @@ class HostLink:
         if not count:
             self._lost()
             return
-        self._receiver.heard()
-        now = environments.current.now()
         if target is None:
-            effects = stream.feed(scratch[:count], now)
+            self._take(stream.feed, scratch[:count])
         else:
             target.release()
-            effects = stream.filled(count, now)
-        self._perform(effects)
+            self._take(stream.filled, count)
         self._pump()
         if self._sock is sock and not isinstance(sock, socket.socket) and sock.pending():
             self._reactor.call_soon(self._read_on, sock)
+
+    def _take(self, accept: Callable[[_T, float], list[Effect]], received: _T) -> None:
+        self._receiver.heard()
+        self._perform(accept(received, environments.current.now()))
 
     def _read_on(self, sock: Wire) -> None:
         """Read what has been received already, which raises no event."""
@@ -330,6 +375,9 @@ class HostLink:
     def _over(self, end: Ended) -> None:
         self._pump()  # sends the farewell
         self._close()
+        for sock in list(self._offered.values()):
+            self._withdraw(sock)
+            sock.close()
         for token in end.lost:
             done: Any = token
             done()

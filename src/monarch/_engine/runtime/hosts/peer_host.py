@@ -329,7 +329,7 @@ class PeerHost(Receiver):
                 return
             self._dial = None
             self.channel.answer()
-        self.link.adopt(sock)
+        self.link.offer(sock)
 
     # -- heartbeat and silence (see Watched) -----------------------------------------------------
 
