@@ -1,4 +1,4 @@
-"""A network between two channels in virtual time; it delays, drops, doubles and reorders packets.
+"""A network between two channels in virtual time, as TCP shows it: packets are late, and in order.
 
 Each end drives its channel as a runtime would: it dials on request, reports lost links, asks for
 packets, and makes a new channel when a session ends. A link is a pair of ends; packets in transit
@@ -23,17 +23,18 @@ from monarch._engine.protocol.session.channel import (
     Room,
     Terms,
 )
-from monarch._engine.protocol.session.lanes import OVERHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+_RETRY = 0.2  # seconds until a dropped packet is sent again; doubled for each further drop
+
+
 class Faults(NamedTuple):
     drop: float = 0.0
-    double: float = 0.0
     delay: float = 0.01
-    spread: float = 0.0  # added to the delay at random; reorders packets
+    spread: float = 0.0  # added to the delay at random; later packets wait for earlier ones
     refuse: float = 0.0  # the share of dials that fail
 
 
@@ -57,6 +58,7 @@ class End:
         self.name = name
         self.dials = dials
         self.link: object = None
+        self.arrives = 0.0  # when the last packet of this end arrives
         self.sent: list[Sent] = []
         self.acknowledged: list[object] = []
         self.lost: list[object] = []
@@ -166,6 +168,7 @@ class World:
             link = object()
             for one in self.ends:
                 one.link = link
+                one.arrives = self.now
                 one.channel.opened(self.now)
 
         self.at(self.delay(), arrive)
@@ -181,14 +184,18 @@ class World:
         link, other = end.link, end.other()
         assert link is not None
         self.packets += 1
+        delay, retry = self.delay(), _RETRY
+        while self.chance(self.faults.drop):
+            delay += retry
+            retry *= 2
+        end.arrives = max(end.arrives, self.now + delay)
 
         def arrive() -> None:
             if other.link is link:
                 other.carry_out(other.channel.on_packet(packet, self.now))
 
-        for _ in range(1 + self.chance(self.faults.double)):
-            if not self.chance(self.faults.drop):
-                self.at(self.delay(), arrive)
+        self.count += 1
+        heapq.heappush(self.events, (end.arrives, self.count, arrive))
 
     def flush(self) -> None:
         for end in self.ends:
@@ -248,11 +255,7 @@ class World:
             assert len(set(other.lost)) == len(other.lost)
             assert not set(other.lost) & set(other.acknowledged)
             assert set(other.acknowledged) <= set(taken), "acknowledged, not delivered"
-            channel, terms = end.channel, self.terms
-            assert channel._in_flight >= 0
-            early = [len(payload) + OVERHEAD for _, payload in channel._early.values()]
-            assert channel._early_bytes == sum(early)
-            assert channel._early_bytes <= 2 * terms.window + terms.piece + 1000
+            assert end.channel._in_flight >= 0
 
     def check_all_resolved(self) -> None:
         """At rest, check that each message was acknowledged and delivered, or reported lost."""

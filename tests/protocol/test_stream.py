@@ -632,30 +632,6 @@ def test_a_connection_for_which_another_is_given_up_is_one_that_broke() -> None:
     assert len(b.channel.tick(15.0)) == 1, "nobody has greeted"
 
 
-def test_what_is_sent_again_waits_longer_each_time() -> None:
-    terms = TERMS._replace(rto=0.5, max_redial=3.0, patience=1000.0)
-    a, b = pair(terms=terms)
-    a.channel.send(1, [b"x"], token="x")
-    now, delays = 0.0, []
-    for _ in range(5):
-        assert a.channel.next_packet(now) is not None
-        assert a.channel.next_packet(now) is None
-        delays.append(a.channel.deadline - now)
-        assert a.channel.tick(now + delays[-1] - 0.1) == []
-        assert a.channel.next_packet(now) is None
-        now = a.channel.deadline
-        assert a.channel.tick(now) == []
-    assert delays == [0.5, 1.0, 2.0, 3.0, 3.0]
-    b.incoming(b"".join(a.channel.next_packet(now)))
-    acknowledge(b)
-    a.incoming(b.outgoing())
-    assert [Acknowledged(["x"])] == a.of(Acknowledged)
-    assert a.channel.deadline is None
-    a.channel.send(1, [b"y"])
-    a.channel.next_packet(now)
-    assert a.channel.deadline == now + 0.5, "as ever"
-
-
 def test_packets_of_a_channel_byte_for_byte() -> None:
     """Fields that a kind of packet does not use are 0; a later release may use them."""
     a, b = Channel(3, dials=True, now=0.0), Channel(4, dials=False, now=0.0)
@@ -827,15 +803,6 @@ def test_who_greets_a_session_again(seq, known, lives) -> None:
         assert "new session" in effects[0].reason
 
 
-def test_an_acknowledgement_that_says_nothing_new_delays_nothing() -> None:
-    a, _ = two(terms=TERMS._replace(rto=0.5))
-    a.send(1, [b"x"])
-    a.next_packet(0.0)
-    assert a.deadline == 0.5
-    a.on_packet([header(ACK, 0)], 0.4)
-    assert a.deadline == 0.5
-
-
 def test_a_message_may_be_as_large_as_the_limit() -> None:
     for size, ends in ((10, False), (11, True)):
         a, b = two(terms=TERMS._replace(message_limit=10))
@@ -853,20 +820,6 @@ def test_who_gives_no_token_is_not_informed() -> None:
     exchange(a, b)
     assert a.channel.idle
     assert a.effects == []
-
-
-def test_what_came_early_need_not_be_sent_again() -> None:
-    a, b = two(terms=TERMS._replace(rto=0.5))
-    for data in (b"one", b"two", b"three"):
-        a.send(1, [data])
-    first, second, third = (a.next_packet(0.0) for _ in range(3))
-    for early in (third, second, third):
-        assert b.on_packet(early, 0.0) == []
-    effects = b.on_packet(first, 0.0)
-    assert effects == [Deliver(1, b"one"), Deliver(1, b"two"), Deliver(1, b"three")]
-    assert b.next_packet(0.0) == [header(ACK, CONTROL, ack=3)], "at once: the gap is closed"
-    assert b.on_packet(second, 0.0) == []
-    assert b.duplicates == 1
 
 
 def test_an_acknowledgement_is_not_put_off_by_what_follows() -> None:

@@ -49,14 +49,9 @@ it.) A slow receiver pauses a lane; at most one window arrives after that.
 was down has not tried in vain. The channel notices this because the driver is late with its `tick`,
 and then patience begins anew.
 
-**Two kinds of links.** On a stream nothing is lost while the connection holds. So nothing is ever
-sent twice except after a re-dial, and a gap in the numbers is a violation. On a network of packets
-(`rto` is set) packets may be dropped, duplicated and reordered. Early packets are kept, up to two
-windows. If nothing is acknowledged for `rto` seconds, all unacknowledged packets are sent again
-(go-back-N; where the first of them fills a gap, the acknowledgement comes at once and spares the
-rest). Rejected: selective acknowledgement, which would save bandwidth on a kind of link that is
-only simulated here. Packets must belong to the link that was opened last: the driver discards those
-of earlier links, as TCP does.
+**A link is a stream.** Nothing is lost on it while it holds. So nothing is ever sent twice except
+after a re-dial, and a gap in the numbers is a violation. Packets must belong to the link that was
+opened last; the driver reads no other.
 
 A peer that violates the protocol ends the session: both programs run, and one of them is wrong.
 
@@ -187,9 +182,6 @@ class Terms(NamedTuple):
     patience: float = 30.0
     """How long a session lasts without a link."""
 
-    rto: float | None = None
-    """After how long unacknowledged packets are sent again; None for links that lose no packets."""
-
 
 _DEFAULT = Terms()
 
@@ -267,8 +259,6 @@ class Channel:
         "_cursor",
         "_dial_at",
         "_dials",
-        "_early",
-        "_early_bytes",
         "_flow",
         "_greeted_by",
         "_heartbeat",
@@ -279,8 +269,6 @@ class Channel:
         "_name",
         "_partial",
         "_patience_at",
-        "_rto",
-        "_rto_at",
         "_sent",
         "_session",
         "_state",
@@ -336,14 +324,10 @@ class Channel:
         self._acked = 0  # the first number that is not acknowledged
         self._cursor = 0  # the next number to send over this link
         self._sent = 0  # the number of the next new packet
-        self._rto = terms.rto
-        self._rto_at: float | None = None
 
         # Receiving
         self._taken = 0  # the next number to accept
         self._partial: dict[int, _Partial] = {}
-        self._early: dict[int, tuple[Header, bytes]] = {}
-        self._early_bytes = 0
         self._unacked_bytes = 0  # accepted since the last acknowledgement
         self._ack_at: float | None = None
         self._ack_due = False
@@ -424,7 +408,7 @@ class Channel:
     def deadline(self) -> float | None:
         """The time at which `tick` has something to do, or None."""
         due = self._ack_at
-        for time in (self._dial_at, self._patience_at, self._rto_at):
+        for time in (self._dial_at, self._patience_at):
             if time is not None and (due is None or time < due):
                 due = time
         return due
@@ -439,14 +423,6 @@ class Channel:
         if self._ack_at is not None and now >= self._ack_at:
             self._ack_at = None
             self._ack_due = True
-        if self._rto_at is not None and now >= self._rto_at:
-            self._rto_at = None
-            if self._state == _GREETING:
-                self._hello_due = True
-            else:
-                self._cursor = self._acked
-                assert self._rto is not None
-                self._rto = min(2 * self._rto, max(self._rto, self._terms.max_redial))
         if self._dial_at is not None and now >= self._dial_at:
             self._dial_at = None
             return [Dial()]
@@ -490,7 +466,7 @@ class Channel:
                 self._attempts = 0
         self._state = _DOWN
         self._hello_due = self._ack_due = False
-        self._ack_at = self._rto_at = self._heartbeat = None
+        self._ack_at = self._heartbeat = None
 
     def next_packet(self, now: float) -> list[Buffer] | None:
         """Return the next packet to send, as a header and the parts of its payload; or None.
@@ -498,9 +474,9 @@ class Channel:
         Call it when the link can take a packet. A packet that was returned counts as sent.
         """
         if self._state != _UP:
-            return self._greeting(now)
+            return self._greeting()
         if self._hello_due:
-            return self._greeting(now)
+            return self._greeting()
         if self._heartbeat is not None:
             payload, self._heartbeat = self._heartbeat, None
             return [HEADER.pack(PING, CONTROL, len(payload), 0, 0, 0), payload]
@@ -518,8 +494,6 @@ class Channel:
             self._sent += 1
             self._in_flight += sent.size + OVERHEAD
         self._cursor = seq + 1
-        if self._rto is not None and self._rto_at is None:
-            self._rto_at = now + self._rto
         return [self._header(sent.kind, sent.lane, sent.size, seq, sent.total), *sent.payload]
 
     def _new_packet(self) -> _Sent | None:
@@ -532,15 +506,13 @@ class Channel:
         message, payload = piece
         return _Sent(DATA, message.lane, message.total, message, payload)
 
-    def _greeting(self, now: float) -> list[Buffer] | None:
+    def _greeting(self) -> list[Buffer] | None:
         if self._bye is not None:
             reason, self._bye = self._bye, None
             return [HEADER.pack(BYE, CONTROL, len(reason), 0, 0, 0), reason]
         if not self._hello_due:
             return None
         self._hello_due = False
-        if self._dials and self._rto is not None:
-            self._rto_at = now + self._rto
         return [self._header(HELLO, VERSION, 0, self._session, self._greeted_by)]
 
     def _header(self, kind: int, lane: int, size: int, seq: int, total: int) -> bytes:
@@ -594,7 +566,7 @@ class Channel:
                 if kind == PING:
                     effects.append(Heartbeat(b"".join(payload or ())))
                     return effects
-                self._on_ack(ack, now, effects)
+                self._on_ack(ack, effects)
                 if kind != ACK:
                     self._on_numbered(seq, header, payload, now, effects)
         except ProtocolError as error:
@@ -626,12 +598,12 @@ class Channel:
             self._state = _UP
             self._up_since = now
             self._known = self._acked, self._taken
-            self._patience_at = self._rto_at = None
+            self._patience_at = None
             self._cursor = self._acked
             effects.append(Connected(again=met != 0))
-        self._on_ack(ack, now, effects)
+        self._on_ack(ack, effects)
 
-    def _on_ack(self, ack: int, now: float, effects: list[Effect]) -> None:
+    def _on_ack(self, ack: int, effects: list[Effect]) -> None:
         if ack <= self._acked:
             return
         if ack > self._sent:
@@ -654,9 +626,6 @@ class Channel:
             effects.append(Acknowledged(tokens))
         self._acked = ack
         self._cursor = max(self._cursor, ack)
-        self._rto = self._terms.rto
-        if self._rto is not None:
-            self._rto_at = now + self._rto if self._unacked else None
 
     def _on_numbered(
         self,
@@ -669,17 +638,10 @@ class Channel:
         size = header[2]
         if seq == self._taken:
             self._take_in(header, payload, effects)
-            while self._early and (found := self._early.pop(self._taken, None)) is not None:
-                self._early_bytes -= found[0][2] + OVERHEAD
-                self._take_in(found[0], (found[1],), effects)
-                self._ack_due = True
         elif seq < self._taken:
             self.duplicates += 1
-        elif self._terms.rto is None:
+        else:
             raise self._violation(f"packet {seq} came when {self._taken} was due")
-        elif seq not in self._early and self._early_bytes <= 2 * self._terms.window:
-            self._early[seq] = header, b"".join(payload or ())
-            self._early_bytes += size + OVERHEAD
         self._unacked_bytes += size
         if self._unacked_bytes >= self._terms.window // 4:
             self._ack_due = True
@@ -739,9 +701,9 @@ class Channel:
         known = dict.fromkeys(sent.message for sent in self._unacked.values() if sent.message)
         known.update(dict.fromkeys(self._lanes))
         lost = [message.token for message in known if message.token is not None]
-        self._dial_at = self._patience_at = self._ack_at = self._rto_at = None
+        self._dial_at = self._patience_at = self._ack_at = None
         self._hello_due = False
         self._lanes = Lanes(self._terms.piece, self._terms.lane_limit)
-        for kept in (self._unacked, self._flow, self._partial, self._early):
+        for kept in (self._unacked, self._flow, self._partial):
             kept.clear()
         return [Ended(reason, lost)]
