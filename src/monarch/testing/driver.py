@@ -67,7 +67,10 @@ class SimReactor:
         self._soon.append((callback, args))
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> SimTimer:
-        when = self._scheduler.now + delay
+        return self.call_at(self._scheduler.now + delay, callback)
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> SimTimer:
+        when = max(when, self._scheduler.now)
         entry = self._book(when, self.place, callback)
         return SimTimer(when, callback, self._scheduler, entry)
 

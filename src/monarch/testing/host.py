@@ -274,11 +274,12 @@ class SimHost:
     def at(self, when: float, action: Callable[[], None]) -> SimTimer:
         """See `Shell`."""
         scheduler = self.world.scheduler
+        when = max(when, scheduler.now)
         return SimTimer(when, action, scheduler, scheduler.at(when, self.place, action))
 
-    def later(self, delay: float, action: Callable[[], None]) -> SimTimer:
+    def aside(self, when: float, action: Callable[[], None]) -> SimTimer:
         """See `Shell`."""
-        timer: SimTimer = self.reactor.call_later(delay, action)
+        timer: SimTimer = self.reactor.call_at(when, action)
         return timer
 
     def asked(self, asker: int, request: dict[str, Any]) -> None:

@@ -32,6 +32,8 @@ class Everything:
         self.late = callback
         return self
 
+    call_at = call_later
+
     def cancel(self) -> None:
         self.cancelled += 1
 

@@ -12,20 +12,11 @@ from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import FAILED, STOPPED, Verdict
 from monarch._engine.protocol.failover import FAREWELL
 from monarch._engine.runtime.agent.core import AgentCore
+from monarch._engine.runtime.io.reactor import Timer
 
 CLIENT = 1 << 63
 A, B, C = (CLIENT | 1 << 20 | rank for rank in range(3))
 SPEC = {"ready_timeout": 10.0, "unresponsive_timeout": 0.0}
-
-
-class Call:
-    def __init__(self, when: float, action: Callable[[], None]) -> None:
-        self.when = when
-        self.action = action
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
 
 
 class Outside:
@@ -43,7 +34,7 @@ class Outside:
         self.unreachable: set[str] = set()
         self.sessions: set[str] = set()
         self.ended: list[str] = []
-        self.calls: list[Call] = []
+        self.timers: list[Timer] = []
         self.queue: list[Callable[[], None]] = []
         self.refusal: Verdict | None = None
         self.clock = 100.0
@@ -134,12 +125,11 @@ class Outside:
     def soon(self, action: Callable[[], None]) -> None:
         self.queue.append(action)
 
-    def at(self, when: float, action: Callable[[], None]) -> Call:
-        self.calls.append(Call(when, action))
-        return self.calls[-1]
+    def at(self, when: float, action: Callable[[], None]) -> Timer:
+        self.timers.append(Timer(when, action))
+        return self.timers[-1]
 
-    def later(self, delay: float, action: Callable[[], None]) -> Call:
-        return self.at(self.clock + delay, action)
+    aside = at
 
     def asked(self, asker: int, request: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -158,11 +148,11 @@ class Outside:
             action()
 
     def run_until(self, when: float) -> None:
-        while due := [call for call in self.calls if not call.cancelled and call.when <= when]:
-            call = min(due, key=lambda call: call.when)
-            self.calls.remove(call)
-            self.clock = max(self.clock, call.when)
-            call.action()
+        while due := [timer for timer in self.timers if timer.callback and timer.when <= when]:
+            timer = min(due, key=lambda timer: timer.when)
+            self.timers.remove(timer)
+            self.clock = max(self.clock, timer.when)
+            timer.callback()
         self.clock = when
 
     def spawn(self, *uids: int, parent: int = CLIENT, host: str | None = None) -> None:

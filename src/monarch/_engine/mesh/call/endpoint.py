@@ -845,10 +845,8 @@ class _OptionedEndpoint(ActorEndpoint[P, R_co]):
     def _limit(self, waiting: Reply[Any] | Gather[Any], began: float) -> None:
         if self._timeout is None or waiting._phase != PENDING:
             return
-        left = self._timeout - (
-            environments.current.now() - began
-        )  # the send itself may have waited
-        timer = self.proc.reactor.call_later(left, waiting._expire)
+        # The send itself may have waited.
+        timer = self.proc.reactor.call_at(began + self._timeout, waiting._expire)
         waiting._notify(timer.cancel)
 
 

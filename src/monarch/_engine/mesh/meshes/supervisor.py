@@ -191,7 +191,7 @@ class Supervisor:
         self._ended: list[tuple[int, Child, Failure]] = []  # proc uid, child: not yet reported
         self._dying: dict[int, list[tuple[Child, Failure]]] = {}  # reported when the process exits
         self._causes: dict[Child, Failure] = {}
-        self._alarm = Alarm(self._proc.reactor.call_later, self._tick)
+        self._alarm = Alarm(self._proc.reactor.call_at, self._tick)
         self._waiting: list[Future[None]] = []
         self._unreported: set[Child] = set()  # known to have failed; `child_ended` will be called
         self._fallen: Failure | None = None

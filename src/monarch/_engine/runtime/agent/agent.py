@@ -300,11 +300,9 @@ class Agent:
 
     def at(self, when: float, action: Callable[[], None]) -> Timer:
         """See `Shell`."""
-        return self.reactor.call_later(when - environments.current.now(), action)
+        return self.reactor.call_at(when, action)
 
-    def later(self, delay: float, action: Callable[[], None]) -> Timer:
-        """See `Shell`."""
-        return self.reactor.call_later(delay, action)
+    aside = at
 
     def asked(self, asker: int, request: dict[str, Any]) -> None:
         """See `Shell`."""

@@ -42,9 +42,11 @@ from monarch._engine.protocol.directory import (
 from monarch._engine.protocol.failover import FAREWELL
 from monarch._engine.protocol.membership import Condemn, Hand, Membership, Tell
 from monarch._engine.runtime.cast.relay import CastRelay
+from monarch._engine.runtime.io.alarm import Alarm
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.cast.tunnel_end import Way
+    from monarch._engine.runtime.io.reactor import Timer
 
 __all__ = ["AgentCore", "Members", "OtherHosts", "Shell"]
 
@@ -54,14 +56,6 @@ _OUTPUT_REQUESTS = ("log_flush", "log_printed")
 
 End = TypeVar("End")
 _EndT_contra = TypeVar("_EndT_contra", contravariant=True)
-
-
-class Timer(Protocol):
-    """A call that is due later."""
-
-    def cancel(self) -> None:
-        """Do not make the call."""
-        ...
 
 
 class Members(Protocol[_EndT_contra]):
@@ -179,8 +173,8 @@ class Shell(Protocol):
         """Call `action` at the time `when`; processes may wait for what it does."""
         ...
 
-    def later(self, delay: float, action: Callable[[], None]) -> Timer:
-        """Call `action` after `delay` seconds; no process waits for it."""
+    def aside(self, when: float, action: Callable[[], None]) -> Timer:
+        """Call `action` at the time `when`; no process waits for it."""
         ...
 
     def asked(self, asker: int, request: _Fields) -> None:
@@ -221,8 +215,7 @@ class AgentCore(Generic[End]):
         self._held: dict[tuple[int, int, str], deque[End]] = {}
         self._given_up: dict[str, Verdict] = {}  # by host: why home gave it up
         self._exits: list[tuple[int, Verdict]] = []  # to announce, in one batch
-        self._alarm: Timer | None = None
-        self._alarm_at = math.inf  # the deadline that `_alarm` is set for
+        self._alarm = Alarm(shell.at, self._tick)
 
     # -- requests of members ---------------------------------------------------------------------
 
@@ -359,7 +352,7 @@ class AgentCore(Generic[End]):
     def stopped(self, uid: int, signal: str) -> None:
         """Record that a proc was stopped by a signal of that name."""
         self.membership.stopped(uid, signal, self._shell.now())
-        self._set_alarm()
+        self._alarm.set(self.directory.deadline)
 
     def client_left(self) -> None:
         """Record that the client has exited, and that another may replace it."""
@@ -516,7 +509,7 @@ class AgentCore(Generic[End]):
                     self._members.kill(uid)
         if end is not None:
             self._members.discard(end)
-        self._set_alarm()
+        self._alarm.set(self.directory.deadline)
 
     def _open(self, host: str, near: int, far: int, first: bool, stream: str) -> None:
         end = self._take(near, far, stream)
@@ -545,16 +538,7 @@ class AgentCore(Generic[End]):
         for end in ends:
             self._members.discard(end)
 
-    def _set_alarm(self) -> None:
-        deadline = self.directory.deadline
-        if deadline < self._alarm_at:
-            if self._alarm is not None:
-                self._alarm.cancel()
-            self._alarm_at = deadline
-            self._alarm = self._shell.at(deadline, self._tick)
-
     def _tick(self) -> None:
-        self._alarm_at = math.inf
         self.perform(self.directory.tick(self._shell.now()))
 
     # -- what `CastRelay` needs (see `Carrier`) --------------------------------------------------
@@ -571,9 +555,9 @@ class AgentCore(Generic[End]):
         """See `Carrier`."""
         self._members.send(proc, frame)
 
-    def cast_later(self, delay: float, action: Callable[[], None]) -> Timer:
+    def cast_at(self, when: float, action: Callable[[], None]) -> Timer:
         """See `Carrier`."""
-        return self._shell.later(delay, action)
+        return self._shell.aside(when, action)
 
     def cast_now(self) -> float:
         """See `Carrier`."""

@@ -98,7 +98,7 @@ class Hosts:
         self.next_number = itertools.count(1).__next__
         self.segments = SegmentPool(settings.shm_pool_limit)
         self.windows = Windows(settings.shm_pool_limit)
-        self.monitor = HeartbeatMonitor(agent.reactor, settings.host_timeout)
+        self.monitor = HeartbeatMonitor(agent.reactor.call_at, settings.host_timeout)
         self.addresses: dict[str, str] = {}  # by host: its address, as the client gave it
         self.reign = 0  # the client's epoch, see `JobKeeper`
         self._agent = agent

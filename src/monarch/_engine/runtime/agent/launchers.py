@@ -21,7 +21,6 @@ from monarch._engine.launch.children import Children, adopt_orphans, continue_wi
 from monarch._engine.launch.interpreter import python_command
 from monarch._engine.launch.launcher import launch_key
 from monarch._engine.runtime.agent.control_links import ControlLinks
-from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.reactor import Reactor
 from monarch._engine.transport.link import Link
 
@@ -113,4 +112,4 @@ class Launchers:
     def _sweep(self) -> None:
         again = self._children.sweep()
         if again < math.inf:
-            self._reactor.call_later(again - environments.current.now(), self._sweep)
+            self._reactor.call_at(again, self._sweep)

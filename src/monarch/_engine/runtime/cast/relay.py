@@ -31,7 +31,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._engine.base.errors import ProtocolError
@@ -76,7 +76,7 @@ from monarch._engine.wire.frame import (
 )
 
 if TYPE_CHECKING:
-    pass
+    from monarch._engine.runtime.io.reactor import Timer
 
 __all__ = ["Carrier", "CastRelay"]
 
@@ -112,8 +112,8 @@ class Carrier(Protocol):
         """Send a frame to a proc of this host, over its control link."""
         ...
 
-    def cast_later(self, delay: float, action: Any) -> Any:
-        """Call `action()` after `delay` seconds; return an object with a method ``cancel``."""
+    def cast_at(self, when: float, action: Callable[[], None]) -> Timer:
+        """Call `action()` at the time `when`."""
         ...
 
     def cast_now(self) -> float:
@@ -156,7 +156,7 @@ class CastRelay:
         self._keys: dict[str, dict[_Key, None]] = {}  # by host: its keys in others' casts
         self._full: dict[_Source, dict[_Cause, None]] = {}  # held-back sources, and why
         self._overs: dict[Way, None] = {}  # with ends of casts to send
-        self._alarm = Alarm(carrier.cast_later, self._tick)
+        self._alarm = Alarm(carrier.cast_at, self._tick)
 
     def way(self, host: str, peer: HostPeer) -> Way:
         """Begin a session with `host`; return its way."""
@@ -434,7 +434,7 @@ class CastRelay:
         if way is None:
             return
         if not self._overs:
-            self._carrier.cast_later(_OVER_WAIT, self._tell_overs)
+            self._carrier.cast_at(self._carrier.cast_now() + _OVER_WAIT, self._tell_overs)
         self._overs[way] = None
         way.overs.append([effect.cast, int(effect.done)])
 

@@ -207,10 +207,10 @@ class JobKeeper:
         return True
 
     def _wait(self) -> bool:
-        job, now = self._failover, environments.current.now()
-        if job is None or not job.left(now):
+        job = self._failover
+        if job is None or not job.left(environments.current.now()):
             return False
-        self._agent.reactor.call_later(job.deadline - now, self._look_for_driver)
+        self._agent.reactor.call_at(job.deadline, self._look_for_driver)
         return True
 
     def _look_for_driver(self) -> None:

@@ -112,7 +112,7 @@ class HostLink:
         self._out = Outbox()  # gathered, but not taken by the socket yet
         self._waits = False  # whether writing has to wait for the socket
         self._watches = False  # whether the reactor watches for that, beyond one write
-        self._alarm = Alarm(reactor.call_later, self._tick)
+        self._alarm = Alarm(reactor.call_at, self._tick)
         self._flushing = False
 
     # -- for the owner ---------------------------------------------------------------------------

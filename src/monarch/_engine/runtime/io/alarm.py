@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
-from monarch._engine.runtime.io import environment as environments
+from monarch._engine.runtime.io.reactor import Timer
 
-__all__ = ["Alarm"]
+__all__ = ["Alarm", "CallAt"]
+
+CallAt: TypeAlias = Callable[[float, Callable[[], None]], Timer]
+"""A function that calls its argument at a moment, such as `Reactor.call_at`."""
 
 
 class Alarm:
     """Calls `tick` by a deadline; `tick` has to set the next one."""
 
-    __slots__ = ("_at", "_call_later", "_tick", "_timer")
+    __slots__ = ("_at", "_call_at", "_tick", "_timer")
 
-    def __init__(
-        self, call_later: Callable[[float, Callable[[], None]], Any], tick: Callable[[], None]
-    ) -> None:
-        self._call_later = call_later
+    def __init__(self, call_at: CallAt, tick: Callable[[], None]) -> None:
+        self._call_at = call_at
         self._tick = tick
-        self._timer: Any = None
+        self._timer: Timer | None = None
         self._at = math.inf
 
     def set(self, deadline: float | None) -> None:
@@ -33,8 +34,7 @@ class Alarm:
         if deadline is not None and deadline < self._at:
             self.cancel()
             self._at = deadline
-            now = environments.current.now()
-            self._timer = self._call_later(max(0.0, deadline - now), self._fire)
+            self._timer = self._call_at(deadline, self._fire)
 
     def cancel(self) -> None:
         """Do not call `tick` until the next `set`."""

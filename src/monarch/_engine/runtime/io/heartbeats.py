@@ -12,25 +12,16 @@ hosts, and accepts that it learns of a loss a little later, pays less for heartb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 from monarch._engine.protocol.session.detector import Detector, Effect, SendHeartbeat, Suspect
 from monarch._engine.runtime.io import environment as environments
-from monarch._engine.runtime.io.alarm import Alarm
-from monarch._engine.runtime.io.reactor import Timer
+from monarch._engine.runtime.io.alarm import Alarm, CallAt
 
-__all__ = ["HeartbeatMonitor", "Timers", "Watched"]
+__all__ = ["HeartbeatMonitor", "Watched"]
 
 _BEATS = 12  # heartbeats per timeout
-
-
-class Timers(Protocol):
-    """The part of a `Reactor` that the heartbeat monitor needs."""
-
-    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer:
-        """Call `callback` after `delay` seconds."""
-        ...
 
 
 class Watched(Hashable, Protocol):
@@ -60,14 +51,14 @@ class HeartbeatMonitor:
     """Watches sessions with other hosts; see the module.
 
     Args:
-        reactor: all methods run on its thread.
+        call_at: sets timers, on the thread on which all methods run.
         timeout: seconds of silence after which a host is given up.
     """
 
-    def __init__(self, reactor: Timers, timeout: float) -> None:
+    def __init__(self, call_at: CallAt, timeout: float) -> None:
         self._detector = Detector(timeout / _BEATS, minimum=timeout, maximum=timeout)
         self._peers: set[Watched] = set()
-        self._alarm = Alarm(reactor.call_later, self._tick)
+        self._alarm = Alarm(call_at, self._tick)
 
     def be_patient(self, timeout: float) -> None:
         """Change the timeout, from now on."""

@@ -41,7 +41,7 @@ _FEW = 64  # so many entries are never swept
 
 
 class Timer:
-    """A pending `call_later`; `cancel` is idempotent and may come from any thread."""
+    """A pending `call_later` or `call_at`; `cancel` is idempotent and may come from any thread."""
 
     __slots__ = ("callback", "when")
 
@@ -99,7 +99,11 @@ class Reactor:
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
         """Run `callback()` on the reactor thread after `delay` seconds, unless cancelled."""
-        timer = Timer(time.monotonic() + delay, callback)
+        return self.call_at(time.monotonic() + delay, callback)
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
+        """Run `callback()` at the moment `when` of the monotonic clock, as `call_later`."""
+        timer = Timer(when, callback)
         self._new.append(timer)
         # The timer is appended before `_wakes` is read: `_timeout` sets `_wakes` before it looks
         # for new timers, so one of the two sees the other.

@@ -107,7 +107,7 @@ class AgentWatch:
         )
 
         self._asked = len(self._requests)
-        self._monitor = HeartbeatMonitor(self._proc.reactor, timeout * (1 - 1 / _LOOKS))
+        self._monitor = HeartbeatMonitor(self._proc.reactor.call_at, timeout * (1 - 1 / _LOOKS))
         self._monitor.watch(self)
 
     def _waits(self) -> bool:
