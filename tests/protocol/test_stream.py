@@ -569,6 +569,14 @@ def test_other_patience_counts_from_the_next_break() -> None:
     assert [Ended("no connection to b for 50 s", [])] == a.channel.tick(51.0)
 
 
+@pytest.mark.parametrize("farewell", [False, True])
+def test_a_farewell_is_no_matter_of_the_text(farewell) -> None:
+    a, b = pair()
+    assert [Ended("over", [], farewell)] == a.channel.end("over", farewell=farewell)
+    b.incoming(a.outgoing())
+    assert [Ended("a ended the session: over", [], farewell)] == b.effects
+
+
 def test_a_long_reason_is_cut() -> None:
     a, b = pair()
     a.channel.end("x" * 5000)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import Verdict
 from monarch._engine.launch.exit_status import why_exited
-from monarch._engine.protocol.failover import FAREWELL
 from monarch._engine.runtime.agent import control
 from monarch._engine.runtime.agent.control_links import ControlLinks
 from monarch._engine.runtime.agent.core import AgentCore
@@ -64,10 +63,10 @@ class SimHosts(Hosts):
         hosts = {host: self.addresses[host] for host in request["hosts"]}
         super().attach_all(asker, {**request, "hosts": hosts})
 
-    def peer_host_lost(self, peer_host: PeerHost, reason: str) -> None:
+    def peer_host_lost(self, peer_host: PeerHost, reason: str, *, farewell: bool) -> None:
         """See `Hosts.peer_host_lost`."""
         self._world.record("lost host", self._hostname, peer_host.name or "host0")
-        super().peer_host_lost(peer_host, reason)
+        super().peer_host_lost(peer_host, reason, farewell=farewell)
 
 
 def _url(ident: int) -> str:
@@ -290,17 +289,17 @@ class SimHost:
         """See `Shell`. Simulated jobs do not outlive their script."""
         return False
 
-    def end(self, reason: str = FAREWELL) -> None:
+    def end(self) -> None:
         """See `Shell`."""
         if self._ending:
             return
         self._ending = True
         if self.name == HOME:
             self.core.exited(self.client)
-            self.core.end(reason)
+            self.core.end()
             self.world.agent_process.end()
         else:
-            self.core.end(reason)
+            self.core.end()
             self.world.crash_agent(self)
 
 

@@ -25,10 +25,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["FAREWELL", "Failover"]
-
-FAREWELL = "the client has ended"
-"""The reason of a session's end that says: do not wait for the client to come back."""
+__all__ = ["Failover"]
 
 _DRIVEN, _VACANT, _CLAIMED, _OVER = range(4)
 

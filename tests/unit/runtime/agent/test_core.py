@@ -10,7 +10,6 @@ import pytest
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import FAILED, STOPPED, Verdict
-from monarch._engine.protocol.failover import FAREWELL
 from monarch._engine.runtime.agent.core import AgentCore
 from monarch._engine.runtime.io.reactor import Timer
 
@@ -33,7 +32,9 @@ class Outside:
         self.opened: list[tuple[str, int, int, str]] = []
         self.unreachable: set[str] = set()
         self.sessions: set[str] = set()
-        self.ended: list[str] = []
+        self.ended = False
+        self.waits_for_home = False
+        self.last = "", False
         self.timers: list[Timer] = []
         self.queue: list[Callable[[], None]] = []
         self.refusal: Verdict | None = None
@@ -108,14 +109,15 @@ class Outside:
         if host not in self.sessions:
             return False
         self.sessions.discard(host)
-        self.core.session_lost(host, reason)
+        self.core.session_lost(host, reason, farewell=False)
         return True
 
     def leave(self, host: str, done: Callable[[], None], *, shutdown: bool) -> None:
         self.queue.append(done)
 
-    def end_sessions(self, reason: str) -> None:
+    def end_sessions(self, reason: str, *, farewell: bool) -> None:
         self.sessions.clear()
+        self.last = reason, farewell
 
     # Shell
 
@@ -135,10 +137,10 @@ class Outside:
         raise NotImplementedError
 
     def home_lost(self, reason: str) -> bool:
-        return False
+        return self.waits_for_home
 
-    def end(self, reason: str = FAREWELL) -> None:
-        self.ended.append(reason)
+    def end(self) -> None:
+        self.ended = True
 
     # The test's own
 
@@ -292,23 +294,38 @@ def test_a_link_from_elsewhere_is_handed_over_or_closed() -> None:
     assert outside.closed == ["late", "stream"]
 
 
-def test_the_loss_of_home_ends_the_agent() -> None:
+@pytest.mark.parametrize("farewell", [False, True])
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_agent_waits_for_another_home_unless_home_says_farewell(
+    waits: bool, farewell: bool
+) -> None:
     outside = Outside("there")
-    outside.core.session_lost(HOME, "nothing arrived from it")
-    assert outside.ended == [FAREWELL]
+    outside.waits_for_home = waits
+    outside.core.session_lost(HOME, "nothing arrived from it", farewell=farewell)
+    assert outside.ended is (farewell or not waits)
+
+
+def test_an_agent_says_farewell_unless_there_is_trouble() -> None:
+    outside = Outside("there")
+    outside.core.end()
+    assert outside.last == ("the client has ended", True)
+    outside.core.end("its worker loop ended")
+    assert outside.last == ("its worker loop ended", False)
 
 
 @pytest.mark.parametrize(
-    ("reason", "kind", "text"),
+    ("farewell", "kind", "text"),
     [
-        (f"closed: {FAREWELL}", STOPPED, "host there was released"),
-        ("no route", FAILED, "host there is unreachable: no route"),
+        (True, STOPPED, "host there was released"),
+        (False, FAILED, "host there is unreachable: the client has ended"),
     ],
 )
-def test_the_end_of_a_session_says_why_its_procs_exited(reason: str, kind: str, text: str) -> None:
+def test_the_end_of_a_session_says_why_its_procs_exited(
+    farewell: bool, kind: str, text: str
+) -> None:
     outside = Outside()
     outside.spawn(A, host="there")
-    outside.core.session_lost("there", reason)
+    outside.core.session_lost("there", "the client has ended", farewell=farewell)
     ((_, notice),) = [(uid, notice) for uid, notice in outside.told if uid == CLIENT]
     assert [[A, kind, text]] == [end[:3] for end in notice["procs"]]
 

@@ -141,11 +141,12 @@ class Connected(NamedTuple):
 class Ended(NamedTuple):
     """Effect: the session is over; close its link.
 
-    `lost` has the tokens of unacknowledged messages.
+    `lost` has the tokens of unacknowledged messages; `farewell`: see `Channel.end`.
     """
 
     reason: str
     lost: list[object]
+    farewell: bool = False
 
 
 Effect: TypeAlias = Deliver | Acknowledged | Room | Heartbeat | Dial | Connected | Ended
@@ -318,7 +319,7 @@ class Channel:
         self._flow: dict[int, bool] = {}  # lanes that the peer is asked to pause or resume
         self._heartbeat: bytes | None = None
         self._hello_due = False
-        self._bye: bytes | None = None
+        self._bye: list[Buffer] | None = None
         self._unacked: dict[int, _Sent] = {}
         self._in_flight = 0  # bytes of the unacknowledged packets
         self._acked = 0  # the first number that is not acknowledged
@@ -361,11 +362,15 @@ class Channel:
         if self._state == _UP:
             self._heartbeat = payload
 
-    def end(self, reason: str) -> list[Effect]:
-        """End the session; if there is a link, send the reason to the peer."""
+    def end(self, reason: str, *, farewell: bool = False) -> list[Effect]:
+        """End the session; if there is a link, send the reason to the peer.
+
+        A `farewell` says that this side has finished its work: nothing has failed.
+        """
         if self._state in (_GREETING, _UP):
-            self._bye = reason.encode()[:1000]
-        return self._over(reason)
+            text = reason.encode()[:1000]
+            self._bye = [HEADER.pack(BYE, CONTROL, len(text), 0, 0, int(farewell)), text]
+        return self._over(reason, farewell=farewell)
 
     def answer(self) -> None:
         """Leave the dialing to the peer; allowed until the session is established.
@@ -508,8 +513,8 @@ class Channel:
 
     def _greeting(self) -> list[Buffer] | None:
         if self._bye is not None:
-            reason, self._bye = self._bye, None
-            return [HEADER.pack(BYE, CONTROL, len(reason), 0, 0, 0), reason]
+            bye, self._bye = self._bye, None
+            return bye
         if not self._hello_due:
             return None
         self._hello_due = False
@@ -555,13 +560,14 @@ class Channel:
         effects: list[Effect] = []
         if self._state in (_DOWN, _OVER):
             return effects
-        kind, _, _, seq, ack, _ = header
+        kind, _, _, seq, ack, total = header
         try:
             if kind == HELLO:
                 self._on_hello(header, now, effects)
             elif kind == BYE:
                 reason = b"".join(payload or ()).decode(errors="replace")
-                effects += self._over(f"{self._name} ended the session: {reason}")
+                text = f"{self._name} ended the session: {reason}"
+                effects += self._over(text, farewell=bool(total))
             elif self._state == _UP:
                 if kind == PING:
                     effects.append(Heartbeat(b"".join(payload or ())))
@@ -693,7 +699,7 @@ class Channel:
     def _anew(self) -> str:
         return f"{self._name} began a new session: it was restarted, or it had ended this session"
 
-    def _over(self, reason: str) -> list[Effect]:
+    def _over(self, reason: str, *, farewell: bool = False) -> list[Effect]:
         if self._state == _OVER:
             return []
         self._state = _OVER
@@ -706,4 +712,4 @@ class Channel:
         self._lanes = Lanes(self._terms.piece, self._terms.lane_limit)
         for kept in (self._unacked, self._flow, self._partial):
             kept.clear()
-        return [Ended(reason, lost)]
+        return [Ended(reason, lost, farewell)]

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import Verdict
 from monarch._engine.launch.exit_status import signal_name
-from monarch._engine.protocol.failover import FAREWELL
 from monarch._engine.runtime.agent import control
 from monarch._engine.runtime.agent.control_links import ControlLinks
 from monarch._engine.runtime.agent.core import AgentCore
@@ -91,10 +90,13 @@ class Agent:
         """Run the agent, until it ends this process."""
         self.reactor.run()
 
-    def end(self, reason: str = FAREWELL) -> None:
-        """Exit and kill all procs: the client has exited, or no longer needs this host."""
+    def end(self, trouble: str = "") -> None:
+        """Exit and kill all procs: the client has exited, or no longer needs this host.
+
+        `trouble`: another reason.
+        """
         self.keeper.shut_door()
-        self.core.end(reason)
+        self.core.end(trouble)
         self._launchers.end()
         self._output.end()
         self._processes.end()

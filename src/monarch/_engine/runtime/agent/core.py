@@ -39,7 +39,6 @@ from monarch._engine.protocol.directory import (
     Spread,
     Tunnel,
 )
-from monarch._engine.protocol.failover import FAREWELL
 from monarch._engine.protocol.membership import Condemn, Hand, Membership, Tell
 from monarch._engine.runtime.cast.relay import CastRelay
 from monarch._engine.runtime.io.alarm import Alarm
@@ -153,8 +152,8 @@ class OtherHosts(Protocol[_EndT_contra]):
         """Make the agent of `host` exit; call `done` once it has the order, or is unreachable."""
         ...
 
-    def end_sessions(self, reason: str) -> None:
-        """End the sessions with all other hosts."""
+    def end_sessions(self, reason: str, *, farewell: bool) -> None:
+        """End the sessions with all other hosts; see `Channel.end`."""
         ...
 
 
@@ -185,8 +184,8 @@ class Shell(Protocol):
         """Handle the loss of the client's host; return whether to wait for another one."""
         ...
 
-    def end(self, reason: str = FAREWELL) -> None:
-        """End the agent and all procs of this host."""
+    def end(self) -> None:
+        """End the agent and all procs of this host: the client has ended."""
         ...
 
 
@@ -363,9 +362,12 @@ class AgentCore(Generic[End]):
         """Record that there is a client again."""
         self.perform(self.directory.route(self.membership.client_returned()))
 
-    def end(self, reason: str) -> None:
-        """End the sessions with other hosts and kill all procs of this host."""
-        self._hosts.end_sessions(reason)
+    def end(self, trouble: str = "") -> None:
+        """End the sessions with other hosts and kill all procs of this host.
+
+        `trouble`: why, unless the client has ended. Then other hosts treat this one as lost.
+        """
+        self._hosts.end_sessions(trouble or "the client has ended", farewell=not trouble)
         self.perform(self.membership.client_lost())
 
     # -- other agents ----------------------------------------------------------------------------
@@ -439,16 +441,19 @@ class AgentCore(Generic[End]):
         effects = self.directory.opened(host, near, far, now, stream=bool(stream))
         self.perform(effects, end, fields)
 
-    def session_lost(self, host: str, reason: str) -> None:
-        """Handle the end of the session with `host`, which cannot be reached any longer."""
+    def session_lost(self, host: str, reason: str, *, farewell: bool) -> None:
+        """Handle the end of the session with `host`, which cannot be reached any longer.
+
+        `farewell`: it ends with the client, or the client has detached it.
+        """
         if host == HOME:
-            if not self._shell.home_lost(reason):
+            if farewell or not self._shell.home_lost(reason):
                 self._shell.end()
             return
         known = self._given_up.pop(host, None)
         if known is not None:
             self.perform(self.directory.host_lost(host, known))
-        elif reason.endswith(FAREWELL):  # it ends with the client, or the client detached it
+        elif farewell:
             self.perform(self.directory.host_left(host, f"host {host} was released"))
         else:
             text = f"host {host} is unreachable: {reason}"

@@ -171,10 +171,10 @@ class Hosts:
         else:
             peer_host.leave(done, shutdown=shutdown)
 
-    def end_sessions(self, reason: str) -> None:
+    def end_sessions(self, reason: str, *, farewell: bool) -> None:
         """See `OtherHosts`."""
         for peer_host in self.met():
-            peer_host.link.end(reason)
+            peer_host.link.end(reason, farewell=farewell)
 
     # -- sessions --------------------------------------------------------------------------------
 
@@ -400,14 +400,14 @@ class Hosts:
         """Record that bytes from another host were altered in transit; the link reconnects."""
         self._agent.audit("altered", host=peer_host.name)
 
-    def peer_host_lost(self, peer_host: PeerHost, reason: str) -> None:
+    def peer_host_lost(self, peer_host: PeerHost, reason: str, *, farewell: bool) -> None:
         """Handle the loss of the session with another host: it cannot be reached any longer."""
         host = peer_host.name
         if self._peer_hosts.get(host) is peer_host:
             del self._peer_hosts[host]
             if host != HOME:
                 self._tell_attached(host, reason)
-            self._agent.core.session_lost(host, reason)
+            self._agent.core.session_lost(host, reason, farewell=farewell)
 
     def tunnel_opened(
         self,

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, Verdict
-from monarch._engine.protocol.failover import FAREWELL, Failover
+from monarch._engine.protocol.failover import Failover
 from monarch._engine.runtime.io import environment as environments
 
 if TYPE_CHECKING:
@@ -272,9 +272,9 @@ class JobKeeper:
                 job.drop(uid)
 
     def home_lost(self, reason: str) -> bool:
-        """Handle the loss of home; return whether this host waits for another home."""
+        """Handle the loss of home without a farewell; return whether to wait for another home."""
         agent = self._agent
-        if reason.endswith(FAREWELL) or not self._wait():
+        if not self._wait():
             return False
         text = f"the client's host is unreachable: {reason}"
         agent.home_left(Verdict(FAILED, text, INFRASTRUCTURE))

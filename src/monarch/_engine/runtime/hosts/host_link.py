@@ -86,8 +86,8 @@ class Receiver:
     def dial(self) -> None:
         """Open a connection. Ends with `HostLink.adopt` or `HostLink.failed`."""
 
-    def ended(self, reason: str) -> None:
-        """React to the end of the session."""
+    def ended(self, reason: str, *, farewell: bool) -> None:
+        """React to the end of the session; `farewell`: see `Channel.end`."""
 
 
 class HostLink:
@@ -148,9 +148,9 @@ class HostLink:
             self._channel.resume(lane)
             self._soon()
 
-    def end(self, reason: str) -> None:
-        """End the session, and send the reason to the peer."""
-        effects = self._channel.end(reason)
+    def end(self, reason: str, *, farewell: bool = False) -> None:
+        """End the session, and send the reason to the peer; see `Channel.end`."""
+        effects = self._channel.end(reason, farewell=farewell)
         self._pump()
         self._perform(effects)
 
@@ -373,7 +373,7 @@ class HostLink:
                 self._over(effect)
 
     def _over(self, end: Ended) -> None:
-        self._pump()  # sends the farewell
+        self._pump()  # sends the channel's last packet
         self._close()
         for sock in list(self._offered.values()):
             self._withdraw(sock)
@@ -381,7 +381,7 @@ class HostLink:
         for token in end.lost:
             done: Any = token
             done()
-        self._receiver.ended(end.reason)
+        self._receiver.ended(end.reason, farewell=end.farewell)
 
     def _tick(self) -> None:
         self._perform(self._channel.tick(environments.current.now()))

@@ -81,7 +81,7 @@ class Neighbourhood(Protocol):
     ) -> None: ...
     def connection_altered(self, peer_host: PeerHost) -> None: ...
     def peer_host_up(self, peer_host: PeerHost) -> None: ...
-    def peer_host_lost(self, peer_host: PeerHost, reason: str) -> None: ...
+    def peer_host_lost(self, peer_host: PeerHost, reason: str, *, farewell: bool) -> None: ...
 
 
 class PeerHost(Receiver):
@@ -368,7 +368,7 @@ class PeerHost(Receiver):
     def give_up(self, reason: str) -> None:
         self.link.end(reason)
 
-    def ended(self, reason: str) -> None:
+    def ended(self, reason: str, *, farewell: bool) -> None:
         self._suspected = False
         self._agent.monitor.forget(self)
         for tunnel in list(self.tunnels.values()):
@@ -376,4 +376,4 @@ class PeerHost(Receiver):
         self._agent.casts.way_over(self.way, self.problem or reason)
         self._release_all()
         with contextlib.suppress(KeyError):
-            self._agent.peer_host_lost(self, self.problem or reason)
+            self._agent.peer_host_lost(self, self.problem or reason, farewell=farewell)
