@@ -14,7 +14,8 @@ ENGINE = Path(__file__).resolve().parents[1] / "src" / "monarch" / "_engine"
 FURTHER = {
     "several hosts": """
         wire/packet protocol/session/channel protocol/session/lanes protocol/session/stream
-        protocol/session/detector protocol/directory runtime/io/heartbeats runtime/io/listener
+        protocol/session/detector protocol/directory protocol/agent_messages
+        runtime/io/heartbeats runtime/io/listener
         runtime/hosts/peer_host runtime/hosts/host_link runtime/hosts/tunnel
         runtime/hosts/stream_tunnel runtime/proc/side_stream runtime/admission/public_name
         runtime/admission/gateway runtime/agent/hosts runtime/agent/worker

@@ -29,6 +29,7 @@ from monarch.testing.worker import KEY
 if TYPE_CHECKING:
     import socket
 
+    from monarch._engine.protocol.agent_messages import Job, Resumed
     from monarch._engine.runtime.hosts.peer_host import PeerHost
     from monarch.testing.proc import SimProc
     from monarch.testing.world import World
@@ -327,8 +328,8 @@ class _Keeper:
         """Refuse a claim of another script."""
         sock.close()
 
-    def heard(self, news: dict[str, Any]) -> None:
+    def heard(self, news: Job) -> None:
         """Do nothing: home sends no news of such a job."""
 
-    def resumed(self, host: str, message: dict[str, Any]) -> None:
+    def resumed(self, host: str, message: Resumed) -> None:
         """Do nothing, as `heard`."""

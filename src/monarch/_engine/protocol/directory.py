@@ -26,21 +26,7 @@ A handle to a proc may arrive before the proc exists: its receiver asks the proc
 while the order to start the proc is still in transit on another path. So a link for an unknown proc
 is kept for a while.
 
-Messages between agents, all on the control lane and in order (JSON objects with an ``op``)::
-
-    open      the other end of a tunnel, from `near` (there) to `far` (here); `first`: the link to
-              the parent of a proc that the next `spawn` is about
-    spawn     launch procs for a guest
-    ask       a request of a guest to its agent that does not concern descriptors
-    notice    a notice of a membership for a guest
-    left      a guest has exited
-    ended     to home: these procs of the sender's host have exited
-    where     ask on which host this proc lives
-    lives     the answer, or unasked: these procs live there (or on an unknown host)
-    lost      from home: the connection to that host was lost
-    found     from home: there is a new session with that host
-    attach    to home: begin a new session with that host
-    moved     this proc, which was lost with its host, was replaced by that one, there
+The messages between agents are in `agent_messages`.
 
 A host is lost together with its session and all procs of that session. Home notifies the other
 agents, so that all of them see the ends and beginnings of sessions in one order. A spawn on a lost
@@ -59,12 +45,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED, Verdict
 from monarch._engine.protocol import membership as memberships
 from monarch._engine.protocol.membership import Membership, Tell
+
+if TYPE_CHECKING:
+    from monarch._engine.protocol.agent_messages import AgentMessage, Lives
 
 __all__ = [
     "Admit",
@@ -90,7 +79,7 @@ class Send(NamedTuple):
     """Effect: send `message` to the agent of `host`."""
 
     host: str
-    message: dict[str, Any]
+    message: AgentMessage
 
 
 class Tunnel(NamedTuple):
@@ -135,7 +124,7 @@ class Attach(NamedTuple):
 class Spread(NamedTuple):
     """Effect: send `message` to the agents of all other hosts."""
 
-    message: dict[str, Any]
+    message: AgentMessage
 
 
 Effect: TypeAlias = memberships.Effect | Send | Tunnel | Refuse | Keep | Admit | Attach | Spread
@@ -189,7 +178,7 @@ class Directory:
         return self._lives.get(uid >> _RANKS, {}).get(uid)
 
     def spawn_there(
-        self, asker: int, host: str, spec: Mapping[str, Any], procs: Sequence[Mapping[str, Any]]
+        self, asker: int, host: str, spec: dict[str, Any], procs: Sequence[Mapping[str, Any]]
     ) -> list[Effect]:
         """Spawn `procs` of member `asker` on another host; the ends of their links came with it."""
         uids = [proc["uid"] for proc in procs]
@@ -201,19 +190,21 @@ class Directory:
             gone = [[uid, *failed] for uid in uids]
             refused = (Refuse(asker, uid) for uid in uids)
             return [*effects, *refused, Tell(asker, memberships.gone(gone))]
-        procs = [self._with_predecessors(proc) for proc in procs]
-        for proc in procs:
+        ours = [self._with_predecessors(proc) for proc in procs]
+        for proc in ours:
             for old, *_ in proc.get("lost", ()):
                 effects += self._moved(old, proc["uid"], host)
                 if self.here != HOME:
-                    news = {"op": "moved", "uid": old, "to": proc["uid"], "host": host}
-                    effects.append(Send(HOME, news))
+                    uid = proc["uid"]
+                    effects.append(Send(HOME, {"op": "moved", "uid": old, "to": uid, "host": host}))
         for uid in uids:
             self._children[uid] = asker
             effects.append(Tunnel(host, asker, uid, first=True))
         self._goes(asker, host)
-        request = {"op": "spawn", "parent": asker, "spec": spec, "procs": procs}
-        return [*effects, Send(host, request)]
+        return [
+            *effects,
+            Send(host, {"op": "spawn", "parent": asker, "spec": spec, "procs": ours}),
+        ]
 
     def spawn_here(
         self,
@@ -308,7 +299,7 @@ class Directory:
         if host in self._lost:
             return []
         self._goes(asker, host)
-        return [Send(host, {"op": "ask", "from": asker, "request": request})]
+        return [Send(host, {"op": "ask", "from": asker, "request": dict(request)})]
 
     # -- events that the driver observes -----------------------------------------------------------
 
@@ -471,40 +462,44 @@ class Directory:
             return [Keep(near, far)]
         return self.introduce_here(near, far, stream=stream) if where == self.here else []
 
-    def heard(self, host: str, message: Mapping[str, Any], now: float) -> list[Effect]:
-        """Handle a message of the directory (see the module) from the agent of `host`.
+    def heard(self, host: str, message: AgentMessage, now: float) -> list[Effect]:
+        """Handle a message from the agent of `host`.
 
-        Raises ValueError for an unknown message.
+        Raises ValueError for a message that is not for the directory.
         """
-        op = message["op"]
-        if op == "notice":
+        if message["op"] == "notice":
             return self._on_notice(message["to"], message["notice"])
-        if op == "ended":
+        if message["op"] == "ended":
             self._forget(message["uids"])
             return []
-        if op == "left":
+        if message["op"] == "left":
             return self._left(message["uid"]) if self._guests.get(message["uid"]) == host else []
-        if op == "where":
+        if message["op"] == "where":
             return self._where(host, message["uid"])
-        if op == "attach":
+        if message["op"] == "attach":
             return self._attach(message["host"])
-        if op == "found":
+        if message["op"] == "found":
             return self.host_found(message["host"])
-        if op == "moved":
+        if message["op"] == "moved":
             return self._moved(message["uid"], message["to"], message["host"])
-        if op == "lives" and message["hosts"] == [None]:
-            return self._unknown(message["uids"][0], now)
-        if op == "lives":
-            if "lost" in message:
-                self._former.update(message["hosts"])
-                self._lost[message["hosts"][0]] = Verdict.from_fields(message["lost"])
-            self._learn(message["uids"], message["hosts"])
-            return [
-                effect
-                for uid, known in zip(message["uids"], message["hosts"], strict=True)
-                for effect in self._answer(uid, known, now)
-            ]
-        raise ValueError(f"unknown message between agents: {op!r}")
+        if message["op"] == "lives":
+            return self._on_lives(message, now)
+        raise ValueError(f"unknown message between agents: {message['op']!r}")
+
+    def _on_lives(self, message: Lives, now: float) -> list[Effect]:
+        uids = message["uids"]
+        hosts = [host for host in message["hosts"] if host is not None]
+        if not hosts:
+            return self._unknown(uids[0], now)
+        if "lost" in message:
+            self._former.update(hosts)
+            self._lost[hosts[0]] = Verdict.from_fields(message["lost"])
+        self._learn(uids, hosts)
+        return [
+            effect
+            for uid, known in zip(uids, hosts, strict=True)
+            for effect in self._answer(uid, known, now)
+        ]
 
     # -- internals ---------------------------------------------------------------------------------
 
@@ -610,13 +605,13 @@ class Directory:
         )
         return [*effects, *self._spread({"op": "moved", "uid": old, "to": new, "host": host})]
 
-    def _spread(self, message: dict[str, Any]) -> list[Effect]:
+    def _spread(self, message: AgentMessage) -> list[Effect]:
         return [Spread(message)] if self.here == HOME else []
 
     def _where(self, host: str, uid: int) -> list[Effect]:
         """Answer the agent of `host`, which asks where `uid` lives or lived."""
         found = self.host_of(uid)
-        answer: dict[str, Any] = {"op": "lives", "uids": [uid], "hosts": [found]}
+        answer: Lives = {"op": "lives", "uids": [uid], "hosts": [found]}
         if found in self._former:
             answer["lost"] = [*self._lost[found]]
         return [Send(host, answer)]
@@ -700,9 +695,10 @@ class Directory:
         for effect in effects:
             if isinstance(effect, Tell) and not self._here(effect):
                 host = self._guests[effect.to]
-                notice = {"op": "notice", "to": effect.to, "notice": effect.notice}
                 if host not in self._lost:
-                    routed.append(Send(host, notice))
+                    routed.append(
+                        Send(host, {"op": "notice", "to": effect.to, "notice": effect.notice})
+                    )
             else:
                 routed.append(effect)
         return routed

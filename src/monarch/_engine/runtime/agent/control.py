@@ -1,20 +1,19 @@
 """Control messages: the requests and reports that reach a host agent over its control links.
 
-A control message is a JSON object in a CONTROL frame. Its ``op`` names its type; this module has
-the fields of each type, and is the only place where such messages are decoded. A message that
-`request` or `report` returns has all fields of its type. Values are not checked here: a wrong one
-raises TypeError, ValueError or LookupError where it is used, and the sender's link is closed.
+A control message is a JSON object in a CONTROL frame, see `wire.json_message`. This module has the
+fields of each type, and is the only place where such messages are decoded. A wrong value raises an
+error where it is used, and the sender's link is closed.
 
 Some messages come with descriptors; the types say which.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, TypedDict
 
+from monarch._engine.wire import json_message
 from monarch._engine.wire.frame import CONTROL, pack
 
 __all__ = [
@@ -276,27 +275,16 @@ def request(body: bytes | bytearray | memoryview) -> tuple[str, Any]:
 
     Raises ValueError for an unknown or incomplete message.
     """
-    return _decode(body, _REQUESTS)
+    message = json_message.decode(body, _REQUESTS)
+    return message["op"], message
 
 
 def report(body: bytes | bytearray | memoryview) -> tuple[str, Any]:
     """Decode a report of a launcher, as `request`."""
-    return _decode(body, _REPORTS)
+    message = json_message.decode(body, _REPORTS)
+    return message["op"], message
 
 
 def encode(message: Mapping[str, Any], descriptors: int = 0) -> bytes:
     """Return the frame of a control message that comes with so many descriptors."""
-    body = json.dumps(message, separators=(",", ":")).encode()
-    return pack(CONTROL, 0, 0, 0, b"", body, nfd=descriptors)
-
-
-def _decode(body: bytes | bytearray | memoryview, types: Mapping[str, Any]) -> tuple[str, Any]:
-    message = json.loads(bytes(body))
-    op = message["op"]
-    kind = types.get(op)
-    if kind is None:
-        raise ValueError(f"there is no control message {op!r}")
-    missing = kind.__required_keys__.difference(message)
-    if missing:
-        raise ValueError(f"the control message {op!r} lacks {', '.join(sorted(missing))}")
-    return op, message
+    return pack(CONTROL, 0, 0, 0, b"", json_message.encode(message), nfd=descriptors)

@@ -44,6 +44,8 @@ from monarch._engine.runtime.cast.relay import CastRelay
 from monarch._engine.runtime.io.alarm import Alarm
 
 if TYPE_CHECKING:
+    from monarch._engine.protocol.agent_messages import AgentMessage
+    from monarch._engine.protocol.agent_messages import Spawn as SpawnHere
     from monarch._engine.runtime.cast.tunnel_end import Way
     from monarch._engine.runtime.io.reactor import Timer
 
@@ -119,11 +121,11 @@ class Members(Protocol[_EndT_contra]):
 class OtherHosts(Protocol[_EndT_contra]):
     """The agents of the other hosts."""
 
-    def say(self, host: str, message: _Fields) -> None:
+    def say(self, host: str, message: AgentMessage) -> None:
         """Send a message to the agent of `host`; begin a session if there is none."""
         ...
 
-    def spread(self, message: _Fields) -> None:
+    def spread(self, message: AgentMessage) -> None:
         """Send a message to the agents of all other hosts."""
         ...
 
@@ -372,27 +374,26 @@ class AgentCore(Generic[End]):
 
     # -- other agents ----------------------------------------------------------------------------
 
-    def heard(self, host: str, way: Way, message: _Fields) -> None:
+    def heard(self, host: str, way: Way, message: AgentMessage) -> None:
         """Handle a message of the agent of `host`. Raises ProtocolError, ValueError, LookupError.
 
         `way` is that of the session by which the message came.
         """
-        op = message["op"]
-        if op == "spawn":
+        if message["op"] == "spawn":
             self._spawn_for_guest(host, message)
-        elif op == "ask":
+        elif message["op"] == "ask":
             asker = message.get("from", 0)
             if asker:
                 self.directory.admit(asker, host)
             self._asked(asker, message["request"])
-        elif op == "lost":
+        elif message["op"] == "lost":
             self._give_up(message["host"], Verdict.from_fields(message["end"]))
         else:
-            if op == "left":
+            if message["op"] == "left":
                 self.casts.caller_left(way, message["uid"])
             self.perform(self.directory.heard(host, message, self._shell.now()))
 
-    def _spawn_for_guest(self, host: str, message: _Fields) -> None:
+    def _spawn_for_guest(self, host: str, message: SpawnHere) -> None:
         parent, procs = message["parent"], message["procs"]
         self.directory.admit(parent, host)
         ends = [self._take(parent, proc["uid"]) for proc in procs]

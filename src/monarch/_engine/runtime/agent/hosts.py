@@ -25,6 +25,7 @@ from monarch._engine.runtime.io.reactor import Reactor
 from monarch._engine.transport.segment import SegmentPool, Windows
 
 if TYPE_CHECKING:  # most jobs have one host: the rest is loaded when there are others
+    from monarch._engine.protocol.agent_messages import Addresses, AgentMessage, Job, Resumed
     from monarch._engine.runtime.admission.handshake_io import Arrival, Route, Wire
     from monarch._engine.runtime.cast.tunnel_end import Way
     from monarch._engine.runtime.hosts.peer_host import PeerHost
@@ -43,8 +44,8 @@ class Reign(Protocol):
     def home_found(self, peer_host: PeerHost) -> None: ...
     def may_come_home(self, reign: int) -> bool: ...
     def answer_claim(self, sock: Wire) -> None: ...
-    def heard(self, news: dict[str, Any]) -> None: ...
-    def resumed(self, host: str, message: dict[str, Any]) -> None: ...
+    def heard(self, news: Job) -> None: ...
+    def resumed(self, host: str, message: Resumed) -> None: ...
 
 
 class Agent(Protocol):
@@ -126,11 +127,11 @@ class Hosts:
 
     # -- for the core (see `OtherHosts`) ---------------------------------------------------------
 
-    def say(self, host: str, message: dict[str, Any]) -> None:
+    def say(self, host: str, message: AgentMessage) -> None:
         """See `OtherHosts`."""
         self._peer_host(host).say(message)
 
-    def spread(self, message: dict[str, Any]) -> None:
+    def spread(self, message: AgentMessage) -> None:
         """See `OtherHosts`."""
         for peer_host in self._peer_hosts.values():
             peer_host.say(message)
@@ -362,7 +363,7 @@ class Hosts:
             peer_host = self._new(host, None, settings.host_timeout)
         peer_host.answer(sock)
 
-    def _directory(self) -> dict[str, Any]:
+    def _directory(self) -> Addresses:
         """Return what other hosts need to connect to one another."""
         return {
             "op": "addresses",
@@ -434,23 +435,22 @@ class Hosts:
             fields=fields,
         )
 
-    def from_peer_host(self, peer_host: PeerHost, message: dict[str, Any]) -> None:
+    def from_peer_host(self, peer_host: PeerHost, message: AgentMessage) -> None:
         """Handle a message of another agent."""
-        op = message["op"]
-        if op == "addresses":
+        if message["op"] == "addresses":
             self.addresses.update(message["hosts"])
             # These are paths on the client's machine. Other machines have our job's secret only.
             secrets = message["secrets"].items()
             self._secrets.update({host: path for host, path in secrets if os.path.exists(path)})
             self._trusting = message["trusting"]
-        elif op == "job":
+        elif message["op"] == "job":
             self._agent.keeper.heard(message)
-        elif op == "resumed":
+        elif message["op"] == "resumed":
             self._agent.keeper.resumed(peer_host.name, message)
             self._tell_attached(peer_host.name, None)
-        elif op == "unheard":  # the driver has exited; another may replace it
+        elif message["op"] == "unheard":  # the driver has exited; another may replace it
             self._agent.print_here()
-        elif op == "leave":
+        elif message["op"] == "leave":
             if message["shutdown"]:
                 self._agent.tell_owner({"op": "shutdown"})
             self._agent.end()

@@ -35,6 +35,7 @@ from monarch._engine.protocol.failover import Failover
 from monarch._engine.runtime.io import environment as environments
 
 if TYPE_CHECKING:
+    from monarch._engine.protocol.agent_messages import Job, JobChange, Resumed
     from monarch._engine.runtime.admission.handshake_io import Wire
     from monarch._engine.runtime.failover.rendezvous import Rendezvous
     from monarch._engine.runtime.hosts.peer_host import PeerHost
@@ -148,7 +149,7 @@ class JobKeeper:
             if not grace:
                 self._failover = None
                 self.shut_door()
-            self._tell_others(grace=grace)
+            self._tell_others({"grace": grace})
             return
         if not grace:
             return
@@ -164,25 +165,25 @@ class JobKeeper:
         self._driver = f"process {message['pid']} on {self._agent.hostname}"
         sock = socket.socket(fileno=fds.pop(0))
         self._door = Rendezvous(self._agent.reactor, sock, message["path"], key, self._knocked)
-        self._tell_others(grace=grace)
+        self._tell_others({"grace": grace})
 
     def remember(self, uid: int, keepsake: str) -> None:
         """Store an entry for the next driver, about the object `uid`."""
         if self._failover is not None:
             self._failover.keep(uid, keepsake)
-            self._tell_others(keep=[[uid, keepsake]])
+            self._tell_others({"keep": [[uid, keepsake]]})
 
     def forget(self, uid: int) -> None:
         """Remove the entry for the object `uid`, which no longer exists."""
         if self._failover is not None:
             self._failover.drop(uid)
-            self._tell_others(drop=[uid])
+            self._tell_others({"drop": [uid]})
 
-    def _tell_others(self, **news: Any) -> None:
+    def _tell_others(self, news: JobChange) -> None:
         for peer_host in self._agent.peer_hosts():
-            self._tell(peer_host, **news)
+            self._tell(peer_host, news)
 
-    def _tell(self, peer_host: PeerHost, **news: Any) -> None:
+    def _tell(self, peer_host: PeerHost, news: JobChange) -> None:
         job = self._failover
         reign = 0 if job is None else job.reign
         peer_host.say({"op": "job", "job": self._job, "reign": reign, **news})
@@ -247,12 +248,12 @@ class JobKeeper:
         if link is agent.owner and job is not None and not job.driven:
             job.taken()
             agent.admit_driver(link)
-            self._tell_others()
+            self._tell_others({})
             agent.driver_returned()
 
     # -- home is lost, this is another host ------------------------------------------------------
 
-    def heard(self, news: dict[str, Any]) -> None:
+    def heard(self, news: Job) -> None:
         """Handle a message of home about the job."""
         job = self._failover
         if "grace" in news:
@@ -306,7 +307,7 @@ class JobKeeper:
     def home_found(self, peer_host: PeerHost) -> None:
         """Send what lives here to a new home, which has just connected."""
         agent, job = self._agent, self._failover
-        said: dict[str, Any] = {"op": "resumed", "procs": [], "keep": [], "hosts": {}}
+        said: Resumed = {"op": "resumed", "procs": [], "keep": [], "hosts": {}}
         if job is not None and not job.driven:
             job.taken()
             said["procs"] = agent.families()
@@ -328,7 +329,7 @@ class JobKeeper:
         """Whether the host has yet to send what it holds."""
         return host in self._resumed
 
-    def resumed(self, host: str, message: dict[str, Any]) -> None:
+    def resumed(self, host: str, message: Resumed) -> None:
         """Handle a host's report of what it holds."""
         self._resumed.discard(host)
         agent = self._agent
@@ -340,4 +341,5 @@ class JobKeeper:
         """Send the job's state to another host, which has just connected."""
         job = self._failover
         if job is not None:
-            self._tell(peer_host, grace=job.grace, keep=list(job.saved_handles.items()))
+            keep = list(job.saved_handles.items())
+            self._tell(peer_host, {"grace": job.grace, "keep": keep})

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import socket
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from monarch._engine.base.errors import ProtocolError
+from monarch._engine.protocol import agent_messages
 from monarch._engine.protocol.session.channel import Channel, Terms
 from monarch._engine.protocol.session.lanes import CONTROL
 from monarch._engine.runtime.admission.handshake_io import Wire
@@ -36,8 +36,10 @@ from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.heartbeats import HeartbeatMonitor
 from monarch._engine.runtime.io.reactor import Reactor
 from monarch._engine.transport.segment import SegmentPool, Windows
+from monarch._engine.wire import json_message
 
 if TYPE_CHECKING:
+    from monarch._engine.protocol.agent_messages import AgentMessage, Leave, Notice, Open
     from monarch._engine.runtime.admission.handshake_io import Wire
     from monarch._engine.wire.packet import Buffer
 
@@ -70,7 +72,7 @@ class Neighbourhood(Protocol):
         """Return a number that grows, and so tells a later session from an earlier one."""
         ...
 
-    def from_peer_host(self, peer_host: PeerHost, message: dict[str, Any]) -> None: ...
+    def from_peer_host(self, peer_host: PeerHost, message: AgentMessage) -> None: ...
     def tunnel_opened(
         self,
         peer_host: PeerHost,
@@ -116,7 +118,7 @@ class PeerHost(Receiver):
         self._frame_limit = frame_limit
         self.tunnels: dict[int, Tunnel | StreamTunnel] = {}
         self._lanes = itertools.count(1 if agent.name < name else 2, 2)
-        self._held: list[dict[str, Any]] = []  # notices that wait for tunnels to close
+        self._held: list[Notice] = []  # notices that wait for tunnels to close
         self.problem = ""  # why the last dial failed
         self._dials = 0  # in progress
         self._suspected = False  # whether the peer has been silent for longer than usual
@@ -137,9 +139,9 @@ class PeerHost(Receiver):
 
     # -- out -------------------------------------------------------------------------------------
 
-    def say(self, message: dict[str, Any]) -> None:
+    def say(self, message: AgentMessage) -> None:
         """Send a message to the agent of the other host."""
-        self.link.send(CONTROL, [json.dumps(message, separators=(",", ":")).encode()])
+        self.link.send(CONTROL, [json_message.encode(message)])
 
     def leave(self, done: Callable[[], None], *, shutdown: bool) -> None:
         """Make the other agent exit, and with `shutdown` its worker loop, too.
@@ -147,11 +149,11 @@ class PeerHost(Receiver):
         Calls `done()` once the agent has the order or cannot be reached: then it has exited, or
         exits by itself.
         """
-        message = json.dumps({"op": "leave", "shutdown": shutdown}).encode()
+        message: Leave = {"op": "leave", "shutdown": shutdown}
         if shutdown or self.channel.met:
-            self.link.send(CONTROL, [message], done)
+            self.link.send(CONTROL, [json_message.encode(message)], done)
         else:  # no agent of this job runs there yet, so none has to be informed
-            self.link.send(CONTROL, [message])
+            self.say(message)
             done()
 
     @property
@@ -178,8 +180,10 @@ class PeerHost(Receiver):
         while lane == CONTROL or lane in self.tunnels:
             lane = next(self._lanes) % CASTS
         tunnel = self._tunnel(lane, near, far, stream, ours=True)
-        message = {"op": "open", "lane": lane, "near": near, "far": far, "first": first}
-        self.say({**message, "for": stream} if stream else message)
+        message: Open = {"op": "open", "lane": lane, "near": near, "far": far, "first": first}
+        if stream:
+            message["for"] = stream
+        self.say(message)
         tunnel.attach(sock)
 
     def _tunnel(
@@ -217,7 +221,7 @@ class PeerHost(Receiver):
             elif lane >= CASTS:
                 self._agent.casts.received(self.way, lane, data)
             return
-        message = json.loads(bytes(data))
+        message = agent_messages.decode(data)
         if message["op"] == "open":
             lane = message["lane"]
             if lane in self.tunnels or not 0 < lane < CASTS:
@@ -239,7 +243,7 @@ class PeerHost(Receiver):
             return self._agent.segments.reserve(size)
         return bytearray(size)
 
-    def _awaits(self, message: dict[str, Any]) -> bool:
+    def _awaits(self, message: Notice) -> bool:
         """Whether a notice reports an exit while the proc's last messages may be in transit."""
         notice = message["notice"]
         if notice["op"] != "gone":
