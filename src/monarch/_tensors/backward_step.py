@@ -167,10 +167,13 @@ def _call_function(node: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
 
     A gradient that is returned for an argument that is no tensor has no place to go, as in torch.
     """
-    filled = [
-        torch.zeros(about.shape, dtype=about.dtype, device=about.device) if each is None else each
-        for each, about in zip(gradients, node._input_metadata, strict=True)
-    ]
+    filled = list(gradients)
+    known = next((each for each in gradients if each is not None), None)
+    for number, about in enumerate(node._input_metadata):
+        if filled[number] is None:
+            # From another gradient, so that zeros are the same kind of tensor.
+            zeros = torch.zeros if known is None else known.new_zeros
+            filled[number] = zeros(about.shape, dtype=about.dtype, device=about.device)
     computed = node.apply(*filled)
     if not isinstance(computed, tuple):
         computed = (computed,)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from typing import Any
+from collections import Counter
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.autograd.graph import GradientEdge, get_gradient_edge  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from monarch._tensors.backward_step import Step  # noqa: E402
@@ -643,3 +645,49 @@ def test_trees_come_back_last_first() -> None:
     assert first["name"] is None
     for one, two in zip(expected, (first["first"], second, third), strict=True):
         assert torch.equal(one * 2, two)
+
+
+# -- tensors of other kinds ------------------------------------------------------------------------
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that records its operations, as a distributed one does."""
+
+    operations: ClassVar[list[str]] = []
+
+    @staticmethod
+    def __new__(cls, inner):
+        wrapper = torch.Tensor._make_wrapper_subclass(
+            cls, inner.size(), strides=inner.stride(), dtype=inner.dtype, device=inner.device
+        )
+        wrapper.inner = inner
+        return wrapper
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        cls.operations.append(str(function))
+        inner = pytree.tree_map_only(cls, lambda wrapper: wrapper.inner, (args, kwargs or {}))
+        return pytree.tree_map_only(torch.Tensor, cls, function(*inner[0], **inner[1]))
+
+
+def test_the_operations_on_wrapped_tensors_are_those_of_torch() -> None:
+    """Seeds, sums, zeros and the release of saved tensors add none, and all results are wrapped."""
+    weights = [Wrapper(torch.randn(3, 3)).requires_grad_() for _ in range(3)]
+    value = Wrapper(torch.randn(2, 3))
+    for weight in weights:
+        value = (value @ weight).tanh() + Twice.apply(value, 2.0, torch.zeros(()))[0]
+    loss = value.sum()
+    Wrapper.operations.clear()
+    expected = torch.autograd.grad(loss, weights, retain_graph=True)
+    theirs = Counter(Wrapper.operations)
+    Wrapper.operations.clear()
+    actual = list(GradientGenerator(loss, weights))
+    assert {Wrapper} == {type(each) for each in actual}
+    for one, two in zip(expected, actual, strict=True):
+        torch.testing.assert_close(one.inner, two.inner, rtol=0, atol=0)
+    # Torch makes zeros that are no wrappers for `Twice`, which multiplies them.
+    ours = Counter(Wrapper.operations)
+    assert theirs - ours == Counter()
+    assert ours - theirs == Counter({"aten.new_zeros.default": 2, "aten.mul.Tensor": 2})
