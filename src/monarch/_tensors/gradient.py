@@ -290,7 +290,7 @@ def _seed(root: Any, gradient: Any) -> Callable[[], Any]:
     elif not root.requires_grad:
         raise RuntimeError("a root does not require grad, so it has no gradients")
     if gradient is None:
-        if about is root:
+        if not isinstance(root, GradientEdge):
             return lambda: torch.ones_like(root)  # a tensor of the same kind as the root
         return lambda: torch.ones(about.shape, dtype=about.dtype, device=about.device)
     if gradient.shape != about.shape:
