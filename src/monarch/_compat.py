@@ -394,7 +394,11 @@ class _OldPaths:
 
         def __getattr__(attribute: str) -> Any:  # noqa: N807 - of the module
             if home := served.get(attribute):
-                return resolve(home)
+                found = resolve(home)
+                if getattr(found, "__module__", None) == name:
+                    # Pickles name this module. Objects are pickled and unpickled often.
+                    module.__dict__[attribute] = found
+                return found
             if instead := internal.get(attribute):
                 raise ImportError(_no_counterpart(f"{name}.{attribute}", instead), name=name)
             submodule = f"{name}.{attribute}"

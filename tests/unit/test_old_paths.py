@@ -62,6 +62,16 @@ def test_classes_are_found_where_they_claim_to_live(module: str, name: str) -> N
         assert pickle.loads(pickle.dumps(thing)) is thing
 
 
+@pytest.mark.parametrize(("module", "name"), SERVED)
+def test_a_class_is_looked_up_once_where_pickles_find_it(module: str, name: str) -> None:
+    """Other objects are looked up each time: their home may replace them."""
+    loaded = load(module)
+    thing = getattr(loaded, name)
+    if module not in _compat.SAME:
+        claims = getattr(thing, "__module__", None) == module
+        assert (name in vars(loaded)) is claims
+
+
 @pytest.mark.parametrize(("module", "name"), INTERNAL)
 def test_internals_say_what_to_use_instead(module: str, name: str) -> None:
     load(module)  # the alias has given its warning now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import copyreg
 import datetime as dt
 import decimal
 import enum
@@ -681,3 +682,27 @@ def test_a_module_keeps_its_tied_parameters() -> None:
     found = there(sent)
     assert found[0].weight is found[1].weight
     assert torch.equal(found[0].weight, sent[0].weight)
+
+
+class Meta(type):
+    """Its classes cannot be hashed, and are equal to anything."""
+
+    def __eq__(cls, other: object) -> bool:
+        return True
+
+
+class Odd(metaclass=Meta):
+    pass
+
+
+def test_a_class_that_cannot_be_hashed_travels_by_name() -> None:
+    assert there((Odd, Payload, Odd))[0] is Odd
+
+
+def test_reducers_that_are_registered_later_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for what goes beside a function that travels by value."""
+    there(lambda: 0)
+    monkeypatch.setitem(copyreg.dispatch_table, Plain, lambda plain: (Plain, (plain.value + 1,)))
+    plain, function = there((Plain(1), lambda: 5))
+    assert plain.value == 2
+    assert function() == 5

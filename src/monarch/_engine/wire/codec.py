@@ -65,6 +65,7 @@ class _ByValue(Exception):
 
 
 _function_types = (types.FunctionType, type)
+_own: dict[int, Any] = {}  # by id: functions and classes of this package, which travel by name
 
 # The script; and what it is called in the children of multiprocessing that are not forked.
 _SCRIPT = frozenset(("__main__", "__mp_main__"))
@@ -72,6 +73,8 @@ _SCRIPT = frozenset(("__main__", "__mp_main__"))
 
 def _travels_by_name(obj: Any) -> bool:
     """Whether the other side can import a function or class by its module and name."""
+    if _own.get(id(obj)) is obj:
+        return True
     module_name = getattr(obj, "__module__", None)
     if module_name is None or module_name in _SCRIPT:
         return False
@@ -86,6 +89,9 @@ def _travels_by_name(obj: Any) -> bool:
         found = getattr(found, part, None)
     if found is not obj:
         return False
+    if module_name.startswith("monarch."):
+        _own[id(obj)] = obj
+        return True
     cloudpickle = sys.modules.get("cloudpickle")
     if cloudpickle is None:
         return True
@@ -288,8 +294,16 @@ def _by_value_pickler() -> Any:
         if "__mp_main__" in sys.modules:  # cloudpickle takes it for one that can be imported
             cloudpickle.register_pickle_by_value(types.ModuleType("__mp_main__"))
 
+        tables: Any = cloudpickle.Pickler.dispatch_table  # a ChainMap; one map is copyreg's
+
         class ByValuePickler(cloudpickle.Pickler):
             def __init__(self, file: io.IOBase, protocol: int, buffer_callback: Any) -> None:
+                # The reducers of the base class, in a dict: the pickler, which takes the table when
+                # it is made, looks into it for each object.
+                table: dict[type, Any] = {}
+                for reducers in reversed(tables.maps):
+                    table.update(reducers)
+                self.dispatch_table = table
                 super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
 
             def reducer_override(self, obj: object) -> Any:
