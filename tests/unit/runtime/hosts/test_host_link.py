@@ -42,7 +42,7 @@ class Agent(Receiver):
     def altered(self) -> None:
         self.altered_count += 1
 
-    def ended(self, reason: str) -> None:
+    def ended(self, reason: str, *, farewell: bool) -> None:
         self.reactor.stop()
 
 
