@@ -99,6 +99,14 @@ class AutogradGraph:
         ordered = sorted(work, key=lambda step: step.order)
         return [(step, step.outputs_for(work[step])) for step in ordered]
 
+    def clear(self) -> None:
+        """Forget everything: steps and sums refer to each other."""
+        for step in self._steps.values():
+            step.clear()
+        for each in self._sums.values():
+            each.group, each.edge = [], None
+        self._steps, self._sums, self.roots, self.requests = {}, {}, [], []
+
     def _sum(self, place: _Place | None) -> GradientSum | None:
         """Return the sum at a place, or None if no request depends on it."""
         if place is None:

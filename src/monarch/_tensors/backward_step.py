@@ -120,8 +120,11 @@ class Step:
 
     def _finish(self) -> None:
         _release(self.node)
-        self._gradients = ()
-        self.inputs, self.outputs, self.node = [], {}, None
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the node and the sums around it."""
+        self._gradients, self.inputs, self.outputs, self.node = (), [], {}, None
 
 
 def run_tensor_hooks(sums: Iterable[GradientSum]) -> None:

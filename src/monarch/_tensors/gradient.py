@@ -90,33 +90,44 @@ class GradientGenerator(Iterator[Any]):
         grad_roots: Any = (),
         context_restorer: ContextRestorer | None = None,
     ) -> None:
-        self._roots = _several(roots)  # also keeps the nodes alive, which some versions do not
-        self._restore = context_restorer or _no_context
-        self._graph = AutogradGraph(self._roots, _several(with_respect_to))
-        given = _several(grad_roots)
-        if len(given) > len(self._roots):
-            raise ValueError(f"{len(given)} gradients for {len(self._roots)} roots")
-        padded = [*given, *[None] * (len(self._roots) - len(given))]
-        seeds = [_seed(root, grad) for root, grad in zip(self._roots, padded, strict=True)]
-        self._gradients = self._run(seeds)
+        starts, given = _several(roots), _several(grad_roots)
+        if len(given) > len(starts):
+            raise ValueError(f"{len(given)} gradients for {len(starts)} roots")
+        given += [None] * (len(starts) - len(given))
+        seeds = [_seed(root, gradient) for root, gradient in zip(starts, given, strict=True)]
+        graph = AutogradGraph(starts, _several(with_respect_to))
+        # Neither refers to this object, so a generator that is dropped frees its graph at once.
+        self._gradients = _Pass(graph, starts, context_restorer or _no_context).run(seeds)
 
     def __next__(self) -> Any:
         return next(self._gradients)
 
-    def _run(self, seeds: list[Callable[[], Any]]) -> Iterator[Any]:
-        graph = self._graph
-        with torch.no_grad():
-            for root, fed, seed in zip(self._roots, graph.roots, seeds, strict=True):
-                if fed is not None:
-                    with self._context_of(root):
-                        fed.add(seed())
-        stage = _Stage()
-        for request in graph.requests:
-            if request is not None:
-                self._complete(request, stage)
-            # Not by a local variable: that would hold the gradient until the next one is asked for.
-            yield _hand_over(request)
-        self._roots.clear()
+
+class _Pass:
+    """The stages of a backward pass over a graph."""
+
+    def __init__(self, graph: AutogradGraph, roots: list[Any], restore: ContextRestorer) -> None:
+        self._graph = graph
+        self._roots = roots  # some versions of torch keep nodes in Python alive by tensors only
+        self._restore = restore
+
+    def run(self, seeds: list[Callable[[], Any]]) -> Iterator[Any]:
+        """Return an iterator over the gradients of the requests of the graph."""
+        try:
+            with torch.no_grad():
+                for root, fed, seed in zip(self._roots, self._graph.roots, seeds, strict=True):
+                    if fed is not None:
+                        with self._context_of(root):
+                            fed.add(seed())
+            stage = _Stage()
+            for request in self._graph.requests:
+                if request is not None:
+                    self._complete(request, stage)
+                # Not by a local variable, which would hold the gradient until the next one.
+                yield _hand_over(request)
+        finally:
+            self._graph.clear()
+            self._roots.clear()
 
     def _complete(self, request: GradientSum, stage: _Stage) -> None:
         """Run the work that a request still needs, as one stage."""

@@ -522,6 +522,28 @@ def test_a_gradient_that_was_handed_over_is_not_held() -> None:
     assert first() is None
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_generator_that_is_dropped_frees_its_graph_at_once(count) -> None:
+    weights = [leaf(3) for _ in range(3)]
+    value = torch.ones(3)
+    saved = []
+    for weight in weights:
+        value = (value * weight).exp()
+        saved.append(weakref.ref(value))
+    gradients = GradientGenerator(value.sum(), reversed(weights))
+    del value
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(count):
+            next(gradients)
+        assert (saved[0]() is None) == (count == 3)
+        del gradients
+        assert all(each() is None for each in saved)
+    finally:
+        gc.enable()
+
+
 def test_tensors_saved_by_hooks_stay_with_their_hooks() -> None:
     weight = leaf(3)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.numpy(), torch.from_numpy):
