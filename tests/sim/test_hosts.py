@@ -353,3 +353,27 @@ def test_machines_that_are_suspended_at_the_same_time_are_all_there_afterwards()
     done = simulate(main, hosts=3, invariants=[views.append], time_limit=1e6)
     assert done.value == 3
     assert done.elapsed > 86_400
+
+
+def test_the_same_seed_gives_the_same_steps_on_a_bad_network():
+    faults = [Drop(0.0, seconds=2, probability=0.2), Partition(0.5, 0, 1, seconds=1.5)]
+    first, again = (
+        simulate(owned("count", 20, 0.1), hosts=3, faults=faults, seed=7, trace=True)
+        for _ in range(2)
+    )
+    assert first.value[0] == [list(range(20))] * 6
+    assert (first.steps, first.elapsed, first.trace) == (again.steps, again.elapsed, again.trace)
+
+
+def test_a_host_with_another_secret_is_refused(monkeypatch):
+    """The handshake between simulated hosts is the real one."""
+
+    def main(hosts):
+        workers = hosts.slice(hosts=1).spawn_procs().spawn("w", Worker)
+        with pytest.raises(SupervisionError, match=r"host1 is unreachable: .*secret"):
+            workers.where.call_one().get()
+        return True
+
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: None)
+    monkeypatch.setattr("monarch.testing.host.KEY", bytes(32))
+    assert simulate(main, hosts=2).value
