@@ -30,7 +30,7 @@ class SimLink(Link):
         self,
         sock: Any,
         peer: str,
-        want_write: Callable[[Link, bool], None],
+        want_write: Callable[[Link, bool], None] | None,
         frame_limit: int,
         queue_limit: int,
     ) -> None:

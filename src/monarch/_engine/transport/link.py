@@ -19,13 +19,14 @@ from __future__ import annotations
 import array
 import itertools
 import os
+import select
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.transport.frame_link import Waiting
@@ -38,6 +39,18 @@ _ANCILLARY = socket.CMSG_LEN(253 * _INT)
 _MAX_IOV = 512
 _MISSING = -1  # after the opened descriptors of a frame, stands for those that could not be opened
 _TRUNCATED = int(socket.MSG_CTRUNC)  # an enum's `&` costs as much as a small system call
+_WRITE = select.POLLOUT
+
+
+class Events(Protocol):
+    """The part of a reactor that serves links."""
+
+    def register(self, fd: int, callback: Callable[[int], None]) -> None: ...
+    def watch_writes(self, fd: int, on: bool) -> None: ...
+
+
+def _ignore(_link: Link, _on: bool) -> None:
+    """Do nothing: the owner flushes the link, or sends little."""
 
 
 class Link:
@@ -47,7 +60,8 @@ class Link:
         sock: a connected stream socket; the link owns it.
         peer: the name of the other side in errors.
         want_write: called with the link and whether bytes wait for the socket. It is called from
-            any thread, under the link's lock, so calls come in the order of the changes.
+            any thread, under the link's lock, so calls come in the order of the changes. `serve`
+            replaces it.
         frame_limit: largest frame accepted, bytes.
         queue_limit: queued bytes above which senders wait.
     """
@@ -89,7 +103,7 @@ class Link:
         self,
         sock: socket.socket,
         peer: str,
-        want_write: Callable[[Link, bool], None],
+        want_write: Callable[[Link, bool], None] | None,
         frame_limit: int,
         queue_limit: int,
     ) -> None:
@@ -100,7 +114,7 @@ class Link:
         self.uid = 0
         self.born: tuple[int, bool] | None = None  # the peer it was made for, and whether by us
         self.owner: Any = None
-        self.want_write = want_write
+        self.want_write = want_write or _ignore
         self.queue_limit = queue_limit
         self.queued = 0  # bytes waiting for the socket
         self.reader = FrameReader(frame_limit, peer)
@@ -120,6 +134,21 @@ class Link:
         self._fds: deque[int] = deque()
         self._taken = 0  # bytes of the queue that the socket took
         self._waiters: list[Any] = []
+
+    def serve(self, reactor: Events, read: Callable[[Link], object]) -> None:
+        """Let `reactor` flush the link, and call `read` when bytes have arrived or it is closed."""
+
+        def want_write(link: Link, on: bool) -> None:
+            reactor.watch_writes(link.fileno, on)
+
+        def ready(mask: int) -> None:
+            if mask & _WRITE:
+                self.flush()
+            if mask & ~_WRITE:
+                read(self)
+
+        self.want_write = want_write
+        reactor.register(self.fileno, ready)
 
     # -- sending ---------------------------------------------------------------------------------
 

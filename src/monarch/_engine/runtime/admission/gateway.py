@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from monarch._engine.base.address import ChannelAddr
-from monarch._engine.launch.interpreter import python_command
+from monarch._engine.launch import helper
 from monarch._engine.protocol.session.handshake import HandshakeError
 from monarch._engine.protocol.session.records import purpose_tag
 from monarch._engine.runtime.admission.handshake_io import (
@@ -165,26 +165,13 @@ class Relays:
         self._links.clear()
 
     def _start(self, client: int) -> None:
-        ours, theirs = socket.socketpair()
-        code = f"from {__name__} import relay_main; relay_main({theirs.fileno()})"
-        process = subprocess.Popen(
-            python_command(sys.executable, code, sys.path),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
+        sock, process = helper.start(
+            f"{__name__}:relay_main", path=sys.path, start_new_session=True
         )
-        theirs.close()
-        link = Link(
-            ours,
-            "a relay",
-            lambda link, on: self._reactor.watch_writes(link.fileno, on),
-            _LIMIT,
-            _LIMIT,
-        )
+        link = Link(sock, "a relay", None, _LIMIT, _LIMIT)
         self._links[client] = link, process
 
-        def ready(_mask: int) -> None:
-            link.flush()
+        def read(link: Link) -> None:
             link.receive(self._reactor.scratch)
             if link.lost is not None:
                 self._reactor.unregister(link.fileno)
@@ -192,7 +179,7 @@ class Relays:
                 del self._links[client]
                 process.wait()
 
-        self._reactor.register(link.fileno, ready)
+        link.serve(self._reactor, read)
 
 
 def relay_main(fd: int) -> None:
@@ -203,7 +190,7 @@ def relay_main(fd: int) -> None:
 class _Relay:
     def __init__(self, sock: socket.socket) -> None:
         self.reactor = Reactor()
-        self._link = Link(sock, "the worker", lambda _link, _on: None, _LIMIT, _LIMIT)
+        self._link = Link(sock, "the worker", None, _LIMIT, _LIMIT)
         self._open = 0
         self.reactor.register(self._link.fileno, self._read)
         self.reactor.call_later(_IDLE, self._end_if_idle)

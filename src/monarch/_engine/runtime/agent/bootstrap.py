@@ -183,7 +183,6 @@ def stop_actors(proc: Proc, frame: Frame) -> None:
         return
     proc.stop_request = Frame(STOP, 0, 0, 0, 0, 0, b"", bytes(frame.body))
     cells = [*proc.cells.values(), *proc.ending]
-    proc.when_idle = proc.reactor.stop
     if not cells:
         proc.reactor.stop()
         return

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE
-from monarch._engine.launch.interpreter import python_command, working_directory
+from monarch._engine.launch.interpreter import working_directory
 from monarch._engine.runtime.actor.spawn import spawn_cell
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.descriptors import raise_descriptor_limit
@@ -167,23 +167,19 @@ def start_agent() -> None:
             return
         import subprocess  # imported late: a worker never needs it
 
-        ours, theirs = socket.socketpair()
-        proc.adopt_agent(ours)
-        code = (
-            "from monarch._engine.runtime.agent.start import agent_main; "
-            f"agent_main({theirs.fileno()}, {proc.uid}, {HOME!r})"
-        )
+        from monarch._engine.launch import helper
+
         environ = dict(os.environ)
         # Keep freed memory: fresh pages cost more than the copies into them. Setting one threshold
         # turns off glibc's adaptation of the other, so both are set.
         tunables = "glibc.malloc.trim_threshold=268435456:glibc.malloc.mmap_threshold=33554432"
         environ["MONARCH_AGENT_TUNABLES"] = environ.get("GLIBC_TUNABLES", "")
         environ["GLIBC_TUNABLES"] = environ.get("GLIBC_TUNABLES", tunables)
-        _agent_process = subprocess.Popen(
-            python_command(sys.executable, code),
+        sock, process = helper.start(
+            helper.AGENT,
+            proc.uid,
+            HOME,
             env=environ,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
             # A program may have been started without them, and their numbers then belong to other
             # files.
             stdout=None if sys.__stdout__ else subprocess.DEVNULL,
@@ -191,7 +187,8 @@ def start_agent() -> None:
             cwd=_existing_directory(),
             start_new_session=True,
         )
-        theirs.close()
+        proc.adopt_agent(sock)
+        _agent_process = process
         message = {
             "op": "preload",
             "preload": _preloads(),

@@ -13,7 +13,7 @@ from typing import Any
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.runtime.agent import control
-from monarch._engine.runtime.io.reactor import WRITE, Reactor
+from monarch._engine.runtime.io.reactor import Reactor
 from monarch._engine.transport.link import Link
 from monarch._engine.wire.frame import Frame
 
@@ -48,21 +48,8 @@ class ControlLinks:
 
     def connect(self, sock: socket.socket, peer: str) -> Link:
         """Return a control link over `sock`; `peer` names the other side in reports."""
-        link = Link(
-            sock,
-            peer,
-            lambda link, on: self._reactor.watch_writes(link.fileno, on),
-            _FRAME_LIMIT,
-            _QUEUE_LIMIT,
-        )
-
-        def ready(mask: int) -> None:
-            if mask & WRITE:
-                link.flush()
-            if mask & ~WRITE:
-                self._read(link)
-
-        self._reactor.register(link.fileno, ready)
+        link = Link(sock, peer, None, _FRAME_LIMIT, _QUEUE_LIMIT)
+        link.serve(self._reactor, self._read)
         return link
 
     def drain(self, link: Link) -> None:

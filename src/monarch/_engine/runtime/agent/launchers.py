@@ -12,13 +12,12 @@ import math
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from monarch._engine.launch import helper
 from monarch._engine.launch.children import Children, adopt_orphans, continue_without_parent
-from monarch._engine.launch.interpreter import python_command
 from monarch._engine.launch.launcher import launch_key
 from monarch._engine.runtime.agent.control_links import ControlLinks
 from monarch._engine.runtime.io.reactor import Reactor
@@ -68,18 +67,9 @@ class Launchers:
         return launcher
 
     def _execute(self, environ: Mapping[str, str], python: str) -> LauncherLink:
-        mine, theirs = socket.socketpair()
-        fd = theirs.fileno()
-        code = f"from monarch._engine.runtime.agent.start import launcher_main; launcher_main({fd})"
-        process = subprocess.Popen(
-            python_command(python, code),
-            env=environ,
-            pass_fds=[fd],
-            stdin=subprocess.DEVNULL,
-        )
+        sock, process = helper.start(helper.LAUNCHER, python=python, env=environ)
         process.returncode = 0  # `lost` waits for the process; Popen must not
-        theirs.close()
-        return self._linked(mine, process.pid)
+        return self._linked(sock, process.pid)
 
     def _linked(self, sock: socket.socket, pid: int) -> LauncherLink:
         self._children.own.add(pid)

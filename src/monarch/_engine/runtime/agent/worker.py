@@ -24,7 +24,7 @@ from typing import Any
 
 from monarch._engine.base.address import ChannelAddr
 from monarch._engine.base.settings import settings
-from monarch._engine.launch.interpreter import python_command
+from monarch._engine.launch import helper
 from monarch._engine.protocol.session.handshake import key_name
 from monarch._engine.runtime.admission.audit import record
 from monarch._engine.runtime.admission.gateway import RELAY, Relays
@@ -264,31 +264,16 @@ class Worker:
     # -- agents ----------------------------------------------------------------------------------
 
     def _start(self, client: int, here: str, session: int) -> _Job:
-        ours, theirs = socket.socketpair()
-        code = (
-            "from monarch._engine.runtime.agent.start import agent_main; "
-            f"agent_main({theirs.fileno()}, {client}, {here!r})"
+        sock, process = helper.start(
+            helper.AGENT, client, here, path=sys.path, start_new_session=True
         )
-        process = subprocess.Popen(
-            python_command(sys.executable, code, sys.path),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        theirs.close()
-        link = Link(ours, "an agent", self._want_write, _FRAME_LIMIT, _FRAME_LIMIT)
+        link = Link(sock, "an agent", None, _FRAME_LIMIT, _FRAME_LIMIT)
         job = self._jobs[client] = _Job(process, link, session)
-        self._reactor.register(link.fileno, self._reader(client, job))
+        link.serve(self._reactor, self._reader(client, job))
         return job
 
-    def _want_write(self, link: Link, on: bool) -> None:
-        self._reactor.watch_writes(link.fileno, on)
-
-    def _reader(self, client: int, job: _Job) -> Callable[[int], None]:
-        link = job.link
-
-        def ready(_mask: int) -> None:
-            link.flush()
+    def _reader(self, client: int, job: _Job) -> Callable[[Link], None]:
+        def read(link: Link) -> None:
             for frame in link.receive(self._reactor.scratch):
                 message = json.loads(frame.body)
                 if message["op"] == "shutdown":
@@ -309,7 +294,7 @@ class Worker:
                 job.process.wait()
                 record("detached", client=f"{client:x}")
 
-        return ready
+        return read
 
 
 def _show(address: Any) -> str:

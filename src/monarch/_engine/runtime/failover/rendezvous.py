@@ -153,7 +153,7 @@ def _dial(job: str, key: bytes, purpose: dict[str, Any], timeout: float) -> sock
 
 def _first_message(sock: socket.socket, timeout: float) -> dict[str, Any] | None:
     """Return the agent's first message, sent before any answer of ours; None at EOF."""
-    link = Link(sock, "the job", lambda _link, _on: None, _WELCOME_LIMIT, _WELCOME_LIMIT)
+    link = Link(sock, "the job", None, _WELCOME_LIMIT, _WELCOME_LIMIT)
     scratch = memoryview(bytearray(1 << 16))
     deadline = environments.current.now() + timeout
     while True:

@@ -44,7 +44,6 @@ from monarch._engine.runtime.cast.sender import Casting
 from monarch._engine.runtime.direct.manager import Directs
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.fault_file import note_error
-from monarch._engine.runtime.io.reactor import WRITE
 from monarch._engine.runtime.proc.agent_watch import AgentWatch, why_silent
 from monarch._engine.runtime.proc.body import LocalBody, LostBody, MappedBody, no_descriptor
 from monarch._engine.runtime.proc.dead_letters import DeadLetters
@@ -153,7 +152,6 @@ class Proc:
         self.ports: dict[int, Sink] = {}
         self.cells: dict[int, Any] = {}
         self.ending: dict[Any, None] = {}  # cells that settled but did not finish
-        self.when_idle: Callable[[], None] | None = None  # called when the last actor has ended
         # A STOP for each actor, once the process has to exit.
         self.stop_request: Frame | None = None
         self.graves: dict[int, Failure] = {}
@@ -421,20 +419,10 @@ class Proc:
         return agent
 
     def _make_link(self, sock: socket.socket, peer: str, uid: int = 0) -> StreamLink:
-        link = self.link_type(sock, peer, self._want_write, self.frame_limit, self._queue_limit)
+        link = self.link_type(sock, peer, None, self.frame_limit, self._queue_limit)
         link.uid = uid
-
-        def ready(mask: int) -> None:
-            if mask & WRITE:
-                link.flush()
-            if mask & ~WRITE:
-                self._read(link)
-
-        self.reactor.register(link.fileno, ready)
+        link.serve(self.reactor, self._read)
         return link
-
-    def _want_write(self, link: Link, on: bool) -> None:
-        self.reactor.watch_writes(link.fileno, on)
 
     def tell_agent(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         """Send a control message to the host agent; the reactor detects a lost agent."""
@@ -837,8 +825,8 @@ class Proc:
     def cell_finished(self, cell: Any) -> None:
         """Remove an actor that has ended and finished its clean-up."""
         self.ending.pop(cell, None)
-        if self.when_idle is not None and not self.ending and not self.cells:
-            self.when_idle()
+        if self.stop_request is not None and not self.ending and not self.cells:
+            self.reactor.stop()
 
     def report_end(self, owner_uid: int, mesh_uid: int, rank: int, failure: Failure) -> None:
         """Report to the owner of `mesh_uid`, in whichever process, that one rank ended."""
