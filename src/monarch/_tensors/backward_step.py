@@ -272,13 +272,15 @@ def _release(node: Any) -> None:
     # Packing detaches the tensor, which is no operation of the program.
     with torch._C._DisableTorchDispatch():
         for name in _saved[kind]:
-            # RuntimeError: the node saved None, its tensors are packed already (they belong to the
-            # hooks that packed them), or an earlier pass has released them.
+            # There is no data if the node saved None, or if hooks have packed the tensor: then it
+            # belongs to these. Versions of torch without `data` raise RuntimeError in both cases.
+            # All do for what an earlier pass has released.
             with suppress(RuntimeError):
                 saved = getattr(node, name)
                 for each in saved if isinstance(saved, tuple) else (saved,):
-                    with suppress(RuntimeError):
-                        each.register_hooks(_forget, _released)
+                    if getattr(each, "data", each) is not None:
+                        with suppress(RuntimeError):
+                            each.register_hooks(_forget, _released)
 
 
 def _forget(tensor: Any) -> None:
