@@ -37,14 +37,10 @@ FURTHER = {
     "silent agents and stalls": """
         runtime/proc/agent_watch runtime/proc/wait_watch runtime/actor/loop_watch
         runtime/io/slow_clock""",
-    "output": """
-        protocol/log_lines runtime/agent/output runtime/output/files runtime/output/printer
-        runtime/output/relay mesh/output/log_level mesh/output/log_prefix
-        mesh/output/logging_option""",
 }
 """Modules of the engine that are not part of the core, by capability."""
 
-BESIDE = {"code for the hosts": "_sync", "deadlocks": "_deadlock"}
+BESIDE = {"code for the hosts": "_sync", "deadlocks": "_deadlock", "output": "_output"}
 """Packages beside the engine that it calls by a hook (`base/features`), by capability."""
 
 _LAYOUT = (

@@ -84,7 +84,7 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch.actor": "HostMesh default_bootstrap_cmd this_host this_proc",
     },
     "monarch._src.actor.logging": {
-        "monarch._engine.mesh.output.logging_option": "LoggingManager flush_all_proc_mesh_logs",
+        "monarch._output.logging_option": "LoggingManager flush_all_proc_mesh_logs",
     },
     "monarch._src.actor.mock": {
         "monarch._engine.mesh.meshes.mock": """
@@ -216,7 +216,7 @@ DEPRECATED = {
 PATHS.update({alias: PATHS[target] for alias, (target, _) in DEPRECATED.items()})
 
 #: Modules that *are* another module, because programs assign to their attributes.
-SAME = {"monarch._src.actor.config": "monarch._engine.mesh.output.log_prefix"}
+SAME = {"monarch._src.actor.config": "monarch._output.log_prefix"}
 
 #: The programs that ``python -m`` runs.
 PROGRAMS: dict[str, str] = dict.fromkeys(

@@ -666,7 +666,7 @@ def test_the_level_of_the_client_itself(program: Run) -> None:
 
 
 def test_files(program: Run, request: pytest.FixtureRequest) -> None:
-    from monarch._engine.runtime.output.files import log_folder
+    from monarch._output.files import log_folder
 
     folder = pathlib.Path(log_folder())
     before = set(folder.glob("monarch_log_*"))
@@ -770,7 +770,7 @@ class Relay:
     """A relay with one streaming proc, and a client that never acknowledges output."""
 
     def __init__(self) -> None:
-        from monarch._engine.runtime.output.relay import LogRelay
+        from monarch._output.relay import LogRelay
 
         self.messages: list[dict[str, Any]] = []
         self.relay = LogRelay(self.messages.append, "", "test")

@@ -27,6 +27,7 @@ import time
 
 import monarch.actor
 from monarch.actor import Actor, ActorError, SupervisionError, endpoint, this_host
+from monarch.config import configure
 
 assert importlib.util.find_spec(sys.argv[1]) is None
 assert os.path.dirname(os.path.dirname(importlib.util.find_spec("monarch").origin)) == sys.argv[2]
@@ -47,6 +48,10 @@ class Adder(Actor):
     @endpoint
     def work(self):
         time.sleep(0.5)  # longer than the wait watch waits
+
+    @endpoint
+    def say(self, text):
+        print(text)
 
     @endpoint
     def lacks(self, package):
@@ -82,7 +87,9 @@ except ActorError as error:
     assert "on purpose" in str(error)
 else:
     raise AssertionError("no error")
+adders.slice(gpus=0).say.call_one("said").get()
 monarch.actor.unhandled_fault_hook = lambda failure: None
+configure(tail_log_lines=5)  # asks for captured output
 other = this_host().spawn_procs({"gpus": 1})
 lone = other.spawn("lone", Adder, 1)
 assert lone.add.call_one(1).get() == 2
@@ -117,5 +124,5 @@ def test_the_core_works_without(package: str, tmp_path: Path) -> None:
         timeout=120,
         check=False,
     )
-    assert done.stdout == "done\n", done.stdout + done.stderr
+    assert done.stdout == "said\ndone\n", done.stdout + done.stderr
     assert done.returncode == 0, done.stderr

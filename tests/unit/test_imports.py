@@ -146,8 +146,9 @@ def test_an_agent_loads_nothing_of_other_hosts_and_nothing_of_user_code() -> Non
     )
 
     assert not (HEAVY - {"ctypes", "subprocess"}) & loaded
-    for folder in ("admission", "hosts", "output"):
+    for folder in ("admission", "hosts"):
         assert f"monarch._engine.runtime.{folder}" not in loaded
+    assert "monarch._output" not in loaded
     assert "monarch._engine.mesh" not in loaded
 
 
@@ -168,3 +169,11 @@ print(*launch_spec()["preload"])
 
     expected = ["monarch._engine.runtime.actor.dispatch_async"] if prefix else []
     assert done.stdout.split() == expected
+
+
+def test_the_facade_and_an_agent_load_only_their_part_of_the_output() -> None:
+    """A client loads its part when it starts, an agent that captures output loads no mesh."""
+    assert not any(name.startswith("monarch._output") for name in loaded_by("import monarch.actor"))
+    captured = loaded_by("import monarch._output.captured")
+    assert "monarch._engine.runtime.io.reactor" in captured
+    assert "monarch._engine.mesh" not in captured

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from monarch._engine.protocol import log_lines
-from monarch._engine.protocol.log_lines import (
+from monarch._output import lines as log_lines
+from monarch._output.lines import (
     LINE_LIMIT,
     TRUNCATION_MARK,
     Aggregator,

@@ -1,6 +1,6 @@
 """The part of the engine that features may use beyond the public interface.
 
-`monarch._debug`, `monarch._telemetry`, `monarch._sync`, `monarch.rdma`, jobs and other features
+`monarch._debug`, `monarch._telemetry`, `monarch._output`, `monarch.rdma`, jobs and other features
 import the engine only through this module. It is small on purpose: each name has to stay
 compatible. The engine calls features by the table of `base.features`.
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     )
     from monarch._engine.mesh.meshes.attachment import Attachment, let_go
     from monarch._engine.mesh.meshes.saved_handles import end_job, is_kept, keep_job, renounce
-    from monarch._engine.mesh.results.future import Future
+    from monarch._engine.mesh.results.future import VALUE, Future
+    from monarch._engine.mesh.results.gather import Gather
     from monarch._engine.mesh.results.progress import progress
     from monarch._engine.mesh.results.service import Refused, Request, Unreachable, ask, serve, tell
     from monarch._engine.mesh.script.attach import attach_hosts, greet_worker, serve_host
@@ -35,12 +36,15 @@ if TYPE_CHECKING:
     from monarch._engine.runtime.actor.cell import Cell
     from monarch._engine.runtime.admission.handshake_io import Wire, why_unreachable
     from monarch._engine.runtime.admission.secret import SecretError
-    from monarch._engine.runtime.agent.client import when_forked
+    from monarch._engine.runtime.agent.client import client_proc, current_proc, when_forked
     from monarch._engine.runtime.direct.ticket import Door, Ticket, come
     from monarch._engine.runtime.io import environment
     from monarch._engine.runtime.io.bridge import LoopGate
     from monarch._engine.runtime.io.environment import Parker
     from monarch._engine.runtime.io.reactor import WRITE, Reactor, Timer
+    from monarch._engine.runtime.proc.body import decode_body
+    from monarch._engine.runtime.proc.links import LostLink
+    from monarch._engine.runtime.proc.ownership import Verdict
     from monarch._engine.runtime.proc.proc import Proc, new_uid
     from monarch._engine.runtime.proc.side_stream import Caller
     from monarch._engine.transport.frame_link import FrameLink
@@ -65,6 +69,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PROBE",
+    "VALUE",
     "WITHOUT_CWD",
     "WRITE",
     "Attachment",
@@ -75,8 +80,10 @@ __all__ = [
     "Frame",
     "FrameLink",
     "Future",
+    "Gather",
     "HandshakeError",
     "LoopGate",
+    "LostLink",
     "Parker",
     "Proc",
     "Promise",
@@ -87,13 +94,17 @@ __all__ = [
     "Ticket",
     "Timer",
     "Unreachable",
+    "Verdict",
     "Wire",
     "ask",
     "at_actor_end",
     "at_call_end",
     "attach_hosts",
     "call_later",
+    "client_proc",
     "come",
+    "current_proc",
+    "decode_body",
     "end_job",
     "environment",
     "failed",
@@ -140,7 +151,8 @@ _NAMES = {
     "_engine.launch.interpreter": "WITHOUT_CWD python_command with_folder working_directory",
     "_engine.mesh.meshes.attachment": "Attachment let_go",
     "_engine.mesh.meshes.saved_handles": "end_job is_kept keep_job renounce",
-    "_engine.mesh.results.future": "Future",
+    "_engine.mesh.results.future": "VALUE Future",
+    "_engine.mesh.results.gather": "Gather",
     "_engine.mesh.results.progress": "progress",
     "_engine.mesh.results.service": "Refused Request Unreachable ask serve tell",
     "_engine.mesh.script.attach": "attach_hosts greet_worker serve_host",
@@ -148,12 +160,15 @@ _NAMES = {
     "_engine.runtime.actor.cell": "Cell",
     "_engine.runtime.admission.handshake_io": "Wire why_unreachable",
     "_engine.runtime.admission.secret": "SecretError",
-    "_engine.runtime.agent.client": "when_forked",
+    "_engine.runtime.agent.client": "client_proc current_proc when_forked",
     "_engine.runtime.direct.ticket": "Door Ticket come",
     "_engine.runtime.io": "environment",
     "_engine.runtime.io.bridge": "LoopGate",
     "_engine.runtime.io.environment": "Parker",
     "_engine.runtime.io.reactor": "WRITE Reactor Timer",
+    "_engine.runtime.proc.body": "decode_body",
+    "_engine.runtime.proc.links": "LostLink",
+    "_engine.runtime.proc.ownership": "Verdict",
     "_engine.runtime.proc.proc": "Proc new_uid",
     "_engine.runtime.proc.side_stream": "Caller",
     "_engine.transport.frame_link": "FrameLink",

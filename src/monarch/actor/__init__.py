@@ -43,7 +43,6 @@ from monarch._engine.mesh.meshes.controller import get_or_spawn_controller
 from monarch._engine.mesh.meshes.host_mesh import HostMesh, default_bootstrap_cmd, this_host
 from monarch._engine.mesh.meshes.proc_mesh import ProcMesh, this_proc
 from monarch._engine.mesh.meshes.saved_handles import job_id
-from monarch._engine.mesh.output import log_prefix as config
 from monarch._engine.mesh.results.future import Future, returns_future
 from monarch._engine.mesh.results.value_mesh import ValueMesh
 from monarch._engine.mesh.script.shutdown import shutdown_context
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
         start_worker_loop_forever,
     )
     from monarch._engine.mesh.script.reattachment import Reattached, reattach
+    from monarch._output import log_prefix as config
     from monarch._telemetry import get_meter, span, traced
 
 __all__ = [
@@ -145,6 +145,8 @@ _FEATURES = {
     ),
 }
 
+_MODULES = {"config": "monarch._output.log_prefix"}
+
 
 def unhandled_fault_hook(failure: MeshFailure) -> None:  # noqa: ARG001 - for who replaces it
     """End the program with exit code 1: the default hook for failures that nothing handles.
@@ -156,9 +158,11 @@ def unhandled_fault_hook(failure: MeshFailure) -> None:  # noqa: ARG001 - for wh
 
 
 def __getattr__(name: str) -> Any:
-    home = _FEATURES.get(name)
-    if home is None:
+    if name in _FEATURES:
+        value = getattr(importlib.import_module(_FEATURES[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(_MODULES[name])
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

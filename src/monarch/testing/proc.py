@@ -9,7 +9,6 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Any
 
-from monarch._engine.mesh.output.logging_option import _listen
 from monarch._engine.runtime.actor.spawn import spawn_cell
 from monarch._engine.runtime.agent.bootstrap import stop_actors
 from monarch._engine.runtime.cast.sender import answers_in
@@ -56,7 +55,6 @@ class SimProc(Proc):
         self.agent_watch = AgentWatch(self, on=False)
         self.suspended = False  # by SIGSTOP
         self._on[ANSWERS] = self._on_answers
-        _listen(self)
         self.notices["log_level"] = self._set_log_level
 
     def _make_link(self, sock: socket.socket, peer: str, uid: int = 0) -> StreamLink:

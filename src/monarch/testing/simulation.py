@@ -13,7 +13,6 @@ from typing import Any
 from monarch._engine.mesh.call import context as contexts
 from monarch._engine.mesh.meshes import proc_mesh
 from monarch._engine.mesh.meshes.host_mesh import HostMesh
-from monarch._engine.mesh.output import logging_option
 from monarch._engine.mesh.results.faults import Faults
 from monarch._engine.mesh.script import shutdown
 from monarch._engine.runtime.agent import client as clients
@@ -174,12 +173,11 @@ class _Gone:
 def _installed(world: World) -> Generator[None, None, None]:
     """Make the simulation the runtime of this process for the duration."""
     former = environments.install(world.driver)
-    kept = (clients._current, clients._agent_process, shutdown._begun, logging_option._printer)
+    kept = (clients._current, clients._agent_process, shutdown._begun)
     unhandled, Faults.current = Faults.current, Faults()
     meshes = dict(proc_mesh._active)
     clients._agent_process = world.agent_process  # type: ignore[assignment]
     shutdown._begun = False
-    logging_option._printer = None
     proc_mesh._active.clear()
     collecting = gc.isenabled()
     gc.disable()
@@ -187,7 +185,7 @@ def _installed(world: World) -> Generator[None, None, None]:
         yield
     finally:
         environments.install(former)
-        clients._current, clients._agent_process, shutdown._begun, logging_option._printer = kept
+        clients._current, clients._agent_process, shutdown._begun = kept
         Faults.current = unhandled
         proc_mesh._active.clear()
         proc_mesh._active.update(meshes)

@@ -24,10 +24,6 @@ _ALLOWED = {
     "slow_clock.py": (_BANNED, "a part of the real environment"),
     "manager.py": ({"threading.Thread"}, "it dials; simulations have no direct connections"),
     "cell.py": ({"threading.Event"}, "a flag, for which no thread waits"),
-    "printer.py": ({"threading.Thread", "time.monotonic"}, "it writes to the real terminal"),
-    "relay.py": ({"threading.Event"}, "it reads the output of real processes"),
-    "log_level.py": ({"threading.Thread"}, "`logging` has locks of user code"),
-    "logging_option.py": ({"threading.Event"}, "it waits for real output to be printed"),
     "progress.py": (
         {"threading.Thread", "threading.Event"},
         "it reports to people while real time passes; off in simulations",

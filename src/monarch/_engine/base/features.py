@@ -22,7 +22,12 @@ __all__ = ["HOOKS", "find", "hook"]
 
 HOOKS = {
     "breakpoint": "monarch._debug:stop_at",
+    "capture_options": "monarch._output.process:capture_options",
+    "capture_output": "monarch._output.captured:CapturedOutput",
+    "logging_manager": "monarch._output.logging_option:LoggingManager",
     "search_deadlocks": "monarch._deadlock.watch:Watch",
+    "serve_output": "monarch._output.process:serve",
+    "set_logging": "monarch._output.logging_option:set_logging",
     "sync_workspace": "monarch._sync.workspace:sync",
 }
 """The function or class of each hook: ``module:function``."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from monarch._engine.base.bootstrap_command import BootstrapCommand
-from monarch._engine.base.features import hook
+from monarch._engine.base.features import find, hook
 from monarch._engine.base.home import HOME
 from monarch._engine.base.identity import normalize_label
 from monarch._engine.launch.binding import parse_cpu_list
@@ -26,7 +26,6 @@ from monarch._engine.mesh.meshes.attachment import check
 from monarch._engine.mesh.meshes.mock import inherited as mocks
 from monarch._engine.mesh.meshes.proc_mesh import ProcMesh, Recipe, announce
 from monarch._engine.mesh.meshes.saved_handles import keep_if_asked, remember
-from monarch._engine.mesh.output.logging_option import capture_options
 from monarch._engine.mesh.results.future import Future
 from monarch._engine.runtime.actor.spawn import SETUP
 from monarch._engine.runtime.agent.client import (
@@ -165,10 +164,11 @@ class HostMesh(MeshTrait):
         check(hosts)
         base = new_uid()
         label = normalize_label(name) if name is not None else "anon"
+        capture_options = find("capture_options")
         spec = {
             **launch_spec(),
             "python_override": self._python,
-            "logs": capture_options(),
+            "logs": None if capture_options is None else capture_options(),
             **_inherited_fields(),
             **mocks(),
         }

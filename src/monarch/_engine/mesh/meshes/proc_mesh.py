@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from monarch._engine.base.errors import SupervisionError
 from monarch._engine.base.failure import Failure
+from monarch._engine.base.features import hook
 from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.call.context import Instance, context
@@ -21,7 +22,6 @@ from monarch._engine.mesh.meshes.actor import Actor
 from monarch._engine.mesh.meshes.actor_mesh import ActorMesh, spawn_actors
 from monarch._engine.mesh.meshes.busy import who_is_busy
 from monarch._engine.mesh.meshes.saved_handles import remember
-from monarch._engine.mesh.output.logging_option import LoggingManager, set_logging, when_printed
 from monarch._engine.mesh.results.future import RAISED, VALUE, Future, _check_timeout
 from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.mesh.results.progress import tell_while
@@ -316,11 +316,11 @@ class ProcMesh(MeshTrait):
         OverflowError for a negative window, RuntimeError for a window without streaming and for a
         mesh that was stopped.
         """
-        await set_logging(self, stream_to_client, aggregate_window_sec, level)
+        await hook("set_logging")(self, stream_to_client, aggregate_window_sec, level)
 
     @property
-    def _logging_manager(self) -> LoggingManager:
-        return LoggingManager(self)
+    def _logging_manager(self) -> Any:
+        return hook("logging_manager")(self)
 
     async def sync_workspace(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise NotImplementedError: workspaces are synchronised per host, not per proc."""
@@ -481,7 +481,11 @@ class _Stopped(Future[None]):
                 if self._timer is not None:
                     self._timer.cancel()
                 # All output of the processes has arrived by now. Print it before `stop` resolves.
-                when_printed(lambda: self._resolve(VALUE, None))
+                printer = proc.printer
+                if printer is None:
+                    self._resolve(VALUE, None)
+                else:
+                    printer.call(lambda: self._resolve(VALUE, None))
 
         self._timer = None
         links = mesh._links_of(mesh._dense_shape())

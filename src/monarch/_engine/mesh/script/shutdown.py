@@ -16,7 +16,6 @@ import threading
 
 from monarch._engine.base.verdict import STOPPED
 from monarch._engine.mesh.meshes.saved_handles import keeps, renounce
-from monarch._engine.mesh.output.logging_option import close_printer
 from monarch._engine.mesh.results.faults import Faults
 from monarch._engine.mesh.results.future import RAISED, VALUE, Future
 from monarch._engine.mesh.results.unobserved import leave_unobserved_to_exit, report_unobserved
@@ -81,7 +80,15 @@ def _shut_down(grace: float) -> None:
     if proc is not None and proc.context is not None:
         proc.context.actor_instance._stop_meshes(grace, _REASON)
     close_client(_EXIT_GRACE, Verdict(STOPPED, _REASON))
-    close_printer(_EXIT_GRACE)
+    _close_printer()
+
+
+def _close_printer() -> None:
+    """Print the output of procs that has arrived, also what waits for similar lines."""
+    proc = current_proc()
+    if proc is not None and proc.printer is not None:
+        printer, proc.printer = proc.printer, None
+        printer.close(_EXIT_GRACE)
 
 
 def _at_exit(proc: Proc) -> None:
@@ -93,7 +100,7 @@ def _exit() -> None:
     Faults.current.close()
     leave_unobserved_to_exit()
     if keeps():  # leave the meshes to the next driver
-        close_printer(_EXIT_GRACE)
+        _close_printer()
     else:
         # Normally the shutdown takes less. After the timeout this process exits, and the kernel
         # closes the agent's socket, which ends the agent and its processes as well.

@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch._engine.base.features import find
 from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import Verdict
 from monarch._engine.launch.exit_status import signal_name
@@ -32,7 +33,7 @@ from monarch._engine.runtime.agent.control_links import ControlLinks
 from monarch._engine.runtime.agent.core import AgentCore
 from monarch._engine.runtime.agent.hosts import Hosts
 from monarch._engine.runtime.agent.launchers import LauncherLink, Launchers
-from monarch._engine.runtime.agent.output import Output
+from monarch._engine.runtime.agent.output import Output, Uncaptured
 from monarch._engine.runtime.agent.processes import Processes
 from monarch._engine.runtime.cast.sender import heads_size
 from monarch._engine.runtime.failover.keeper import JobKeeper
@@ -73,9 +74,8 @@ class Agent:
         self.hostname = socket.gethostname()
         self._home = here == HOME
         self._links = ControlLinks(self.reactor, self._handle, self._rejected, self._link_lost)
-        self._output = Output(self.reactor, here, client_uid, self._tell_client)
         self._launchers = Launchers(self.reactor, self._links)
-        self._processes = Processes(self._links, self._launchers, self._output, self.audit)
+        self._processes = Processes(self._links, self._launchers, self._capture_output, self.audit)
         self._hosts = Hosts(self, client_uid, here)
         self.core = AgentCore(self._processes, self._hosts, self, client_uid, here)
         self.keeper = JobKeeper(self)
@@ -98,7 +98,7 @@ class Agent:
         self.keeper.shut_door()
         self.core.end(trouble)
         self._launchers.end()
-        self._output.end()
+        self._processes.output.end()
         self._processes.end()
         os._exit(0)
 
@@ -129,6 +129,14 @@ class Agent:
         """Let the worker record an event; the client's own host keeps no audit log."""
         if not self._home:
             self.tell_owner({"op": "audit", "event": event, "fields": fields})
+
+    def _capture_output(self) -> Output:
+        """Return what captures the output of procs. Without that feature none is captured."""
+        make = find("capture_output")
+        if make is None:
+            return Uncaptured()
+        made: Output = make(self.reactor, self.core.here, self.client, self._tell_client)
+        return made
 
     def _tell_client(self, message: dict[str, Any]) -> None:
         """Send a message to the client, from any thread."""
@@ -232,12 +240,13 @@ class Agent:
         others = [peer_host.name for peer_host in self.peer_hosts() if peer_host.link.up]
         for host in others:
             self.core.ask_there(link.uid, host, message)
-        self._output.flush(message, len(others), functools.partial(self.tell, link))
+        flushed = {"op": "log_flushed", "id": message["id"], "others": len(others)}
+        self._processes.output.flush(functools.partial(self.tell, link, flushed))
 
     def _on_log_printed(self, link: Link, message: control.LogPrinted, fds: list[int]) -> None:
         host = message["agent"]
         if host == self.core.here:
-            self._output.printed(message["size"])
+            self._processes.output.printed(message["size"])
         else:
             self.core.ask_there(link.uid, host, message)
 
@@ -309,10 +318,10 @@ class Agent:
     def asked(self, asker: int, request: dict[str, Any]) -> None:
         """See `Shell`."""
         if request["op"] == "log_printed":
-            self._output.printed(request["size"])
+            self._processes.output.printed(request["size"])
         else:
-            message: Any = request
-            self._output.flush(message, None, functools.partial(self.core.answer, asker))
+            flushed = {"op": "log_flushed", "id": request["id"]}
+            self._processes.output.flush(functools.partial(self.core.answer, asker, flushed))
 
     def home_lost(self, reason: str) -> bool:
         """See `Shell`."""
@@ -365,4 +374,4 @@ class Agent:
 
     def print_here(self) -> None:
         """See `JobHolder`."""
-        self._output.client_left()
+        self._processes.output.client_left()

@@ -55,6 +55,7 @@ def warm_up() -> None:
     for name in ("cloudpickle", "monarch.actor"):
         importlib.import_module(name)
     find("search_deadlocks")
+    find("serve_output")
     sys.breakpointhook = _breakpoint
     # A proc has threads and sockets: plain forks of it by multiprocessing would be unsafe.
     multiprocessing.set_start_method("forkserver" if sys.platform == "linux" else "spawn", True)

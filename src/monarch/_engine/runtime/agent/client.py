@@ -17,6 +17,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from monarch._engine.base.features import find
 from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE
@@ -151,6 +152,9 @@ def become(proc: Proc) -> None:
     """Make `proc` this process's part of the runtime."""
     global _current
     _current = proc
+    serve_output = find("serve_output")
+    if serve_output is not None:
+        serve_output(proc)
     for callback in _ready:
         callback(proc)
 

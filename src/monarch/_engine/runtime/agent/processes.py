@@ -20,7 +20,7 @@ from monarch._engine.launch.scratch import ScratchFolder
 from monarch._engine.runtime.agent.control import Exit
 from monarch._engine.runtime.agent.control_links import ControlLinks
 from monarch._engine.runtime.agent.launchers import LauncherLink, Launchers
-from monarch._engine.runtime.agent.output import Output
+from monarch._engine.runtime.agent.output import Output, Uncaptured
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.transport.link import Link
 
@@ -65,7 +65,7 @@ class Processes:
     Args:
         links: makes the control links.
         launchers: start procs.
-        output: captures the output of procs.
+        capture: returns what captures the output of procs; called for the first that ask for it.
         audit: records an event, with its fields.
     """
 
@@ -73,12 +73,13 @@ class Processes:
         self,
         links: ControlLinks,
         launchers: Launchers,
-        output: Output,
+        capture: Callable[[], Output],
         audit: Callable[..., None],
     ) -> None:
         self._links = links
         self._launchers = launchers
-        self._output = output
+        self.output: Output = Uncaptured()
+        self._capture = capture
         self._audit = audit
         self._host = socket.gethostname()
         self._scratch = ScratchFolder()
@@ -122,7 +123,7 @@ class Processes:
 
     def set_output(self, request: Any, then: Callable[[set[int]], None]) -> None:
         """See `Members`."""
-        self._output.configure(request, then)
+        self.output.configure(request, then)
 
     # -- launch ----------------------------------------------------------------------------------
 
@@ -190,7 +191,9 @@ class Processes:
             handed = [theirs.detach()]
             options = spec["logs"]
             if options is not None:
-                handed += self._output.capture(uid, proc, options)
+                if isinstance(self.output, Uncaptured):
+                    self.output = self._capture()
+                handed += self.output.capture(uid, proc, options)
                 process.remembered = options["tail"] > 0
             ours += handed
             passed += [link, *handed]
@@ -287,7 +290,11 @@ class Processes:
 
     def flush(self, uid: int, verdict: Verdict, then: Callable[[Verdict], None]) -> None:
         """See `Members`."""
-        self._output.finish(uid, verdict, then)
+
+        def known(tail: list[str]) -> None:
+            then(verdict._replace(tail=tuple(tail)) if verdict.kind == FAILED else verdict)
+
+        self.output.finish(uid, known)
 
     def scratch_of(self, launcher: LauncherLink) -> list[str]:
         """Return the scratch directories of the procs of a launcher."""

@@ -4,7 +4,8 @@
 knows which processes it has links with, and ends every wait on a link that is lost. `ownership` has
 the types for that: what ended, what waits, and what owns. `links` are the links without a socket,
 `early` holds messages for actors that do not exist yet, `body` is the content of a received
-message. `agent_watch` gives up an agent that does not answer, `wait_watch` looks at long waits.
+message, `printer` the type of what prints output of procs here. `agent_watch` gives up an agent
+that does not answer, `wait_watch` looks at long waits.
 
 In: frames of links, messages of the host agent, and sends of actors. Out: frames in mailboxes,
 values and failures at sinks, and requests to the agent. User code never runs here.

@@ -29,7 +29,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.errors import (
     BackpressureError,
@@ -78,6 +78,9 @@ from monarch._engine.wire.frame import (
     Frame,
     pack,
 )
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.proc.printer import Printer
 
 __all__ = ["Proc", "new_uid"]
 
@@ -167,6 +170,7 @@ class Proc:
         self.returns = False  # whether an actor here handles its undeliverable messages
         self.setup: Any = None  # the gate of the bootstrap callable, when there is one
         self.notices: dict[str, Callable[[dict[str, Any]], None]] = {}
+        self.printer: Printer | None = None  # of output that agents stream to this process
         self.services: dict[bytes, Callable[[FrameLink, Frame], None]] = {}  # by name
         self.streams: dict[str, Callable[[socket.socket, Caller], None]] = {}  # by purpose
         self._asked: set[int] = set()

@@ -12,21 +12,28 @@ over the link to that process.
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from monarch._engine.runtime.agent.client import when_ready
-from monarch._engine.runtime.proc.proc import Proc
+if TYPE_CHECKING:
+    from monarch._spi import Proc
 
-__all__ = ["set_level"]
+__all__ = ["serve", "set_level"]
+
+
+def serve(proc: Proc) -> None:
+    """Handle requests for the level, and set the level with which a proc starts."""
+    proc.notices["log_level"] = functools.partial(set_level, proc)
+    if not proc.client:
+        logging.getLogger().setLevel(logging.INFO)
 
 
 def set_level(proc: Proc, message: dict[str, Any]) -> None:
     """Set the level of this process, then answer at the port in `message`; does not block."""
 
     def run() -> None:
-        import logging  # loaded late, as in `_install`
-
         level = message["level"]
         logging.getLogger().setLevel(level)
         if logging.lastResort is not None:
@@ -39,14 +46,3 @@ def set_level(proc: Proc, message: dict[str, Any]) -> None:
 
     # Not on the reactor: logging takes a lock that user code may hold for any time.
     threading.Thread(target=run, name="monarch-log-level", daemon=True).start()
-
-
-def _install(proc: Proc) -> None:
-    proc.notices["log_level"] = lambda message: set_level(proc, message)
-    if not proc.client:
-        import logging  # the import of `monarch.actor` is faster without it
-
-        logging.getLogger().setLevel(logging.INFO)
-
-
-when_ready(_install)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from monarch._engine.protocol.log_lines import Aggregator, format_line
+from monarch._output.lines import Aggregator, format_line
 
 __all__ = ["LogPrinter"]
 

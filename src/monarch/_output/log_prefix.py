@@ -9,16 +9,11 @@ same text into ``record.actor_prefix``. A program disables the prefix in its pro
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+import logging
 
-from monarch._engine.mesh.call.context import context
-from monarch._engine.runtime.agent.client import when_ready
-from monarch._engine.runtime.proc.proc import Proc
+from monarch.actor import context
 
-if TYPE_CHECKING:
-    import logging
-
-__all__ = ["prefix_python_logs_with_actor"]
+__all__ = ["install", "prefix_python_logs_with_actor"]
 
 prefix_python_logs_with_actor = True
 
@@ -33,9 +28,8 @@ class _ActorPrefix:
         return True
 
 
-def _install(_proc: Proc) -> None:
-    import logging  # the import of `monarch.actor` is faster without it
-
+def install() -> None:
+    """Give all handlers of this process the filter, those that exist and those to come."""
     prefix = _ActorPrefix()
     for handler in logging.getLogger().handlers:
         handler.addFilter(prefix)
@@ -49,6 +43,3 @@ def _install(_proc: Proc) -> None:
         add(self, handler)
 
     setattr(logging.Logger, "addHandler", add_handler)  # noqa: B010 - it is a patch
-
-
-when_ready(_install)

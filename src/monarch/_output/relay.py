@@ -37,9 +37,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from monarch._engine.protocol.log_lines import LineSplitter, Tail
-from monarch._engine.runtime.io.reactor import Reactor
-from monarch._engine.runtime.output.files import LogFiles
+from monarch._output.files import LogFiles
+from monarch._output.lines import LineSplitter, Tail
+from monarch._spi import Reactor
 
 __all__ = ["LogRelay"]
 

@@ -1,8 +1,8 @@
-"""Streaming of the output of procs to the client: `ProcMesh.logging_option`, flushes, notebooks.
+"""Streaming of the output of procs to the client: `ProcMesh.logging_option`, flushes.
 
-A line passes a proc's pipe, the relay in the host agent (`runtime.output.relay`), the agent's link
-to the client (or to the client's agent), and the printer (`runtime.output.printer`). The pipes
-exist if `capture_options` asked for them when the procs were spawned.
+A line passes a proc's pipe, the `relay` in the host agent, the agent's link to the client (or to
+the client's agent), and the `printer`. The pipes exist if `process.capture_options` asked for them
+when the procs were spawned.
 
 `logging_option` sends its request to the agent, which passes it to the agents of the other hosts.
 Each agent first updates its relay, then sends each proc its level; each proc answers the caller. So
@@ -14,60 +14,33 @@ where people read them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
-import sys
 import threading
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from monarch._engine.base.settings import settings
-from monarch._engine.mesh.output.log_level import set_level
-from monarch._engine.mesh.results.future import VALUE, Future
-from monarch._engine.mesh.results.gather import Gather
-from monarch._engine.runtime.agent.client import client_proc, current_proc, when_forked, when_ready
-from monarch._engine.runtime.proc.body import decode_body
-from monarch._engine.runtime.proc.links import LostLink
-from monarch._engine.runtime.proc.ownership import Verdict
-from monarch._engine.runtime.proc.proc import Proc, new_uid
-from monarch._engine.transport.frame_link import FrameLink
+from monarch._output.log_level import set_level
+from monarch._output.notebook import current_shell, flush_after_cells
+from monarch._spi import VALUE, Gather, LostLink, client_proc, current_proc, decode_body, new_uid
+from monarch.actor import Future
 
 if TYPE_CHECKING:
-    from monarch._engine.mesh.meshes.proc_mesh import ProcMesh
-    from monarch._engine.runtime.output.printer import LogPrinter
+    from monarch._spi import FrameLink, Proc, Verdict
+    from monarch.actor import ProcMesh
 
 __all__ = [
     "LoggingManager",
-    "capture_options",
-    "close_printer",
     "flush_all_proc_mesh_logs",
     "set_logging",
-    "when_printed",
 ]
 
 _FLUSH_WAIT = 3.0
 
 
-# -- asking for it -------------------------------------------------------------------------------
-
-
-def capture_options() -> dict[str, Any] | None:
-    """Return how the agent captures the output of procs spawned now; None if it does not."""
-    notebook = _shell()
-    forwarding = settings.enable_log_forwarding or (
-        notebook is not None and settings.origin("enable_log_forwarding") == "default"
-    )
-    files = settings.enable_file_capture and settings.force_file_log
-    if not (forwarding or files or settings.tail_log_lines):
-        return None
-    if notebook is not None:
-        _flush_after_cells(notebook)
-    return {
-        "files": files,
-        "ranked": settings.prefix_with_rank,
-        "tail": settings.tail_log_lines,
-    }
+# -- settings ------------------------------------------------------------------------------------
 
 
 async def set_logging(
@@ -152,7 +125,7 @@ class _Settled(Gather[bool]):
             self._resolve(VALUE, self._captured)
 
 
-# -- printing ------------------------------------------------------------------------------------
+# -- flushes -------------------------------------------------------------------------------------
 
 
 class _Flush:
@@ -166,29 +139,11 @@ class _Flush:
         self.awaited: int | None = None  # answers of other hosts; None: not known yet
 
 
-_printer: LogPrinter | None = None  # made by the first lines that arrive
 _flushes: dict[int, _Flush] = {}
 _flush_ids = itertools.count()
 
 
-def _listen(proc: Proc) -> None:
-    proc.notices["log"] = lambda message: _print(proc, message)
-    proc.notices["log_flushed"] = _flushed
-
-
-def _print(proc: Proc, message: dict[str, Any]) -> None:
-    global _printer
-    if _printer is None:
-        from monarch._engine.runtime.output.printer import LogPrinter
-
-        def acknowledge(agent: str, size: int) -> None:
-            proc.tell_agent({"op": "log_printed", "agent": agent, "size": size})
-
-        _printer = LogPrinter(acknowledge)
-    _printer.take(message)
-
-
-def _flushed(message: dict[str, Any]) -> None:
+def _flushed(proc: Proc, message: dict[str, Any]) -> None:
     """Count the answer of an agent: all that its procs printed so far has been sent here.
 
     The client's own agent also reports how many agents of other hosts answer.
@@ -201,33 +156,10 @@ def _flushed(message: dict[str, Any]) -> None:
     if flush.awaited is None or flush.answers <= flush.awaited:
         return
     del _flushes[message["id"]]
-    done = flush.done
-    if _printer is None:
-        done()
+    if proc.printer is None:
+        flush.done()
     else:
-        _printer.flush(done)
-
-
-def _forget_printer() -> None:
-    """In a forked child: drop the printer, whose thread does not exist here."""
-    global _printer
-    _printer = None
-
-
-def when_printed(callback: Callable[[], object]) -> None:
-    """Call `callback()` once all lines that have arrived so far are printed."""
-    if _printer is None:
-        callback()
-    else:
-        _printer.call(callback)
-
-
-def close_printer(timeout: float) -> None:
-    """Print all lines that have arrived, aggregates included; blocks at most `timeout` seconds."""
-    global _printer
-    printer, _printer = _printer, None
-    if printer is not None:
-        printer.close(timeout)
+        proc.printer.flush(flush.done)
 
 
 class _Flushed(Future[None]):
@@ -242,6 +174,7 @@ class _Flushed(Future[None]):
         if proc is None or proc.agent is None:
             self._resolve(VALUE, None)
             return self
+        proc.notices["log_flushed"] = functools.partial(_flushed, proc)
         ident = next(_flush_ids)
         _flushes[ident] = _Flush(lambda: self._resolve(VALUE, None))
         proc.tell_agent({"op": "log_flush", "id": ident})
@@ -293,34 +226,9 @@ class LoggingManager:
 
     def register_flusher_if_in_ipython(self) -> None:
         """In IPython, flush after every cell from now on; does nothing elsewhere."""
-        shell = _shell()
+        shell = current_shell()
         if shell is not None:
-            _flush_after_cells(shell)
+            flush_after_cells(shell, flush_all_proc_mesh_logs)
 
 
 LoggingManager.__module__ = "monarch._src.actor.logging"
-
-
-# -- notebooks -----------------------------------------------------------------------------------
-
-_shells: list[Any] = []  # IPython shells that flush after every cell
-
-
-def _shell() -> Any:
-    """Return the IPython shell or Jupyter kernel that runs in this process, or None."""
-    module = sys.modules.get("IPython")
-    return None if module is None else module.get_ipython()
-
-
-def _flush_after_cells(shell: Any) -> None:
-    if shell not in _shells:
-        _shells.append(shell)
-        shell.events.register("post_run_cell", _after_cell)
-
-
-def _after_cell(_result: object) -> None:
-    flush_all_proc_mesh_logs()
-
-
-when_ready(_listen)
-when_forked(_forget_printer)

@@ -1,0 +1,69 @@
+"""The part of every process: what it sets up at its start, and what its spawns ask for.
+
+Clients and procs load this module as they start, so it loads little: the printer and
+`logging_option` are loaded by the first use.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from monarch._output import log_level, log_prefix
+from monarch._spi import settings
+
+if TYPE_CHECKING:
+    from monarch._spi import Proc
+
+__all__ = ["capture_options", "serve"]
+
+
+def serve(proc: Proc) -> None:
+    """Set up a process that becomes a client or a proc: its logging, and what agents send it.
+
+    This is the hook ``serve_output``.
+    """
+    proc.notices["log"] = functools.partial(_print, proc)
+    log_level.serve(proc)
+    log_prefix.install()
+
+
+def _print(proc: Proc, message: dict[str, Any]) -> None:
+    printer = proc.printer
+    if printer is None:  # these are the first lines that arrive
+        from monarch._output.printer import LogPrinter
+
+        def acknowledge(agent: str, size: int) -> None:
+            proc.tell_agent({"op": "log_printed", "agent": agent, "size": size})
+
+        printer = proc.printer = LogPrinter(acknowledge)
+    printer.take(message)
+
+
+def capture_options() -> dict[str, Any] | None:
+    """Return how the agent captures the output of procs spawned now; None if it does not.
+
+    This is the hook of the same name.
+    """
+    shell = None
+    if "IPython" in sys.modules:
+        from monarch._output.notebook import current_shell
+
+        shell = current_shell()
+    forwarding = settings.enable_log_forwarding or (
+        shell is not None and settings.origin("enable_log_forwarding") == "default"
+    )
+    files = settings.enable_file_capture and settings.force_file_log
+    if not (forwarding or files or settings.tail_log_lines):
+        return None
+    if shell is not None:
+        from monarch._output.logging_option import flush_all_proc_mesh_logs
+        from monarch._output.notebook import flush_after_cells
+
+        flush_after_cells(shell, flush_all_proc_mesh_logs)
+    return {
+        "files": files,
+        "ranked": settings.prefix_with_rank,
+        "tail": settings.tail_log_lines,
+    }
