@@ -13,8 +13,9 @@ ENGINE = Path(__file__).resolve().parents[1] / "src" / "monarch" / "_engine"
 
 FURTHER = {
     "several hosts": """
-        wire/packet protocol/session/channel protocol/session/lanes protocol/session/stream
-        protocol/session/detector protocol/directory protocol/agent_messages
+        base/address base/worker_address wire/packet protocol/session/channel
+        protocol/session/lanes protocol/session/stream protocol/session/detector protocol/directory
+        protocol/agent_messages
         runtime/io/heartbeats runtime/io/listener
         runtime/hosts/peer_host runtime/hosts/host_link runtime/hosts/tunnel
         runtime/hosts/stream_tunnel runtime/proc/side_stream runtime/admission/public_name
@@ -40,7 +41,12 @@ FURTHER = {
 }
 """Modules of the engine that are not part of the core, by capability."""
 
-BESIDE = {"code for the hosts": "_sync", "deadlocks": "_deadlock", "output": "_output"}
+BESIDE = {
+    "code for the hosts": "_sync",
+    "deadlocks": "_deadlock",
+    "output": "_output",
+    "parts for compatibility only": "_reference",
+}
 """Packages beside the engine that it calls by a hook (`base/features`), by capability."""
 
 _LAYOUT = (

@@ -87,7 +87,7 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch._output.logging_option": "LoggingManager flush_all_proc_mesh_logs",
     },
     "monarch._src.actor.mock": {
-        "monarch._engine.mesh.meshes.mock": """
+        "monarch._reference.mock": """
             get_actor_class=mock_of get_actor_mock_registry_state=registry patch_actor
             patch_tensor_engine
             set_actor_mock_registry_state=install
@@ -134,7 +134,7 @@ PATHS: dict[str, dict[str, str]] = {
     "monarch._rust_bindings.rdma": {"monarch.rdma": "RdmaInitError=RdmaUnavailable"},
     "monarch._rust_bindings.monarch_hyperactor.actor": {"monarch.actor": "Actor"},
     "monarch._rust_bindings.monarch_hyperactor.buffers": {
-        "monarch._engine.base.buffers": "Buffer FrozenBuffer",
+        "monarch._reference.buffers": "Buffer FrozenBuffer",
     },
     "monarch._rust_bindings.monarch_hyperactor.channel": {
         "monarch._engine.base.address": "BindSpec ChannelAddr ChannelTransport",
@@ -163,7 +163,7 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch._engine.base.failure": "UndeliverableMessageEnvelope",
     },
     "monarch._rust_bindings.monarch_hyperactor.proc": {
-        "monarch._engine.base.identity": "ActorAddr ProcId Uid",
+        "monarch._reference.identity": "ActorAddr ProcId Uid",
     },
     "monarch._rust_bindings.monarch_hyperactor.pytokio": {
         "monarch._engine.base.errors": "WouldBlockRuntime",

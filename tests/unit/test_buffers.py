@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._engine.base.buffers import Buffer, FrozenBuffer
 from monarch._engine.base.settings import settings
+from monarch._reference.buffers import Buffer, FrozenBuffer
 
 
 def frozen(*pieces):

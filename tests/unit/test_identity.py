@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._engine.base.identity import ActorAddr, ProcId, Uid, normalize_label
+from monarch._engine.base.identity import normalize_label
+from monarch._reference.identity import ActorAddr, ProcId, Uid
 
 LABELS = st.from_regex(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", fullmatch=True)
 NUMBERS = st.integers(0, 2**64 - 1)

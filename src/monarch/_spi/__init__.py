@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monarch._engine.base import instrument
+    from monarch._engine.base.address import AddressError, ChannelAddr
     from monarch._engine.base.duration import parse_duration
     from monarch._engine.base.errors import DeadlockError, is_engine_frame
+    from monarch._engine.base.identity import LABEL_LIMIT, normalize_label, to_base58
     from monarch._engine.base.memory_file import memory_file
     from monarch._engine.base.settings import settings
     from monarch._engine.launch import own_folder
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
         with_folder,
         working_directory,
     )
+    from monarch._engine.mesh.meshes.actor_mesh import replacements
     from monarch._engine.mesh.meshes.attachment import Attachment, let_go
     from monarch._engine.mesh.meshes.saved_handles import end_job, is_kept, keep_job, renounce
     from monarch._engine.mesh.results.future import VALUE, Future
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from monarch._engine.runtime.proc.proc import Proc, new_uid
     from monarch._engine.runtime.proc.side_stream import Caller
     from monarch._engine.transport.frame_link import FrameLink
+    from monarch._engine.wire.codec import decode, encode
     from monarch._engine.wire.frame import PROBE, Frame
     from monarch._spi.process import (
         Promise,
@@ -68,13 +72,16 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "LABEL_LIMIT",
     "PROBE",
     "VALUE",
     "WITHOUT_CWD",
     "WRITE",
+    "AddressError",
     "Attachment",
     "Caller",
     "Cell",
+    "ChannelAddr",
     "DeadlockError",
     "Door",
     "Frame",
@@ -104,7 +111,9 @@ __all__ = [
     "client_proc",
     "come",
     "current_proc",
+    "decode",
     "decode_body",
+    "encode",
     "end_job",
     "environment",
     "failed",
@@ -117,6 +126,7 @@ __all__ = [
     "let_go",
     "memory_file",
     "new_uid",
+    "normalize_label",
     "open_door",
     "open_stream",
     "own_folder",
@@ -126,6 +136,7 @@ __all__ = [
     "python_command",
     "reactor_call",
     "renounce",
+    "replacements",
     "resolved",
     "serve",
     "serve_host",
@@ -134,6 +145,7 @@ __all__ = [
     "start_thread",
     "successor_of",
     "tell",
+    "to_base58",
     "when_forked",
     "when_gone",
     "why_unreachable",
@@ -143,12 +155,15 @@ __all__ = [
 
 _NAMES = {
     "_engine.base": "instrument",
+    "_engine.base.address": "AddressError ChannelAddr",
     "_engine.base.duration": "parse_duration",
     "_engine.base.errors": "DeadlockError is_engine_frame",
+    "_engine.base.identity": "LABEL_LIMIT normalize_label to_base58",
     "_engine.base.memory_file": "memory_file",
     "_engine.base.settings": "settings",
     "_engine.launch": "own_folder",
     "_engine.launch.interpreter": "WITHOUT_CWD python_command with_folder working_directory",
+    "_engine.mesh.meshes.actor_mesh": "replacements",
     "_engine.mesh.meshes.attachment": "Attachment let_go",
     "_engine.mesh.meshes.saved_handles": "end_job is_kept keep_job renounce",
     "_engine.mesh.results.future": "VALUE Future",
@@ -172,6 +187,7 @@ _NAMES = {
     "_engine.runtime.proc.proc": "Proc new_uid",
     "_engine.runtime.proc.side_stream": "Caller",
     "_engine.transport.frame_link": "FrameLink",
+    "_engine.wire.codec": "decode encode",
     "_engine.wire.frame": "PROBE Frame",
     "_spi.process": (
         "Promise at_actor_end at_call_end call_later failed is_simulated open_door open_stream "

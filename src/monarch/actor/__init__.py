@@ -22,7 +22,6 @@ from monarch._engine.base.address import ChannelTransport
 from monarch._engine.base.bootstrap_command import BootstrapCommand
 from monarch._engine.base.errors import ActorError, DeadlockError, SupervisionError
 from monarch._engine.base.failure import MeshFailure
-from monarch._engine.base.identity import ProcId, Uid
 from monarch._engine.mesh.call.context import (
     Context,
     context,
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     )
     from monarch._engine.mesh.script.reattachment import Reattached, reattach
     from monarch._output import log_prefix as config
+    from monarch._reference.identity import ProcId, Uid
     from monarch._telemetry import get_meter, span, traced
 
 __all__ = [
@@ -125,6 +125,7 @@ __all__ = [
 
 # Names that few programs use, and features above the engine; each is loaded on first use.
 _FEATURES = {
+    **dict.fromkeys(("ProcId", "Uid"), "monarch._reference.identity"),
     "debug_controller": "monarch._debug",
     "get_meter": "monarch._telemetry",
     "span": "monarch._telemetry",

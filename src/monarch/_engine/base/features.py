@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["HOOKS", "find", "hook"]
 
 HOOKS = {
+    "actor_address": "monarch._reference.identity:actor_address",
     "breakpoint": "monarch._debug:stop_at",
     "capture_options": "monarch._output.process:capture_options",
     "capture_output": "monarch._output.captured:CapturedOutput",
+    "check_proc_id": "monarch._reference.identity:check_proc_id",
+    "inherit_mocks": "monarch._reference.mock:inherit",
+    "inherited_mocks": "monarch._reference.mock:inherited",
     "logging_manager": "monarch._output.logging_option:LoggingManager",
     "search_deadlocks": "monarch._deadlock.watch:Watch",
     "serve_output": "monarch._output.process:serve",

@@ -17,7 +17,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch._engine.base.failure import Failure, MeshFailure
-from monarch._engine.base.identity import ActorAddr, Uid, normalize_label
+from monarch._engine.base.features import hook
+from monarch._engine.base.identity import normalize_label
 from monarch._engine.base.verdict import FAILED, STOPPED
 from monarch._engine.mesh.results.faults import Faults, set_is_script
 from monarch._engine.runtime.actor.dispatch import Died, End, end_by
@@ -148,20 +149,17 @@ class Instance:
         return self.proc_mesh.slice(**self.rank)
 
     @property
-    def actor_id(self) -> ActorAddr:
+    def actor_id(self) -> Any:
         """A unique address; treat it as opaque."""
         proc = client_proc()
         label = "client" if self._cell is None else normalize_label(self.name)
-        return ActorAddr.of(
-            Uid.instance_from_value(self._uid & (1 << 63) - 1, label),
-            Uid.instance_from_value(proc.uid & (1 << 63) - 1, normalize_label(proc.label)),
-            f"ipc://@monarch-{proc.uid:x}",
-        )
+        return hook("actor_address")(self._uid, label, proc.uid, proc.label)
 
     @property
     def proc_id(self) -> str:
         """The process part of `actor_id`."""
-        return self.actor_id.proc_id
+        text: str = self.actor_id.proc_id
+        return text
 
     def abort(self, reason: str | None = None) -> None:
         """Fail this actor and return at once.

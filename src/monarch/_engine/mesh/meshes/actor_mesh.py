@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch._engine.base.errors import PayloadTooLarge, SupervisionError
 from monarch._engine.base.failure import Failure
-from monarch._engine.base.identity import Uid, normalize_label
+from monarch._engine.base.identity import normalize_label, to_base58
 from monarch._engine.mesh.call.context import Instance, context
 from monarch._engine.mesh.call.endpoint import ActorEndpoint, NotAnEndpoint
 from monarch._engine.mesh.call.misuse import Misused, constructor_signature, no_such_endpoint
 from monarch._engine.mesh.meshes.actor import ActorSpec, check_actor_class, endpoints_of
 from monarch._engine.mesh.meshes.busy import who_is_busy
-from monarch._engine.mesh.meshes.mock import mock_of
 from monarch._engine.mesh.results.future import RAISED, RAW, VALUE, Future, _check_timeout
 from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.mesh.results.progress import tell_while
@@ -40,7 +39,10 @@ if TYPE_CHECKING:
     from monarch._engine.runtime.cast.sender import Plan
     from monarch._engine.wire.codec import Payload
 
-__all__ = ["ActorMesh", "Blueprint", "spawn_actors"]
+__all__ = ["ActorMesh", "Blueprint", "replacements", "spawn_actors"]
+
+replacements: dict[type, type] = {}
+"""Classes of actors that are spawned in place of others, by the class that a program names."""
 
 
 class ActorMesh(MeshTrait):
@@ -308,8 +310,7 @@ class _Acks(Gather[Any]):
 
 
 def _label(name: str, uid: int) -> str:
-    text = str(Uid.instance_from_value(uid & (1 << 63) - 1))
-    return f"{normalize_label(name)}-{text.strip('<>')}"
+    return f"{normalize_label(name)}-{to_base58(uid & (1 << 63) - 1)}"
 
 
 class Blueprint:
@@ -376,7 +377,7 @@ def spawn_actors(
 
     If a supervisor is given, it sends the requests and restarts the ranks.
     """
-    cls = mock_of(cls)
+    cls = replacements.get(cls, cls)
     is_async = check_actor_class(cls)
     for endpoint_name in endpoints_of(cls):
         if endpoint_name in _TAKEN:

@@ -21,9 +21,8 @@ from monarch._engine.mesh.call import context as contexts
 from monarch._engine.mesh.call.context import context
 from monarch._engine.mesh.call.endpoint import endpoint, is_async
 from monarch._engine.mesh.meshes.actor import Actor
-from monarch._engine.mesh.meshes.actor_mesh import spawn_actors
+from monarch._engine.mesh.meshes.actor_mesh import replacements, spawn_actors
 from monarch._engine.mesh.meshes.attachment import check
-from monarch._engine.mesh.meshes.mock import inherited as mocks
 from monarch._engine.mesh.meshes.proc_mesh import ProcMesh, Recipe, announce
 from monarch._engine.mesh.meshes.saved_handles import keep_if_asked, remember
 from monarch._engine.mesh.results.future import Future
@@ -170,7 +169,7 @@ class HostMesh(MeshTrait):
             "python_override": self._python,
             "logs": None if capture_options is None else capture_options(),
             **_inherited_fields(),
-            **mocks(),
+            **({"mocks": hook("inherited_mocks")()} if replacements else {}),
         }
         procs: list[dict[str, Any]] = []
         for rank in range(count):

@@ -127,7 +127,7 @@ def addresses_of(workers: Sequence[str]) -> list[ChannelAddr]:
                 raise ValueError("* is where to listen: dial what the worker says that it serves")
             # The gateway looks up the names of hosts behind it.
             resolve = _resolve if _gateway is None else None
-            address = parse_worker_address(text, resolve=resolve).address
+            address = parse_worker_address(text, resolve=resolve)
             uses_tls(address)  # raises for what hosts cannot use
         except InvalidWorkerAddress as error:
             raise RuntimeError(str(error)) from error
@@ -219,7 +219,7 @@ def greet_worker(address: str, timeout: float) -> Peer:
     from monarch._engine.runtime.admission.handshake_io import greet  # few programs ask
     from monarch._engine.runtime.admission.secret import find_secret
 
-    where = parse_worker_address(address, resolve=_resolve).address
+    where = parse_worker_address(address, resolve=_resolve)
     return greet(where, find_secret(), timeout)
 
 
@@ -292,17 +292,17 @@ def _worker(private_key: Any, ca: Any, address: str, names: Sequence[str] = ()) 
     _check_security(private_key, ca)
     also: list[str] = []
     for name in (*names, *filter(None, settings.worker_names.split(","))):
-        also.append(parse_worker_address(name.strip()).address.url)
+        also.append(parse_worker_address(name.strip()).url)
         with contextlib.suppress(ValueError):  # the name need not be known on this host
-            also.append(parse_worker_address(name.strip(), resolve=_resolve).address.url)
-    return Worker(parse_worker_address(address, resolve=_resolve).address, also)
+            also.append(parse_worker_address(name.strip(), resolve=_resolve).url)
+    return Worker(parse_worker_address(address, resolve=_resolve), also)
 
 
 def _dialed(text: str, worker: Worker) -> str:
     """Return the address that clients of a worker dial; `text` is the address it listens at."""
     from monarch._engine.runtime.admission.public_name import EVERYWHERE, own_name
 
-    address = parse_worker_address(text).address._replace(bind=None)
+    address = parse_worker_address(text)._replace(bind=None)
     if address.host in EVERYWHERE:
         address = address._replace(host=own_name())
     return address._replace(port=address.port or worker.port, fd=None).url

@@ -161,6 +161,8 @@ def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int, *, executed: bool 
     for uid in spec.get("former", ()):  # those it replaces: peers also know it by their uids
         proc.links[uid] = proc.local
     become(proc)
+    if "mocks" in spec:
+        hook("inherit_mocks")(spec["mocks"])
     if executed:
         proc.tell_agent({"op": "ready"})
     # The main thread has nothing else to do, so the reactor runs on it until the process exits.

@@ -1,59 +1,58 @@
-"""Test doubles: under `patch_actor` every spawn of one class spawns another instead."""
+"""Test doubles: under `patch_actor` every spawn of one class spawns another instead.
+
+The engine looks a class up in `replacements` when it spawns actors. Procs inherit the table by
+their launch request.
+"""
 
 from __future__ import annotations
 
+import base64
 import functools
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from monarch._engine.runtime.agent.client import when_ready
-from monarch._engine.wire.codec import decode, encode
+from monarch._spi import decode, encode, replacements
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from monarch._engine.runtime.proc.proc import Proc
-
-__all__ = ["mock_of", "patch_actor", "patch_tensor_engine"]
-
-_mocks: dict[type, type] = {}
+__all__ = [
+    "inherit",
+    "inherited",
+    "install",
+    "mock_of",
+    "patch_actor",
+    "patch_tensor_engine",
+    "registry",
+]
 
 
 def mock_of(cls: type) -> type:
     """Return the class to spawn in place of `cls`: its replacement, or `cls` itself."""
-    return _mocks.get(cls, cls)
+    return replacements.get(cls, cls)
 
 
 def registry() -> dict[type, type]:
     """Return the active replacements; procs that are spawned now inherit them."""
-    return dict(_mocks)
+    return dict(replacements)
 
 
-def inherited() -> dict[str, str]:
-    """Return the fields of a spawn request that describe the active replacements."""
-    if not _mocks:
-        return {}
-    import base64
-
-    payload = encode(_mocks, 1 << 62)
-    return {"mocks": base64.b64encode(b"".join(payload.chunks)).decode()}
+def inherited() -> str:
+    """Return the active replacements as text; the hook ``inherited_mocks``."""
+    payload = encode(replacements, 1 << 62)
+    return base64.b64encode(b"".join(payload.chunks)).decode()
 
 
-def _inherit(proc: Proc) -> None:
-    mocks = proc.spec.get("mocks")
-    if mocks:
-        import base64
-
-        install(decode(base64.b64decode(mocks)))
-
-
-when_ready(_inherit)
+def inherit(text: str) -> None:
+    """Install what `inherited` returned in another process; the hook ``inherit_mocks``."""
+    install(decode(base64.b64decode(text)))
 
 
 def install(mocks: dict[type, type]) -> None:
     """Make `mocks` the active replacements of this process."""
-    _mocks.clear()
-    _mocks.update(mocks)
+    replacements.clear()
+    replacements.update(mocks)
 
 
 class patch_actor:  # noqa: N801 - the interface's name
@@ -75,16 +74,16 @@ class patch_actor:  # noqa: N801 - the interface's name
         self._previous: list[type | None] = []
 
     def __enter__(self) -> Self:
-        self._previous.append(_mocks.get(self._original))
-        _mocks[self._original] = self._mock
+        self._previous.append(replacements.get(self._original))
+        replacements[self._original] = self._mock
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         previous = self._previous.pop()
         if previous is None:
-            del _mocks[self._original]
+            del replacements[self._original]
         else:
-            _mocks[self._original] = previous
+            replacements[self._original] = previous
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -93,8 +92,6 @@ class patch_actor:  # noqa: N801 - the interface's name
         self.__exit__(*exc_info)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        import inspect
-
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)

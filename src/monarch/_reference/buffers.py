@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monarch._engine.base.settings import settings
+from monarch._spi import settings
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
