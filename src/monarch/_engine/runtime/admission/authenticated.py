@@ -1,15 +1,12 @@
 """A socket whose bytes are authenticated by the session key of the handshake.
 
-The records are those of `protocol.session.records`. It offers the same part of a socket's interface
-as `TlsSocket`, with the same rules, so code that drives one can drive the other. No byte is handed
-out before its record was checked. So altered bytes reach neither a parser nor a program's memory.
+The records are those of `protocol.session.records`. No byte is handed out before its record was
+checked. So altered bytes reach neither a parser nor a program's memory.
 
 A payload is sent from where it is. A record is received into a buffer of this socket, and copied
 from there after its check, while it is in the processor's cache. (Rejected: to receive a big
 payload to where it belongs, and to report it after its check. That saves a tenth of what the check
 costs, and puts unchecked bytes into memory that a program has registered.)
-
-One thread may read while another writes.
 """
 
 from __future__ import annotations
@@ -20,34 +17,23 @@ from collections.abc import Sequence
 from monarch._engine.protocol.session.records import HEADER_SIZE, MOST, TAG_SIZE, Opener, Sealer
 from monarch._engine.transport.outbox import Outbox
 
-__all__ = ["AuthenticSocket"]
+__all__ = ["AuthenticSocket", "ProtectedSocket"]
 
 _SMALL = 4 << 10  # bytes that are copied: a copy costs less than a list of buffers
 _ROOM = 16 << 10  # bytes received at a time, as long as records are small
 
 
-class AuthenticSocket:
-    """A socket with authenticated records; see the module.
+class ProtectedSocket:
+    """The part of a socket's interface that a reactor needs, over protected data.
 
-    Args:
-        sock: a connected socket, owned by this object.
-        session: the session key of the handshake.
-        dialer: whether this is the side that dialed.
+    It blocks if `sock` does. One thread may read while another writes.
     """
 
     secured = False
     """Whether the data is encrypted."""
 
-    def __init__(self, sock: socket.socket, session: bytes, *, dialer: bool) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._sealer = Sealer(session, dialer=dialer)
-        self._opener = Opener(session, dialer=dialer)
-        self._leaving = Outbox()  # records that the socket has not taken yet
-        self._holds = 0  # bytes of data in those records
-        self._room = self._front = memoryview(bytearray(_ROOM))
-        self._from = self._to = 0  # range of received, unchecked bytes
-        self._size = 0  # of the next payload; 0: its header has yet to arrive
-        self._at = self._end = 0  # range of checked bytes not handed out
         self.family = sock.family
         self.fileno = sock.fileno
         self.getsockname = sock.getsockname
@@ -58,13 +44,55 @@ class AuthenticSocket:
 
     def close(self) -> None:
         """Close the socket; drop what it has not taken yet."""
-        self._leaving.clear()
         self._sock.close()
+
+    def send(self, data: bytes | memoryview) -> int:
+        """Send what fits. After a BlockingIOError the next call must begin with the same bytes."""
+        return self.sendmsg([memoryview(data)])
+
+    def sendall(self, data: bytes) -> None:
+        """Send all of `data`; for a blocking socket."""
+        left = memoryview(data)
+        while left:
+            left = left[self.send(left) :]
+
+    def sendmsg(self, buffers: Sequence[memoryview]) -> int:
+        """Send the first of these bytes; return how many.
+
+        After a BlockingIOError the next call must begin with the same bytes.
+        """
+        raise NotImplementedError
+
+
+class AuthenticSocket(ProtectedSocket):
+    """A socket with authenticated records; see the module.
+
+    Args:
+        sock: a connected socket, owned by this object.
+        session: the session key of the handshake.
+        dialer: whether this is the side that dialed.
+    """
+
+    def __init__(self, sock: socket.socket, session: bytes, *, dialer: bool) -> None:
+        super().__init__(sock)
+        self._sealer = Sealer(session, dialer=dialer)
+        self._opener = Opener(session, dialer=dialer)
+        self._leaving = Outbox()  # records that the socket has not taken yet
+        self._holds = 0  # bytes of data in those records
+        self._room = self._front = memoryview(bytearray(_ROOM))
+        self._from = self._to = 0  # range of received, unchecked bytes
+        self._size = 0  # of the next payload; 0: its header has yet to arrive
+        self._at = self._end = 0  # range of checked bytes not handed out
+
+    def close(self) -> None:
+        """See `ProtectedSocket`."""
+        self._leaving.clear()
+        super().close()
 
     # -- out -------------------------------------------------------------------------------------
 
     def send(self, data: bytes | memoryview) -> int:
-        """Send what fits. After a BlockingIOError the next call must begin with the same bytes."""
+        """See `ProtectedSocket`."""
         size = len(data)
         if self._leaving or not 0 < size <= _SMALL:
             return self.sendmsg([memoryview(data)])
@@ -79,17 +107,8 @@ class AuthenticSocket:
             self._flush()
         return size
 
-    def sendall(self, data: bytes) -> None:
-        """Send all of `data`; for a blocking socket."""
-        left = memoryview(data)
-        while left:
-            left = left[self.send(left) :]
-
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
-        """Send the first of these bytes; return how many.
-
-        After a BlockingIOError the next call must begin with the same bytes.
-        """
+        """See `ProtectedSocket`."""
         leaving = self._leaving
         if not leaving:
             if len(buffers) == 1 and 0 < len(buffers[0]) <= _SMALL:

@@ -30,6 +30,7 @@ from typing import Any
 
 from monarch._engine.base.memory_file import memory_file
 from monarch._engine.protocol.session.handshake import MAGIC, ClosedInHandshake, HandshakeError
+from monarch._engine.runtime.admission.authenticated import ProtectedSocket
 from monarch._engine.runtime.admission.secret import SecretError
 from monarch._engine.transport.outbox import Outbox
 
@@ -150,8 +151,8 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-class TlsSocket:
-    """The part of a socket's interface that a reactor needs, over TLS; it blocks if `sock` does.
+class TlsSocket(ProtectedSocket):
+    """A socket whose data is protected by TLS.
 
     OpenSSL works on memory here, not on the socket. On a socket OpenSSL calls the kernel twice for
     each record of 16 kB that arrives, and once for each that is sent. Those calls cost more than
@@ -161,15 +162,14 @@ class TlsSocket:
     Once the handshake is over, TLS 1.3 never has to write before it can read, or to read before it
     can write. So a caller waits for a read event to read, and for a write event to write.
 
-    One thread may read while another writes. OpenSSL does not allow that, so a lock guards it. The
-    lock is reentrant: the garbage collector may run code that writes in the middle of a read.
+    OpenSSL does not allow that one thread reads while another writes, so a lock guards it. The lock
+    is reentrant: the garbage collector may run code that writes in the middle of a read.
     """
 
     secured = True
-    """Whether the data is encrypted."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, name: str | None) -> None:
-        self._sock = sock
+        super().__init__(sock)
         self._arrived = ssl.MemoryBIO()
         self._leaving = ssl.MemoryBIO()
         self._tls = context.wrap_bio(
@@ -179,14 +179,6 @@ class TlsSocket:
         self._sealed = Outbox()  # ciphertext that the socket has not taken yet
         self._holds = 0  # plaintext bytes covered by `_sealed`
         self._came = 0  # bytes received by the last read of the socket
-        self.family = sock.family
-        self.fileno = sock.fileno
-        self.getsockname = sock.getsockname
-        self.close = sock.close
-        self.setblocking = sock.setblocking
-        self.setsockopt = sock.setsockopt
-        self.settimeout = sock.settimeout
-        self.shutdown = sock.shutdown
 
     @classmethod
     def dial(cls, sock: socket.socket, context: ssl.SSLContext, name: str) -> TlsSocket:
@@ -287,21 +279,8 @@ class TlsSocket:
                 break
         return got
 
-    def send(self, data: bytes | memoryview) -> int:
-        """Send what fits. After a BlockingIOError the next call must begin with the same bytes."""
-        return self.sendmsg([memoryview(data)])
-
-    def sendall(self, data: bytes) -> None:
-        """Send all of `data`; for a blocking socket."""
-        left = memoryview(data)
-        while left:
-            left = left[self.send(left) :]
-
     def sendmsg(self, buffers: Sequence[memoryview]) -> int:
-        """Send the first of these bytes; return how many.
-
-        After a BlockingIOError the next call must begin with the same bytes.
-        """
+        """See `ProtectedSocket`."""
         if not self._sealed:
             data = _next(buffers)
             self._holds = min(len(data), _MOST)
