@@ -22,6 +22,7 @@ SMALL = {
     "payloads": ["5"],
     "registrations": ["1"],
     "messages": ["800"],
+    "round_trips": ["1600"],
     "thousand": ["4"],
     "fuzz": ["3000"],
     "simulation": ["12"],

@@ -306,6 +306,7 @@ class SimEnvironment(environments.Environment):
 
     loops_stall = False
     longest_wait = -1.0  # virtual time has no signals
+    has_seats = False
     jobs_outlive = False
     connects_procs = False
 

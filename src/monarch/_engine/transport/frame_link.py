@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Protocol
 
+from monarch._engine.transport.loan import Loan
 from monarch._engine.wire.frame import Frame, FrameReader
 
 __all__ = ["FrameLink", "Stream", "StreamLink", "Waiting"]
@@ -107,6 +108,8 @@ class StreamLink(FrameLink, Protocol):
     owner: Any
     """The object that the holder of the link keeps with it."""
     reader: FrameReader
+    loan: Loan | None
+    """What a thread needs to read the link in place of the reactor; None if it never asked."""
 
     @property
     def sock(self) -> Stream:

@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Protocol
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.transport.frame_link import Waiting
+from monarch._engine.transport.loan import Loan
 from monarch._engine.wire.frame import MARK, Frame, FrameReader, pack
 
 __all__ = ["CastLink", "Link", "mark"]
@@ -80,6 +81,7 @@ class Link:
         "credit",
         "direct",
         "fileno",
+        "loan",
         "lost",
         "marked",
         "owner",
@@ -119,6 +121,7 @@ class Link:
         self.queued = 0  # bytes waiting for the socket
         self.reader = FrameReader(frame_limit, peer)
         self.lost: str | None = None
+        self.loan: Loan | None = None  # made when a thread first asks for one
         self.casts = 0  # the last cast of this process that also goes to the peer
         self.used = True  # whether something was sent since the last mark
         # The next three are for links to other hosts, see runtime.direct.link.
@@ -145,7 +148,8 @@ class Link:
             if mask & _WRITE:
                 self.flush()
             if mask & ~_WRITE:
-                read(self)
+                loan = self.loan
+                (read if loan is None else loan.read)(self)
 
         self.want_write = want_write
         reactor.register(self.fileno, ready)

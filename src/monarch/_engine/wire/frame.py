@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from monarch._engine.base.errors import ProtocolError
 
 __all__ = [
+    "ALONE",
     "ANSWERS",
     "CALL",
     "CAST",
@@ -87,6 +88,7 @@ _LAST_KIND = DIRECT
 # Flags: the kind of body. The low bits are the outcome of a POST; a CALL and a STOP have others.
 ONCE = 1  # the port of this CALL takes one answer
 FIRST = 2  # the port of this CALL takes the first answer of each rank, and drops others
+ALONE = 4  # the sender of this CALL waits for no other answer
 ERROR = 1  # the endpoint raised; the body is the exception
 FAILURE = 2  # the actor has ended; the body is the failure
 HURRY = 1  # a repeated STOP: give the actor up, even in the middle of an endpoint

@@ -54,7 +54,7 @@ from monarch._engine.runtime.proc.proc import Proc
 from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.call_meta import call_meta
 from monarch._engine.wire.codec import Payload
-from monarch._engine.wire.frame import CALL, FIRST, ONCE, pack
+from monarch._engine.wire.frame import ALONE, CALL, FIRST, ONCE, pack
 
 if TYPE_CHECKING:
     import inspect
@@ -617,9 +617,16 @@ class ActorEndpoint(Generic[P, R_co]):
         future._link = links[rank]
         future._rank = rank
         future._port = port = next(proc.port_ids)
+        flags = ONCE
+        if proc.asks_ahead or port - 1 in proc.ports:
+            proc.expects = None
+        else:
+            flags = ONCE | ALONE
+            proc.expects = links[rank]
+            proc.asks_ahead = True
         proc.ports[port] = future
         try:
-            self._send_one(links, rank, args, kwargs, port, future, ONCE, self._meta)
+            self._send_one(links, rank, args, kwargs, port, future, flags, self._meta)
         except BaseException:
             proc.close_port(port)
             raise

@@ -24,7 +24,7 @@ from monarch._engine.mesh.results.unobserved import Unobserved
 from monarch._engine.mesh.results.value_mesh import Answered, Failed, ValueMesh, failure_of
 from monarch._engine.runtime.actor.dispatch import rebuild_error, rebuild_raised
 from monarch._engine.runtime.proc.body import decode_body, unreadable
-from monarch._engine.runtime.proc.ownership import Verdict
+from monarch._engine.runtime.proc.ownership import ANY_THREAD, Verdict
 from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.codec import loads
 from monarch._engine.wire.frame import FAILURE
@@ -120,6 +120,7 @@ class _Called(Future[R_co]):
         """Do nothing: no operation is lazy, and the gate of an actor's loop reports the await."""
 
     def _decode(self, content: Any) -> Any:
+        self._endpoint.proc.asks_ahead = False
         flags, body = content
         if flags:
             raise _error_of(flags, body, self._endpoint.name)
@@ -291,6 +292,8 @@ class Arrivals(Gather[None]):
             if not self._missing:
                 self._resolve(VALUE, None)
 
+
+ANY_THREAD.add(Reply)
 
 for _kind in (_Called, Reply, Replies, PartialReplies, Arrival):
     _kind.__name__ = _kind.__qualname__ = Future.__name__  # the name in errors of Python

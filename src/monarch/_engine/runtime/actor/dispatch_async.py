@@ -12,7 +12,7 @@ import functools
 import os
 import select
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
@@ -30,9 +30,15 @@ from monarch._engine.runtime.actor.dispatch import (
     stopped,
 )
 from monarch._engine.runtime.actor.loop_watch import Pulse
-from monarch._engine.runtime.io.bridge import gate_of, new_loop
+from monarch._engine.runtime.actor.seat import Seat
+from monarch._engine.runtime.io import environment as environments
+from monarch._engine.runtime.io.bridge import Wait, gate_of, new_loop
 from monarch._engine.transport.frame_link import FrameLink
-from monarch._engine.wire.frame import CALL, Frame
+from monarch._engine.wire.frame import ALONE, CALL, Frame
+
+if TYPE_CHECKING:
+    from monarch._engine.runtime.io.bridge import LoopGate
+    from monarch._engine.runtime.proc.proc import Proc
 
 __all__ = ["run_async"]
 
@@ -42,7 +48,9 @@ _loops: set[asyncio.AbstractEventLoop] = set()  # the event loops of this proces
 
 def run_async(cell: Cell) -> None:
     """Run an async actor on an event loop of its own; the body of its thread."""
-    loop = new_loop()
+    proc = cell.proc
+    may_sit = environments.current.has_seats and not proc.client
+    loop = new_loop(functools.partial(_sit, proc) if may_sit else None)
     asyncio.set_event_loop(loop)
     _loops.add(loop)
     try:
@@ -58,6 +66,24 @@ def run_async(cell: Cell) -> None:
             asyncio.set_event_loop(None)
             _loops.discard(loop)
             loop.close()
+
+
+def _sit(proc: Proc, fd: int, gate: LoopGate, run: Callable[[], None]) -> Wait:
+    """Return the function by which the idle loop with this selector and gate waits."""
+    seat: Seat | None = None
+
+    def wait(timeout: float | None) -> bool | None:
+        nonlocal seat
+        if proc.expects is None:
+            return None
+        if seat is None:
+            try:
+                seat = Seat(proc, fd, gate, run)
+            except OSError:  # out of descriptors; perhaps not for long
+                return None
+        return seat.wait(timeout)
+
+    return wait
 
 
 def _separate_loops() -> None:
@@ -124,7 +150,8 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
     behaviour = cell.behaviour
     assert behaviour is not None
     mailbox = cell.mailbox
-    encode_answer = cell.proc.encode_result
+    proc = cell.proc
+    encode_answer = proc.encode_result
     cell.serving = serving
     search = cell.proc.wait_watch.search
     if search is not None:
@@ -158,6 +185,7 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
             end = stopped(cell, frame)
             break
         cell.flow_control.take(len(frame.body))
+        proc.expects = link if frame.flags & ALONE else None
         cell.current = item
         handler = None
         try:

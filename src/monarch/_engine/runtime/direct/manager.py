@@ -37,6 +37,7 @@ from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.reactor import WRITE, Timer
 from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.transport.link import Link
+from monarch._engine.transport.loan import alone_with
 from monarch._engine.wire.frame import DIRECT, Frame, pack
 
 if TYPE_CHECKING:
@@ -249,7 +250,8 @@ class Directs:
                 reactor.call_soon(self._read, owner, direct)
 
         direct = Direct(link, sock, number, settings.host_timeout / 2, watch)
-        owner = self._open[link] = DirectLink.of(link, direct, first=first)
+        with alone_with(link.loan):
+            owner = self._open[link] = DirectLink.of(link, direct, first=first)
 
         def ready(mask: int) -> None:
             if mask & WRITE:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import os
 import selectors
 import weakref
@@ -25,6 +26,8 @@ from monarch._engine.base.errors import format_all
 from monarch._engine.runtime.io.fault_file import note_error
 
 __all__ = ["LoopGate", "gate_of", "new_loop"]
+
+Wait = Callable[[float | None], bool | None]
 
 
 class LoopGate:
@@ -76,6 +79,14 @@ class LoopGate:
             os.read(self._read_fd, 8)
         except BlockingIOError:  # a forked child and its parent may wait on one selector
             return
+        self.run()
+
+    def hold(self) -> None:
+        """Write to no descriptor for posts until `run`, which the caller calls on the loop."""
+        self._signalled = True
+
+    def run(self) -> None:
+        """Run what was posted; on the loop."""
         self._signalled = False
         ready = self._ready
         while ready:
@@ -107,13 +118,28 @@ class _GateSelector(selectors.DefaultSelector):
         super().__init__()
         self._fd = -1
         self._run: Callable[[], None] | None = None
+        self._wait: Wait | None = None
 
     def attend(self, fd: int, run: Callable[[], None]) -> None:
         """Call `run` when `fd` alone is ready, and report nothing then."""
         self._fd = fd
         self._run = run
 
+    def wait_by(self, wait: Wait) -> None:
+        """Call `wait(timeout)` while the loop is idle.
+
+        It returns early when this selector is ready. It returns None if it did not wait, and True
+        if it has run posts.
+        """
+        self._wait = wait
+
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self._wait is not None and (timeout is None or timeout > 0):
+            came = self._wait(timeout)
+            if came:
+                return []
+            if came is not None:
+                timeout = 0
         ready = super().select(timeout)
         # Not beside other descriptors: callbacks of the program could close these.
         if len(ready) == 1 and ready[0][0].fd == self._fd and self._run is not None:
@@ -122,8 +148,14 @@ class _GateSelector(selectors.DefaultSelector):
         return ready
 
 
-def new_loop() -> asyncio.AbstractEventLoop:
-    """Return a new event loop with a gate. If the program sets a policy, that makes the loop."""
+def new_loop(
+    waits: Callable[[int, LoopGate, Callable[[], None]], Wait] | None = None,
+) -> asyncio.AbstractEventLoop:
+    """Return a new event loop with a gate. If the program sets a policy, that makes the loop.
+
+    `waits(descriptor of the selector, gate, run)` returns the function by which the idle loop
+    waits; `run` runs the posts of the gate.
+    """
     policy = getattr(asyncio.events, "_event_loop_policy", None)  # None: no code has asked for it
     if policy is not None and type(policy).__module__ != "asyncio.unix_events":
         return asyncio.new_event_loop()
@@ -132,6 +164,9 @@ def new_loop() -> asyncio.AbstractEventLoop:
     gate = gate_of(loop)
     run_in_context = contextvars.copy_context().run  # as asyncio does for readers
     selector.attend(gate.fileno, lambda: run_in_context(gate.drain))
+    if waits is not None:
+        run = functools.partial(run_in_context, gate.run)
+        selector.wait_by(waits(selector.fileno(), gate, run))
     return loop
 
 

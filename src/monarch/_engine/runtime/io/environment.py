@@ -15,6 +15,7 @@ from __future__ import annotations
 import _queue
 import functools
 import os
+import select
 import socket
 import sys
 import threading
@@ -75,6 +76,9 @@ class Environment:
 
     loops_stall = True
     """Whether time passes while an event loop is blocked."""
+
+    has_seats = hasattr(select, "epoll") and hasattr(os, "eventfd")
+    """Whether idle actors can read links, see `runtime.actor.seat`."""
 
     jobs_outlive = True
     """Whether a job can outlive its script and be re-attached by another one."""

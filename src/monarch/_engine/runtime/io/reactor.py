@@ -62,7 +62,7 @@ class Reactor:
         # Whether a change during a wait takes effect; not with `poll`.
         self._sees_changes = hasattr(select, "epoll")
         self._callbacks: dict[int, Callable[[int], None]] = {}
-        self._soon: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._soon: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._new: deque[Timer] = deque()  # timers that are set, but not yet in the heap
         self._wakes = _NEVER  # when the present wait, if any, ends without an event
@@ -90,7 +90,7 @@ class Reactor:
 
     # -- for any thread --------------------------------------------------------------------------
 
-    def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
         """Run `callback(*args)` on the reactor thread. Takes no lock: safe in finalisers."""
         self._soon.append((callback, args))
         if self._waiting and not self._woken:
@@ -115,7 +115,8 @@ class Reactor:
         """Call `callback(event mask)` on the reactor thread whenever `fd` is readable."""
         self._callbacks[fd] = callback
         self._poll.register(fd, READ)
-        self._show_change()
+        if not self._sees_changes:
+            self._show_change()
 
     def watch_writes(self, fd: int, on: bool) -> None:
         """Also call back when `fd` takes bytes. Ignored when `fd` is no longer registered."""
@@ -128,10 +129,11 @@ class Reactor:
         except OSError:
             if fd in self._callbacks:
                 raise
-        self._show_change()
+        if not self._sees_changes:
+            self._show_change()
 
     def _show_change(self) -> None:
-        if not self._sees_changes and threading.get_ident() != self.ident:
+        if threading.get_ident() != self.ident:
             self.call_soon(lambda: None)
 
     def unregister(self, fd: int) -> None:

@@ -11,6 +11,7 @@ from typing import NoReturn
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.transport.frame_link import Waiting
+from monarch._engine.transport.loan import Loan
 
 __all__ = ["Gate", "LocalLink", "LostLink"]
 
@@ -39,6 +40,7 @@ class _Streamless:
     casts: int = 0
     used: bool = False
     direct: object = None
+    loan: Loan | None = None
 
     def __init__(self, uid: int, peer: str, lost: str | None) -> None:
         self.uid = uid

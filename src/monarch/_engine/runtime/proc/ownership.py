@@ -9,7 +9,7 @@ from monarch._engine.base.failure import Failure
 from monarch._engine.base.verdict import Verdict
 from monarch._engine.transport.frame_link import FrameLink
 
-__all__ = ["CallSink", "OwnedMesh", "Owner", "Sink", "Verdict"]
+__all__ = ["ANY_THREAD", "CallSink", "OwnedMesh", "Owner", "Sink", "Verdict"]
 
 
 class Sink(Protocol):
@@ -22,6 +22,10 @@ class Sink(Protocol):
     def peer_lost(self, link: FrameLink, verdict: Verdict) -> None:
         """Settle what can no longer come over `link`."""
         ...
+
+
+ANY_THREAD: set[type] = set()
+"""The types of sinks that may be called on the thread of any actor."""
 
 
 class CallSink(Sink, Protocol):

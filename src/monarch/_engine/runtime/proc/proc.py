@@ -54,6 +54,7 @@ from monarch._engine.runtime.proc.side_stream import Caller, Via
 from monarch._engine.runtime.proc.wait_watch import WaitWatch
 from monarch._engine.transport.frame_link import FrameLink, StreamLink
 from monarch._engine.transport.link import Link
+from monarch._engine.transport.loan import Loan, alone_with
 from monarch._engine.transport.segment import SegmentPool
 from monarch._engine.wire.call_meta import return_port_of
 from monarch._engine.wire.codec import Payload, encode, encode_call, encode_result
@@ -176,6 +177,10 @@ class Proc:
         self._asked: set[int] = set()
         self._exit_sinks: dict[int, list[Callable[[Verdict], None]]] = {}
         self._links_lock = threading.Lock()
+        # The link over which the next message is expected: that of the last call, sent or
+        # received, that was its caller's only one.
+        self.expects: FrameLink | None = None
+        self.asks_ahead = False  # a call was sent since an answer was last observed
         # Starts above the ports of earlier epochs, so that late messages to those find no port
         # here.
         self.port_ids = itertools.count((reign << _REIGN) + 1)
@@ -449,6 +454,19 @@ class Proc:
             return False
         return bool(frames)
 
+    def read_in_turn(self, link: StreamLink) -> bool:
+        """Do what `_read` does for a link that may be lent, see `runtime.actor.seat`."""
+        with alone_with(link.loan):
+            if link.loan is not None and link.loan.left:
+                left, link.loan.left = link.loan.left, []
+                self.handle(link, left)
+            return self._read(link)
+
+    def prepare_loan(self, link: Link) -> None:
+        """Make it possible that the thread of an actor reads `link`; on the reactor thread."""
+        if link.loan is None:
+            link.loan = Loan(self.read_in_turn)
+
     def handle(self, link: StreamLink, frames: list[Frame]) -> None:
         """Dispatch frames by their kind. A peer that violates the protocol loses the link."""
         try:
@@ -627,7 +645,7 @@ class Proc:
         if link is not None:
             # Messages sent before the exit still count. EOF may be missing, since a forked child
             # can hold the sockets open.
-            while link.lost is None and self._read(link):
+            while link.lost is None and self.read_in_turn(link):
                 pass
             if link.lost is None:
                 link.lose(verdict.error)
@@ -703,9 +721,10 @@ class Proc:
     def _on_lost(self, link: StreamLink) -> None:
         if link.fileno < 0:
             return
-        self.reactor.unregister(link.fileno)
-        link.close(link.lost or "closed")
-        link.fileno = -1
+        with alone_with(link.loan):
+            self.reactor.unregister(link.fileno)
+            link.close(link.lost or "closed")
+            link.fileno = -1
         self.segments.drop_holder(link)
         for gate in list(link.paused.values()):
             gate.open()
