@@ -49,17 +49,31 @@ _HOMES = {
     "configured": "monarch.config:configured",
     "get_global_config": "monarch.config:get_global_config",
     "get_runtime_config": "monarch.config:get_runtime_config",
+    "Stream": "monarch._tensors.stream:Stream",
+    "Tensor": "monarch._tensors.tensor:Tensor",
+    "call_on_shard_and_fetch": "monarch._tensors.remote:call_on_shard_and_fetch",
+    "fetch_shard": "monarch._tensors.fetch:fetch_shard",
+    "function_resolvers": "monarch._tensors.function:resolvers",
+    "get_active_mesh": "monarch._tensors.mesh:get_active_mesh",
+    "get_active_stream": "monarch._tensors.stream:get_active_stream",
     "grad_function": "monarch._tensors.grad_function:grad_function",
     "grad_generator": "monarch._tensors.gradient:grad_generator",
+    "inspect": "monarch._tensors.fetch:inspect",
+    "no_mesh": "monarch._tensors.mesh:no_mesh",
+    "reduce": "monarch._tensors.reduction:reduce",
+    "reduce_": "monarch._tensors.reduction:reduce_",
+    "remote": "monarch._tensors.remote:remote",
+    "show": "monarch._tensors.fetch:show",
+    "slice_mesh": "monarch._tensors.transfer:slice_mesh",
+    "to_mesh": "monarch._tensors.transfer:to_mesh",
 }
 
-# Names of the tensor engine. `monarch.Future` is one of them: not `monarch.actor.Future`.
+# Names of distributed tensors that this release lacks. `monarch.Future` is one of them, and not
+# `monarch.actor.Future`.
 _TENSOR_ENGINE = frozenset(
     """
-    ActorFuture Future OpaqueRef RemoteProcessGroup Selection Simulator Stream Tensor builtins
-    call_on_shard_and_fetch coalescing fetch_shard function_resolvers get_active_mesh
-    get_active_stream inspect mast_reserve no_mesh reduce reduce_ remote set_meta show slice_mesh
-    to_mesh world_mesh
+    ActorFuture Future OpaqueRef RemoteProcessGroup Selection Simulator builtins coalescing
+    mast_reserve set_meta world_mesh
     """.split()
 )
 
@@ -81,7 +95,7 @@ def __getattr__(name: str) -> Any:
         hint = " (the future of an endpoint call is monarch.actor.Future)" * (name == "Future")
         # ImportError, so that `from monarch import Tensor` shows this text.
         raise ImportError(
-            f"monarch.{name} belongs to the tensor engine, which is not part of this release{hint}",
+            f"monarch.{name} belongs to a part of the tensor engine that this release lacks{hint}",
             name=__name__,
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -176,12 +176,40 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch._engine.base.failure": "MeshFailure",
     },
     "monarch._rust_bindings.monarch_hyperactor.value_mesh": {"monarch.actor": "ValueMesh"},
+    "monarch.common.device_mesh": {
+        "monarch._tensors.mesh": "DeviceMesh get_active_mesh no_mesh",
+        "monarch._tensors.transfer": "MeshSliceTensor slice_mesh to_mesh",
+    },
+    "monarch.common.function": {
+        "monarch._tensors.function": """
+            ResolvableFromCloudpickle ResolvableFunction ResolvableFunctionFromPath
+            maybe_resolvable_function resolvable_function resolvers
+        """,
+    },
+    "monarch.common.invocation": {"monarch._tensors.errors": "DeviceException RemoteException"},
+    "monarch.common.remote": {
+        "monarch._tensors.remote": "Remote call_on_shard_and_fetch remote",
+    },
+    "monarch.common.stream": {"monarch._tensors.stream": "Stream get_active_stream"},
+    "monarch.common.tensor": {
+        "monarch._tensors.tensor": "Tensor",
+        "monarch._tensors.reduction": "reduce reduce_",
+        "monarch._tensors.transfer": "MeshSliceTensor",
+    },
+    "monarch.fetch": {
+        "monarch._tensors.fetch": "fetch_shard inspect show",
+        "monarch._tensors.remote": "call_on_shard_and_fetch",
+    },
     "monarch.gradient": {"monarch._tensors.gradient": "GradientGenerator"},
     "monarch.gradient_generator": {
         "monarch._tensors.gradient": """
             GradGenerator GradientGenerator grad_generator gradient_execution_order
         """,
         "monarch._tensors.grad_function": "GradFunction grad_function",
+    },
+    "monarch.mesh_controller": {
+        "monarch._tensors.errors": "DeviceException RemoteException",
+        "monarch._tensors.mesh": "spawn_tensor_engine",
     },
     "monarch.memory": {"monarch._tensors.memory": "dump_memory_snapshot record_memory_history"},
     "monarch.profiler": {"monarch._tensors.profiler": "Schedule profile record_function"},
@@ -231,7 +259,7 @@ _LOGS = "use ProcMesh.logging_option()"
 _SPANS = "use span, traced and get_meter of monarch.actor"
 _LAUNCH = "there are no custom launchers; pass a BootstrapCommand to HostMesh.spawn_procs()"
 _MESHES = "there is no native mesh underneath; use the mesh object itself"
-_TENSORS = "the tensor engine is not part of this release"
+_TENSORS = "this part of the tensor engine is not in this release"
 _NATIVE = "it tests native code, and there is none here"
 
 #: Internals of the reference without a counterpart, each with a replacement.
@@ -284,8 +312,11 @@ INTERNAL_MODULES = {
     "monarch._rust_bindings.monarch_hyperactor.pickle": _CODEC,
     "monarch._rust_bindings.monarch_hyperactor.telemetry": _SPANS,
     "monarch._rust_bindings.monarch_messages": _TENSORS,
-    "monarch.common": _TENSORS,
-    "monarch.fetch": _TENSORS,
+    "monarch.common._coalescing": _TENSORS,
+    "monarch.common.borrows": _TENSORS,
+    "monarch.common.future": _TENSORS,
+    "monarch.common.opaque_ref": _TENSORS,
+    "monarch.common.pipe": _TENSORS,
     "monarch.remote": _TENSORS,
 }
 
@@ -293,7 +324,7 @@ INTERNAL_MODULES = {
 PACKAGES = {
     ".".join(parts[:length])
     for parts in (path.split(".") for path in (*PATHS, *SAME))
-    if parts[1] in {"_src", "_rust_bindings", "simulator", "timer"}
+    if parts[1] in {"_src", "_rust_bindings", "common", "simulator", "timer"}
     for length in range(2, len(parts))
 }
 

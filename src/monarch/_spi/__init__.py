@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from monarch._engine.runtime.proc.ownership import Verdict
     from monarch._engine.runtime.proc.proc import Proc, new_uid
     from monarch._engine.runtime.proc.side_stream import Caller
+    from monarch._engine.shapes import MeshTrait
     from monarch._engine.transport.frame_link import FrameLink
     from monarch._engine.wire.codec import decode, encode
     from monarch._engine.wire.frame import PROBE, Frame
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         serve_streams,
         start_thread,
         successor_of,
+        then,
         when_gone,
     )
 
@@ -91,6 +93,7 @@ __all__ = [
     "HandshakeError",
     "LoopGate",
     "LostLink",
+    "MeshTrait",
     "Parker",
     "Proc",
     "Promise",
@@ -145,6 +148,7 @@ __all__ = [
     "start_thread",
     "successor_of",
     "tell",
+    "then",
     "to_base58",
     "when_forked",
     "when_gone",
@@ -186,12 +190,13 @@ _NAMES = {
     "_engine.runtime.proc.ownership": "Verdict",
     "_engine.runtime.proc.proc": "Proc new_uid",
     "_engine.runtime.proc.side_stream": "Caller",
+    "_engine.shapes": "MeshTrait",
     "_engine.transport.frame_link": "FrameLink",
     "_engine.wire.codec": "decode encode",
     "_engine.wire.frame": "PROBE Frame",
     "_spi.process": (
         "Promise at_actor_end at_call_end call_later failed is_simulated open_door open_stream "
-        "own_uid reactor_call resolved serve_streams start_thread successor_of when_gone"
+        "own_uid reactor_call resolved serve_streams start_thread successor_of then when_gone"
     ),
 }
 """The names above, by the module that each is loaded from."""

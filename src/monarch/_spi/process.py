@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch._engine.mesh.call.context import context
-from monarch._engine.mesh.results.future import RAISED, VALUE, Future
+from monarch._engine.mesh.results.future import RAISED, RAW, VALUE, Future
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.reactor import Reactor, Timer
@@ -31,6 +31,7 @@ __all__ = [
     "serve_streams",
     "start_thread",
     "successor_of",
+    "then",
     "when_gone",
 ]
 
@@ -86,6 +87,33 @@ class Promise(Future[R]):
     def fail(self, error: BaseException) -> bool:
         """Settle with an error for `get` and `await`. Return False if settled before."""
         return self._resolve(RAISED, error)
+
+
+class _Then(Future[R]):
+    """The future of a function of another future's value."""
+
+    __slots__ = ("_function", "_source")
+
+    _function: Callable[[Any], R]
+    _source: Future[Any]
+
+    def _decode(self, content: Any) -> R:
+        return self._function(self._source.get())
+
+    def _recall(self) -> None:
+        self._source.cancel()
+
+
+def then(source: Future[Any], function: Callable[[Any], R]) -> Future[R]:
+    """Return the future of ``function(value)`` for the value of a future whose operation runs.
+
+    The first observer calls the function, once, on its thread. An error of `source` is raised.
+    """
+    future: _Then[R] = _Then._new()
+    future._source = source
+    future._function = function
+    source._notify(lambda: future._resolve(RAW, None))
+    return future
 
 
 resolved = Future._of

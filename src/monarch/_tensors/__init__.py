@@ -1,11 +1,19 @@
 """Tensors whose parts live on all processes of a mesh, and the tools of programs that use them.
 
-One script issues the operations of torch. A *core* keeps the books of tensors, streams and errors
-and knows no actors; a *client* sends the operations in batches; a *worker* in each process of the
-mesh runs them on its own part. These three are in preparation. The modules that need torch alone
-are here: gradients one by one (`gradient`), functions with a backward of their own
-(`grad_function`), timers, profiles, snapshots of memory, and a model of the time that communication
-takes.
+One script issues the operations of torch, as ordinary torch code. The parts, from the bottom:
 
-The package needs torch (`pymonarch[torch]`), and is imported by the programs that use it only.
+* `core` keeps the books: metadata, storages and rights, operations and their commands, failures. It
+  knows no actors, sockets, clocks or threads.
+* `worker` executes commands in each process of the mesh.
+* The client: `tensor` and `stream` are what programs see, `dispatch` issues an operation, with what
+  `propagate` finds out about its result, `engine` sends commands in batches and takes the
+  confirmations, `mesh` activates a mesh, and `fetch`, `reduction`, `transfer` and `remote` are
+  further operations.
+* Modules that need torch alone: gradients one by one (`gradient`), functions with a backward of
+  their own (`grad_function`), timers, profiles, snapshots of memory, and a model of the time that
+  communication takes.
+
+The package needs torch (`pymonarch[torch]`), and only programs that use it import it. In this
+release it has no coalescing or compiled functions, no borrows between streams, no opaque objects,
+no tensors as arguments of actors, no pipes, no simulator, and no process groups as arguments.
 """

@@ -33,6 +33,7 @@ HOOKS = {
     "serve_output": "monarch._output.process:serve",
     "set_logging": "monarch._output.logging_option:set_logging",
     "sync_workspace": "monarch._sync.workspace:sync",
+    "tensor_mesh": "monarch._tensors.mesh:spawn_tensor_engine",
 }
 """The function or class of each hook: ``module:function``."""
 

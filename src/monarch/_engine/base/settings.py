@@ -320,6 +320,9 @@ class Settings:
     worker_names = _text("", "MONARCH_WORKER_NAMES", "addresses, with commas between, at which clients reach a worker beside its own: forwarded ports, NAT")
     allow_unauthenticated = _boolean(False, "MONARCH_ALLOW_UNAUTHENTICATED", "let in, or talk to, hosts that do not know the secret; counts only where configure() sets it")
 
+    tensor_collective_timeout = _seconds("5m", "MONARCH_TENSOR_COLLECTIVE_TIMEOUT", "how long a reduction or copy of distributed tensors waits for a process before it fails")
+    tensor_item = _text("error", "MONARCH_TENSOR_ITEM", "what item() of a distributed tensor does: 'error', or 'fetch' from the first process")
+
     # -- transport, logs, limits
     default_transport = _transport(ChannelTransport.Unix, "HYPERACTOR_MESH_DEFAULT_TRANSPORT", "how hosts are reached; see enable_transport")
     enable_log_forwarding = _boolean(False, "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING", "send the output of procs to the client")

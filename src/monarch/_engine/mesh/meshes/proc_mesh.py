@@ -8,7 +8,7 @@ Links are looked up when first needed.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from monarch._engine.base.errors import SupervisionError
@@ -330,17 +330,26 @@ class ProcMesh(MeshTrait):
 
     # -- tensor engine ---------------------------------------------------------------------------
 
-    def activate(self) -> NoReturn:
-        """Part of the tensor engine, which this release does not have."""
-        raise NotImplementedError("ProcMesh.activate: the tensor engine is not in this release")
+    def activate(self) -> Any:
+        """Make this the active mesh of distributed tensors, from this call on.
 
-    def rank_tensor(self, dim: str) -> NoReturn:
-        """Part of the tensor engine, which this release does not have."""
-        raise AttributeError("ProcMesh.rank_tensor: the tensor engine is not in this release")
+        Operations of torch in this thread then run on all processes. Leaving a ``with`` block ends
+        that. The first use starts a worker on each process. Raises ModuleNotFoundError without
+        torch.
+        """
+        return self._device_mesh().activate()
 
-    def rank_tensors(self) -> NoReturn:
-        """Part of the tensor engine, which this release does not have."""
-        raise AttributeError("ProcMesh.rank_tensors: the tensor engine is not in this release")
+    def rank_tensor(self, dim: str | Sequence[str]) -> Any:
+        """Return a distributed int64 scalar: the coordinate of each process along `dim`."""
+        return self._device_mesh().rank(dim)
+
+    def rank_tensors(self) -> dict[str, Any]:
+        """Return `rank_tensor` of each dimension, by its name."""
+        ranks: dict[str, Any] = self._device_mesh().ranks
+        return ranks
+
+    def _device_mesh(self) -> Any:
+        return hook("tensor_mesh")(self)
 
     def to_table(self) -> str:
         """Return a table of the ranks and the uids of their procs, as text."""

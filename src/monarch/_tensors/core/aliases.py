@@ -1,0 +1,65 @@
+"""`Aliases`: the tensors of a client that share one storage on every process.
+
+They have one access right together: a borrow of one of them is a borrow of all, a write to one of
+them changes all, and if the storage is dropped all are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import CodeType
+
+__all__ = ["Aliases", "Stack"]
+
+Stack = Sequence[tuple[CodeType, int]]
+"""Where the program was: code objects and the offsets of their instructions, innermost first."""
+
+
+class Aliases:
+    """One storage: the reference numbers of its tensors, and the rights to read and write them."""
+
+    __slots__ = ("borrows", "dropped", "origin", "readable", "refs", "usable", "writable")
+
+    def __init__(self) -> None:
+        self.refs: set[int] = set()
+        self.usable = True  # readable and writable; the one attribute that the fast path reads
+        self.readable = True
+        self.writable = True
+        self.dropped: Stack | None = None  # where it was dropped
+        self.borrows: dict[object, Stack] = {}  # the live borrows of it, and where each began
+        self.origin: Aliases | None = None  # the storage that it borrows
+
+    def drop(self, where: Stack) -> None:
+        """Take all rights: the data are deleted."""
+        self.dropped = where
+        self.usable = self.readable = self.writable = False
+
+    def borrow(self, borrow: object, mutable: bool, where: Stack) -> None:
+        """Note a borrow, which takes the right to write, and if mutable the right to read.
+
+        Raises RuntimeError if the storage is borrowed in a way that excludes it.
+        """
+        if self.dropped is not None:
+            raise RuntimeError("Cannot borrow this tensor: it was dropped")
+        if not self.readable:
+            raise RuntimeError(
+                "Cannot borrow this tensor mutably because it is borrowed mutably already"
+                if mutable
+                else "Cannot borrow this tensor because it is borrowed mutably; drop that borrow"
+            )
+        if mutable and not self.writable:
+            raise RuntimeError(
+                "Cannot borrow this tensor mutably because it is borrowed already, or is itself a "
+                "borrow that is not mutable; drop that borrow first"
+            )
+        self.borrows[borrow] = where
+        self.usable = self.writable = False
+        if mutable:
+            self.readable = False
+
+    def give_back(self, borrow: object, writable: bool) -> None:
+        """End a borrow; `writable` is the right that this storage has without any borrow."""
+        del self.borrows[borrow]
+        if self.dropped is None and not self.borrows:
+            self.readable = True
+            self.usable = self.writable = writable

@@ -1,0 +1,56 @@
+"""`Cache`: the plans of operations by their keys, bounded, with a lookup that costs one `dict.get`.
+
+It keeps two generations. What is found in the old one moves to the young one; when the young one is
+full the old one is forgotten. So what was used among the last `size` distinct keys is kept, without
+the bookkeeping of an exact order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+__all__ = ["Cache"]
+
+V = TypeVar("V")
+
+
+class Cache(Generic[V]):
+    """A table that forgets what was not used for long; `forgotten(value)` is called for that.
+
+    >>> cache = Cache(2, print)
+    >>> for number in range(5):
+    ...     cache.put(number, f"number {number}")
+    number 0
+    number 1
+    >>> cache.get(4), cache.get(0)
+    ('number 4', None)
+    """
+
+    def __init__(self, size: int, forgotten: Callable[[V], object]) -> None:
+        self._size = size
+        self._forgotten = forgotten
+        self._young: dict[Hashable, V] = {}
+        self._old: dict[Hashable, V] = {}
+        self.hits = 0
+        self.misses = 0
+
+    def get(self, key: Hashable) -> V | None:
+        """Return the value of `key`, or None. Raises TypeError if it cannot be hashed."""
+        found = self._young.get(key)
+        if found is not None:
+            return found
+        found = self._old.pop(key, None)
+        if found is not None:
+            self.put(key, found)
+        return found
+
+    def put(self, key: Hashable, value: V) -> None:
+        """Keep `value`, which must not be None."""
+        young = self._young
+        if len(young) >= self._size:
+            old, self._old = self._old, young
+            young = self._young = {}
+            for value_of_old in old.values():
+                self._forgotten(value_of_old)
+        young[key] = value

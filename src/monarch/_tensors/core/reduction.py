@@ -1,0 +1,35 @@
+"""`Reduction`: what the processes of a mesh combine, and along which dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from monarch._tensors.core.metadata import Metadata
+
+__all__ = ["REDUCTIONS", "Reduction"]
+
+REDUCTIONS = ("stack", "sum", "avg", "product", "min", "max", "band", "bor", "bxor")
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What the processes do for a reduction.
+
+    Attributes:
+        ranks: the ranks of the mesh.
+        dims: the numbers of the dimensions along which is combined, in the order of the mesh.
+        names: their names, for errors.
+        kind: one of `REDUCTIONS`.
+        scatter: whether each process gets its part only.
+        source: the metadata of the argument, for processes on which its value is lost.
+        result: the metadata of the result.
+    """
+
+    ranks: Any
+    dims: tuple[int, ...]
+    names: tuple[str, ...]
+    kind: str
+    scatter: bool
+    source: Metadata
+    result: Metadata

@@ -1,0 +1,66 @@
+"""Commands that are not functions of the program: their numbers, and what they read and define.
+
+Each is a tuple that begins with its number, which is less than `template.FIRST`.
+"""
+
+from __future__ import annotations
+
+from monarch._tensors.core.template import DELETE, Command
+
+__all__ = [
+    "ASK",
+    "BIND",
+    "CONSTANT",
+    "COORDINATE",
+    "PROBE",
+    "RECEIVE",
+    "REDUCE",
+    "SEND",
+    "references",
+]
+
+CONSTANT = 1
+"""``(CONSTANT, ref, tensor)``: define a value that the client has."""
+COORDINATE = 2
+"""``(COORDINATE, ref, ranks, dims)``: the coordinate of the process; None: its rank."""
+REDUCE = 3
+"""``(REDUCE, result, source, out, aliases, reduction)``: combine along dimensions.
+
+`out` is the tensor that is written, or 0; `aliases` are others that share its storage.
+"""
+SEND = 4
+"""``(SEND, source, number, pairs, peers)``: send from the first rank of each pair to the second."""
+RECEIVE = 5
+"""``(RECEIVE, result, number, pairs, source, metadata)``: take what was sent.
+
+`source` is 0 if it is a tensor of another engine.
+"""
+ASK = 6
+"""``(ASK, ref, refs)``: a question about values, which has no effect; `ref` stands for it."""
+PROBE = 7
+"""``(PROBE, kept, call, refs, aliases)``: run a function of the program, keep its results."""
+BIND = 8
+"""``(BIND, kept, picks, ref, ...)``: give references to parts of what a `PROBE` has kept."""
+
+
+def references(command: Command) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the references that a special command reads, and those that it defines."""
+    kind = command[0]
+    if kind in (CONSTANT, COORDINATE):
+        return (), (command[1],)
+    if kind == REDUCE:
+        _, result, source, out, aliases, _ = command
+        return (source,), (result, out, *aliases) if out else (result,)
+    if kind == SEND:
+        return (command[1],), ()
+    if kind == RECEIVE:
+        return ((command[4],) if command[4] else ()), (command[1],)
+    if kind == ASK:
+        return command[2], (command[1],)
+    if kind == PROBE:
+        return command[3], (command[1], *command[4])
+    if kind == BIND:
+        return (command[1],), command[3:]
+    if kind == DELETE:
+        return (), ()
+    raise ValueError(f"unknown command {command!r}")

@@ -1,0 +1,354 @@
+"""`Engine`: the client's side of the distributed tensors on one proc mesh.
+
+It numbers references and commands, collects commands in batches, and sends each batch once to all
+processes. A batch leaves when it is full, when something has to be answered (a fetch, a call of an
+actor), or a millisecond after its first command. Each `_CONFIRM`-th batch is a call whose answers
+confirm what is done; a client that is more than `_AHEAD` of these ahead waits, so it cannot fill
+the memory of slower processes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import pickle
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch import _spi
+from monarch._tensors.core.aliases import Aliases, Stack
+from monarch._tensors.core.cache import Cache
+from monarch._tensors.core.history import Failure, History, Run
+from monarch._tensors.core.metadata import Metadata
+from monarch._tensors.core.template import DELETE, Command, Plan
+from monarch._tensors.errors import RemoteException
+from monarch._tensors.place import Place
+from monarch._tensors.tensor import Live, Tensor, new_tensor
+from monarch._tensors.where import frames_of
+from monarch._tensors.worker.actor import Report, TensorWorker
+
+if TYPE_CHECKING:
+    from monarch._tensors.stream import Stream
+    from monarch.actor import Future, ProcMesh
+
+__all__ = ["Engine", "engine_of"]
+
+_BATCH = 256  # commands after which a batch is sent
+_DELAY = 0.001  # seconds after which it is sent in any case
+_CONFIRM = 16  # batches between two confirmations
+_AHEAD = 4  # confirmations that may be outstanding
+_TEMPLATES = 8192  # distinct operations that are kept, twice
+
+
+class Engine:
+    """The commands and references of one client on one proc mesh.
+
+    Args:
+        procs: the proc mesh; a worker actor is spawned on each process.
+    """
+
+    def __init__(self, procs: ProcMesh) -> None:
+        self.procs = procs
+        self.name = f"{_spi.own_uid():x}.{next(_counter)}"
+        local = procs._hosts is None or len(procs._hosts) == 1
+        self.workers: Any = procs.spawn(
+            "tensors", TensorWorker, self.name, dict(procs.sizes), "127.0.0.1" if local else ""
+        )
+        first = self.workers.slice(**dict.fromkeys(procs.sizes, 0))
+        self._keeper: Future[int] | None = first.keep.call_one()
+        self._peers: dict[Engine, int] = {}
+        self.lock = threading.RLock()
+        self.live: dict[int, Live] = {}
+        self._dead: list[Live] = []
+        self.died: Callable[[Any], object] = self._dead.append
+        self.plans: dict[int, Plan] = {}
+        self.cache: Cache[Plan] = Cache(_TEMPLATES, self._forget)
+        self.history = History(self.plans)
+        self._refs = itertools.count(1)
+        self._numbers = itertools.count(16)
+        self._seq = 0
+        self._runs: list[Run] = []
+        self._run: Run | None = None
+        self._waiting = 0  # commands that are not sent
+        self._defined: list[Any] = []  # templates and places that the workers do not know yet
+        self._places: list[Place] = []
+        self._outstanding: deque[Future[Any]] = deque()
+        self._batches = 0
+        self._timed = False
+        self._begun = threading.Event()
+        self._pause = threading.Event()  # never set
+        self._held = 0
+        self._confirmed = 0
+        self._unlearned: deque[tuple[int, int]] = deque()
+        self.ended: str | None = None  # why no operation is possible
+        self.meshes: dict[Any, Any] = {}
+        _spi.start_thread("monarch-tensors-flush", self._flush_late)
+        _engines.add(self)
+
+    # -- references -------------------------------------------------------------------------------
+
+    def new_ref(self) -> int:
+        """Return the next reference number."""
+        return next(self._refs)
+
+    def place(self, mesh: Any, stream: Stream) -> Place:
+        """Return the place of `mesh` and `stream`; the same object each time."""
+        place: Place | None = mesh._places.get(stream)
+        if place is None:
+            with self.lock:
+                place = Place(self, mesh, stream, len(self._places))
+                self._places.append(place)
+                ranks = None if mesh.is_whole else tuple(mesh.processes)
+                self._defined.append(("place", place.number, ranks, stream.number, stream.default))
+                mesh._places[stream] = place
+        return place
+
+    def tensor(self, meta: Metadata, place: Place, aliases: Aliases | None = None) -> Tensor:
+        """Return a new tensor with a reference of its own."""
+        return new_tensor(meta, place, self.new_ref(), aliases or Aliases())
+
+    def peer(self, other: Engine) -> int:
+        """Return the number by which the workers know those of `other`."""
+        with self.lock:
+            number = self._peers.get(other)
+            if number is None:
+                number = self._peers[other] = len(self._peers)
+                sizes = dict(other.procs.sizes)
+                self._defined.append(("peer", number, other.workers, sizes, other is self))
+            return number
+
+    def rendezvous(self) -> None:
+        """Let the workers know where they meet, before their first collective; blocks."""
+        with self.lock:
+            keeper, self._keeper = self._keeper, None
+            if keeper is not None:
+                self._defined.append(("keeper", keeper.get()))
+
+    def learn(self, plan: Plan, definition: Any) -> None:
+        """Give a plan a number, and let the workers know its definition before its first use.
+
+        Raises the errors of pickling the definition.
+        """
+        pickled = pickle.dumps(definition, protocol=5)
+        with self.lock:
+            plan.number = next(self._numbers)
+            self.plans[plan.number] = plan
+            self._defined.append(("template", plan.number, pickled))
+
+    def _forget(self, plan: Plan) -> None:
+        self._unlearned.append((self._seq, plan.number))
+
+    def drop(self, tensor: Tensor, where: Stack) -> None:
+        """Delete the values of a tensor and of all its aliases."""
+        with self.lock:
+            aliases = tensor._aliases
+            refs = tuple(aliases.refs)
+            aliases.drop(where)
+            for ref in refs:
+                self.live.pop(ref, None)
+            aliases.refs.clear()
+            if refs:
+                self.emit(tensor._place, (DELETE, *refs), where)
+
+    def _bury(self) -> None:
+        """Delete the values of the tensors that the program has released."""
+        dead = self._dead
+        gone: dict[Place, list[int]] = {}
+        while dead:
+            live = dead.pop()
+            if self.live.pop(live.number, None) is None:
+                continue  # dropped before
+            live.aliases.refs.discard(live.number)
+            gone.setdefault(live.place, []).append(live.number)
+        for place, refs in gone.items():
+            self._append(place, (DELETE, *refs), ())
+
+    # -- commands ---------------------------------------------------------------------------------
+
+    def emit(self, place: Place, command: Command, where: Stack) -> int:
+        """Append a command for `place`; return its number. It may wait for slow workers."""
+        with self.lock:
+            if self.ended is not None:
+                raise RuntimeError(self.ended)
+            if self._dead:
+                self._bury()
+            seq = self._append(place, command, where)
+            if self._waiting >= _BATCH and not self._held:
+                self.flush()
+            elif not self._timed:
+                self._timed = True
+                self._begun.set()
+            return seq
+
+    def _append(self, place: Place, command: Command, where: Stack) -> int:
+        run = self._run
+        if run is None or run.place != place.number:
+            run = self._run = Run(place.number, self._seq)
+            self._runs.append(run)
+        run.commands.append(command)
+        run.stacks.append(where)
+        seq = self._seq
+        self._seq = seq + 1
+        self._waiting += 1
+        return seq
+
+    def _flush_late(self) -> None:
+        """Send what was collected for `_DELAY`; the body of a thread."""
+        while self.ended is None:
+            self._begun.wait()
+            self._begun.clear()
+            self._pause.wait(_DELAY)
+            self._timed = False
+            try:
+                self.flush()
+            except Exception as error:  # the processes are lost, so that each later call says so
+                self.ended = f"the processes of this mesh cannot be reached: {error}"
+
+    def flush(self) -> None:
+        """Send what is collected; it waits while too much is unconfirmed."""
+        with self.lock:
+            if self._dead:
+                self._bury()
+            if not self._runs or self._held:
+                return
+            self._send(None)
+            while len(self._outstanding) > _AHEAD:
+                self.settle(list(self._outstanding.popleft().get().values()))
+
+    def _batch(self) -> bytes:
+        runs, self._runs, self._run = self._runs, [], None
+        self._waiting = 0
+        for run in runs:
+            self.history.add(run)
+        defined, self._defined = self._defined, []
+        forgotten = []
+        while self._unlearned and self._unlearned[0][0] <= self._confirmed:
+            number = self._unlearned.popleft()[1]
+            forgotten.append(number)
+            self.plans.pop(number, None)
+        wire = [(run.place, run.first, run.commands) for run in runs]
+        self._batches += 1
+        return pickle.dumps((defined, forgotten, self._confirmed, wire), protocol=5)
+
+    def _send(self, question: Any, confirm: bool = False) -> Any:
+        """Send the batch, as a call if `question` or a confirmation is due; return its future."""
+        batch = self._batch()
+        last = self._seq - 1
+        if question is not None or confirm:
+            return self.workers.ask.call(batch, last, question)
+        if self._batches % _CONFIRM == 0:
+            self._outstanding.append(self.workers.ask.call(batch, last, None))
+        else:
+            self.workers.run.broadcast(batch)
+        return None
+
+    def ask(self, place: Place, question: Any) -> Future[Any]:
+        """Send what is collected and a question; return the future of all workers' reports."""
+        with self.lock:
+            if self.ended is not None:
+                raise RuntimeError(self.ended)
+            if self._held:
+                raise NotImplementedError("NYI: fetching results during a coalescing block")
+            if self._dead:
+                self._bury()
+            return self._send((place.number, place.stream.number, question))  # type: ignore[no-any-return]
+
+    # -- confirmations ----------------------------------------------------------------------------
+
+    def settle(self, reports: Sequence[Report]) -> None:
+        """Take note of the reports of all workers: what is done, and what failed."""
+        with self.lock:
+            done = None
+            for rank, (finished, failures, _) in enumerate(reports):
+                for seq, text, pickled in failures:
+                    if seq > self._confirmed or seq in self.history.failures:
+                        self.history.fail(rank, seq, text, pickled)
+                done = finished if done is None else min(done, finished)
+            if done is not None and done > self._confirmed:
+                self._confirmed = done
+                self.history.confirm(done)
+
+    def check(self, ref: int) -> None:
+        """Raise `RemoteException` if the value of `ref` is known to be lost."""
+        failure = self.history.failure_of(ref)
+        if failure is not None:
+            raise self.exception_of(failure)
+
+    def exception_of(self, failure: Failure) -> RemoteException:
+        """Return the exception of a failure, which counts as reported from now on."""
+        failure.told = True
+        original: BaseException | None = None
+        if failure.pickled is not None:
+            try:
+                original = pickle.loads(failure.pickled)
+            except Exception as error:  # user code; the text is there in any case
+                original = RuntimeError(f"the exception could not be rebuilt here: {error!r}")
+        ranks = sorted(failure.ranks)
+        return RemoteException(failure.text, frames_of(failure.where), ranks[0], ranks, original)
+
+    def sync(self) -> None:
+        """Wait until all workers have done everything, and raise the first unreported error."""
+        if self.ended is None:
+            with self.lock:
+                asked = self._send(None, confirm=True)
+            self.settle(list(asked.get().values()))
+        untold = self.history.untold()
+        if untold:
+            raise self.exception_of(untold[0])
+
+    def exit(self) -> None:
+        """Wait for all work, end the workers, and raise the first error that no future has raised.
+
+        Later operations raise RuntimeError.
+        """
+        if self.ended is not None:
+            return
+        try:
+            self.sync()
+        finally:
+            self.ended = "the tensor engine of this mesh has ended: exit() was called"
+            self.workers.stop().get()
+            _engines.discard(self)
+
+
+_counter = itertools.count()
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_of: weakref.WeakKeyDictionary[Any, Engine] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def engine_of(procs: ProcMesh) -> Engine:
+    """Return the engine of a proc mesh in this process; made at its first use."""
+    with _lock:
+        engine = _of.get(procs)
+        if engine is None:
+            engine = _of[procs] = Engine(procs)
+        return engine
+
+
+def _report() -> None:
+    """Report, at exit, the errors that no future has raised."""
+    untold: list[Failure] = []
+    for engine in list(_engines):
+        if engine.ended is not None:
+            continue
+        try:
+            engine.sync()
+        except RemoteException as error:
+            sys.stderr.write(f"A distributed operation failed, and no call raised it:\n{error}\n")
+            untold.extend(engine.history.untold())
+            untold.append(Failure(0, [], ""))
+        except Exception as error:  # the processes are lost; that is reported by itself
+            del error
+    if untold:
+        sys.stderr.flush()
+        sys.stdout.flush()
+        os._exit(1)
+
+
+atexit.register(_report)

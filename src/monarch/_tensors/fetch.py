@@ -1,0 +1,196 @@
+"""Fetching: values of distributed tensors, from one process to the client."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from monarch import _spi
+from monarch._tensors.active import active
+from monarch._tensors.core.special import ASK
+from monarch._tensors.errors import RemoteException
+from monarch._tensors.misplaced import explain
+from monarch._tensors.stream import get_active_stream
+from monarch._tensors.tensor import Tensor
+from monarch._tensors.where import frames_of, here
+from monarch._tensors.worker.template import Lost, Raised, Reference
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from monarch._tensors.core.aliases import Stack
+    from monarch._tensors.engine import Engine
+    from monarch._tensors.mesh import DeviceMesh
+    from monarch._tensors.place import Place
+    from monarch._tensors.worker.stream import Report
+    from monarch.actor import Future
+
+__all__ = ["ask", "fetch_shard", "inspect", "item", "rank_of", "request", "show"]
+
+T = TypeVar("T")
+
+
+def fetch_shard(obj: T, shard: dict[str, int] | None = None, **coordinates: int) -> Future[T]:
+    """Return a future of `obj` with each distributed tensor replaced by one process's local tensor.
+
+    Does not block. Tensors are detached and on the CPU; what is no tensor stays as it is.
+
+    Args:
+        obj: a tensor, or a structure of lists, tuples and dicts with tensors.
+        shard: the coordinates of the process; without any, the first one.
+        **coordinates: the same as keywords.
+
+    Raises ValueError for a missing coordinate or one out of range, KeyError for an unknown
+    dimension, and TypeError for tensors that are not on one mesh and the active stream. The future
+    raises `RemoteException` if the value was not computed because of an error, on whatever process.
+    """
+    leaves = [leaf for leaf in pytree.tree_leaves(obj) if isinstance(leaf, torch.Tensor)]
+    place = place_of(leaves, "fetch_shard")
+    rank = rank_of(place.mesh, shard, coordinates)
+    structure = pytree.tree_map(_reference, obj)
+    refs = tuple(leaf._ref for leaf in leaves if type(leaf) is Tensor)
+    return request(place, ("fetch", (rank,), pickle.dumps(structure)), rank, refs)
+
+
+def inspect(obj: T, shard: dict[str, int] | None = None, **coordinates: int) -> T:
+    """Return `obj` with the local tensors of one process; blocks. See `fetch_shard`."""
+    return fetch_shard(obj, shard, **coordinates).get()
+
+
+def show(obj: Any, shard: dict[str, int] | None = None, **coordinates: int) -> object:
+    """Show the tensors of one process as pictures, with torchshow or else matplotlib.
+
+    Raises ModuleNotFoundError if neither is installed.
+    """
+    value = inspect(obj, shard, **coordinates)
+    try:
+        torchshow = importlib.import_module("torchshow")
+    except ModuleNotFoundError:
+        return _drawn(value)
+    shown: object = torchshow.show(value)
+    return shown
+
+
+def _drawn(value: Any) -> object:
+    import matplotlib.pyplot as plt
+
+    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    figure, axes = plt.subplots(1, max(1, len(tensors)), squeeze=False)
+    for axis, tensor in zip(axes[0], tensors, strict=False):
+        picture = tensor.detach().float().squeeze()
+        axis.set_title(f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}")
+        if picture.dim() <= 1:
+            axis.plot(picture.reshape(-1).numpy())
+        else:
+            axis.imshow(picture.reshape(-1, picture.shape[-1]).numpy())
+    plt.show()
+    return figure
+
+
+def item(tensor: Tensor) -> Any:
+    """Return the number in a one-element tensor, from the first process; see `tensor_item`."""
+    if _spi.settings.tensor_item != "fetch":
+        raise RuntimeError(
+            "item() of a distributed tensor needs its value, which is on the processes: use "
+            "monarch.inspect(tensor).item(), or configure(tensor_item='fetch') to have it fetched "
+            "from the first process each time"
+        )
+    rank = rank_of(tensor.mesh, None, {})
+    question = ("fetch", (rank,), pickle.dumps(Reference(tensor._ref)))
+    return request(tensor._place, question, rank, (tensor._ref,)).get().item()
+
+
+def place_of(leaves: list[Any], name: str) -> Place:
+    """Return where the tensors are, or the active mesh; raises `Misplaced` unless on one place."""
+    stream = get_active_stream()
+    tensors = [leaf for leaf in leaves if type(leaf) is Tensor]
+    mesh: DeviceMesh | None = tensors[0].mesh if tensors else active.mesh
+    if mesh is None:
+        raise explain(name, leaves, {}, None, None)
+    place = mesh.client.place(mesh, stream)
+    for leaf in leaves:
+        if type(leaf) is not Tensor or leaf._place is not place or not leaf._aliases.readable:
+            raise explain(name, leaves, {}, active.mesh, place)
+    return place
+
+
+def rank_of(mesh: DeviceMesh, shard: dict[str, int] | None, coordinates: dict[str, int]) -> int:
+    """Return the rank at the given coordinates; without any, the first."""
+    given = {**(shard or {}), **coordinates}
+    if not given:
+        return mesh.processes[0]
+    index = []
+    sizes = mesh.sizes
+    for name in mesh.names:
+        if name not in given:
+            raise ValueError(f"Missing key {name!r} in shard map: {mesh!r} has {sizes}")
+        coordinate = given.pop(name)
+        if not 0 <= coordinate < sizes[name]:
+            raise ValueError(
+                f"coordinate {name}={coordinate} is out of range: {mesh!r} has {sizes}"
+            )
+        index.append(coordinate)
+    if given:
+        raise KeyError(f"{mesh!r} does not have dimension {next(iter(given))!r}")
+    return mesh.processes.nditem(index)
+
+
+def _reference(leaf: Any) -> Any:
+    return Reference(leaf._ref) if type(leaf) is Tensor else leaf
+
+
+def request(place: Place, question: Any, rank: int, refs: tuple[int, ...]) -> Future[Any]:
+    """Ask the processes, and return the future of the answer of `rank`.
+
+    It raises `RemoteException` if one of `refs` is lost on any process.
+    """
+    return _spi.then(ask(place, question, refs), lambda answers: answers.of(rank))
+
+
+def ask(place: Place, question: Any, refs: tuple[int, ...]) -> Future[Answers]:
+    """Ask the processes about the values `refs`; return the future of their answers."""
+    engine = place.engine
+    where = here()
+    with engine.lock:
+        ticket = engine.new_ref()
+        engine.emit(place, (ASK, ticket, refs), where)
+        reports = engine.ask(place, question)
+
+    def settle(reports: Any) -> Answers:
+        with _disable_current_modes():  # local tensors are made, maybe while a mesh is active
+            values = list(reports.values())
+        engine.settle(values)
+        engine.check(ticket)
+        return Answers(engine, values, where)
+
+    return _spi.then(reports, settle)
+
+
+class Answers:
+    """What the processes answered to a question."""
+
+    def __init__(self, engine: Engine, reports: Sequence[Report], where: Stack) -> None:
+        self._engine = engine
+        self._reports = reports
+        self._where = where
+
+    def of(self, rank: int) -> Any:
+        """Return the answer of a process. Raises `RemoteException` if it has none."""
+        value = self._reports[rank][2]
+        frames = frames_of(self._where)
+        if type(value) is Lost:
+            failure = self._engine.history.failures.get(value.seq)
+            if failure is not None:
+                raise self._engine.exception_of(failure)
+            raise RemoteException("the value was lost by an earlier failure", frames, rank)
+        if type(value) is Raised:
+            original = None
+            if value.pickled is not None:
+                original = pickle.loads(value.pickled)
+            raise RemoteException(value.text, frames, rank, [rank], original)
+        return value

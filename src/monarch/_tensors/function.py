@@ -1,0 +1,152 @@
+"""How functions travel to the processes: by their import path if they have one, else as bytes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+__all__ = [
+    "ResolvableFromCloudpickle",
+    "ResolvableFunction",
+    "ResolvableFunctionFromPath",
+    "maybe_resolvable_function",
+    "resolvable_function",
+    "resolvers",
+]
+
+
+@runtime_checkable
+class ResolvableFunction(Protocol):
+    """What a process turns into a function."""
+
+    def resolve(self) -> Callable[..., Any]:
+        """Return the function; runs on the process."""
+        ...
+
+
+class ResolvableFunctionFromPath(NamedTuple):
+    """A function that each process imports, ``package.module.name``.
+
+    >>> ResolvableFunctionFromPath("torch.ops.aten.add.Tensor").resolve()(2, 3)
+    tensor(5)
+    """
+
+    path: str
+
+    def resolve(self) -> Callable[..., Any]:
+        """Import the function; a decorated remote function gives the undecorated one."""
+        parts = self.path.split(".")
+        error: Exception | None = None
+        for count in range(len(parts) - 1, 0, -1):
+            module = ".".join(parts[:count])
+            try:
+                found: Any = importlib.import_module(module)
+            except ModuleNotFoundError as missing:
+                if not module.startswith(missing.name or "\0"):
+                    raise
+                error = error or missing
+                continue
+            try:
+                for part in parts[count:]:
+                    found = getattr(found, part)
+            except AttributeError as missing:
+                raise ValueError(
+                    f"invalid remote function: failed to resolve function {self.path}: {missing}"
+                ) from None
+            undecorated: Callable[..., Any] = getattr(found, "_undecorated", found)
+            return undecorated
+        raise ValueError(
+            f"invalid remote function: failed to resolve function {self.path}: {error}"
+        )
+
+    def __str__(self) -> str:
+        return self.path
+
+
+class ResolvableFromCloudpickle(NamedTuple):
+    """A function that travels as a pickle of cloudpickle."""
+
+    data: bytes
+
+    def resolve(self) -> Callable[..., Any]:
+        """Unpickle the function."""
+        import cloudpickle
+
+        function: Callable[..., Any] = cloudpickle.loads(self.data)
+        return function
+
+    def __str__(self) -> str:
+        return f"function of {len(self.data)} bytes"
+
+
+def _of_operator(function: Any) -> ResolvableFunction | None:
+    if not isinstance(function, torch._ops.OpOverload):
+        return None
+    name = function._schema.name.replace("::", ".")
+    return ResolvableFunctionFromPath(f"torch.ops.{name}.{function._overloadname}")
+
+
+def _of_path(function: Any) -> ResolvableFunction | None:
+    if not isinstance(function, str):
+        return None
+    if "." not in function:
+        raise ValueError(
+            f"{function!r} is no path of a function: it needs a module, as in 'module.function'"
+        )
+    return ResolvableFunctionFromPath(function)
+
+
+def _of_module(function: Any) -> ResolvableFunction | None:
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
+    if not module or not name or module == "__main__" or "<" in name:
+        return None
+    loaded = sys.modules.get(module)
+    if loaded is None or "pytest" in type(getattr(loaded, "__loader__", None)).__module__:
+        return None
+    found: Any = loaded
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is function or getattr(found, "_undecorated", None) is function:
+        return ResolvableFunctionFromPath(f"{module}.{name}")
+    return None
+
+
+def _of_bytes(function: Any) -> ResolvableFunction | None:
+    if not callable(function):
+        return None
+    import cloudpickle
+
+    return ResolvableFromCloudpickle(cloudpickle.dumps(function))
+
+
+resolvers: list[Callable[[Any], ResolvableFunction | None]] = [
+    _of_operator,
+    _of_path,
+    _of_module,
+    _of_bytes,
+]
+"""Tried in order; programs may add theirs."""
+
+
+def maybe_resolvable_function(function: Any) -> ResolvableFunction | None:
+    """Return what the processes resolve to `function`, or None if no resolver knows it."""
+    if isinstance(function, ResolvableFunctionFromPath | ResolvableFromCloudpickle):
+        return function
+    for resolver in resolvers:
+        found = resolver(function)
+        if found is not None:
+            return found
+    return None
+
+
+def resolvable_function(function: Any) -> ResolvableFunction:
+    """Return what the processes resolve to `function`. Raises ValueError if that is impossible."""
+    found = maybe_resolvable_function(function)
+    if found is None:
+        raise ValueError(f"Unsupported target for a remote call: {function!r}")
+    return found

@@ -1,0 +1,288 @@
+"""`DeviceMesh`: processes in a mesh, as operations on distributed tensors see them.
+
+Meshes of one engine with equal dimensions and ranks are one object: ``mesh.slice(gpus=0)`` twice
+gives the same mesh, and their tensors can be used together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NoReturn, cast
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from monarch._spi import MeshTrait
+from monarch._tensors.active import Guard, active
+from monarch._tensors.core.metadata import Metadata
+from monarch._tensors.core.special import COORDINATE
+from monarch._tensors.dispatch import dispatch
+from monarch._tensors.engine import Engine, engine_of
+from monarch._tensors.gradient import context_history
+from monarch._tensors.place import Place
+from monarch._tensors.stream import Stream, get_active_stream, on_stream_change
+from monarch._tensors.tensor import Tensor
+from monarch._tensors.where import here
+from monarch.actor import ProcMesh, Shape
+from monarch.actor import Slice as NDSlice
+
+__all__ = [
+    "DeviceMesh",
+    "get_active_mesh",
+    "mesh_of",
+    "no_mesh",
+    "on_mesh_change",
+    "spawn_tensor_engine",
+]
+
+on_mesh_change: list[Callable[[Any, Any], None]] = []
+"""Called with the old and the new mesh (or None) when another one becomes active."""
+
+_INT64 = Metadata((), (), 0, torch.int64, torch.device("cpu"))
+
+
+class DeviceMesh(MeshTrait):
+    """A mesh of processes that hold tensors.
+
+    Use the one that `ProcMesh.activate` activates (`get_active_mesh`), or `Tensor.mesh`.
+
+    Attributes:
+        client: the engine that issues the operations.
+        processes: the ranks, in the proc mesh.
+        names: the dimensions.
+    """
+
+    def __init__(
+        self,
+        client: Engine,
+        processes: NDSlice,
+        names: tuple[str, ...],
+        mesh_name: str = "default",
+    ) -> None:
+        self.client = client
+        self.processes = processes
+        self.names = tuple(names)
+        self.mesh_name = mesh_name
+        self.is_whole = list(processes) == list(range(len(client.procs)))
+        self._places: dict[Stream, Place] = {}
+        self._ranks: dict[tuple[str, ...], Tensor] = {}
+        self._active: list[Guard] = []
+
+    # -- the mesh ---------------------------------------------------------------------------------
+
+    @property
+    def _ndslice(self) -> NDSlice:
+        return self.processes
+
+    @property
+    def _labels(self) -> tuple[str, ...]:
+        return self.names
+
+    def _new_with_shape(self, shape: Shape) -> DeviceMesh:
+        return mesh_of(self.client, shape.ndslice, tuple(shape.labels), self.mesh_name)
+
+    def flatten(self, name: str) -> DeviceMesh:
+        """Return this mesh with all dimensions replaced by one; ValueError unless it is dense."""
+        return super().flatten(name)
+
+    def __call__(self, **coordinates: int | slice) -> DeviceMesh:
+        """Return a slice. Deprecated: use `slice`."""
+        warnings.warn("mesh(dim=...) is deprecated; use mesh.slice(dim=...)", DeprecationWarning, 2)
+        return self.slice(**coordinates)
+
+    def __repr__(self) -> str:
+        return f"<DeviceMesh({self.names}, {list(self.processes)})>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a DeviceMesh cannot be pickled: it belongs to the program that issues its operations"
+        )
+
+    # -- activity ---------------------------------------------------------------------------------
+
+    def activate(self) -> Guard:
+        """Make this the active mesh, from this call on.
+
+        Operations of torch in this thread, factories among them, then run on all its processes.
+        Leaving a ``with`` block restores the mesh that was active before; without one, `deactivate`
+        does.
+        """
+        guard = activate(self)
+        self._active.append(guard)
+        return guard
+
+    def deactivate(self) -> None:
+        """End the last activation of this mesh that still lasts."""
+        if self._active:
+            self._active.pop().__exit__(None, None, None)
+
+    # -- tensors ----------------------------------------------------------------------------------
+
+    def rank(self, dims: str | Sequence[str]) -> Tensor:
+        """Return an int64 scalar: each process's coordinate along `dims`, combined row-major.
+
+        Raises KeyError for an unknown dimension.
+        """
+        names = (dims,) if isinstance(dims, str) else tuple(dims)
+        for name in names:
+            if name not in self.names:
+                raise KeyError(f"{self!r} does not have dimension {name!r}")
+        return self._coordinate(tuple(map(self.names.index, names)))
+
+    @property
+    def ranks(self) -> dict[str, Tensor]:
+        """The tensor `rank` of each dimension, by its name."""
+        return {name: self.rank(name) for name in self.names}
+
+    def process_idx(self) -> Tensor:
+        """Return an int64 scalar: each process's rank in the proc mesh."""
+        return self._coordinate(None)
+
+    def _coordinate(self, dims: tuple[int, ...] | None) -> Tensor:
+        place = self.client.place(self, get_active_stream())
+        tensor = self.client.tensor(_INT64, place)
+        self.client.emit(place, (COORDINATE, tensor._ref, self.processes, dims), here())
+        return tensor
+
+    def process_group(self, dims: str | Sequence[str]) -> NoReturn:
+        """Not in this release."""
+        raise NotImplementedError(
+            "process groups for remote functions are not in this release; use reduce(), or "
+            " set torch.distributed up in a remote function"
+        )
+
+    def to_tensor(self) -> torch.Tensor:
+        """Return the ranks as a local int32 tensor in the shape of the mesh."""
+        with no_mesh.activate():
+            ranks = torch.tensor(list(self.processes), dtype=torch.int32)
+            return ranks.reshape(list(self.processes.sizes))
+
+    def to_table(self) -> str:
+        """Return the ranks as a table, one line each."""
+        lines = [f"{', '.join(self.names) or '-'}  rank"]
+        sizes = self.processes.sizes
+        points = itertools.product(*(range(size) for size in sizes))
+        for point, rank in zip(points, self.processes, strict=True):
+            lines.append(f"{', '.join(map(str, point)) or '-'}  {rank}")
+        return "\n".join(lines)
+
+    def exit(self) -> None:
+        """Wait for all work, end the engine, and raise the first error that no future has raised.
+
+        Later operations on the engine's meshes raise RuntimeError.
+        """
+        self.client.exit()
+
+    def stack(self, **_kwargs: Any) -> NoReturn:
+        """Not available, as in the reference."""
+        raise NotImplementedError("DeviceMesh.stack is not implemented")
+
+    def rotate(self, **_kwargs: Any) -> NoReturn:
+        """Not available, as in the reference."""
+        raise NotImplementedError("DeviceMesh.rotate is not implemented")
+
+
+def mesh_of(
+    engine: Engine, ranks: NDSlice, names: tuple[str, ...], mesh_name: str = "default"
+) -> DeviceMesh:
+    """Return the mesh of these ranks; the same object for equal ranks and names."""
+    key = (ranks, names)
+    with engine.lock:
+        mesh = engine.meshes.get(key)
+        if mesh is None:
+            mesh = engine.meshes[key] = DeviceMesh(engine, ranks, names, mesh_name)
+        return cast("DeviceMesh", mesh)
+
+
+def spawn_tensor_engine(procs: ProcMesh) -> DeviceMesh:
+    """Return the device mesh of a proc mesh, and start its engine if none runs yet."""
+    engine = engine_of(procs)
+    return mesh_of(engine, NDSlice.new_row_major(list(procs.sizes.values())), tuple(procs.sizes))
+
+
+# -- what is active -------------------------------------------------------------------------------
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[misc]  # torch is optional
+    """Sends the operations of a thread to a mesh."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.mesh = mesh
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the wrapper that torch would add costs as much as the dispatch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(func, args, kwargs or {}, self.mesh)
+
+
+def activate(mesh: DeviceMesh | None) -> Guard:
+    """Make `mesh`, or no mesh, the active one; the guard restores what was active."""
+    old = active.mesh
+    entered: Any = _Mode(mesh) if mesh is not None else _Local()
+    entered.__enter__()
+    _change(mesh)
+
+    def end() -> None:
+        entered.__exit__(None, None, None)
+        _change(old)
+
+    return Guard(end)
+
+
+def _change(mesh: DeviceMesh | None) -> None:
+    old, active.mesh = active.mesh, mesh
+    _note()
+    for callback in on_mesh_change:
+        callback(old, mesh)
+
+
+def _note(*_streams: Stream) -> None:
+    """Let the backward of the operations from now on run on what is active now."""
+    mesh, stream = active.mesh, get_active_stream()
+    context_history.note(lambda: _both(mesh, stream))
+
+
+@contextlib.contextmanager
+def _both(mesh: DeviceMesh | None, stream: Stream) -> Generator[None, None, None]:
+    with activate(mesh), stream.activate():
+        yield
+
+
+on_stream_change.append(_note)
+
+
+class _Local(TorchDispatchMode):  # type: ignore[misc]  # torch is optional
+    """Runs operations locally, although a mesh is active outside."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        if any(issubclass(kind, Tensor) for kind in types):
+            return dispatch(func, args, kwargs or {}, None)
+        with _disable_current_modes():
+            return func(*args, **(kwargs or {}))
+
+
+class _NoMesh:
+    """`no_mesh.activate()`: operations of torch are local within the ``with`` block."""
+
+    def activate(self) -> Guard:
+        """Deactivate the active mesh, from this call to the end of the ``with`` block."""
+        return activate(None)
+
+
+no_mesh = _NoMesh()
+
+
+def get_active_mesh() -> DeviceMesh:
+    """Return the mesh that is active in this thread. Raises ValueError if none is."""
+    if active.mesh is None:
+        raise ValueError("no device mesh is active: use `with mesh.activate():`")
+    mesh: DeviceMesh = active.mesh
+    return mesh

@@ -1,0 +1,234 @@
+"""Propagation: what an operation returns, found by computing on fake tensors in the client.
+
+A `FakeTensorMode` of torch runs the function on tensors that have metadata but no data. The result
+is a `Plan`: the metadata of the outputs, which of them share a storage with which input, and which
+inputs are written. For an operator of torch its schema says what is written; for a user's function
+the version counters of the fakes do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from monarch._tensors.core.metadata import Metadata, metadata_of
+from monarch._tensors.core.template import Operand, Output, Plan
+
+__all__ = ["fake_of", "fakes_of", "plan_of_operator", "plan_of_results", "propagate"]
+
+_mode: FakeTensorMode | None = None
+
+
+def fake_mode() -> FakeTensorMode:
+    """Return the mode of this process; all fakes belong to it."""
+    global _mode
+    if _mode is None:
+        _mode = FakeTensorMode()
+    return _mode
+
+
+def fake_of(meta: Metadata) -> torch.Tensor:
+    """Return a fake tensor with these metadata and a storage of its own."""
+    return fakes_of([meta], [0])[0]
+
+
+def fakes_of(metas: Sequence[Metadata], storages: Sequence[object]) -> list[torch.Tensor]:
+    """Return fakes with these metadata; those with equal `storages` share one."""
+    bases: dict[object, torch.Tensor] = {}
+    sizes: dict[object, int] = {}
+    for meta, storage in zip(metas, storages, strict=True):
+        need = meta.extent() * meta.dtype.itemsize
+        sizes[storage] = max(sizes.get(storage, 0), need)
+    fakes = []
+    with _disable_current_modes(), torch.no_grad(), fake_mode():
+        for meta, storage in zip(metas, storages, strict=True):
+            if meta.layout is not torch.strided:
+                fakes.append(torch.empty(meta.size, dtype=meta.dtype, device=meta.device))
+                continue
+            if storage not in bases:
+                size = -(-sizes[storage] // meta.dtype.itemsize)
+                bases[storage] = torch.empty(size, dtype=meta.dtype, device=meta.device)
+            base = bases[storage]
+            if base.dtype is not meta.dtype:
+                base = base.view(meta.dtype)
+            fakes.append(base.as_strided(meta.size, meta.stride, meta.offset))
+    return fakes
+
+
+def plan_of_operator(
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    metas: Sequence[Metadata],
+    storages: Sequence[object],
+    values: Sequence[Any],
+) -> Plan:
+    """Return the plan of an operator of torch.
+
+    Args:
+        function: the operator.
+        args: its arguments, with an `Operand` for each that varies.
+        kwargs: its keyword arguments, the same.
+        metas: the metadata of the tensor arguments.
+        storages: their storages, by identity.
+        values: what varies, in order; None for a tensor.
+
+    Raises the errors of the operator for arguments that do not fit, and ValueError if its result
+    depends on data.
+    """
+    fakes = fakes_of(metas, storages)
+    positions = tuple(index for index, value in enumerate(values) if value is None)
+    filled = list(values)
+    for position, fake in zip(positions, fakes, strict=True):
+        filled[position] = fake
+    given = pytree.tree_map(
+        lambda leaf: filled[leaf.index] if type(leaf) is Operand else leaf, (args, kwargs)
+    )
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    quiet = logger.disabled
+    logger.disabled = True  # a page of text about each shape that does not fit
+    try:
+        with _disable_current_modes(), torch.no_grad(), fake_mode():
+            returned = function(*given[0], **given[1])
+    except DataDependentOutputException:
+        raise ValueError(
+            f"{function} needs the values of a distributed tensor, which are on the processes. "
+            "Fetch it first, with monarch.inspect(tensor)"
+        ) from None
+    except DynamicOutputShapeException:
+        raise ValueError(
+            f"the shape of the result of {function} depends on the values of a distributed tensor, "
+            "so it may differ from process to process. Compute it in a function with "
+            "monarch.remote(function, propagate=...) that returns a shape known before, or fetch "
+            "the tensor with monarch.inspect(tensor)"
+        ) from None
+    finally:
+        logger.disabled = quiet
+    written, same = _written_by(function, given, fakes)
+    return _plan(function, args, kwargs, positions, fakes, metas, returned, written, same)
+
+
+def propagate(
+    propagator: Any,
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    metas: Sequence[Metadata],
+    storages: Sequence[object],
+) -> Plan:
+    """Return the plan of a user's `function` whose results are those of `propagator` on fakes.
+
+    In `args` and `kwargs` each tensor is an `Operand`.
+    """
+    fakes = fakes_of(metas, storages)
+    given = pytree.tree_map(
+        lambda leaf: fakes[leaf.index] if type(leaf) is Operand else leaf, (args, kwargs)
+    )
+    versions = [fake._version for fake in fakes]
+    with _disable_current_modes(), torch.no_grad(), fake_mode():
+        returned = propagator(*given[0], **given[1])
+    written = tuple(i for i, fake in enumerate(fakes) if fake._version != versions[i])
+    return _plan(
+        function, args, kwargs, tuple(range(len(fakes))), fakes, metas, returned, written, None
+    )
+
+
+def plan_of_results(
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: int,
+    outputs: Sequence[Output],
+    structure: Any,
+    written: tuple[int, ...],
+) -> Plan:
+    """Return the plan of a function whose results a process has reported."""
+    return Plan(function, args, kwargs, tuple(range(tensors)), tuple(outputs), written, structure)
+
+
+def _written_by(
+    operator: Any, given: Any, fakes: Sequence[torch.Tensor]
+) -> tuple[tuple[int, ...], set[int]]:
+    """Return which fakes an operator writes to, and the ids of those that it may return itself."""
+    args, kwargs = given
+    numbers = {id(fake): number for number, fake in enumerate(fakes)}
+    written = []
+    for index, argument in enumerate(operator._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        if index < len(args) and not argument.kwarg_only:
+            value = args[index]
+        else:
+            value = kwargs.get(argument.name)
+        leaves = pytree.tree_leaves(value)
+        written += [numbers[id(leaf)] for leaf in leaves if id(leaf) in numbers]
+    return tuple(written), {id(fakes[number]) for number in written}
+
+
+def _plan(
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    positions: tuple[int, ...],
+    fakes: Sequence[torch.Tensor],
+    metas: Sequence[Metadata],
+    returned: Any,
+    written: tuple[int, ...],
+    same: set[int] | None,
+) -> Plan:
+    """Build a plan; `same` are the ids of the fakes that may be returned themselves (None: all)."""
+    numbers = {
+        id(fake): number for number, fake in enumerate(fakes) if same is None or id(fake) in same
+    }
+    storages: dict[int, int] = {}
+    for number, fake in enumerate(fakes):
+        storages.setdefault(_storage(fake), number)
+    outputs: list[Output] = []
+    leaves, spec = pytree.tree_flatten(returned)
+    shown: list[Any] = []
+    new: list[int] = []  # the leaves that get a reference, by their numbers
+    for position, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            shown.append(leaf)
+            continue
+        shown.append(Operand(len(outputs)))
+        if id(leaf) in numbers:
+            outputs.append(Output(argument=numbers[id(leaf)]))
+            continue
+        new.append(position)
+        storage = _storage(leaf)
+        outputs.append(Output(metadata_of(leaf), storages.get(storage)))
+        storages.setdefault(storage, -len(outputs))
+    alone = isinstance(returned, torch.Tensor)
+    resized = tuple(
+        (number, metadata_of(fake))
+        for number, fake in enumerate(fakes)
+        if metadata_of(fake) is not metas[number] and number in written
+    )
+    return Plan(
+        function,
+        args,
+        kwargs,
+        positions,
+        tuple(outputs),
+        written,
+        None if alone else (spec, tuple(shown)),
+        resized=resized,
+        picks=tuple(new),
+    )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    if tensor.layout is not torch.strided:
+        return -id(tensor)
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,167 @@
+"""Reductions: combine the tensors of processes along dimensions of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch._tensors.active import active
+from monarch._tensors.core.aliases import Aliases
+from monarch._tensors.core.metadata import Metadata, interned
+from monarch._tensors.core.reduction import REDUCTIONS, Reduction
+from monarch._tensors.core.special import REDUCE
+from monarch._tensors.misplaced import explain, refuse
+from monarch._tensors.stream import get_active_stream
+from monarch._tensors.tensor import Tensor, new_tensor
+from monarch._tensors.where import here
+
+__all__ = ["reduce", "reduce_", "reduce_one"]
+
+
+def reduce(
+    tensors: Any,
+    dims: str | Sequence[str],
+    reduction: str = "sum",
+    scatter: bool = False,
+    mesh: Any = None,
+    _inplace: bool = False,
+) -> Any:
+    """Return `tensors` with each tensor combined over the processes along dimensions of its mesh.
+
+    Does not block.
+
+    Args:
+        tensors: a tensor, or a structure of lists, tuples and dicts with tensors.
+        dims: names of dimensions of the mesh; () means all.
+        reduction: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or "stack", which
+            puts the tensors of the processes along one dimension into a new dimension 0.
+        scatter: give each process its part of dimension 0 only; that must be as long as the
+            dimension of the mesh.
+        mesh: not supported; must be None.
+
+    Raises KeyError for an unknown dimension, ValueError for an unknown reduction or dimensions that
+    do not fit it, and TypeError for a tensor that requires a gradient, is not on the active stream,
+    or does not fit `scatter`.
+    """
+    return pytree.tree_map(
+        lambda leaf: (
+            reduce_one(leaf, dims, reduction, scatter, mesh, _inplace, None)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+        ),
+        tensors,
+    )
+
+
+def reduce_(
+    tensors: Any,
+    dims: str | Sequence[str],
+    reduction: str = "sum",
+    scatter: bool = False,
+    mesh: Any = None,
+) -> Any:
+    """Combine as `reduce` does, and write the results into the tensors, which are returned."""
+    return reduce(tensors, dims, reduction, scatter, mesh, _inplace=True)
+
+
+def reduce_one(
+    tensor: torch.Tensor,
+    dims: str | Sequence[str],
+    kind: str,
+    scatter: bool,
+    mesh: Any,
+    inplace: bool,
+    out: Tensor | None,
+) -> Tensor:
+    """Return the reduction of one tensor; see `reduce`."""
+    if mesh is not None:
+        raise NotImplementedError("reduce(mesh=...) is not implemented; use to_mesh on the result")
+    if kind not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, not {kind!r}")
+    if type(tensor) is not Tensor:
+        raise explain("reduce", (tensor,), {}, active.mesh, None)
+    owner = tensor.mesh
+    names = (dims,) if isinstance(dims, str) else tuple(dims) or owner.names
+    for name in names:
+        if name not in owner.names:
+            raise KeyError(f"dim {name} not found: {owner!r} has {owner.sizes}")
+    if len(set(names)) != len(names):
+        raise ValueError(f"repeated dimension in {names}")
+    if len(names) > 1 and (kind == "stack" or scatter):
+        what = "scatter" if scatter else "stack"
+        raise ValueError(f"{what} is not valid for multiple dimensions: {names}")
+    if inplace and out is not None:
+        raise ValueError("reduce_ writes into its argument; out= is not possible")
+    if inplace and scatter and kind != "stack":
+        raise ValueError("reduce_ cannot scatter: the result is smaller than the argument")
+    if inplace and kind == "stack" and not scatter:
+        raise ValueError("reduce_ cannot stack: the result is larger than the argument")
+    place = owner.client.place(owner, get_active_stream())
+    targets = [tensor] if out is None else [tensor, out]
+    for target in targets:
+        if type(target) is not Tensor or target._place is not place or not target._aliases.readable:
+            raise explain("reduce", targets, {}, active.mesh, place)
+        if target.requires_grad and torch.is_grad_enabled():
+            raise refuse(
+                "reduce",
+                target,
+                "REQUIRES_GRAD",
+                "it requires a gradient, which a reduction does "
+                "not pass on; use torch.no_grad(), or grad_function for a gradient",
+            )
+    meta = _result(tensor, owner.size(names), kind, scatter)
+    written = tensor if inplace else out
+    if written is not None:
+        if written._meta.size != meta.size or written._meta.dtype is not meta.dtype:
+            raise ValueError(
+                f"Reduce expects the shape to be {torch.Size(meta.size)} and {meta.dtype}, but out "
+                f"has {written.shape} and {written.dtype}"
+            )
+        if not written._aliases.writable:
+            raise refuse(
+                "reduce", written, "MUTATING_BORROW", "it would be mutated while it is borrowed"
+            )
+    numbers = tuple(index for index, name in enumerate(owner.names) if name in names)
+    spec = Reduction(owner.processes, numbers, names, kind, scatter, tensor._meta, meta)
+    engine = place.engine
+    engine.rendezvous()
+    ref = engine.new_ref()
+    others: tuple[int, ...] = ()
+    if written is not None:
+        others = tuple(written._aliases.refs - {written._ref})
+    engine.emit(
+        place,
+        (REDUCE, ref, tensor._ref, written._ref if written is not None else 0, others, spec),
+        here(),
+    )
+    if written is None:
+        return new_tensor(meta, place, ref, Aliases())
+    torch.autograd.graph.increment_version(written)
+    result = new_tensor(written._meta, place, ref, written._aliases)
+    return written if inplace else result
+
+
+def _result(tensor: Tensor, size: int, kind: str, scatter: bool) -> Metadata:
+    """Return the metadata of a reduction over `size` processes."""
+    meta = tensor._meta
+    shape = meta.size
+    if scatter:
+        if not shape or shape[0] != size:
+            first = shape[0] if shape else "none"
+            raise TypeError(
+                f"When scattering, dimension 0 must be as long as that of the mesh, {size}; "
+                f"it is {first}"
+            )
+        if kind != "stack":
+            shape = shape[1:]
+    elif kind == "stack":
+        shape = (size, *shape)
+    strides = []
+    step = 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    return interned(shape, tuple(reversed(strides)), 0, meta.dtype, meta.device, meta.layout)

@@ -1,0 +1,305 @@
+"""`remote`: functions that run on every process of a mesh, on the local tensors there."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch import _spi
+from monarch._tensors.active import active
+from monarch._tensors.core.special import BIND, PROBE
+from monarch._tensors.core.template import Operand, Plan
+from monarch._tensors.dispatch import issue
+from monarch._tensors.fetch import Answers, ask, rank_of, request
+from monarch._tensors.function import ResolvableFunction, resolvable_function
+from monarch._tensors.misplaced import explain
+from monarch._tensors.propagate import propagate as propagate_fakes
+from monarch._tensors.tensor import Tensor
+from monarch._tensors.where import here
+from monarch._tensors.worker.template import Reference
+from monarch.actor import Shape, ValueMesh
+from monarch.actor import Slice as NDSlice
+
+if TYPE_CHECKING:
+    from monarch._tensors.place import Place
+    from monarch.actor import Future
+
+__all__ = ["Remote", "call_on_shard_and_fetch", "remote"]
+
+
+class Remote:
+    """A function of the program, or of a module, that runs on all processes of a mesh.
+
+    Calling it runs it on each process with the local tensors in the place of the distributed ones,
+    and returns at once what propagation says it returns. The adverbs of endpoints return what the
+    function itself returns.
+    """
+
+    def __init__(self, function: Any, propagator: Any) -> None:
+        if propagator == "mocked":
+            raise NotImplementedError("propagate='mocked' is not implemented")
+        if not (propagator in (None, "cached", "inspect") or callable(propagator)):
+            raise ValueError(
+                f"propagate must be a function, 'cached', 'inspect' or None, not {propagator!r}"
+            )
+        self._function = function
+        self._propagator = propagator
+        self._resolvable: ResolvableFunction | None = None
+        self._undecorated = function
+        if callable(function) and not isinstance(function, torch._ops.OpOverload):
+            functools.update_wrapper(self, function, updated=())
+
+    def _resolved(self) -> ResolvableFunction:
+        if self._resolvable is None:
+            self._resolvable = resolvable_function(self._function)
+        return self._resolvable
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function on all processes; see `rref`."""
+        return self.rref(*args, **kwargs)
+
+    def rref(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function on all processes; return distributed tensors at once.
+
+        The mesh is that of the first tensor, or the active one. Raises `Misplaced` for tensors that
+        cannot be used together.
+        """
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        tensors: list[Any] = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        place = place_of_call(self._name(), args, kwargs, tensors)
+        engine = place.engine
+        constants: list[Any] = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                constants.append(cast("Tensor", leaf)._meta)
+            else:
+                constants.append(type(leaf))
+                constants.append(leaf)
+        storages = [id(tensor._aliases) for tensor in tensors]
+        order = {storage: number for number, storage in reversed(list(enumerate(storages)))}
+        pattern = tuple(order[storage] for storage in storages)
+        key = (self, spec, tuple(constants), pattern)
+        try:
+            plan = engine.cache.get(key)
+            is_cached = True
+        except TypeError:  # an argument that cannot be hashed
+            plan = None
+            is_cached = False
+            if self._propagator in (None, "cached"):
+                raise TypeError(
+                    f"{self._name()} has arguments that cannot be hashed, so what it returns for "
+                    "them cannot be remembered; give it a propagate= function, or 'inspect'"
+                ) from None
+        if plan is None:
+            plan = self._plan(place, leaves, spec, tensors)
+            if isinstance(plan, _Probed):
+                if is_cached:
+                    engine.cache.put(key, plan.plan)
+                return plan.result
+            if is_cached:
+                engine.cache.put(key, plan)
+        for number in plan.written:
+            if not tensors[number]._aliases.writable:
+                raise explain(self._name(), args, kwargs, active.mesh, place, plan)
+        result = issue(plan, place, tensors, [t._ref for t in tensors], here())
+        for number in plan.written:
+            torch.autograd.graph.increment_version(tensors[number])
+        return result
+
+    def _plan(self, place: Place, leaves: list[Any], spec: Any, tensors: list[Any]) -> Any:
+        engine = place.engine
+        count = 0
+        shown = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                shown.append(Operand(count))
+                count += 1
+            else:
+                shown.append(leaf)
+        args, kwargs = pytree.tree_unflatten(shown, spec)
+        function = self._resolved()
+        propagator = self._propagator
+        if propagator == "inspect":
+            propagator = _nothing
+        elif propagator in (None, "cached"):
+            return _probe(function, place, args, kwargs, tensors)
+        plan = propagate_fakes(
+            propagator,
+            function,
+            args,
+            kwargs,
+            [tensor._meta for tensor in tensors],
+            [id(tensor._aliases) for tensor in tensors],
+        )
+        engine.learn(plan, ("user", function, *plan.definition()))
+        return plan
+
+    # -- with the real result ---------------------------------------------------------------------
+
+    def call(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run the function on all processes of the active mesh; return a future of all results."""
+        place, ranks, mesh = self._asked(args, kwargs)
+        reports = ask(place, self._question(ranks, args, kwargs), self._refs(args, kwargs))
+        shape = Shape(mesh.names, NDSlice.new_row_major(mesh.processes.sizes))
+        return _spi.then(
+            reports, lambda answers: ValueMesh(shape, [answers.of(rank) for rank in ranks])
+        )
+
+    def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run the function on the only process of the active mesh; ValueError if it has several."""
+        _, ranks, mesh = self._asked(args, kwargs)
+        if len(ranks) != 1:
+            raise ValueError(f"call_one requires exactly 1 process, but {mesh!r} has {len(ranks)}")
+        return self.choose(*args, **kwargs)
+
+    def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run the function on one process of the active mesh; return a future of its result."""
+        place, ranks, _ = self._asked(args, kwargs)
+        rank = ranks[0]
+        reports = ask(place, self._question((rank,), args, kwargs), self._refs(args, kwargs))
+        return _spi.then(reports, lambda answers: answers.of(rank))
+
+    def stream(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function on all processes; return an iterator of one future each."""
+        place, ranks, _ = self._asked(args, kwargs)
+        reports = ask(place, self._question(ranks, args, kwargs), self._refs(args, kwargs))
+        return iter(
+            [_spi.then(reports, functools.partial(Answers.of, rank=rank)) for rank in ranks]
+        )
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+        """Run the function on all processes of the active mesh, without a result."""
+        place, ranks, _ = self._asked(args, kwargs)
+        ask(place, self._question(ranks, args, kwargs), self._refs(args, kwargs))
+
+    def _asked(self, args: Any, kwargs: Any) -> tuple[Place, tuple[int, ...], Any]:
+        mesh = active.mesh
+        if mesh is None:
+            raise ValueError(
+                "Calling a 'remote' monarch function requires an active proc_mesh: use "
+                "`with mesh.activate():`"
+            )
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        place = place_of_call(self._name(), args, kwargs, tensors)
+        ranks = tuple(mesh.processes)
+        if not set(ranks) <= set(place.mesh.processes):
+            raise ValueError(
+                f"the active mesh {mesh!r} is no part of {place.mesh!r}, where the tensors are"
+            )
+        return place, ranks, mesh
+
+    def _question(self, ranks: tuple[int, ...], args: Any, kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map(
+            lambda leaf: Reference(leaf._ref) if type(leaf) is Tensor else leaf, (args, kwargs)
+        )
+        return ("call", ranks, pickle.dumps((self._resolved(), args, kwargs)))
+
+    def _refs(self, args: Any, kwargs: Any) -> tuple[int, ...]:
+        return tuple(x._ref for x in pytree.tree_leaves((args, kwargs)) if type(x) is Tensor)
+
+    def _name(self) -> str:
+        return str(getattr(self._function, "__qualname__", self._function))
+
+    def __repr__(self) -> str:
+        return f"<remote function {self._name()}>"
+
+
+def remote(function: Any = None, *, propagate: Any = None) -> Any:
+    """Return a `Remote` for `function`; as a decorator, with or without `propagate`.
+
+    Args:
+        function: a function, an operator of torch, or the path of one ("module.function").
+        propagate: how the results are known at once. A function is called on fake tensors, and its
+            results have the shapes; "inspect" means no results; None or "cached" runs the function
+            and remembers what it returned for arguments of the same kind.
+    """
+    if function is None:
+        return functools.partial(remote, propagate=propagate)
+    return Remote(function, propagate)
+
+
+def call_on_shard_and_fetch(
+    remote: Any, *args: Any, shard: dict[str, int] | None = None, **kwargs: Any
+) -> Future[Any]:
+    """Run a remote function on one process only, and return a future of its result.
+
+    Args:
+        remote: the `Remote`.
+        shard: the coordinates of the process; without them, the first one.
+    """
+    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    place = place_of_call(remote._name(), args, kwargs, tensors)
+    rank = rank_of(place.mesh, shard, {})
+    question = remote._question((rank,), args, kwargs)
+    return request(place, question, rank, remote._refs(args, kwargs))
+
+
+def place_of_call(name: str, args: Any, kwargs: Any, tensors: list[Any]) -> Place:
+    """Return where a remote function runs; raises `Misplaced` unless its tensors are there."""
+    from monarch._tensors.dispatch import _place
+
+    distributed = [tensor for tensor in tensors if type(tensor) is Tensor]
+    place = _place(distributed, active.mesh)
+    if place is None:
+        raise explain(name, args, kwargs, None, None)
+    for tensor in tensors:
+        if type(tensor) is not Tensor or tensor._place is not place or not tensor._aliases.readable:
+            raise explain(name, args, kwargs, active.mesh, place)
+    return place
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """Propagate to no results."""
+
+
+class _Probed:
+    """The plan of a function that ran for the first time, and what that call returns."""
+
+    def __init__(self, plan: Plan, result: Any) -> None:
+        self.plan = plan
+        self.result = result
+
+
+def _probe(
+    function: ResolvableFunction,
+    place: Place,
+    args: Any,
+    kwargs: Any,
+    tensors: list[Any],
+) -> _Probed:
+    """Run a function on all processes, keep its results there, and learn their pattern; blocks.
+
+    The call is the real one: the function runs once on each process. The first process reports the
+    metadata of what it returned, what of that shares a storage with an argument, and which
+    arguments it wrote to.
+    """
+    engine = place.engine
+    where = here()
+    ranks = tuple(place.mesh.processes)
+    call = pickle.dumps((function, args, kwargs), protocol=5)
+    with engine.lock:
+        kept = engine.new_ref()
+        refs = tuple(tensor._ref for tensor in tensors)
+        others = {ref for tensor in tensors for ref in tensor._aliases.refs}
+        engine.emit(place, (PROBE, kept, call, refs, tuple(others)), where)
+    pattern = request(place, ("probed", (ranks[0],), kept), ranks[0], (kept,)).get()
+    outputs, shape, picks, written = pattern
+    structure = None
+    if shape is not None:
+        shown, spec = pytree.tree_flatten(shape)
+        structure = (spec, tuple(shown))
+    plan = Plan(
+        *(function, args, kwargs, tuple(range(len(tensors)))),
+        *(tuple(outputs), tuple(written), structure),
+        picks=tuple(picks),
+    )
+    engine.learn(plan, ("user", function, *plan.definition()))
+    bind = (BIND, kept, plan.picks)
+    result = issue(plan, place, tensors, [t._ref for t in tensors], where, bind=bind)
+    for number in plan.written:
+        torch.autograd.graph.increment_version(tensors[number])
+    return _Probed(plan, result)

@@ -1,0 +1,144 @@
+"""Copies of tensors from the processes of one mesh to those of another."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch._tensors.active import active
+from monarch._tensors.core.aliases import Aliases
+from monarch._tensors.core.metadata import interned
+from monarch._tensors.core.special import RECEIVE, SEND
+from monarch._tensors.mesh import DeviceMesh, spawn_tensor_engine
+from monarch._tensors.misplaced import explain, refuse
+from monarch._tensors.tensor import Tensor, new_tensor
+from monarch._tensors.where import here
+from monarch.actor import ProcMesh
+
+if TYPE_CHECKING:
+    from monarch._tensors.stream import Stream
+
+__all__ = ["MeshSliceTensor", "slice_mesh", "to_mesh"]
+
+_numbers = itertools.count()
+
+
+class MeshSliceTensor:
+    """The part of a tensor on a slice of its mesh; `to_mesh` copies it.
+
+    Attributes:
+        tensor: the tensor on the whole mesh.
+        slicing: the slice.
+    """
+
+    def __init__(self, tensor: Tensor, slicing: DeviceMesh) -> None:
+        self.tensor = tensor
+        self.slicing = slicing
+
+    def to_mesh(self, mesh: DeviceMesh | ProcMesh, stream: Stream | None = None) -> Tensor:
+        """Copy the part to the processes of `mesh`; see `monarch.to_mesh`."""
+        return _copy(self.tensor, self.slicing, mesh, stream)
+
+
+def to_mesh(tensors: Any, mesh: DeviceMesh | ProcMesh, stream: Stream | None = None) -> Any:
+    """Return `tensors` with each tensor copied to the processes of `mesh` with equal coordinates.
+
+    Does not block, and no data pass through the client. A dimension of `mesh` that the tensor's
+    mesh lacks gets copies. The result shares no storage with its source, even on the same process.
+
+    Args:
+        tensors: a tensor, what `slice_mesh` returns, or a structure with these.
+        mesh: where to; of this or of another proc mesh.
+        stream: the stream of the result; the tensor's own by default.
+
+    Raises ValueError for meshes that do not fit, and TypeError for a tensor that requires a
+    gradient or may not be read.
+    """
+    return pytree.tree_map(
+        lambda leaf: _copied(leaf, mesh, stream),
+        tensors,
+        is_leaf=lambda leaf: isinstance(leaf, MeshSliceTensor),
+    )
+
+
+def slice_mesh(tensors: Any, **coordinates: int | slice) -> Any:
+    """Return `tensors` with each tensor as its part on a slice of its mesh, for `to_mesh`."""
+    return pytree.tree_map(
+        lambda leaf: (
+            MeshSliceTensor(leaf, leaf.mesh.slice(**coordinates)) if type(leaf) is Tensor else leaf
+        ),
+        tensors,
+    )
+
+
+def _copied(leaf: Any, mesh: DeviceMesh | ProcMesh, stream: Stream | None) -> Any:
+    if isinstance(leaf, MeshSliceTensor):
+        return leaf.to_mesh(mesh, stream)
+    if type(leaf) is Tensor:
+        return _copy(leaf, leaf.mesh, mesh, stream)
+    if isinstance(leaf, torch.Tensor):
+        raise explain("to_mesh", (leaf,), {}, active.mesh, None)
+    return leaf
+
+
+def _copy(
+    tensor: Tensor, source: DeviceMesh, target: DeviceMesh | ProcMesh, stream: Stream | None
+) -> Tensor:
+    mesh = spawn_tensor_engine(target) if isinstance(target, ProcMesh) else target
+    if not tensor._aliases.readable:
+        raise explain("to_mesh", (tensor,), {}, active.mesh, tensor._place)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise refuse(
+            "to_mesh",
+            tensor,
+            "REQUIRES_GRAD",
+            "it requires a gradient, which a copy does not pass "
+            "on; use torch.no_grad(), or grad_function for a gradient",
+        )
+    pairs = tuple(_pairs(source, mesh))
+    meta = tensor._meta
+    size = meta.size
+    dense = [math.prod(size[index + 1 :]) for index in range(len(size))]
+    result = interned(size, tuple(dense), 0, meta.dtype, meta.device, meta.layout)
+    here_place = tensor._place
+    there = mesh.client.place(mesh, stream or tensor.stream)
+    number = next(_numbers)
+    where = here()
+    sender, receiver = here_place.engine, there.engine
+    sender.emit(here_place, (SEND, tensor._ref, number, pairs, sender.peer(receiver)), where)
+    ref = receiver.new_ref()
+    known = tensor._ref if sender is receiver else 0
+    receiver.emit(there, (RECEIVE, ref, number, pairs, known, result), where)
+    return new_tensor(result, there, ref, Aliases())
+
+
+def _pairs(source: DeviceMesh, target: DeviceMesh) -> list[tuple[int, int]]:
+    """Return which rank of `source` sends to which of `target`."""
+    missing = set(source.names) - set(target.names)
+    if missing:
+        raise ValueError(
+            f"destination mesh does not have dimensions {missing}: it has {target.sizes}"
+        )
+    for name, length in source.sizes.items():
+        if target.sizes[name] != length:
+            raise ValueError(
+                f"dimension {name} has a different length: {length} in the source, "
+                f"{target.sizes[name]} in the destination"
+            )
+    if len(target) > len(source):
+        warnings.warn(
+            "to_mesh copies to several processes each; that is inefficient for large tensors",
+            UserWarning,
+            stacklevel=5,
+        )
+    pairs = []
+    ranges = [range(length) for length in target.processes.sizes]
+    for rank, point in zip(target.processes, itertools.product(*ranges), strict=True):
+        at = dict(zip(target.names, point, strict=True))
+        pairs.append((source.processes.nditem([at[name] for name in source.names]), rank))
+    return pairs

@@ -1,0 +1,55 @@
+"""Where the program is: a stack that is cheap to take, and is formatted only for an error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from types import CodeType, FrameType
+
+from monarch._tensors.core.aliases import Stack
+
+__all__ = ["frames_of", "here", "text_of"]
+
+_OWN = os.path.dirname(__file__) + os.sep
+_DEPTH = 64
+
+
+def here() -> Stack:
+    """Return the stack of the caller's caller, without line numbers; about 0.1 µs a frame."""
+    frame: FrameType | None = sys._getframe(2)
+    stack = []
+    depth = 0
+    while frame is not None and depth < _DEPTH:
+        stack.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+        depth += 1
+    return stack
+
+
+def frames_of(stack: Stack) -> list[traceback.FrameSummary]:
+    """Return the frames of the program in `stack`, outermost first, as `traceback` shows them.
+
+    The engine's own frames and those of torch that called it are left out at the inner end.
+    """
+    frames = []
+    inner = True
+    for code, offset in stack:
+        file = code.co_filename
+        if inner and (file.startswith(_OWN) or f"{os.sep}torch{os.sep}" in file):
+            continue
+        inner = False
+        frames.append(traceback.FrameSummary(file, _line_of(code, offset), code.co_name))
+    return frames[::-1]
+
+
+def text_of(stack: Stack) -> str:
+    """Return the stack as text, as in a traceback."""
+    return "".join(traceback.format_list(frames_of(stack)))
+
+
+def _line_of(code: CodeType, offset: int) -> int:
+    for start, end, number in code.co_lines():
+        if start <= offset < end and number is not None:
+            return number
+    return code.co_firstlineno

@@ -1,0 +1,92 @@
+"""`TensorWorker`: the actor that receives the batches of a client and gives them to the streams."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from monarch import _spi
+from monarch._tensors.worker.store import Keys
+from monarch._tensors.worker.stream import Question, Report, StreamThread, Table
+from monarch._tensors.worker.template import compiled
+from monarch.actor import Actor, Port, current_rank, endpoint
+
+__all__ = ["Report", "TensorWorker"]
+
+
+class TensorWorker(Actor):
+    """Executes the commands of one client on its process.
+
+    Args:
+        name: the name of the client's engine.
+        sizes: the dimensions of the proc mesh.
+        address: the address at which processes reach each other; empty: that of the host name.
+    """
+
+    def __init__(self, name: str, sizes: dict[str, int], address: str) -> None:
+        self._table = Table(name, current_rank().rank, sizes, address)
+        self._streams: dict[int, StreamThread] = {}
+        self._places: dict[int, StreamThread | None] = {}
+
+    @endpoint
+    def run(self, batch: bytes) -> None:
+        """Execute a batch; without an answer."""
+        self._take(batch)
+
+    @endpoint(explicit_response_port=True)
+    def ask(self, port: Port[Report], batch: bytes, last: int, question: Any) -> None:
+        """Execute a batch, and answer when that and the question are done."""
+        self._take(batch)
+        if question is None:
+            Question(self._table, port, None, last, list(self._streams.values())).put()
+            return
+        place, stream, asked = question
+        thread = self._streams.get(stream)
+        # With one stream, what it has done is all that is done.
+        done = last if len(self._streams) <= 1 else -1
+        inside = self._places[place] is not None
+        streams = [thread] if thread is not None else []
+        Question(self._table, port, asked if inside else None, done, streams).put()
+
+    @endpoint
+    def keep(self) -> int:
+        """Keep the rendezvous of all workers; return the process that does."""
+        Keys.serve(self._table.name)
+        return _spi.own_uid()
+
+    @endpoint
+    def deliver(self, key: tuple[int, int], value: Any) -> None:
+        """Take a value from another worker."""
+        self._table.transfers.arrive(key, value)
+
+    def _take(self, batch: bytes) -> None:
+        defined, forgotten, confirmed, runs = pickle.loads(batch)
+        table = self._table
+        for definition in defined:
+            if definition[0] == "place":
+                _, number, ranks, stream, is_default = definition
+                inside = ranks is None or table.rank in ranks
+                self._places[number] = self._stream(stream, is_default) if inside else None
+            elif definition[0] == "template":
+                table.templates[definition[1]] = compiled(pickle.loads(definition[2]))
+            elif definition[0] == "peer":
+                table.peers[definition[1]] = definition[2:]
+            else:
+                table.keeper = definition[1]
+        for number in forgotten:
+            table.templates.pop(number, None)
+        table.confirm(confirmed)
+        for place, first, commands in runs:
+            thread = self._places[place]
+            if thread is not None:
+                thread.put(first, commands)
+
+    def _stream(self, number: int, is_default: bool) -> StreamThread:
+        thread = self._streams.get(number)
+        if thread is None:
+            thread = self._streams[number] = StreamThread(self._table, number, is_default)
+        return thread
+
+    def __cleanup__(self, error: Exception | None) -> None:
+        for thread in self._streams.values():
+            thread.stop()

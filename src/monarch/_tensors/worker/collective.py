@@ -1,0 +1,151 @@
+"""`Collective`: reductions over processes, with a process group of torch for each set of ranks.
+
+Groups are made at their first use: gloo for tensors on the CPU, NCCL for those on a GPU, one for
+each stream, since the operations of a group have an order. Their rendezvous goes through the
+messages of this system (`store`), so it opens no port.
+
+A process on which the argument is lost takes part with zeros, so that the others do not wait; the
+client knows that the result is lost everywhere.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from monarch._tensors.core.template import Command
+from monarch._tensors.worker.template import Lost
+
+if TYPE_CHECKING:
+    from monarch._tensors.core.reduction import Reduction
+    from monarch._tensors.worker.stream import StreamThread, Table
+
+__all__ = ["Collective", "members"]
+
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.SUM,
+    "product": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "band": dist.ReduceOp.BAND,
+    "bor": dist.ReduceOp.BOR,
+    "bxor": dist.ReduceOp.BXOR,
+}
+
+
+def members(ranks: Any, dims: tuple[int, ...], rank: int) -> list[int]:
+    """Return the ranks whose coordinates differ from those of `rank` in `dims` only, in order."""
+    point = ranks.coordinates(rank)
+    found: list[list[int]] = [list(point)]
+    for dim in dims:
+        found = [
+            [*at[:dim], coordinate, *at[dim + 1 :]]
+            for at in found
+            for coordinate in range(ranks.sizes[dim])
+        ]
+    return [ranks.nditem(at) for at in found]
+
+
+class Collective:
+    """The process groups of one worker.
+
+    Args:
+        table: the values of the worker.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._groups: dict[Any, Any] = {}
+        self._store: Any = None  # torch calls its methods as long as it lives
+
+    def group(self, stream: StreamThread, ranks: list[int], device: str) -> Any:
+        """Return the process group of these ranks for a stream and a kind of device."""
+        key = (stream.number, tuple(ranks), device)
+        group = self._groups.get(key)
+        if group is None:
+            name = "/".join(map(str, (stream.number, device, *ranks)))
+            group = self._groups[key] = self._made(name, ranks, device)
+        return group
+
+    def _made(self, name: str, ranks: list[int], device: str) -> Any:
+        table = self._table
+        if self._store is None:
+            self._store = table.store()
+        store = c10d.PrefixStore(name, self._store)
+        timeout = dt.timedelta(seconds=table.collective_timeout)
+        index = ranks.index(table.rank)
+        if device == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            return dist.ProcessGroupNCCL(store, index, len(ranks), options)
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout = timeout
+        options._devices = [gloo.create_device(hostname=table.address)]
+        options._threads = 2
+        return gloo(store, index, len(ranks), options)
+
+    def reduce(self, stream: StreamThread, seq: int, command: Command) -> None:
+        """Execute a `REDUCE` command."""
+        _, ref, source, out, aliases, spec = command
+        values = self._table.values
+        value: Any = values[source]
+        lost = value if type(value) is Lost else None
+        if lost is not None:
+            meta = spec.source
+            value = torch.zeros(meta.size, dtype=meta.dtype, device=meta.device)
+        ranks = members(spec.ranks, spec.dims, self._table.rank)
+        try:
+            result = self._combined(stream, cast("torch.Tensor", value), ranks, spec)
+        except RuntimeError as error:
+            dims = ", ".join(spec.names)
+            raise RuntimeError(
+                f"the reduction over {dims} (operation {seq}, ranks {ranks}) failed, or did not "
+                f"end within {self._table.collective_timeout:g} s: {error}"
+            ) from error
+        if lost is not None:
+            for name in (ref, out, *aliases):
+                if name:
+                    values[name] = lost
+        elif out:
+            values[out].copy_(result)
+            values[ref] = values[out]
+        else:
+            values[ref] = result
+
+    def _combined(
+        self, stream: StreamThread, value: torch.Tensor, ranks: list[int], spec: Reduction
+    ) -> torch.Tensor:
+        count = len(ranks)
+        if count == 1:
+            if spec.kind == "stack":
+                return value.clone() if spec.scatter else value.unsqueeze(0).clone()
+            return value[0].clone() if spec.scatter else value.clone()
+        group = self.group(stream, ranks, value.device.type)
+        value = value.contiguous()
+        if spec.kind == "stack":
+            if spec.scatter:
+                result = torch.empty_like(value)
+                group.alltoall_base(result, value, [], [], dist.AllToAllOptions()).wait()
+                return result
+            result = value.new_empty((count, *value.shape))
+            group.allgather([list(result.unbind(0))], [value]).wait()
+            return result
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = _OPS[spec.kind]
+        # gloo has no reduce-scatter for all dtypes and reductions: reduce all, keep a part.
+        result = value.clone()
+        group.allreduce([result], options).wait()
+        if spec.scatter:
+            result = result[ranks.index(self._table.rank)].clone()
+        if spec.kind == "avg":
+            if result.is_floating_point() or result.is_complex():
+                result.div_(count)
+            else:
+                result = torch.div(result, count, rounding_mode="trunc")
+        return result

@@ -1,0 +1,398 @@
+"""`StreamThread`: executes the commands of one stream in order; `Table`: what streams share.
+
+A command that fails, or that reads a value that is lost, leaves a `Lost` in the place of its
+results and of what it writes, and the stream goes on. So one mistake costs what depends on it, no
+more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pickle
+import queue
+import socket
+import threading
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch import _spi
+from monarch._tensors.core.special import (
+    ASK,
+    BIND,
+    CONSTANT,
+    COORDINATE,
+    PROBE,
+    RECEIVE,
+    REDUCE,
+    SEND,
+    references,
+)
+from monarch._tensors.core.template import DELETE, FIRST, Command
+from monarch._tensors.worker.kept import Kept
+from monarch._tensors.worker.template import Lost, Raised, Reference, Template
+from monarch._tensors.worker.transfers import Transfers
+
+if TYPE_CHECKING:
+    from monarch.actor import Port
+
+__all__ = ["Question", "Report", "StreamThread", "Table"]
+
+Report = tuple[int, list[tuple[int, str, "bytes | None"]], Any]
+"""What a worker says to a confirmation or a question.
+
+The number of the last command before which all are done, or -1; number, text and pickled exception
+of each failure that the client has not confirmed; the answer to the question.
+"""
+
+_TEXT = 64 << 10  # characters of a traceback that are sent
+
+
+class Table:
+    """Values and templates of one client on this process, which its streams share.
+
+    Args:
+        name: the name of the client's engine.
+        rank: the rank of this process.
+        sizes: the dimensions of the proc mesh.
+        address: the address at which processes reach each other; empty: that of the host name.
+    """
+
+    def __init__(self, name: str, rank: int, sizes: dict[str, int], address: str) -> None:
+        self.name = name
+        self.rank = rank
+        self.address = address or socket.gethostname()
+        self.peers: dict[int, tuple[Any, dict[str, int], bool]] = {}
+        self.keeper = 0
+        self.transfers = Transfers(self)
+        self.collective_timeout = _spi.settings.tensor_collective_timeout
+        self.sizes = sizes
+        self.values: dict[int, Any] = {}
+        self.templates: dict[int, Template] = {}
+        self._failures: list[tuple[int, str, bytes | None]] = []
+        self._lock = threading.Lock()
+        self._collective: Any = None
+
+    def fail(self, seq: int, error: BaseException) -> Lost:
+        """Note a failure, and return what stands for the lost values."""
+        text = "".join(traceback.format_exception(type(error), error, _user_part(error)))
+        pickled: bytes | None = None
+        with contextlib.suppress(Exception):  # user code; the text is there in any case
+            pickled = pickle.dumps(error)
+            pickle.loads(pickled)
+        with self._lock:
+            self._failures.append((seq, text[-_TEXT:], pickled))
+        return Lost(seq)
+
+    def confirm(self, seq: int) -> None:
+        """Forget the failures up to `seq`, which the client knows."""
+        if self._failures:
+            with self._lock:
+                self._failures = [failure for failure in self._failures if failure[0] > seq]
+
+    def failures(self) -> list[tuple[int, str, bytes | None]]:
+        """Return the failures that the client has not confirmed."""
+        with self._lock:
+            return list(self._failures)
+
+    def store(self) -> Any:
+        """Return the rendezvous of all workers of the engine."""
+        from monarch._tensors.worker.store import RendezvousStore
+
+        return RendezvousStore(self.name, self.keeper, self.collective_timeout)
+
+    def worker_of(self, peers: int, rank: int) -> Any:
+        """Return the worker of `rank`, of this engine or of another one."""
+        workers, sizes, _ = self.peers[peers]
+        at = {}
+        for name, size in reversed(sizes.items()):
+            rank, at[name] = divmod(rank, size)
+        return workers.slice(**at)
+
+    @property
+    def collective(self) -> Any:
+        """What combines and moves values between processes; loaded at the first use."""
+        if self._collective is None:
+            with self._lock:
+                if self._collective is None:
+                    from monarch._tensors.worker.collective import Collective
+
+                    self._collective = Collective(self)
+        return self._collective
+
+
+def _user_part(error: BaseException) -> Any:
+    """Return the traceback without the frames of this package."""
+    trace = error.__traceback__
+    own = __file__.rpartition("/")[0]
+    while trace is not None and trace.tb_next is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not (name.startswith(own) or name == "<template>"):
+            break
+        trace = trace.tb_next
+    return trace
+
+
+class StreamThread:
+    """One stream on this process: a queue and a thread.
+
+    Args:
+        table: the values and templates.
+        number: the number of the stream.
+        is_default: whether it is the default stream of the device.
+    """
+
+    def __init__(self, table: Table, number: int, is_default: bool) -> None:
+        self.table = table
+        self.number = number
+        self._is_default = is_default
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._special: dict[int, Callable[[int, Command], None]] = {
+            DELETE: self._delete,
+            CONSTANT: self._constant,
+            COORDINATE: self._coordinate,
+            REDUCE: self._reduce,
+            SEND: self._send,
+            RECEIVE: self._receive,
+            ASK: self._ignore,
+            PROBE: self._probe,
+            BIND: self._bind,
+        }
+        threading.Thread(target=self._serve, name="monarch-tensors-stream", daemon=True).start()
+
+    def put(self, first: int, commands: list[Command]) -> None:
+        """Execute `commands`, numbered from `first`, after what is queued."""
+        self._queue.put((first, commands))
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call `function()` on the stream's thread after what is queued."""
+        self._queue.put((None, function))
+
+    def stop(self) -> None:
+        """End the thread after what is queued."""
+        self._queue.put(None)
+
+    def _serve(self) -> None:
+        torch.set_grad_enabled(False)
+        get = self._queue.get
+        with self._device():
+            while True:
+                item = get()
+                if item is None:
+                    return
+                first, work = item
+                if first is None:
+                    work()
+                else:
+                    self._execute(first, work)
+                item = work = None
+
+    def _device(self) -> contextlib.AbstractContextManager[Any]:
+        if self._is_default or not torch.cuda.is_available():
+            return contextlib.nullcontext()
+        device: contextlib.AbstractContextManager[Any] = torch.cuda.stream(torch.cuda.Stream())
+        return device
+
+    def _execute(self, seq: int, commands: list[Command]) -> None:
+        values = self.table.values
+        templates = self.table.templates
+        for command in commands:
+            number = command[0]
+            try:
+                if number >= FIRST:
+                    templates[number].run(values, command)
+                else:
+                    self._special[number](seq, command)
+            except BaseException as error:  # the supervision boundary of one command
+                self._lose(seq, command, error)
+            seq += 1
+
+    def _lose(self, seq: int, command: Command, error: BaseException) -> None:
+        """Put what stands for lost values in the places of what `command` defines and writes."""
+        table = self.table
+        values = table.values
+        if command[0] >= FIRST:
+            template = table.templates[command[0]]
+            reads, defines = template.reads(command), template.defines(command)
+        else:
+            reads, defines = references(command)
+        lost = next((v for ref in reads if type(v := values.get(ref)) is Lost), None)
+        if lost is None:
+            lost = table.fail(seq, error)
+        for ref in defines:
+            values[ref] = lost
+
+    # -- commands of the engine -------------------------------------------------------------------
+
+    def _delete(self, seq: int, command: Command) -> None:
+        values = self.table.values
+        for ref in command[1:]:
+            values.pop(ref, None)
+
+    def _constant(self, seq: int, command: Command) -> None:
+        self.table.values[command[1]] = command[2].clone()
+
+    def _coordinate(self, seq: int, command: Command) -> None:
+        _, ref, ranks, dims = command
+        rank = self.table.rank
+        value = rank
+        if dims is not None:
+            coordinates = ranks.coordinates(rank)
+            value = 0
+            for dim in dims:
+                value = value * ranks.sizes[dim] + coordinates[dim]
+        self.table.values[ref] = torch.tensor(value)
+
+    def _reduce(self, seq: int, command: Command) -> None:
+        self.table.collective.reduce(self, seq, command)
+
+    def _send(self, seq: int, command: Command) -> None:
+        self.table.transfers.send(command)
+
+    def _receive(self, seq: int, command: Command) -> None:
+        self.table.transfers.receive(command)
+
+    def _probe(self, seq: int, command: Command) -> None:
+        _, kept, call, refs, _ = command
+        values = self.table.values
+        given = [values[ref] for ref in refs]
+        if any(type(value) is Lost for value in given):
+            raise RuntimeError("an argument is lost")
+        function, args, kwargs = pickle.loads(call)
+        values[kept] = Kept.of(function.resolve(), args, kwargs, given)
+
+    def _bind(self, seq: int, command: Command) -> None:
+        values = self.table.values
+        kept: Any = values.pop(command[1])
+        for pick, ref in zip(command[2], command[3:], strict=True):
+            values[ref] = kept.leaves[pick] if type(kept) is Kept else kept
+
+    def _ignore(self, seq: int, command: Command) -> None:
+        """Do nothing: the command is for the client's history."""
+
+    # -- questions --------------------------------------------------------------------------------
+
+    def answer(self, question: Any) -> Any:
+        """Return the answer to a question, on this thread, or a `Lost`."""
+        kind = question[0]
+        if kind == "sync":
+            return None
+        if kind == "fetch":
+            _, ranks, structure = question
+            if self.table.rank not in ranks:
+                return None
+            return self._fetched(pickle.loads(structure))
+        if kind == "call":
+            _, ranks, function = question
+            if self.table.rank not in ranks:
+                return None
+            return self._called(pickle.loads(function))
+        if kind == "probed":
+            _, ranks, ref = question
+            if self.table.rank not in ranks:
+                return None
+            kept = self.table.values[ref]
+            return kept if type(kept) is Lost else kept.pattern()
+        raise ValueError(f"unknown question {kind!r}")
+
+    def _fetched(self, structure: Any) -> Any:
+        lost: list[Lost] = []
+
+        def local(leaf: Any) -> Any:
+            if type(leaf) is not Reference:
+                return leaf
+            value = self.table.values[leaf.number]
+            if type(value) is Lost:
+                lost.append(value)
+                return None
+            return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+
+        fetched = pytree.tree_map(local, structure)
+        return lost[0] if lost else fetched
+
+    def _called(self, call: Any) -> Any:
+        function, args, kwargs = call
+        given = self._fetched_arguments(args, kwargs)
+        if type(given) is Lost:
+            return given
+        with torch.enable_grad():
+            value = function.resolve()(*given[0], **given[1])
+        return pytree.tree_map(
+            lambda leaf: leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf, value
+        )
+
+    def _fetched_arguments(self, args: Any, kwargs: Any) -> Any:
+        lost: list[Lost] = []
+
+        def local(leaf: Any) -> Any:
+            if type(leaf) is not Reference:
+                return leaf
+            value = self.table.values[leaf.number]
+            if type(value) is Lost:
+                lost.append(value)
+            return value
+
+        given = pytree.tree_map(local, (args, kwargs))
+        return lost[0] if lost else given
+
+
+class Question:
+    """A question on its way through streams: answered when all of them have come so far.
+
+    Args:
+        table: the values.
+        port: where the report goes.
+        question: what the first stream answers; None to answer only that it came so far.
+        done: the number of the last command that is done then; -1 if that is not known.
+        streams: the streams.
+    """
+
+    def __init__(
+        self, table: Table, port: Port[Any], question: Any, done: int, streams: list[StreamThread]
+    ) -> None:
+        self._table = table
+        self._port = port
+        self._question = question
+        self._done = done
+        self._streams = streams
+        self._left = len(streams)
+        self._lock = threading.Lock()
+        self._value: Any = None
+
+    def put(self) -> None:
+        """Queue it behind what the streams have to do."""
+        if not self._streams:
+            self._finish()
+        for stream in self._streams:
+            stream.call(functools.partial(self._arrive, stream))
+
+    def _arrive(self, stream: StreamThread) -> None:
+        if self._question is not None:
+            try:
+                self._value = stream.answer(self._question)
+            except BaseException as error:  # the supervision boundary of one question
+                self._value = _raised(error)
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        self._finish()
+
+    def _finish(self) -> None:
+        try:
+            self._port.send((self._done, self._table.failures(), self._value))
+        except Exception as error:  # the value cannot be pickled
+            self._port.send((self._done, self._table.failures(), _raised(error)))
+
+
+def _raised(error: BaseException) -> Any:
+    """Return the value that stands for an exception in an answer."""
+    text = "".join(traceback.format_exception(type(error), error, _user_part(error)))
+    pickled: bytes | None = None
+    with contextlib.suppress(Exception):  # user code; the text is there in any case
+        pickled = pickle.dumps(error)
+    return Raised(text, pickled)

@@ -1,0 +1,189 @@
+"""Templates on a worker: functions that execute a command.
+
+For an operator of torch a template becomes a line of Python, compiled once: the references of the
+operands are looked up in the table of values, the constants are bound. A function of the program is
+called with gradients enabled, on tensors that do not require them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch._tensors.core.template import Command, Operand
+
+__all__ = ["Lost", "Raised", "Reference", "Template", "compiled"]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Stands for a value that was not computed, because command `seq` failed."""
+
+    seq: int
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception as the answer to a question."""
+
+    text: str
+    pickled: bytes | None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Stands for the value with this number, in a question."""
+
+    number: int
+
+
+class Template:
+    """An operation of which only operands and results vary.
+
+    Args:
+        run: executes a command on the table of values.
+        tensors: the numbers of the operands that are references.
+        new: the number of references that it defines.
+        written: the numbers of the tensors, among the operands, that it writes to.
+    """
+
+    __slots__ = ("new", "run", "tensors", "written")
+
+    def __init__(
+        self,
+        run: Callable[[dict[int, Any], Command], None],
+        tensors: tuple[int, ...],
+        new: int,
+        written: tuple[int, ...],
+    ) -> None:
+        self.run = run
+        self.tensors = tensors
+        self.new = new
+        self.written = written
+
+    def reads(self, command: Command) -> Iterable[int]:
+        """Return the references that a command reads."""
+        start = 1 + self.new
+        return [command[start + index] for index in self.tensors]
+
+    def defines(self, command: Command) -> Iterable[int]:
+        """Return the references that a command defines, or whose values it changes."""
+        start = 1 + self.new
+        found = list(command[1:start])
+        if self.written:
+            found += [command[start + self.tensors[number]] for number in self.written]
+            if type(command[-1]) is tuple:
+                found += command[-1]
+        return found
+
+
+def compiled(definition: Any) -> Template:
+    """Return the template of a definition, as `dispatch` and `remote` make them."""
+    kind, function, args, kwargs, tensors, new, picks, is_alone, written = definition
+    if kind == "aten":
+        called = _operator(function)
+        return Template(
+            _line(called, args, kwargs, tensors, new, picks, is_alone), tensors, new, written
+        )
+    return Template(_function(function, args, kwargs, new, picks, is_alone), tensors, new, written)
+
+
+def _operator(name: str) -> Any:
+    namespace, packet, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+
+
+def _line(
+    function: Any,
+    args: Any,
+    kwargs: Any,
+    tensors: tuple[int, ...],
+    new: int,
+    picks: tuple[int, ...],
+    is_alone: bool,
+) -> Callable[[dict[int, Any], Command], None]:
+    """Return a compiled function that executes commands of an operator."""
+    constants: list[Any] = []
+    references = set(tensors)
+    start = 1 + new
+
+    def source(value: Any) -> str:
+        if type(value) is Operand:
+            place = f"c[{start + value.index}]"
+            return f"v[{place}]" if value.index in references else place
+        if type(value) is list:
+            return f"[{', '.join(map(source, value))}]"
+        constants.append(value)
+        return f"k{len(constants) - 1}"
+
+    parts = [source(value) for value in args]
+    parts += [f"{name}={source(value)}" for name, value in kwargs.items()]
+    call = f"f({', '.join(parts)})"
+    if new == 0:
+        body = call
+    elif is_alone:
+        body = f"v[c[1]] = {call}"
+    else:
+        chosen = ", ".join(f"r[{pick}]" for pick in picks)
+        targets = ", ".join(f"v[c[{1 + index}]]" for index in range(new))
+        body = f"r = leaves({call}); {targets}, = {chosen},"
+    names = "".join(f", k{index}" for index in range(len(constants)))
+    text = f"def make(f, leaves{names}):\n def run(v, c):\n  {body}\n return run"
+    space: dict[str, Any] = {}
+    exec(compile(text, "<template>", "exec"), space)  # noqa: S102 - the text is made above
+    made: Callable[[dict[int, Any], Command], None] = space["make"](
+        function, pytree.tree_leaves, *constants
+    )
+    return made
+
+
+def _function(
+    function: Any,
+    args: Any,
+    kwargs: Any,
+    new: int,
+    picks: tuple[int, ...],
+    is_alone: bool,
+) -> Callable[[dict[int, Any], Command], None]:
+    """Return a function that executes commands of a function of the program."""
+    start = 1 + new
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    resolved: list[Any] = []
+
+    def run(values: dict[int, Any], command: Command) -> None:
+        if not resolved:
+            resolved.append(function.resolve())
+        given = []
+        for leaf in leaves:
+            if type(leaf) is Operand:
+                value = values[command[start + leaf.index]]
+                if type(value) is Lost:
+                    raise RuntimeError("an argument is lost")
+                given.append(value.detach() if isinstance(value, torch.Tensor) else value)
+            else:
+                given.append(leaf)
+        arguments, keywords = pytree.tree_unflatten(given, spec)
+        with torch.enable_grad():
+            result = resolved[0](*arguments, **keywords)
+        if new == 0:
+            return
+        found = [result] if is_alone else pytree.tree_leaves(result)
+        tensors_found = [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
+        if is_alone and not isinstance(result, torch.Tensor):
+            raise TypeError(f"expected a tensor from {function}, got {type(result).__name__}")
+        if max(picks) >= len(found):
+            raise TypeError(
+                f"unexpected number of returns from op, expected {max(picks) + 1}, got "
+                f"{len(tensors_found)}"
+            )
+        for index, pick in enumerate(picks):
+            value = found[pick]
+            values[command[1 + index]] = (
+                value.detach() if isinstance(value, torch.Tensor) else value
+            )
+
+    return run

@@ -1,0 +1,78 @@
+"""`Transfers`: values that processes send each other, in messages between their workers."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from monarch._tensors.core.template import Command
+from monarch._tensors.worker.template import Lost
+
+if TYPE_CHECKING:
+    from monarch._tensors.worker.stream import Table
+
+__all__ = ["Transfers"]
+
+
+class Transfers:
+    """What one worker sends and receives.
+
+    Args:
+        table: the values of the worker.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._arrived: dict[tuple[int, int], Any] = {}
+        self._changed = threading.Condition()
+
+    def send(self, command: Command) -> None:
+        """Execute a `SEND` command: to each process whose partner this one is."""
+        _, source, number, pairs, peers = command
+        table = self._table
+        value = table.values[source]
+        targets = [target for sender, target in pairs if sender == table.rank]
+        for target in targets:
+            if target == table.rank and table.peers[peers][2]:
+                mine = value.clone() if isinstance(value, torch.Tensor) else value
+                self.arrive((number, target), mine)
+            else:
+                table.worker_of(peers, target).deliver.broadcast((number, target), _portable(value))
+
+    def arrive(self, key: tuple[int, int], value: Any) -> None:
+        """Take a value that was sent to this process."""
+        with self._changed:
+            self._arrived[key] = value
+            self._changed.notify_all()
+
+    def receive(self, command: Command) -> None:
+        """Execute a `RECEIVE` command: wait for the value of the partner."""
+        _, ref, number, pairs, source, meta = command
+        table = self._table
+        key = (number, table.rank)
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: key in self._arrived, timeout=table.collective_timeout
+            ):
+                sender = next(s for s, target in pairs if target == table.rank)
+                raise RuntimeError(
+                    f"the tensor from rank {sender} did not arrive within "
+                    f"{table.collective_timeout:g} s"
+                )
+            value = self._arrived.pop(key)
+        if type(value) is Lost:
+            if source:
+                table.values[ref] = value
+                return
+            raise RuntimeError("the tensor that was copied here is lost by an earlier failure")
+        moved = value.to(meta.device)
+        table.values[ref] = moved if moved.is_contiguous() else moved.contiguous()
+
+
+def _portable(value: Any) -> Any:
+    """Return what can be sent: a tensor on the CPU, with no more storage than its elements need."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().cpu().contiguous()
