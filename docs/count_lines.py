@@ -24,7 +24,8 @@ FURTHER = {
     "authentication and TLS": """
         protocol/session/handshake protocol/session/records launch/certificates
         runtime/admission/audit runtime/admission/authenticated runtime/admission/handshake_io
-        runtime/admission/secret runtime/admission/tls runtime/admission/host_identity""",
+        runtime/admission/secret runtime/admission/tls runtime/admission/host_identity
+        runtime/admission/socket_file""",
     "casts": """
         protocol/cast protocol/order_merge runtime/cast/relay runtime/cast/sender
         runtime/cast/tunnel_end""",
@@ -32,9 +33,6 @@ FURTHER = {
         protocol/path_switch runtime/direct/link runtime/direct/manager
         runtime/direct/ticket""",
     "restarts": "protocol/restart runtime/actor/epoch_barrier mesh/meshes/supervisor",
-    "jobs that outlive their script": """
-        protocol/failover runtime/failover/claim runtime/failover/rendezvous runtime/failover/keeper
-        runtime/admission/socket_file mesh/meshes/saved_handles mesh/script/reattachment""",
     "silent agents and stalls": """
         runtime/proc/agent_watch runtime/proc/wait_watch runtime/actor/loop_watch
         runtime/io/slow_clock""",
@@ -44,6 +42,7 @@ FURTHER = {
 BESIDE = {
     "code for the hosts": "_sync",
     "deadlocks": "_deadlock",
+    "jobs that outlive their script": "_failover",
     "output": "_output",
     "parts for compatibility only": "_reference",
 }

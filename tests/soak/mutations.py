@@ -50,7 +50,7 @@ TESTS = {
         "unit/protocol/test_one_directory.py protocol/test_directory.py"
     ),
     "_engine/protocol/membership.py": "unit/protocol/test_membership.py protocol/test_directory.py",
-    "_engine/protocol/failover.py": "unit/protocol/test_failover.py",
+    "_failover/state.py": "unit/test_failover.py",
     "_engine/protocol/session/lanes.py": "protocol/test_lanes.py",
     "_engine/protocol/cast.py": "protocol/test_cast.py",
     "_engine/wire/packet.py": "unit/wire/test_packet.py protocol/test_stream.py",

@@ -1,8 +1,9 @@
 """The part of the engine that features may use beyond the public interface.
 
-`monarch._debug`, `monarch._telemetry`, `monarch._output`, `monarch.rdma`, jobs and other features
-import the engine only through this module. It is small on purpose: each name has to stay
-compatible. The engine calls features by the table of `base.features`.
+`monarch._debug`, `monarch._telemetry`, `monarch._sync`, `monarch.rdma`, jobs and other features
+import the engine only through this module. The engine calls features by the table of
+`base.features`. Three of them were parts of the engine, `_deadlock`, `_failover` and `_output`, and
+use names that no other feature should need: cells, frames, links, handshakes.
 
 A name is loaded on first use, so a feature in a host agent or a launcher loads only the modules
 that it names.
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
     from monarch._engine.base.address import AddressError, ChannelAddr
     from monarch._engine.base.duration import parse_duration
     from monarch._engine.base.errors import DeadlockError, is_engine_frame
+    from monarch._engine.base.failure import Failure
+    from monarch._engine.base.home import HOME
     from monarch._engine.base.identity import LABEL_LIMIT, normalize_label, to_base58
     from monarch._engine.base.memory_file import memory_file
     from monarch._engine.base.settings import settings
+    from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, Verdict
     from monarch._engine.launch import own_folder
     from monarch._engine.launch.interpreter import (
         WITHOUT_CWD,
@@ -27,33 +31,74 @@ if TYPE_CHECKING:
         with_folder,
         working_directory,
     )
-    from monarch._engine.mesh.meshes.actor_mesh import replacements
-    from monarch._engine.mesh.meshes.attachment import Attachment, let_go
-    from monarch._engine.mesh.meshes.saved_handles import end_job, is_kept, keep_job, renounce
+    from monarch._engine.mesh.call.context import Instance, process_context
+    from monarch._engine.mesh.meshes.actor_mesh import ActorMesh, replacements
+    from monarch._engine.mesh.meshes.attachment import Attachment, let_go, occupy
+    from monarch._engine.mesh.meshes.host_mesh import before_spawn
+    from monarch._engine.mesh.meshes.proc_mesh import announce
     from monarch._engine.mesh.results.future import VALUE, Future
     from monarch._engine.mesh.results.gather import Gather
     from monarch._engine.mesh.results.progress import progress
     from monarch._engine.mesh.results.service import Refused, Request, Unreachable, ask, serve, tell
-    from monarch._engine.mesh.script.attach import attach_hosts, greet_worker, serve_host
-    from monarch._engine.protocol.session.handshake import HandshakeError
+    from monarch._engine.mesh.script.attach import (
+        addresses_of,
+        attach_hosts,
+        gateway,
+        greet_worker,
+        serve_host,
+    )
+    from monarch._engine.mesh.script.shutdown import renounce
+    from monarch._engine.protocol.agent_messages import Job, JobChange, Resumed
+    from monarch._engine.protocol.session.handshake import (
+        ClosedInHandshake,
+        HandshakeError,
+        key_name,
+    )
     from monarch._engine.runtime.actor.cell import Cell
-    from monarch._engine.runtime.admission.handshake_io import Wire, why_unreachable
-    from monarch._engine.runtime.admission.secret import SecretError
-    from monarch._engine.runtime.agent.client import client_proc, current_proc, when_forked
+    from monarch._engine.runtime.admission.gateway import Gateway
+    from monarch._engine.runtime.admission.handshake_io import (
+        CLAIM,
+        PATIENCE,
+        Arrival,
+        Greeting,
+        Route,
+        Wire,
+        dial,
+        direct_way,
+        introduce,
+        why_unreachable,
+    )
+    from monarch._engine.runtime.admission.host_identity import listener_names, meant, path_end
+    from monarch._engine.runtime.admission.secret import (
+        SecretError,
+        find_secret,
+        settings_of,
+        take_settings,
+    )
+    from monarch._engine.runtime.agent.client import (
+        client_proc,
+        current_proc,
+        start_agent,
+        succeed,
+        when_forked,
+    )
     from monarch._engine.runtime.direct.ticket import Door, Ticket, come
+    from monarch._engine.runtime.hosts.peer_host import PeerHost
     from monarch._engine.runtime.io import environment
     from monarch._engine.runtime.io.bridge import LoopGate
     from monarch._engine.runtime.io.environment import Parker
+    from monarch._engine.runtime.io.listener import Entrance
     from monarch._engine.runtime.io.reactor import WRITE, Reactor, Timer
     from monarch._engine.runtime.proc.body import decode_body
     from monarch._engine.runtime.proc.links import LostLink
-    from monarch._engine.runtime.proc.ownership import Verdict
+    from monarch._engine.runtime.proc.ownership import OwnedMesh
     from monarch._engine.runtime.proc.proc import Proc, new_uid
     from monarch._engine.runtime.proc.side_stream import Caller
     from monarch._engine.shapes import MeshTrait
     from monarch._engine.transport.frame_link import FrameLink
+    from monarch._engine.transport.link import Link
     from monarch._engine.wire.codec import decode, encode
-    from monarch._engine.wire.frame import PROBE, Frame
+    from monarch._engine.wire.frame import FAILURE, PROBE, QUERY, Frame
     from monarch._spi.process import (
         Promise,
         at_actor_end,
@@ -74,67 +119,100 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "CLAIM",
+    "FAILED",
+    "FAILURE",
+    "HOME",
+    "INFRASTRUCTURE",
     "LABEL_LIMIT",
+    "PATIENCE",
     "PROBE",
+    "QUERY",
     "VALUE",
     "WITHOUT_CWD",
     "WRITE",
+    "ActorMesh",
     "AddressError",
+    "Arrival",
     "Attachment",
     "Caller",
     "Cell",
     "ChannelAddr",
+    "ClosedInHandshake",
     "DeadlockError",
     "Door",
+    "Entrance",
+    "Failure",
     "Frame",
     "FrameLink",
     "Future",
+    "Gateway",
     "Gather",
+    "Greeting",
     "HandshakeError",
+    "Instance",
+    "Job",
+    "JobChange",
+    "Link",
     "LoopGate",
     "LostLink",
     "MeshTrait",
+    "OwnedMesh",
     "Parker",
+    "PeerHost",
     "Proc",
     "Promise",
     "Reactor",
     "Refused",
     "Request",
+    "Resumed",
+    "Route",
     "SecretError",
     "Ticket",
     "Timer",
     "Unreachable",
     "Verdict",
     "Wire",
+    "addresses_of",
+    "announce",
     "ask",
     "at_actor_end",
     "at_call_end",
     "attach_hosts",
+    "before_spawn",
     "call_later",
     "client_proc",
     "come",
     "current_proc",
     "decode",
     "decode_body",
+    "dial",
+    "direct_way",
     "encode",
-    "end_job",
     "environment",
     "failed",
+    "find_secret",
+    "gateway",
     "greet_worker",
     "instrument",
+    "introduce",
     "is_engine_frame",
-    "is_kept",
     "is_simulated",
-    "keep_job",
+    "key_name",
     "let_go",
+    "listener_names",
+    "meant",
     "memory_file",
     "new_uid",
     "normalize_label",
+    "occupy",
     "open_door",
     "open_stream",
     "own_folder",
     "own_uid",
     "parse_duration",
+    "path_end",
+    "process_context",
     "progress",
     "python_command",
     "reactor_call",
@@ -145,8 +223,12 @@ __all__ = [
     "serve_host",
     "serve_streams",
     "settings",
+    "settings_of",
+    "start_agent",
     "start_thread",
+    "succeed",
     "successor_of",
+    "take_settings",
     "tell",
     "then",
     "to_base58",
@@ -162,38 +244,52 @@ _NAMES = {
     "_engine.base.address": "AddressError ChannelAddr",
     "_engine.base.duration": "parse_duration",
     "_engine.base.errors": "DeadlockError is_engine_frame",
+    "_engine.base.failure": "Failure",
+    "_engine.base.home": "HOME",
     "_engine.base.identity": "LABEL_LIMIT normalize_label to_base58",
     "_engine.base.memory_file": "memory_file",
     "_engine.base.settings": "settings",
+    "_engine.base.verdict": "FAILED INFRASTRUCTURE Verdict",
     "_engine.launch": "own_folder",
     "_engine.launch.interpreter": "WITHOUT_CWD python_command with_folder working_directory",
-    "_engine.mesh.meshes.actor_mesh": "replacements",
-    "_engine.mesh.meshes.attachment": "Attachment let_go",
-    "_engine.mesh.meshes.saved_handles": "end_job is_kept keep_job renounce",
-    "_engine.mesh.results.future": "VALUE Future",
+    "_engine.mesh.call.context": "Instance process_context",
+    "_engine.mesh.meshes.actor_mesh": "ActorMesh replacements",
+    "_engine.mesh.meshes.attachment": "Attachment let_go occupy",
+    "_engine.mesh.meshes.host_mesh": "before_spawn",
+    "_engine.mesh.meshes.proc_mesh": "announce",
+    "_engine.mesh.results.future": "Future VALUE",
     "_engine.mesh.results.gather": "Gather",
     "_engine.mesh.results.progress": "progress",
     "_engine.mesh.results.service": "Refused Request Unreachable ask serve tell",
-    "_engine.mesh.script.attach": "attach_hosts greet_worker serve_host",
-    "_engine.protocol.session.handshake": "HandshakeError",
+    "_engine.mesh.script.attach": "addresses_of attach_hosts gateway greet_worker serve_host",
+    "_engine.mesh.script.shutdown": "renounce",
+    "_engine.protocol.agent_messages": "Job JobChange Resumed",
+    "_engine.protocol.session.handshake": "ClosedInHandshake HandshakeError key_name",
     "_engine.runtime.actor.cell": "Cell",
-    "_engine.runtime.admission.handshake_io": "Wire why_unreachable",
-    "_engine.runtime.admission.secret": "SecretError",
-    "_engine.runtime.agent.client": "client_proc current_proc when_forked",
+    "_engine.runtime.admission.gateway": "Gateway",
+    "_engine.runtime.admission.handshake_io": (
+        "Arrival CLAIM Greeting PATIENCE Route Wire dial direct_way introduce why_unreachable"
+    ),
+    "_engine.runtime.admission.host_identity": "listener_names meant path_end",
+    "_engine.runtime.admission.secret": "SecretError find_secret settings_of take_settings",
+    "_engine.runtime.agent.client": "client_proc current_proc start_agent succeed when_forked",
     "_engine.runtime.direct.ticket": "Door Ticket come",
+    "_engine.runtime.hosts.peer_host": "PeerHost",
     "_engine.runtime.io": "environment",
     "_engine.runtime.io.bridge": "LoopGate",
     "_engine.runtime.io.environment": "Parker",
-    "_engine.runtime.io.reactor": "WRITE Reactor Timer",
+    "_engine.runtime.io.listener": "Entrance",
+    "_engine.runtime.io.reactor": "Reactor Timer WRITE",
     "_engine.runtime.proc.body": "decode_body",
     "_engine.runtime.proc.links": "LostLink",
-    "_engine.runtime.proc.ownership": "Verdict",
+    "_engine.runtime.proc.ownership": "OwnedMesh",
     "_engine.runtime.proc.proc": "Proc new_uid",
     "_engine.runtime.proc.side_stream": "Caller",
     "_engine.shapes": "MeshTrait",
     "_engine.transport.frame_link": "FrameLink",
+    "_engine.transport.link": "Link",
     "_engine.wire.codec": "decode encode",
-    "_engine.wire.frame": "PROBE Frame",
+    "_engine.wire.frame": "FAILURE Frame PROBE QUERY",
     "_spi.process": (
         "Promise at_actor_end at_call_end call_later failed is_simulated open_door open_stream "
         "own_uid reactor_call resolved serve_streams start_thread successor_of then when_gone"
@@ -204,10 +300,12 @@ _NAMES = {
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(__import__(f"monarch.{home}", fromlist=[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # for type checkers a name that is not imported above is an error
+
+    def __getattr__(name: str) -> Any:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(__import__(f"monarch.{home}", fromlist=[name]), name)
+        globals()[name] = value
+        return value

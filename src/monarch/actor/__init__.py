@@ -41,10 +41,9 @@ from monarch._engine.mesh.meshes.actor import Actor, Restart
 from monarch._engine.mesh.meshes.controller import get_or_spawn_controller
 from monarch._engine.mesh.meshes.host_mesh import HostMesh, default_bootstrap_cmd, this_host
 from monarch._engine.mesh.meshes.proc_mesh import ProcMesh, this_proc
-from monarch._engine.mesh.meshes.saved_handles import job_id
 from monarch._engine.mesh.results.future import Future, returns_future
 from monarch._engine.mesh.results.value_mesh import ValueMesh
-from monarch._engine.mesh.script.shutdown import shutdown_context
+from monarch._engine.mesh.script.shutdown import job_id, shutdown_context
 from monarch._engine.shapes import Extent, Point, Region, Shape, Slice
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
         run_worker_loop_until_shutdown,
         start_worker_loop_forever,
     )
-    from monarch._engine.mesh.script.reattachment import Reattached, reattach
+    from monarch._failover.reattachment import Reattached, reattach
     from monarch._output import log_prefix as config
     from monarch._reference.identity import ProcId, Uid
     from monarch._telemetry import get_meter, span, traced
@@ -132,7 +131,7 @@ _FEATURES = {
     "traced": "monarch._telemetry",
     "Accumulator": "monarch._engine.mesh.call.accumulator",
     **dict.fromkeys(("Restarted", "Supervisor"), "monarch._engine.mesh.meshes.supervisor"),
-    **dict.fromkeys(("Reattached", "reattach"), "monarch._engine.mesh.script.reattachment"),
+    **dict.fromkeys(("Reattached", "reattach"), "monarch._failover.reattachment"),
     **dict.fromkeys(
         (
             "attach",

@@ -28,11 +28,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from monarch._failover.handles import end_job, is_kept, keep_job
 from monarch._spi import (
     attach_hosts,
-    end_job,
-    is_kept,
-    keep_job,
     parse_duration,
     python_command,
     renounce,

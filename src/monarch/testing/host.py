@@ -18,7 +18,7 @@ from monarch._engine.launch.exit_status import why_exited
 from monarch._engine.runtime.agent import control
 from monarch._engine.runtime.agent.control_links import ControlLinks
 from monarch._engine.runtime.agent.core import AgentCore
-from monarch._engine.runtime.agent.hosts import Hosts
+from monarch._engine.runtime.agent.hosts import Hosts, Keeper
 from monarch._engine.transport.link import Link
 from monarch._engine.wire.frame import CAST, Frame
 from monarch.testing.driver import EPOCH, SimTimer, background_reactor
@@ -29,7 +29,6 @@ from monarch.testing.worker import KEY
 if TYPE_CHECKING:
     import socket
 
-    from monarch._engine.protocol.agent_messages import Job, Resumed
     from monarch._engine.runtime.hosts.peer_host import PeerHost
     from monarch.testing.proc import SimProc
     from monarch.testing.world import World
@@ -86,7 +85,7 @@ class SimHost:
         self.place.machine = world.workers[ident]
         self._streams = world.driver.streams
         self.reactor = background_reactor(self._streams, self.place)
-        self.keeper = _Keeper()
+        self.keeper: Keeper | None = None  # simulated jobs do not outlive their script
         self._links = ControlLinks(self.reactor, self._handle, self._rejected, self._link_lost)
         self.hosts = SimHosts(self, client, self.name, count)
         self.core: AgentCore[int] = AgentCore(self, self.hosts, self, client, self.name)
@@ -286,6 +285,10 @@ class SimHost:
         """See `Shell`."""
         raise NotImplementedError("output of simulated processes is not captured")
 
+    def keep_job(self) -> Keeper:
+        """Raise: see `keeper`."""
+        raise NotImplementedError("simulated jobs do not outlive their script")
+
     def home_lost(self, reason: str) -> bool:
         """See `Shell`. Simulated jobs do not outlive their script."""
         return False
@@ -302,34 +305,3 @@ class SimHost:
         else:
             self.core.end()
             self.world.crash_agent(self)
-
-
-class _Keeper:
-    """The keeper of a job that does not outlive its script; see `Reign` in runtime.agent.hosts."""
-
-    def attach_again(self, hosts: list[str]) -> None:
-        """Do nothing: nothing survived an earlier script."""
-
-    def awaits(self, host: str) -> bool:
-        """Return False: no host is from an earlier script."""
-        return False
-
-    def peer_host_up(self, peer_host: PeerHost) -> None:
-        """Do nothing."""
-
-    def home_found(self, peer_host: PeerHost) -> None:
-        """Do nothing: there is one script."""
-
-    def may_come_home(self, reign: int) -> bool:
-        """Return False: there is one script."""
-        return False
-
-    def answer_claim(self, sock: Any) -> None:
-        """Refuse a claim of another script."""
-        sock.close()
-
-    def heard(self, news: Job) -> None:
-        """Do nothing: home sends no news of such a job."""
-
-    def resumed(self, host: str, message: Resumed) -> None:
-        """Do nothing, as `heard`."""

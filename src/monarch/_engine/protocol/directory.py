@@ -36,7 +36,7 @@ no host. If one of them is replaced, the order to spawn gives its record to the 
 answers all questions about it from then on. Its former peers are notified by the agents that have
 reported its exit to them.
 
-Home may be lost and replaced by another (`home_lost`, `home_found`; see runtime.failover.keeper).
+Home may be lost and replaced by another (`home_lost`, `home_found`; see `monarch._failover`).
 In between the membership reports the client as away, and questions wait.
 """
 

@@ -2,8 +2,7 @@
 
 `host_mesh` spawns a `proc_mesh`, which spawns an `actor_mesh`; `actor` is the base class of user
 code. `supervisor` restarts failed ranks (`protocol.restart` decides), `controller` finds one actor
-per name, `attachment` is the state that hosts with a worker loop share, and `saved_handles` leaves
-handles for the next script of a job.
+per name, and `attachment` is the state that hosts with a worker loop share.
 
 In: classes, arguments and shapes. Out: SPAWN frames and requests to the host agent; handles that
 can be sliced and sent to other processes.

@@ -16,6 +16,7 @@ from monarch._engine.base.bootstrap_command import BootstrapCommand
 from monarch._engine.base.features import find, hook
 from monarch._engine.base.home import HOME
 from monarch._engine.base.identity import normalize_label
+from monarch._engine.base.settings import settings
 from monarch._engine.launch.binding import parse_cpu_list
 from monarch._engine.mesh.call import context as contexts
 from monarch._engine.mesh.call.context import context
@@ -24,13 +25,13 @@ from monarch._engine.mesh.meshes.actor import Actor
 from monarch._engine.mesh.meshes.actor_mesh import replacements, spawn_actors
 from monarch._engine.mesh.meshes.attachment import check
 from monarch._engine.mesh.meshes.proc_mesh import ProcMesh, Recipe, announce
-from monarch._engine.mesh.meshes.saved_handles import keep_if_asked, remember
 from monarch._engine.mesh.results.future import Future
 from monarch._engine.runtime.actor.spawn import SETUP
 from monarch._engine.runtime.agent.client import (
     client_proc,
     expect_async_actors,
     launch_spec,
+    save_handle,
     start_agent,
 )
 from monarch._engine.runtime.proc.proc import new_uid
@@ -156,7 +157,8 @@ class HostMesh(MeshTrait):
         start_agent()
         for prepare in before_spawn:
             prepare()
-        keep_if_asked()
+        if settings.driver_grace and proc.client:
+            hook("keep_job")(proc)
         hosts = self._names()
         if self._attachment is not None:
             self._attachment.check()
@@ -190,7 +192,7 @@ class HostMesh(MeshTrait):
             procs.append(entry)
         shape = shape_of(extent._labels, Slice.new_row_major(extent.sizes))
         mesh = ProcMesh(base, label, shape, self, owner, on_each)
-        remember(owner, base, mesh)
+        save_handle(owner, base, mesh)
         proc.spawn_procs(spec, procs)
         mesh._recipe = Recipe(spec, procs)
         owner._own(base, mesh)

@@ -21,11 +21,10 @@ from monarch._engine.mesh.call.misuse import Misused, constructor_signature
 from monarch._engine.mesh.meshes.actor import Actor
 from monarch._engine.mesh.meshes.actor_mesh import ActorMesh, spawn_actors
 from monarch._engine.mesh.meshes.busy import who_is_busy
-from monarch._engine.mesh.meshes.saved_handles import remember
 from monarch._engine.mesh.results.future import RAISED, VALUE, Future, _check_timeout
 from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.mesh.results.progress import tell_while
-from monarch._engine.runtime.agent.client import client_proc
+from monarch._engine.runtime.agent.client import client_proc, save_handle
 from monarch._engine.runtime.cast.sender import Plan
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.ownership import Verdict
@@ -216,7 +215,7 @@ class ProcMesh(MeshTrait):
             mesh = _StoppedMesh(cls, name, self)
         else:
             mesh = spawn_actors(self, name, cls, args, kwargs)
-            remember(mesh._owner, mesh._uid, mesh)
+            save_handle(mesh._owner, mesh._uid, mesh)
         actors: TActor = mesh
         return actors
 

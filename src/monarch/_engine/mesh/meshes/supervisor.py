@@ -31,12 +31,11 @@ from monarch._engine.mesh.call.context import context
 from monarch._engine.mesh.meshes.actor import Actor
 from monarch._engine.mesh.meshes.actor_mesh import ActorMesh, Blueprint, spawn_actors
 from monarch._engine.mesh.meshes.proc_mesh import ProcMesh, check_constructor
-from monarch._engine.mesh.meshes.saved_handles import remember
 from monarch._engine.mesh.results.future import RAISED, VALUE, Future
 from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.protocol.restart import Child, Effect, Restarts, Start, Strategy, Terminate
 from monarch._engine.runtime.actor.dispatch import rebuild_error
-from monarch._engine.runtime.agent.client import client_proc
+from monarch._engine.runtime.agent.client import client_proc, save_handle
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.alarm import Alarm
 from monarch._engine.runtime.proc.ownership import OwnedMesh
@@ -221,7 +220,7 @@ class Supervisor:
             )
         cls = check_constructor(Class, args, kwargs)
         mesh: Any = spawn_actors(procs, name, cls, args, kwargs, owner=self._owner, supervisor=self)
-        remember(self._owner, mesh._uid, mesh)
+        save_handle(self._owner, mesh._uid, mesh)
         actors: TActor = mesh
         return actors
 

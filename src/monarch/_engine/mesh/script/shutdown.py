@@ -1,8 +1,8 @@
 """Shutdown of a client: stop its meshes, then the host agent and with it every process.
 
 The shutdown is registered with `atexit` when the client is made, so calling `shutdown_context` is
-optional. A client whose meshes are kept for another script (`saved_handles`) leaves them running at
-its exit; then only `shutdown_context` ends them.
+optional. A client whose meshes are kept for another script (`monarch._failover`) only exits: to end
+them, the program calls `shutdown_context`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sys
 import threading
 
 from monarch._engine.base.verdict import STOPPED
-from monarch._engine.mesh.meshes.saved_handles import keeps, renounce
 from monarch._engine.mesh.results.faults import Faults
 from monarch._engine.mesh.results.future import RAISED, VALUE, Future
 from monarch._engine.mesh.results.unobserved import leave_unobserved_to_exit, report_unobserved
@@ -24,13 +23,30 @@ from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.ownership import Verdict
 from monarch._engine.runtime.proc.proc import Proc
 
-__all__ = ["shutdown_context"]
+__all__ = ["job_id", "renounce", "shutdown_context"]
 
 _DEFAULT_GRACE = 10.0
 _EXIT_GRACE = 1.0
 _REASON = "stop host: the client was shut down"
 _lock = threading.Lock()
 _begun = False
+
+
+def job_id() -> str:
+    """Return the name by which `reattach` finds the meshes of this script.
+
+    Empty if the meshes end with the script; see the configuration key ``driver_grace``.
+    """
+    proc = current_proc()
+    return "" if proc is None else proc.job
+
+
+def renounce() -> None:
+    """Keep no meshes for another script: all of them end with this one."""
+    proc = current_proc()
+    if proc is not None and proc.job:
+        proc.job = ""
+        proc.tell_agent({"op": "keep", "grace": 0})
 
 
 def shutdown_context(host_timeout: float | None = None) -> Future[None]:
@@ -99,7 +115,8 @@ def _at_exit(proc: Proc) -> None:
 def _exit() -> None:
     Faults.current.close()
     leave_unobserved_to_exit()
-    if keeps():  # leave the meshes to the next driver
+    proc = current_proc()
+    if proc is not None and proc.job and proc.kept:  # leave the meshes to the next driver
         _close_printer()
     else:
         # Normally the shutdown takes less. After the timeout this process exits, and the kernel

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from monarch._engine.runtime.admission.tls import TlsSocket
 
 __all__ = [
+    "CLAIM",
     "PATIENCE",
     "PROBE",
     "Arrival",
@@ -83,6 +84,9 @@ PATIENCE = 5.0
 
 PROBE = "probe"
 """The purpose of a connection that only tests whether a worker answers."""
+
+CLAIM = "claim"
+"""The purpose of a connection that takes over a job; the value is the job's name."""
 
 _BACKLOG = 1024
 _MOST = 4096

@@ -8,7 +8,7 @@ answers. When the agent exits, all control links close, and so every proc of the
 The decisions are made in the `AgentCore`, which the simulator runs, too. This module is the core's
 shell: it puts the parts together and passes requests and reports on. The parts are the control
 links (`ControlLinks`), the `Processes` of this host and their `Launchers`, their `Output`, the
-sessions with the other `Hosts`, and the `JobKeeper` of a job that may outlive its driver.
+sessions with the other `Hosts`, and the `Keeper` of a job that may outlive its driver (a feature).
 
 The agents of all hosts act as one (`Directory`). On the client's host, *home*, the client starts
 the agent, which dials the workers (``attach``). On other hosts the worker starts one agent for each
@@ -24,19 +24,18 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch._engine.base.features import find
+from monarch._engine.base.features import find, hook
 from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import Verdict
 from monarch._engine.launch.exit_status import signal_name
 from monarch._engine.runtime.agent import control
 from monarch._engine.runtime.agent.control_links import ControlLinks
 from monarch._engine.runtime.agent.core import AgentCore
-from monarch._engine.runtime.agent.hosts import Hosts
+from monarch._engine.runtime.agent.hosts import Hosts, Keeper
 from monarch._engine.runtime.agent.launchers import LauncherLink, Launchers
 from monarch._engine.runtime.agent.output import Output, Uncaptured
 from monarch._engine.runtime.agent.processes import Processes
 from monarch._engine.runtime.cast.sender import heads_size
-from monarch._engine.runtime.failover.keeper import JobKeeper
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.reactor import Reactor, Timer
 from monarch._engine.transport.link import Link
@@ -78,7 +77,7 @@ class Agent:
         self._processes = Processes(self._links, self._launchers, self._capture_output, self.audit)
         self._hosts = Hosts(self, client_uid, here)
         self.core = AgentCore(self._processes, self._hosts, self, client_uid, here)
-        self.keeper = JobKeeper(self)
+        self.keeper: Keeper | None = None  # made when the job is to outlive its script
         self._requests = self._handlers()
         self._launchers.adopt(*launcher)
         self.owner = self._links.connect(first, "the client" if self._home else "the worker")
@@ -95,7 +94,8 @@ class Agent:
 
         `trouble`: another reason.
         """
-        self.keeper.shut_door()
+        if self.keeper is not None:
+            self.keeper.shut_door()
         self.core.end(trouble)
         self._launchers.end()
         self._processes.output.end()
@@ -153,7 +153,7 @@ class Agent:
             self.core.launcher_lost(launcher)
         elif link is self.owner and not self._home:
             self.end(_NO_WORKER)
-        elif link is self.owner and not self.keeper.driver_lost():
+        elif link is self.owner and (self.keeper is None or not self.keeper.driver_lost()):
             self.end()
         # A proc's control link closes when the proc exits; the launcher reports that exit.
 
@@ -168,7 +168,7 @@ class Agent:
 
         A handler takes the descriptors that it keeps out of the list.
         """
-        core, keeper, hosts = self.core, self.keeper, self._hosts
+        core, hosts = self.core, self._hosts
         return {
             "attach": lambda link, message, fds: hosts.attach_all(link.uid, message),
             "autopsy": lambda link, message, fds: core.autopsy(link.uid, message["uid"]),
@@ -176,19 +176,19 @@ class Agent:
             "connection": lambda link, message, fds: hosts.take_over(message, fds[0]),
             "data_connection": self._on_data_connection,
             "detach": self._on_detach,
-            "forget": lambda link, message, fds: keeper.forget(message["uid"]),
+            "forget": lambda link, message, fds: self.keep_job().forget(message["uid"]),
             # This follows the answers to all earlier requests.
             "heartbeat": lambda link, message, fds: self.tell(link, message),
-            "here": lambda link, message, fds: keeper.driver_is_here(link),
+            "here": lambda link, message, fds: self.keep_job().driver_is_here(link),
             "introduce": self._on_introduce,
-            "keep": lambda link, message, fds: keeper.keep(message, fds),
+            "keep": lambda link, message, fds: self.keep_job().keep(message, fds),
             "kill": lambda link, message, fds: core.kill(message["uids"]),
             "log_flush": self._on_log_flush,
             "log_printed": self._on_log_printed,
             "logging": lambda link, message, fds: core.set_output(link.uid, message),
             "preload": self._on_preload,
             "ready": lambda link, message, fds: core.membership.ready(link.uid),
-            "remember": lambda link, message, fds: keeper.remember(
+            "remember": lambda link, message, fds: self.keep_job().remember(
                 message["uid"], message["keepsake"]
             ),
             "spawn": self._on_spawn,
@@ -325,9 +325,16 @@ class Agent:
 
     def home_lost(self, reason: str) -> bool:
         """See `Shell`."""
-        return self.keeper.home_lost(reason)
+        return self.keeper is not None and self.keeper.home_lost(reason)
 
     # -- for the keeper of the job (see `JobHolder`) ---------------------------------------------
+
+    def keep_job(self) -> Keeper:
+        """Return the keeper of the job, made on first use."""
+        keeper = self.keeper
+        if keeper is None:
+            keeper = self.keeper = hook("job_keeper")(self)
+        return keeper
 
     def peer_hosts(self) -> list[PeerHost]:
         """See `JobHolder`."""

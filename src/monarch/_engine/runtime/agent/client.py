@@ -17,7 +17,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from monarch._engine.base.features import find
+from monarch._engine.base.features import find, hook
 from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE
@@ -43,6 +43,7 @@ __all__ = [
     "expect_async_actors",
     "forget_saved",
     "launch_spec",
+    "save_handle",
     "start_agent",
     "succeed",
     "when_ready",
@@ -89,6 +90,13 @@ def client_proc() -> Proc:
             proc = _make_client(new_uid(), 0)
             become(proc)
     return proc
+
+
+def save_handle(owner: Any, uid: int, mesh: Any) -> None:
+    """Leave a handle of a new mesh to the next script of the job, if the job is kept."""
+    proc = client_proc()
+    if proc.job:
+        hook("save_handle")(proc, owner, uid, mesh)
 
 
 def forget_saved(uid: int) -> None:

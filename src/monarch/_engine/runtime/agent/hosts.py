@@ -22,6 +22,7 @@ from monarch._engine.runtime.cast.relay import CastRelay
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.heartbeats import HeartbeatMonitor
 from monarch._engine.runtime.io.reactor import Reactor
+from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool, Windows
 
 if TYPE_CHECKING:  # most jobs have one host: the rest is loaded when there are others
@@ -32,12 +33,19 @@ if TYPE_CHECKING:  # most jobs have one host: the rest is loaded when there are 
     from monarch._engine.runtime.hosts.stream_tunnel import StreamTunnel
     from monarch._engine.runtime.hosts.tunnel import Tunnel
 
-__all__ = ["Hosts"]
+__all__ = ["Hosts", "Keeper"]
 
 
-class Reign(Protocol):
-    """The part of the `JobKeeper` that concerns the sessions with other hosts."""
+class Keeper(Protocol):
+    """The keeper of a job that may outlive its script: `JobKeeper` of `monarch._failover`."""
 
+    def keep(self, message: Any, fds: list[int]) -> None: ...
+    def remember(self, uid: int, keepsake: str) -> None: ...
+    def forget(self, uid: int) -> None: ...
+    def shut_door(self) -> None: ...
+    def driver_lost(self) -> bool: ...
+    def driver_is_here(self, link: Link) -> None: ...
+    def home_lost(self, reason: str) -> bool: ...
     def attach_again(self, hosts: list[str]) -> None: ...
     def awaits(self, host: str) -> bool: ...
     def peer_host_up(self, peer_host: PeerHost) -> None: ...
@@ -58,9 +66,11 @@ class Agent(Protocol):
         """The agent's core."""
         ...
 
-    @property
-    def keeper(self) -> Reign:
-        """The keeper of the job."""
+    keeper: Keeper | None
+    """The keeper of the job, once it is to outlive its script."""
+
+    def keep_job(self) -> Keeper:
+        """Return the keeper of the job, made on first use."""
         ...
 
     def inform(self, uid: int, notice: dict[str, Any]) -> None:
@@ -101,7 +111,7 @@ class Hosts:
         self.windows = Windows(settings.shm_pool_limit)
         self.monitor = HeartbeatMonitor(agent.reactor.call_at, settings.host_timeout)
         self.addresses: dict[str, str] = {}  # by host: its address, as the client gave it
-        self.reign = 0  # the client's epoch, see `JobKeeper`
+        self.reign = 0  # the client's epoch, see `Keeper`
         self._agent = agent
         self._client = client
         self._peer_hosts: dict[str, PeerHost] = {}
@@ -225,7 +235,7 @@ class Hosts:
             "from": self.name,
             "as": peer_host.name,
             "session": peer_host.number,
-            "reign": self.reign if self._agent.keeper.awaits(peer_host.name) else 0,
+            "reign": self.reign if self._awaits(peer_host.name) else 0,
         }
 
         timeout = max(settings.host_timeout / 3, 0.5)
@@ -280,10 +290,10 @@ class Hosts:
         self._trusting |= request["trusting"]
         self.addresses.update(request["hosts"])
         self._secrets.update(request["secrets"])
-        core, keeper = self._agent.core, self._agent.keeper
+        core = self._agent.core
         if request["reign"]:
             self.reign = request["reign"]
-            keeper.attach_again(list(request["hosts"]))
+            self._agent.keep_job().attach_again(list(request["hosts"]))
         for host in request["hosts"]:
             core.perform(core.directory.host_found(host))
             self._attaching[host] = asker
@@ -304,7 +314,7 @@ class Hosts:
 
         def admit(sock: Wire) -> None:
             if request.get("claim"):
-                self._agent.keeper.answer_claim(sock)
+                self._agent.keep_job().answer_claim(sock)
             else:
                 reign, number = request.get("reign", 0), request.get("number", 0)
                 self._adopt(request["from"], sock, reign, number)
@@ -353,7 +363,7 @@ class Hosts:
     def _adopt(self, host: str, sock: Wire, reign: int, number: int) -> None:
         """Use an authenticated connection of another host; a higher `reign` is of a new home."""
         if host == HOME and reign > self.reign:
-            if not self._agent.keeper.may_come_home(reign):
+            if not self._agent.keep_job().may_come_home(reign):
                 sock.close()
                 return
             self.reign = reign
@@ -386,16 +396,21 @@ class Hosts:
 
     def peer_host_up(self, peer_host: PeerHost) -> None:
         """Handle the first connection of a session with another host."""
-        host, core, keeper = peer_host.name, self._agent.core, self._agent.keeper
+        host, core = peer_host.name, self._agent.core
         if host != HOME:
             core.perform(core.directory.host_found(host))
         if self.name == HOME:
             peer_host.say(self._directory())
-            keeper.peer_host_up(peer_host)
+            if self._agent.keeper is not None:
+                self._agent.keeper.peer_host_up(peer_host)
         elif host == HOME and self.reign:
-            keeper.home_found(peer_host)
-        if not keeper.awaits(host):
+            self._agent.keep_job().home_found(peer_host)
+        if not self._awaits(host):
             self._tell_attached(host, None)
+
+    def _awaits(self, host: str) -> bool:
+        """Whether the host has yet to send what it holds of an earlier home."""
+        return self._agent.keeper is not None and self._agent.keeper.awaits(host)
 
     def connection_altered(self, peer_host: PeerHost) -> None:
         """Record that bytes from another host were altered in transit; the link reconnects."""
@@ -444,9 +459,9 @@ class Hosts:
             self._secrets.update({host: path for host, path in secrets if os.path.exists(path)})
             self._trusting = message["trusting"]
         elif message["op"] == "job":
-            self._agent.keeper.heard(message)
+            self._agent.keep_job().heard(message)
         elif message["op"] == "resumed":
-            self._agent.keeper.resumed(peer_host.name, message)
+            self._agent.keep_job().resumed(peer_host.name, message)
             self._tell_attached(peer_host.name, None)
         elif message["op"] == "unheard":  # the driver has exited; another may replace it
             self._agent.print_here()

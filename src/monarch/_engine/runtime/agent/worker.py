@@ -29,6 +29,7 @@ from monarch._engine.protocol.session.handshake import key_name
 from monarch._engine.runtime.admission.audit import record
 from monarch._engine.runtime.admission.gateway import RELAY, Relays
 from monarch._engine.runtime.admission.handshake_io import (
+    CLAIM,
     PROBE,
     Arrival,
     Greeting,
@@ -38,7 +39,6 @@ from monarch._engine.runtime.admission.handshake_io import (
 from monarch._engine.runtime.admission.host_identity import listener_names, listening_end, tls_names
 from monarch._engine.runtime.admission.secret import find_secret
 from monarch._engine.runtime.admission.socket_file import remove
-from monarch._engine.runtime.failover.keeper import CLAIM
 from monarch._engine.runtime.io.descriptors import raise_descriptor_limit
 from monarch._engine.runtime.io.listener import Entrance
 from monarch._engine.runtime.io.reactor import Reactor
@@ -64,7 +64,7 @@ class _Job:
     __slots__ = ("link", "name", "process", "reign", "session")
 
     def __init__(self, process: subprocess.Popen[bytes], link: Link, session: int) -> None:
-        self.name = ""  # set if the job may outlive its client, see `JobKeeper`
+        self.name = ""  # set if the job may outlive its client, see `monarch._failover`
         self.reign = 0
         self.process = process
         self.link = link

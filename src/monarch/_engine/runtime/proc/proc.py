@@ -117,7 +117,7 @@ class Proc:
         spawn: called with (proc, link, frame) for a SPAWN frame; adds the actor to `cells`.
         stop: called with (proc, frame) when the owner asks this process to exit.
         client: whether this is the process of the user's script.
-        reign: the epoch: how many clients preceded this one, see protocol.failover.
+        reign: the epoch: how many clients preceded this one, see `monarch._failover`.
     """
 
     in_band: int = 0
@@ -161,7 +161,8 @@ class Proc:
         self.graves: dict[int, Failure] = {}
         self.early = EarlyMessages(self)
         self.owned: dict[int, OwnedMesh] = {}
-        self.kept: set[int] = set()  # meshes that a successor of this client is to find
+        self.job = ""  # the name of this client's job, if it is kept for a successor
+        self.kept: set[int] = set()  # meshes that the successor is to find
         self.away: int = 0  # uid of the client, while there is none
         self.verdicts: dict[int, Verdict] = {}
         self.successors: dict[int, int] = {}  # replaced procs, each with its replacement

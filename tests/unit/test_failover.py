@@ -7,7 +7,7 @@ import math
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from monarch._engine.protocol.failover import Failover
+from monarch._failover.state import Failover
 
 GRACE = 10.0
 

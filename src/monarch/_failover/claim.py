@@ -7,11 +7,18 @@ import select
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from monarch._engine.base.address import ChannelAddr
-from monarch._engine.protocol.session.handshake import ClosedInHandshake, HandshakeError
-from monarch._engine.runtime.admission.handshake_io import Route, Wire, dial, direct_way
-from monarch._engine.runtime.failover.keeper import ANSWER, CLAIM
-from monarch._engine.runtime.io import environment as environments
+from monarch._failover.keeper import ANSWER
+from monarch._spi import (
+    CLAIM,
+    ChannelAddr,
+    ClosedInHandshake,
+    HandshakeError,
+    Route,
+    Wire,
+    dial,
+    direct_way,
+    environment,
+)
 
 __all__ = ["Found", "claim"]
 
@@ -40,11 +47,11 @@ def claim(
     Blocks for about `timeout` seconds at most. Raises LookupError if no worker has the job,
     RuntimeError if it has a driver, or may have one after `timeout`.
     """
-    deadline = environments.current.now() + timeout
+    deadline = environment.current.now() + timeout
     while True:
         unsure, reasons = False, dict[str, str]()
         for worker in workers:
-            left = max(0.1, deadline - environments.current.now())
+            left = max(0.1, deadline - environment.current.now())
             try:
                 answer = _ask(worker, job, key, left, way)
             except (OSError, HandshakeError) as error:
@@ -61,7 +68,7 @@ def claim(
         if not unsure:
             told = "".join(f"\n  - {worker}: {reason}" for worker, reason in reasons.items())
             raise LookupError(f"there is no job {job!r} on these workers:{told}")
-        if environments.current.now() >= deadline:
+        if environment.current.now() >= deadline:
             raise RuntimeError(
                 f"cannot re-attach to job {job!r}: its driver may be alive, since its hosts do "
                 "not consider it lost yet"
@@ -77,7 +84,7 @@ def _ask(
     way: Route,
 ) -> dict[str, Any] | None:
     """Return the answer of one worker; None if it has no such job."""
-    deadline = environments.current.now() + timeout
+    deadline = environment.current.now() + timeout
     try:
         sock = dial(worker, key, {CLAIM: job}, timeout, way=way)
     except ClosedInHandshake:  # no agent was there for the second handshake
@@ -101,7 +108,7 @@ def _read(sock: Wire, size: int, deadline: float) -> bytes:
         try:
             more = sock.recv(size - len(data))
         except BlockingIOError:
-            left = deadline - environments.current.now()
+            left = deadline - environment.current.now()
             if left <= 0 or not select.select([sock.fileno()], [], [], left)[0]:
                 raise TimeoutError("it did not answer in time") from None
             continue

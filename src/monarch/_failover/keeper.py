@@ -1,4 +1,4 @@
-"""The keeper: an agent's part in a job that may outlive its driver (see protocol.failover).
+"""The keeper: an agent's part in a job that may outlive its driver (see `state`).
 
 Two losses are survived, each by the agents that are left:
 
@@ -29,23 +29,14 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch._engine.base.home import HOME
-from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, Verdict
-from monarch._engine.protocol.failover import Failover
-from monarch._engine.runtime.io import environment as environments
+from monarch._failover.state import Failover
+from monarch._spi import FAILED, HOME, INFRASTRUCTURE, Verdict, environment
 
 if TYPE_CHECKING:
-    from monarch._engine.protocol.agent_messages import Job, JobChange, Resumed
-    from monarch._engine.runtime.admission.handshake_io import Wire
-    from monarch._engine.runtime.failover.rendezvous import Rendezvous
-    from monarch._engine.runtime.hosts.peer_host import PeerHost
-    from monarch._engine.runtime.io.reactor import Reactor
-    from monarch._engine.transport.link import Link
+    from monarch._failover.rendezvous import Rendezvous
+    from monarch._spi import Job, JobChange, Link, PeerHost, Reactor, Resumed, Wire
 
-__all__ = ["ANSWER", "CLAIM", "JobHolder", "JobKeeper"]
-
-CLAIM = "claim"
-"""The purpose of a connection that takes over a job; the value is the job's name."""
+__all__ = ["ANSWER", "JobHolder", "JobKeeper"]
 
 ANSWER = struct.Struct("<H")
 """The length of the answer to a claim, which is JSON."""
@@ -153,10 +144,8 @@ class JobKeeper:
             return
         if not grace:
             return
-        from monarch._engine.runtime.admission.secret import find_secret, take_settings
-        from monarch._engine.runtime.failover.rendezvous import (
-            Rendezvous,  # few jobs outlive their script
-        )
+        from monarch._failover.rendezvous import Rendezvous  # other hosts of the job have none
+        from monarch._spi import find_secret, take_settings
 
         take_settings(message["environ"])
         key = find_secret(message["secret"])
@@ -209,14 +198,14 @@ class JobKeeper:
 
     def _wait(self) -> bool:
         job = self._failover
-        if job is None or not job.left(environments.current.now()):
+        if job is None or not job.left(environment.current.now()):
             return False
         self._agent.reactor.call_at(job.deadline, self._look_for_driver)
         return True
 
     def _look_for_driver(self) -> None:
         job = self._failover
-        if job is not None and job.tick(environments.current.now()):
+        if job is not None and job.tick(environment.current.now()):
             self._agent.end()
 
     def _knocked(self, sock: socket.socket, purpose: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The door of a job: the Unix socket where the next driver of the job connects.
 
-A driver with a grace period (protocol.failover) opens the door: a Unix socket, named like the job,
+A driver with a grace period (`state`) opens the door: a Unix socket, named like the job,
 in a directory of the user (mode 0700). It hands the socket to its host agent, which outlives the
 driver. A process that connects proves the job's secret, as between hosts (`handshake_io`). Then the
 connection becomes the driver's link to the agent. The first frame on it is JSON, ``welcome`` or
@@ -28,20 +28,23 @@ import tempfile
 from collections.abc import Callable, Generator
 from typing import Any
 
-from monarch._engine.base.address import ChannelAddr
-from monarch._engine.protocol.session.handshake import HandshakeError, key_name
-from monarch._engine.runtime.admission.handshake_io import (
+from monarch._spi import (
     PATIENCE,
     Arrival,
+    ChannelAddr,
+    Entrance,
     Greeting,
+    HandshakeError,
+    Link,
+    Reactor,
     direct_way,
+    environment,
     introduce,
+    key_name,
+    listener_names,
+    meant,
+    path_end,
 )
-from monarch._engine.runtime.admission.host_identity import listener_names, meant, path_end
-from monarch._engine.runtime.io import environment as environments
-from monarch._engine.runtime.io.listener import Entrance
-from monarch._engine.runtime.io.reactor import Reactor
-from monarch._engine.transport.link import Link
 
 __all__ = ["Rendezvous", "answers", "check_job_id", "dismiss", "jobs", "knock", "open_door"]
 
@@ -155,9 +158,9 @@ def _first_message(sock: socket.socket, timeout: float) -> dict[str, Any] | None
     """Return the agent's first message, sent before any answer of ours; None at EOF."""
     link = Link(sock, "the job", None, _WELCOME_LIMIT, _WELCOME_LIMIT)
     scratch = memoryview(bytearray(1 << 16))
-    deadline = environments.current.now() + timeout
+    deadline = environment.current.now() + timeout
     while True:
-        left = deadline - environments.current.now()
+        left = deadline - environment.current.now()
         if left <= 0 or not select.select([sock], [], [], left)[0]:
             raise TimeoutError(
                 f"the host agent of the job did not answer within {timeout:g} s; it may be stopped "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch._engine.runtime.failover.rendezvous import answers, dismiss, jobs, knock, open_door
+from monarch._failover.rendezvous import answers, dismiss, jobs, knock, open_door
 
 ACTS: list[Callable[[], object]] = [
     lambda: open_door("a"),

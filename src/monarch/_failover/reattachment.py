@@ -2,7 +2,7 @@
 
 The new script replaces the old one in the runtime: its process has the same uid, so all records of
 owners, parents and children stay valid. Each driver of a job has a number, its *reign*, from which
-its ports are numbered. So messages to the old script never reach the new one (protocol.failover).
+its ports are numbered. So messages to the old script never reach the new one (`state`).
 
 Failures that happen between two scripts are not collected in one place: the process that saw an
 exit remembers it. So the new owner queries every rank of every mesh that it takes over, as for
@@ -16,23 +16,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch._engine.base.failure import Failure, MeshFailure
-from monarch._engine.base.home import HOME
-from monarch._engine.base.verdict import FAILED
-from monarch._engine.mesh.call.context import Instance, process_context
-from monarch._engine.mesh.meshes import saved_handles
-from monarch._engine.mesh.meshes.actor_mesh import ActorMesh
-from monarch._engine.mesh.meshes.attachment import Attachment, occupy
-from monarch._engine.mesh.meshes.host_mesh import before_spawn
-from monarch._engine.mesh.meshes.proc_mesh import ProcMesh, announce
-from monarch._engine.mesh.results.future import VALUE, Future
-from monarch._engine.mesh.results.gather import Gather
-from monarch._engine.mesh.script.attach import addresses_of, gateway
-from monarch._engine.runtime.agent.client import current_proc, succeed
-from monarch._engine.runtime.proc.ownership import OwnedMesh, Verdict
-from monarch._engine.runtime.proc.proc import Proc
-from monarch._engine.transport.frame_link import FrameLink
-from monarch._engine.wire.frame import FAILURE, QUERY
+from monarch._failover import handles
+from monarch._spi import (
+    FAILED,
+    FAILURE,
+    HOME,
+    QUERY,
+    VALUE,
+    ActorMesh,
+    Attachment,
+    Failure,
+    FrameLink,
+    Future,
+    Gather,
+    Instance,
+    OwnedMesh,
+    Proc,
+    Verdict,
+    addresses_of,
+    announce,
+    before_spawn,
+    current_proc,
+    find_secret,
+    gateway,
+    occupy,
+    process_context,
+    succeed,
+)
+from monarch.actor import MeshFailure, ProcMesh
 
 __all__ = ["Reattached", "reattach"]
 
@@ -110,8 +121,7 @@ def reattach(
         ...
     RuntimeError: reattach() must come before any other call that spawns or calls: ...
     """
-    from monarch._engine.runtime.admission.secret import find_secret
-    from monarch._engine.runtime.failover.rendezvous import knock  # few scripts do
+    from monarch._failover.rendezvous import knock
 
     if current_proc() is not None:
         raise RuntimeError(
@@ -126,11 +136,11 @@ def reattach(
             raise
         return _come_home(job_id, workers, secret_file, timeout)
     try:
-        succeed(welcome["uid"], welcome["reign"], (sock, welcome["agent"]))
+        proc = succeed(welcome["uid"], welcome["reign"], (sock, welcome["agent"]))
     except BaseException:
         sock.close()
         raise
-    saved_handles.taken_over(job_id)
+    proc.job = job_id
     return _take_all(job_id, welcome["keepsakes"])
 
 
@@ -138,10 +148,8 @@ def _come_home(
     job_id: str, workers: Sequence[str], secret_file: str | None, timeout: float
 ) -> Reattached:
     """Take over the meshes on the attached hosts of a script whose own host is lost."""
-    from monarch._engine.runtime.admission.gateway import Gateway
-    from monarch._engine.runtime.admission.handshake_io import Route, direct_way
-    from monarch._engine.runtime.admission.secret import find_secret
-    from monarch._engine.runtime.failover.claim import claim
+    from monarch._failover.claim import claim
+    from monarch._spi import Gateway, Route, direct_way
 
     addresses = addresses_of(workers)
     way: Route = direct_way
@@ -166,13 +174,13 @@ def _come_home(
         there.update(coming)
         coming = {name: address for name, address in known.items() if name not in there}
     taken = _take_all(job_id, list(kept.values()))
-    saved_handles.keep_job(job_id, found.grace, secret_file)
+    handles.keep_job(job_id, found.grace, secret_file)
     return taken
 
 
 def _take_all(job_id: str, kept: list[str]) -> Reattached:
     root = process_context().actor_instance
-    meshes = [_take(root, saved_handles.recall(keepsake)) for keepsake in kept]
+    meshes = [_take(root, handles.recall(keepsake)) for keepsake in kept]
     _share_procs(meshes)
     for prepare in before_spawn:  # procs rely on it, those taken over as well
         prepare()

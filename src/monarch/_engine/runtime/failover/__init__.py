@@ -1,9 +1,0 @@
-"""Failover: a job that outlives its script for a grace period, and the script that takes it over.
-
-`keeper` is the part of an agent, `rendezvous` the Unix socket where the next script of the job
-connects, and `claim` asks the workers when the whole host of the former script is lost.
-`protocol.failover` decides which successor is admitted, and until when.
-
-In: the loss of the client, and connections of successors. Out: a client in the same place, with the
-handles that were saved; or the end of the job when the grace period is over.
-"""
