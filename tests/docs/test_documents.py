@@ -24,6 +24,7 @@ DOCUMENTS = [
     "docs/jobs.md",
     "docs/rdma.md",
     "docs/settings.md",
+    pytest.param("docs/tensors.md", marks=pytest.mark.torch),
     "docs/testing.md",
 ]
 

@@ -1,4 +1,4 @@
-"""What is active in this thread: the mesh and the stream that operations are issued to.
+"""The mesh and the stream that are active in this thread: operations are issued to them.
 
 Activation happens at the call of ``activate()``, and its `Guard` ends it. A mode of torch's
 dispatcher belongs to a thread, so an active mesh does, too: in a thread that activated nothing

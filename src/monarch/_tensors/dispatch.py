@@ -48,7 +48,7 @@ _NUMBERS = frozenset({int, float, bool, complex})
 
 
 class _Operator:
-    """What the schema of an operator says, looked up once."""
+    """Facts from the schema of an operator, looked up once."""
 
     __slots__ = ("is_local", "varying")
 

@@ -281,7 +281,7 @@ class Engine:
 
     def exception_of(self, failure: Failure) -> RemoteException:
         """Return the exception of a failure, which counts as reported from now on."""
-        failure.told = True
+        failure.raised = True
         original: BaseException | None = None
         if failure.pickled is not None:
             try:
@@ -297,9 +297,9 @@ class Engine:
             with self.lock:
                 asked = self._send(None, confirm=True)
             self.settle(list(asked.get().values()))
-        untold = self.history.untold()
-        if untold:
-            raise self.exception_of(untold[0])
+        unraised = self.history.unraised()
+        if unraised:
+            raise self.exception_of(unraised[0])
 
     def exit(self) -> None:
         """Wait for all work, end the workers, and raise the first error that no future has raised.
@@ -333,7 +333,7 @@ def engine_of(procs: ProcMesh) -> Engine:
 
 def _report() -> None:
     """Report, at exit, the errors that no future has raised."""
-    untold: list[Failure] = []
+    unraised: list[Failure] = []
     for engine in list(_engines):
         if engine.ended is not None:
             continue
@@ -341,11 +341,11 @@ def _report() -> None:
             engine.sync()
         except RemoteException as error:
             sys.stderr.write(f"A distributed operation failed, and no call raised it:\n{error}\n")
-            untold.extend(engine.history.untold())
-            untold.append(Failure(0, [], ""))
+            unraised.extend(engine.history.unraised())
+            unraised.append(Failure(0, [], ""))
         except Exception as error:  # the processes are lost; that is reported by itself
             del error
-    if untold:
+    if unraised:
         sys.stderr.flush()
         sys.stdout.flush()
         os._exit(1)

@@ -172,7 +172,7 @@ def ask(place: Place, question: Any, refs: tuple[int, ...]) -> Future[Answers]:
 
 
 class Answers:
-    """What the processes answered to a question."""
+    """The answers of the processes to a question."""
 
     def __init__(self, engine: Engine, reports: Sequence[Report], where: Stack) -> None:
         self._engine = engine

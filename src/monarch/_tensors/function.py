@@ -21,7 +21,7 @@ __all__ = [
 
 @runtime_checkable
 class ResolvableFunction(Protocol):
-    """What a process turns into a function."""
+    """A description that a process turns into a function."""
 
     def resolve(self) -> Callable[..., Any]:
         """Return the function; runs on the process."""

@@ -119,7 +119,7 @@ def test_reports_of_several_processes_are_one_failure() -> None:
     history.add(Run(0, 0, [(16, 4, 1)], [()]))
     for rank in (1, 0, 1):
         history.fail(rank, 0, f"text {rank}", None)
-    (failure,) = history.untold()
+    (failure,) = history.unraised()
     assert (failure.ranks, failure.text) == ([1, 0], "text 1")
     history.confirm(0)
     assert len(history) == 0

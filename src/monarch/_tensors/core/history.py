@@ -8,8 +8,8 @@ computed from a substitute (a reduction over processes, one of which has failed)
 spoilt, although the processes that hold it have no failure.
 
 A run is a list of commands with consecutive numbers for the same processes and stream. Runs are
-kept until all processes have executed them. Nothing is recorded for a command but the command
-itself and where the program was, so a command costs its client two list appends.
+kept until all processes have executed them. The record of a command is the command itself and where
+the program was, so it costs the client two list appends.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Failure:
         text: the worker's text: type, message, traceback.
         pickled: the exception, if it can be pickled.
         where: where the program issued the command, innermost first.
-        told: whether the program got it as an exception.
+        raised: whether the program got it as an exception.
     """
 
     seq: int
@@ -43,7 +43,7 @@ class Failure:
     text: str
     pickled: bytes | None = None
     where: Stack = ()
-    told: bool = False
+    raised: bool = False
 
 
 @dataclass(eq=False)
@@ -125,9 +125,11 @@ class History:
         """Return the failure because of which the value of `ref` is lost, if it is."""
         return self.spoilt.get(ref)
 
-    def untold(self) -> list[Failure]:
+    def unraised(self) -> list[Failure]:
         """Return the failures that no exception has reported to the program, in order."""
-        return [self.failures[seq] for seq in sorted(self.failures) if not self.failures[seq].told]
+        return [
+            self.failures[seq] for seq in sorted(self.failures) if not self.failures[seq].raised
+        ]
 
     def __len__(self) -> int:
         return sum(len(run.commands) for run in self._runs)

@@ -14,7 +14,7 @@ REDUCTIONS = ("stack", "sum", "avg", "product", "min", "max", "band", "bor", "bx
 
 @dataclass(frozen=True)
 class Reduction:
-    """What the processes do for a reduction.
+    """The work of the processes for a reduction.
 
     Attributes:
         ranks: the ranks of the mesh.

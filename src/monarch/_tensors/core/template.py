@@ -2,8 +2,8 @@
 
 An operation is a function, arguments that vary (references of tensors, and numbers that have no
 influence on shapes), and constants. The function, the constants and the places of the varying
-arguments are a *template*, which is sent to the workers once and has a number from then on. What is
-sent for each operation is a *command*: the number, the references of the results, and the varying
+arguments are a *template*, which is sent to the workers once and has a number from then on. For each
+operation a *command* is sent: the number, the references of the results, and the varying
 arguments, or *operands*:
 
     (template, result, result, ..., operand, operand, ..., aliases)
@@ -65,7 +65,7 @@ class Output:
 
 @dataclass(eq=False)
 class Plan:
-    """What a client does for an operation, computed once; see `propagate`.
+    """The work of a client for an operation, computed once; see `propagate`.
 
     `function`, `args` and `kwargs` (with an `Operand` in the place of each varying argument) are
     what workers need. `structure` rebuilds what the function returns from the list of its outputs;

@@ -115,7 +115,7 @@ class Table:
 
     @property
     def collective(self) -> Any:
-        """What combines and moves values between processes; loaded at the first use."""
+        """The reductions over processes; loaded at the first use."""
         if self._collective is None:
             with self._lock:
                 if self._collective is None:

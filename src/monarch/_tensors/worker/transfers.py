@@ -17,7 +17,7 @@ __all__ = ["Transfers"]
 
 
 class Transfers:
-    """What one worker sends and receives.
+    """The values that one worker sends and receives.
 
     Args:
         table: the values of the worker.
