@@ -1,8 +1,8 @@
 """`Cache`: the plans of operations by their keys, bounded, with a lookup that costs one `dict.get`.
 
-It keeps two generations. A plan that is found in the old one moves to the young one; when the young one is
-full the old one is forgotten. So what was used among the last `size` distinct keys is kept, without
-the bookkeeping of an exact order.
+It keeps two generations. A plan that is found in the old one moves to the young one. When the young
+one is full the old one is forgotten. So what was used among the last `size` distinct keys is kept,
+without the bookkeeping of an exact order.
 """
 
 from __future__ import annotations

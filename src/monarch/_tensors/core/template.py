@@ -2,8 +2,8 @@
 
 An operation is a function, arguments that vary (references of tensors, and numbers that have no
 influence on shapes), and constants. The function, the constants and the places of the varying
-arguments are a *template*, which is sent to the workers once and has a number from then on. For each
-operation a *command* is sent: the number, the references of the results, and the varying
+arguments are a *template*, which is sent to the workers once and has a number from then on. A
+*command* is sent for each operation: the number, the references of the results, and the varying
 arguments, or *operands*:
 
     (template, result, result, ..., operand, operand, ..., aliases)
