@@ -49,8 +49,11 @@ _HOMES = {
     "configured": "monarch.config:configured",
     "get_global_config": "monarch.config:get_global_config",
     "get_runtime_config": "monarch.config:get_runtime_config",
+    "OpaqueRef": "monarch._tensors.opaque_ref:OpaqueRef",
+    "RemoteProcessGroup": "monarch._tensors.process_group:RemoteProcessGroup",
     "Stream": "monarch._tensors.stream:Stream",
     "Tensor": "monarch._tensors.tensor:Tensor",
+    "coalescing": "monarch._tensors.coalescing:coalescing",
     "call_on_shard_and_fetch": "monarch._tensors.remote:call_on_shard_and_fetch",
     "fetch_shard": "monarch._tensors.fetch:fetch_shard",
     "function_resolvers": "monarch._tensors.function:resolvers",
@@ -72,8 +75,8 @@ _HOMES = {
 # `monarch.actor.Future`.
 _TENSOR_ENGINE = frozenset(
     """
-    ActorFuture Future OpaqueRef RemoteProcessGroup Selection Simulator builtins coalescing
-    mast_reserve set_meta world_mesh
+    ActorFuture Future Selection Simulator mast_reserve set_meta
+    world_mesh
     """.split()
 )
 
@@ -83,7 +86,7 @@ _compat.install()
 def __getattr__(name: str) -> Any:
     if home := _HOMES.get(name):
         return _compat.resolve(home)
-    if name in {"actor", "config", "job", "rdma", "timer"}:
+    if name in {"actor", "config", "builtins", "job", "rdma", "timer"}:
         import importlib
 
         return importlib.import_module(f"monarch.{name}")

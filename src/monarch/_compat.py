@@ -176,8 +176,23 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch._engine.base.failure": "MeshFailure",
     },
     "monarch._rust_bindings.monarch_hyperactor.value_mesh": {"monarch.actor": "ValueMesh"},
+    "monarch.builtins": {"monarch._tensors.builtins": "log_remote set_logging_level_remote"},
+    "monarch.builtins.log": {"monarch._tensors.builtins": "log_remote set_logging_level_remote"},
+    "monarch.builtins.random": {
+        "monarch._tensors.builtins": """
+            get_rng_state_all_cuda_remote get_rng_state_remote manual_seed_all_cuda_remote
+            manual_seed_cuda_remote random_seed_remote seed_remote set_manual_seed_remote
+            set_rng_state_all_cuda_remote set_rng_state_remote
+        """,
+    },
+    "monarch.common._coalescing": {
+        "monarch._tensors.coalescing": "coalescing",
+        "monarch._tensors.recording": "compile",
+    },
+    "monarch.common.borrows": {"monarch._tensors.borrow": "Borrow"},
     "monarch.common.device_mesh": {
         "monarch._tensors.mesh": "DeviceMesh get_active_mesh no_mesh",
+        "monarch._tensors.process_group": "RemoteProcessGroup",
         "monarch._tensors.transfer": "MeshSliceTensor slice_mesh to_mesh",
     },
     "monarch.common.function": {
@@ -187,6 +202,7 @@ PATHS: dict[str, dict[str, str]] = {
         """,
     },
     "monarch.common.invocation": {"monarch._tensors.errors": "DeviceException RemoteException"},
+    "monarch.common.opaque_ref": {"monarch._tensors.opaque_ref": "OpaqueRef"},
     "monarch.common.remote": {
         "monarch._tensors.remote": "Remote call_on_shard_and_fetch remote",
     },
@@ -212,11 +228,18 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch._tensors.mesh": "spawn_tensor_engine",
     },
     "monarch.memory": {"monarch._tensors.memory": "dump_memory_snapshot record_memory_history"},
+    "monarch.opaque_object": {
+        "monarch._tensors.opaque_object": "OpaqueObject opaque_method",
+        "monarch._tensors.opaque_ref": "OpaqueRef",
+    },
     "monarch.profiler": {"monarch._tensors.profiler": "Schedule profile record_function"},
     "monarch.simulator.communication_model": {
         "monarch._tensors.communication_model": """
             NetworkConfig estimate_collective_time_us estimate_send_time_us tensor_size_bytes
         """,
+    },
+    "monarch.random": {
+        "monarch._tensors.random": "State get_state make_deterministic new_state set_state",
     },
     "monarch.timer": {
         "monarch._tensors.timer": """
@@ -312,10 +335,7 @@ INTERNAL_MODULES = {
     "monarch._rust_bindings.monarch_hyperactor.pickle": _CODEC,
     "monarch._rust_bindings.monarch_hyperactor.telemetry": _SPANS,
     "monarch._rust_bindings.monarch_messages": _TENSORS,
-    "monarch.common._coalescing": _TENSORS,
-    "monarch.common.borrows": _TENSORS,
     "monarch.common.future": _TENSORS,
-    "monarch.common.opaque_ref": _TENSORS,
     "monarch.common.pipe": _TENSORS,
     "monarch.remote": _TENSORS,
 }
@@ -324,7 +344,7 @@ INTERNAL_MODULES = {
 PACKAGES = {
     ".".join(parts[:length])
     for parts in (path.split(".") for path in (*PATHS, *SAME))
-    if parts[1] in {"_src", "_rust_bindings", "common", "simulator", "timer"}
+    if parts[1] in {"_src", "_rust_bindings", "builtins", "common", "simulator", "timer"}
     for length in range(2, len(parts))
 }
 

@@ -104,7 +104,7 @@ def test_unknown_names_of_monarch_are_attribute_errors() -> None:
     assert not hasattr(monarch, "__wrapped__")
 
 
-@pytest.mark.parametrize("name", ["Future", "Simulator", "coalescing"])
+@pytest.mark.parametrize("name", ["Future", "Simulator", "set_meta"])
 def test_names_of_the_tensor_engine_say_so(name: str) -> None:
     with pytest.raises(
         ImportError, match=rf"monarch\.{name} belongs to a part of the tensor engine"

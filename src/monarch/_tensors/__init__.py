@@ -7,13 +7,12 @@ One script issues the operations of torch, as ordinary torch code. The parts, fr
 * `worker` executes commands in each process of the mesh.
 * The client: `tensor` and `stream` are what programs see, `dispatch` issues an operation, with what
   `propagate` finds out about its result, `engine` sends commands in batches and takes the
-  confirmations, `mesh` activates a mesh, and `fetch`, `reduction`, `transfer` and `remote` are
-  further operations.
+  confirmations, `mesh` activates a mesh, and `fetch`, `reduction`, `transfer`, `borrow`,
+  `coalescing`, `recording` and `remote` are further operations.
 * Modules that need torch alone: gradients one by one (`gradient`), functions with a backward of
   their own (`grad_function`), timers, profiles, snapshots of memory, and a model of the time that
   communication takes.
 
 The package needs torch (`pymonarch[torch]`), and only programs that use it import it. In this
-release it has no coalescing or compiled functions, no borrows between streams, no opaque objects,
-no tensors as arguments of actors, no pipes, no simulator, and no process groups as arguments.
+release it has no opaque modules, no tensors as arguments of actors, no pipes, and no simulator.
 """

@@ -289,7 +289,7 @@ def _check(
 ) -> None:
     """Raise `Misplaced` unless all tensors may be read at `place`."""
     for tensor in tensors:
-        if tensor._place is not place or not tensor._aliases.readable:
+        if tensor._place is not place or not tensor._aliases.may_read():
             raise explain(function, args, kwargs, mesh, place)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import logging
 import os
 import pickle
 import sys
@@ -25,7 +26,8 @@ from monarch._tensors.core.aliases import Aliases, Stack
 from monarch._tensors.core.cache import Cache
 from monarch._tensors.core.history import Failure, History, Run
 from monarch._tensors.core.metadata import Metadata
-from monarch._tensors.core.template import DELETE, Command, Plan
+from monarch._tensors.core.recorded import Recorded
+from monarch._tensors.core.template import DELETE, FIRST, Command, Plan
 from monarch._tensors.errors import RemoteException
 from monarch._tensors.place import Place
 from monarch._tensors.tensor import Live, Tensor, new_tensor
@@ -36,10 +38,11 @@ if TYPE_CHECKING:
     from monarch._tensors.stream import Stream
     from monarch.actor import Future, ProcMesh
 
-__all__ = ["Engine", "engine_of"]
+__all__ = ["Engine", "engine_of", "engines"]
 
 _BATCH = 256  # commands after which a batch is sent
 _DELAY = 0.001  # seconds after which it is sent in any case
+_IDLE = 0.5  # seconds after which released tensors are deleted if no operation follows
 _CONFIRM = 16  # batches between two confirmations
 _AHEAD = 4  # confirmations that may be outstanding
 _TEMPLATES = 8192  # distinct operations that are kept, twice
@@ -67,7 +70,7 @@ class Engine:
         self._dead: list[Live] = []
         self.died: Callable[[Any], object] = self._dead.append
         self.plans: dict[int, Plan] = {}
-        self.cache: Cache[Plan] = Cache(_TEMPLATES, self._forget)
+        self.cache: Cache[Plan] = Cache(_TEMPLATES, self.forget)
         self.history = History(self.plans)
         self._refs = itertools.count(1)
         self._numbers = itertools.count(16)
@@ -83,12 +86,17 @@ class Engine:
         self._begun = threading.Event()
         self._pause = threading.Event()  # never set
         self._held = 0
-        self._confirmed = 0
+        self._confirmed = -1
         self._unlearned: deque[tuple[int, int]] = deque()
-        self.ended: str | None = None  # why no operation is possible
+        self.ended: Exception | None = None  # why no operation is possible
         self.meshes: dict[Any, Any] = {}
         _spi.start_thread("monarch-tensors-flush", self._flush_late)
         _engines.add(self)
+
+    def covers(self, procs: ProcMesh) -> bool:
+        """Whether all processes of `procs` have a worker of this engine."""
+        own = self.procs._shape.ndslice
+        return own.offset == 0 and own.is_contiguous and max(procs._shape.ndslice) < len(own)
 
     # -- references -------------------------------------------------------------------------------
 
@@ -140,8 +148,10 @@ class Engine:
             self.plans[plan.number] = plan
             self._defined.append(("template", plan.number, pickled))
 
-    def _forget(self, plan: Plan) -> None:
-        self._unlearned.append((self._seq, plan.number))
+    def forget(self, plan: Plan) -> None:
+        """Let the workers forget a plan when all operations that use it are done."""
+        if not plan.recorded:
+            self._unlearned.append((self._seq, plan.number))
 
     def drop(self, tensor: Tensor, where: Stack) -> None:
         """Delete the values of a tensor and of all its aliases."""
@@ -174,7 +184,7 @@ class Engine:
         """Append a command for `place`; return its number. It may wait for slow workers."""
         with self.lock:
             if self.ended is not None:
-                raise RuntimeError(self.ended)
+                raise self.ended.with_traceback(None)
             if self._dead:
                 self._bury()
             seq = self._append(place, command, where)
@@ -200,14 +210,114 @@ class Engine:
     def _flush_late(self) -> None:
         """Send what was collected for `_DELAY`; the body of a thread."""
         while self.ended is None:
-            self._begun.wait()
-            self._begun.clear()
-            self._pause.wait(_DELAY)
-            self._timed = False
+            if self._begun.wait(_IDLE):
+                self._begun.clear()
+                self._pause.wait(_DELAY)
+                self._timed = False
             try:
                 self.flush()
-            except Exception as error:  # the processes are lost, so that each later call says so
-                self.ended = f"the processes of this mesh cannot be reached: {error}"
+            except Exception as error:  # the processes are lost: each later operation raises it
+                self.ended = error
+
+    def hold(self) -> None:
+        """Send what is collected, and nothing more until `release` or `discard`."""
+        with self.lock:
+            self.flush()
+            self._held += 1
+
+    def release(self) -> None:
+        """Send what was held."""
+        with self.lock:
+            self._held -= 1
+            self.flush()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether commands are collected without being sent."""
+        return self._held > 0
+
+    def begin_recording(self) -> int:
+        """Collect commands without sending them; return a number below that of new references."""
+        with self.lock:
+            self.hold()
+            return self.new_ref()
+
+    def end_recording(self, place: Place, first: int) -> tuple[list[Command], list[Stack]]:
+        """Return the commands since `begin_recording` and where they were issued, unsent.
+
+        Raises NotImplementedError if some are not for `place`.
+        """
+        with self.lock:
+            runs, self._runs, self._run = self._runs, [], None
+            self._waiting = 0
+            if runs:
+                self._seq = runs[0].first
+            self._held -= 1
+            commands: list[Command] = []
+            stacks: list[Stack] = []
+            is_elsewhere = False
+            for run in runs:
+                for command, where in zip(run.commands, run.stacks, strict=True):
+                    if command[0] != DELETE:
+                        is_elsewhere = is_elsewhere or run.place != place.number
+                        commands.append(command)
+                        stacks.append(where)
+                        continue
+                    outer = tuple(ref for ref in command[1:] if ref < first)
+                    if outer:  # released meanwhile, and no part of the function
+                        self._append(self._places[run.place], (DELETE, *outer), ())
+                    inner = tuple(ref for ref in command[1:] if ref >= first)
+                    if inner:
+                        commands.append((DELETE, *inner))
+                        stacks.append(where)
+            if is_elsewhere:
+                raise NotImplementedError(
+                    "the operations of a compiled function must be on one mesh and stream"
+                )
+            return commands, stacks
+
+    def learn_recording(self, number: int, recorded: Recorded) -> None:
+        """Let the workers know a recording before its first use."""
+        for command in recorded.commands:
+            if command[0] >= FIRST:
+                self.plans[command[0]].recorded = True
+        self._defined.append(("recording", number, pickle.dumps(recorded, protocol=5)))
+
+    def tensor_of(self, ref: int) -> Tensor:
+        """Return the tensor with a reference number. Raises RuntimeError if it was released."""
+        live = self.live.get(ref)
+        tensor = None if live is None else live()
+        if tensor is None:
+            raise RuntimeError("a compiled function used a tensor that the program has released")
+        return tensor
+
+    def drop_recorded(self, first: int, where: Stack) -> None:
+        """Drop the tensors that were made while commands were recorded: they have no values."""
+        for ref in [ref for ref in self.live if ref >= first]:
+            live = self.live.pop(ref)
+            live.aliases.refs.discard(ref)
+            tensor = live()
+            if tensor is not None:
+                tensor._aliases = Aliases()
+                tensor._aliases.drop(where)
+
+    def discard(self, where: Stack) -> None:
+        """Send nothing of what was held but deletions; the results are dropped."""
+        with self.lock:
+            self._held -= 1
+            for run in self._runs:
+                for index, command in enumerate(run.commands):
+                    if command[0] != DELETE:
+                        run.commands[index] = (DELETE,)
+                        self._unmake(command, where)
+            self.flush()
+
+    def _unmake(self, command: Command, where: Stack) -> None:
+        """Drop the results of a command that is not sent."""
+        for ref in self.history.references(command)[1]:
+            live = self.live.get(ref)
+            if live is not None and command[1:].count(ref):
+                live.aliases.drop(where)
 
     def flush(self) -> None:
         """Send what is collected; it waits while too much is unconfirmed."""
@@ -251,7 +361,7 @@ class Engine:
         """Send what is collected and a question; return the future of all workers' reports."""
         with self.lock:
             if self.ended is not None:
-                raise RuntimeError(self.ended)
+                raise self.ended.with_traceback(None)
             if self._held:
                 raise NotImplementedError("NYI: fetching results during a coalescing block")
             if self._dead:
@@ -265,9 +375,9 @@ class Engine:
         with self.lock:
             done = None
             for rank, (finished, failures, _) in enumerate(reports):
-                for seq, text, pickled in failures:
+                for seq, text, pickled, index in failures:
                     if seq > self._confirmed or seq in self.history.failures:
-                        self.history.fail(rank, seq, text, pickled)
+                        self.history.fail(rank, seq, text, pickled, index)
                 done = finished if done is None else min(done, finished)
             if done is not None and done > self._confirmed:
                 self._confirmed = done
@@ -311,41 +421,54 @@ class Engine:
         try:
             self.sync()
         finally:
-            self.ended = "the tensor engine of this mesh has ended: exit() was called"
+            self.ended = RuntimeError("the tensor engine of this mesh has ended by exit()")
             self.workers.stop().get()
             _engines.discard(self)
 
 
 _counter = itertools.count()
+_log = logging.getLogger("monarch.tensors")
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-_of: weakref.WeakKeyDictionary[Any, Engine] = weakref.WeakKeyDictionary()
+_of: dict[int, list[Engine]] = {}  # by the base of the uids of a `spawn_procs`
 _lock = threading.Lock()
 
 
 def engine_of(procs: ProcMesh) -> Engine:
-    """Return the engine of a proc mesh in this process; made at its first use."""
+    """Return the engine that has the processes of `procs`; it is made at their first use.
+
+    A slice of a mesh that has an engine shares it. So the whole mesh is best used first.
+    """
     with _lock:
-        engine = _of.get(procs)
-        if engine is None:
-            engine = _of[procs] = Engine(procs)
+        known = _of.setdefault(procs._base, [])
+        known[:] = [engine for engine in known if engine.ended is None]
+        for engine in known:
+            if engine.covers(procs):
+                return engine
+        engine = Engine(procs)
+        known.append(engine)
         return engine
 
 
+def engines() -> list[Engine]:
+    """Return the engines of this process that have not ended."""
+    return [engine for engine in _engines if engine.ended is None]
+
+
 def _report() -> None:
-    """Report, at exit, the errors that no future has raised."""
-    unraised: list[Failure] = []
-    for engine in list(_engines):
-        if engine.ended is not None:
-            continue
+    """Report, at exit, the errors that no future has raised; then the exit status is 1."""
+    is_failed = False
+    for engine in engines():
         try:
             engine.sync()
         except RemoteException as error:
-            sys.stderr.write(f"A distributed operation failed, and no call raised it:\n{error}\n")
-            unraised.extend(engine.history.unraised())
-            unraised.append(Failure(0, [], ""))
-        except Exception as error:  # the processes are lost; that is reported by itself
-            del error
-    if unraised:
+            is_failed = True
+            further = map(engine.exception_of, engine.history.unraised())
+            for each in (error, *further):
+                text = f"A distributed operation failed, and no call raised it:\n{each}\n"
+                sys.stderr.write(text)
+        except Exception as lost:  # the processes are lost or stopped, which their owner reports
+            _log.debug("whether an operation of %s failed is not known: %s", engine.name, lost)
+    if is_failed:
         sys.stderr.flush()
         sys.stdout.flush()
         os._exit(1)

@@ -114,7 +114,7 @@ def place_of(leaves: list[Any], name: str) -> Place:
         raise explain(name, leaves, {}, None, None)
     place = mesh.client.place(mesh, stream)
     for leaf in leaves:
-        if type(leaf) is not Tensor or leaf._place is not place or not leaf._aliases.readable:
+        if type(leaf) is not Tensor or leaf._place is not place or not leaf._aliases.may_read():
             raise explain(name, leaves, {}, active.mesh, place)
     return place
 

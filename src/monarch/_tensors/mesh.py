@@ -26,6 +26,7 @@ from monarch._tensors.place import Place
 from monarch._tensors.stream import Stream, get_active_stream, on_stream_change
 from monarch._tensors.tensor import Tensor
 from monarch._tensors.where import here
+from monarch._tensors.worker.argument import MeshArgument
 from monarch.actor import ProcMesh, Shape
 from monarch.actor import Slice as NDSlice
 
@@ -147,12 +148,11 @@ class DeviceMesh(MeshTrait):
         self.client.emit(place, (COORDINATE, tensor._ref, self.processes, dims), here())
         return tensor
 
-    def process_group(self, dims: str | Sequence[str]) -> NoReturn:
-        """Not in this release."""
-        raise NotImplementedError(
-            "process groups for remote functions are not in this release; use reduce(), or "
-            " set torch.distributed up in a remote function"
-        )
+    def process_group(self, dims: str | Sequence[str]) -> Any:
+        """Return a handle that is a process group of torch in remote functions."""
+        from monarch._tensors.process_group import RemoteProcessGroup
+
+        return RemoteProcessGroup((dims,) if isinstance(dims, str) else tuple(dims), self)
 
     def to_tensor(self) -> torch.Tensor:
         """Return the ranks as a local int32 tensor in the shape of the mesh."""
@@ -168,6 +168,9 @@ class DeviceMesh(MeshTrait):
         for point, rank in zip(points, self.processes, strict=True):
             lines.append(f"{', '.join(map(str, point)) or '-'}  {rank}")
         return "\n".join(lines)
+
+    def _on_worker(self) -> MeshArgument:
+        return MeshArgument(self.processes, self.names)
 
     def exit(self) -> None:
         """Wait for all work, end the engine, and raise the first error that no future has raised.
@@ -200,7 +203,11 @@ def mesh_of(
 def spawn_tensor_engine(procs: ProcMesh) -> DeviceMesh:
     """Return the device mesh of a proc mesh, and start its engine if none runs yet."""
     engine = engine_of(procs)
-    return mesh_of(engine, NDSlice.new_row_major(list(procs.sizes.values())), tuple(procs.sizes))
+    if engine.procs is not procs and engine.covers(procs):
+        ranks = procs._shape.ndslice
+    else:
+        ranks = NDSlice.new_row_major(list(procs.sizes.values()))
+    return mesh_of(engine, ranks, tuple(procs.sizes))
 
 
 # -- what is active -------------------------------------------------------------------------------

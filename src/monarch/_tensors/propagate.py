@@ -9,6 +9,7 @@ the version counters of the fakes do.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,9 +25,27 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch._tensors.core.metadata import Metadata, metadata_of
 from monarch._tensors.core.template import Operand, Output, Plan
 
-__all__ = ["fake_of", "fakes_of", "plan_of_operator", "plan_of_results", "propagate"]
+__all__ = [
+    "fake_of",
+    "fakes_of",
+    "is_propagating",
+    "plan_of_operator",
+    "propagate",
+]
 
 _mode: FakeTensorMode | None = None
+
+
+class _State(threading.local):
+    propagating = False
+
+
+_state = _State()
+
+
+def is_propagating() -> bool:
+    """Whether this thread runs a function of the program to find out what another one returns."""
+    return _state.propagating
 
 
 def fake_mode() -> FakeTensorMode:
@@ -135,25 +154,16 @@ def propagate(
         lambda leaf: fakes[leaf.index] if type(leaf) is Operand else leaf, (args, kwargs)
     )
     versions = [fake._version for fake in fakes]
-    with _disable_current_modes(), torch.no_grad(), fake_mode():
-        returned = propagator(*given[0], **given[1])
+    before, _state.propagating = _state.propagating, True
+    try:
+        with _disable_current_modes(), torch.no_grad(), fake_mode():
+            returned = propagator(*given[0], **given[1])
+    finally:
+        _state.propagating = before
     written = tuple(i for i, fake in enumerate(fakes) if fake._version != versions[i])
     return _plan(
-        function, args, kwargs, tuple(range(len(fakes))), fakes, metas, returned, written, None
+        function, args, kwargs, tuple(range(len(fakes))), fakes, metas, returned, written, set()
     )
-
-
-def plan_of_results(
-    function: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    tensors: int,
-    outputs: Sequence[Output],
-    structure: Any,
-    written: tuple[int, ...],
-) -> Plan:
-    """Return the plan of a function whose results a process has reported."""
-    return Plan(function, args, kwargs, tuple(range(tensors)), tuple(outputs), written, structure)
 
 
 def _written_by(
@@ -184,12 +194,10 @@ def _plan(
     metas: Sequence[Metadata],
     returned: Any,
     written: tuple[int, ...],
-    same: set[int] | None,
+    same: set[int],
 ) -> Plan:
-    """Build a plan; `same` are the ids of the fakes that may be returned themselves (None: all)."""
-    numbers = {
-        id(fake): number for number, fake in enumerate(fakes) if same is None or id(fake) in same
-    }
+    """Build a plan; `same` are the ids of fakes that are returned themselves, not as aliases."""
+    numbers = {id(fake): number for number, fake in enumerate(fakes) if id(fake) in same}
     storages: dict[int, int] = {}
     for number, fake in enumerate(fakes):
         storages.setdefault(_storage(fake), number)

@@ -102,7 +102,11 @@ def reduce_one(
     place = owner.client.place(owner, get_active_stream())
     targets = [tensor] if out is None else [tensor, out]
     for target in targets:
-        if type(target) is not Tensor or target._place is not place or not target._aliases.readable:
+        if (
+            type(target) is not Tensor
+            or target._place is not place
+            or not target._aliases.may_read()
+        ):
             raise explain("reduce", targets, {}, active.mesh, place)
         if target.requires_grad and torch.is_grad_enabled():
             raise refuse(

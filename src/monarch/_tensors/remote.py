@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import pickle
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
 from torch.utils import _pytree as pytree
@@ -69,6 +70,7 @@ class Remote:
         cannot be used together.
         """
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves = [_on_worker(leaf) for leaf in leaves]
         tensors: list[Any] = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         place = place_of_call(self._name(), args, kwargs, tensors)
         engine = place.engine
@@ -108,6 +110,8 @@ class Remote:
         result = issue(plan, place, tensors, [t._ref for t in tensors], here())
         for number in plan.written:
             torch.autograd.graph.increment_version(tensors[number])
+        if not is_cached:
+            engine.forget(plan)
         return result
 
     def _plan(self, place: Place, leaves: list[Any], spec: Any, tensors: list[Any]) -> Any:
@@ -194,7 +198,8 @@ class Remote:
 
     def _question(self, ranks: tuple[int, ...], args: Any, kwargs: Any) -> Any:
         args, kwargs = pytree.tree_map(
-            lambda leaf: Reference(leaf._ref) if type(leaf) is Tensor else leaf, (args, kwargs)
+            lambda leaf: Reference(leaf._ref) if type(leaf) is Tensor else _on_worker(leaf),
+            (args, kwargs),
         )
         return ("call", ranks, pickle.dumps((self._resolved(), args, kwargs)))
 
@@ -208,6 +213,10 @@ class Remote:
         return f"<remote function {self._name()}>"
 
 
+@overload
+def remote(function: None = None, *, propagate: Any = None) -> Callable[[Any], Remote]: ...
+@overload
+def remote(function: Callable[..., Any] | str, *, propagate: Any = None) -> Remote: ...
 def remote(function: Any = None, *, propagate: Any = None) -> Any:
     """Return a `Remote` for `function`; as a decorator, with or without `propagate`.
 
@@ -247,9 +256,19 @@ def place_of_call(name: str, args: Any, kwargs: Any, tensors: list[Any]) -> Plac
     if place is None:
         raise explain(name, args, kwargs, None, None)
     for tensor in tensors:
-        if type(tensor) is not Tensor or tensor._place is not place or not tensor._aliases.readable:
+        if (
+            type(tensor) is not Tensor
+            or tensor._place is not place
+            or not tensor._aliases.may_read()
+        ):
             raise explain(name, args, kwargs, active.mesh, place)
     return place
+
+
+def _on_worker(leaf: Any) -> Any:
+    """Return what stands for an argument on its way: a mesh and a process group have stand-ins."""
+    stand_in = getattr(type(leaf), "_on_worker", None)
+    return leaf if stand_in is None else stand_in(leaf)
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._tensors.active import Guard, active
+
+if TYPE_CHECKING:
+    from monarch._tensors.borrow import Borrow
+    from monarch._tensors.tensor import Tensor
 
 __all__ = ["Stream", "get_active_stream", "main", "on_stream_change"]
 
@@ -44,6 +48,20 @@ class Stream:
         belong to it.
         """
         return _activate(self)
+
+    def borrow(self, t: Tensor, mutable: bool = False) -> tuple[Tensor, Borrow]:
+        """Return `t` for use on this stream, without a copy, and the borrow.
+
+        Args:
+            t: a tensor of another stream, or a borrow.
+            mutable: whether this stream may write to it. Then the other one may not use it until
+                the borrow is dropped; otherwise both may read it.
+
+        Does not block. Raises RuntimeError if `t` is borrowed in a way that excludes this.
+        """
+        from monarch._tensors.borrow import borrow
+
+        return borrow(t, self, mutable)
 
     def __str__(self) -> str:
         return f"stream {self.name!r}"

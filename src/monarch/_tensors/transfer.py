@@ -90,7 +90,7 @@ def _copy(
     tensor: Tensor, source: DeviceMesh, target: DeviceMesh | ProcMesh, stream: Stream | None
 ) -> Tensor:
     mesh = spawn_tensor_engine(target) if isinstance(target, ProcMesh) else target
-    if not tensor._aliases.readable:
+    if not tensor._aliases.may_read():
         raise explain("to_mesh", (tensor,), {}, active.mesh, tensor._place)
     if tensor.requires_grad and torch.is_grad_enabled():
         raise refuse(

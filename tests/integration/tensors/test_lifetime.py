@@ -76,6 +76,8 @@ def test_exit_raises_the_first_error_and_ends_the_engine() -> None:
         mesh.exit()
     with pytest.raises(RuntimeError, match="exit"):
         value.add(1)
+    with procs.activate():
+        assert inspect(torch.ones(1)).tolist() == [1.0]
     procs.stop().get(timeout=60)
 
 
@@ -99,4 +101,12 @@ def test_the_loss_of_a_process_fails_fetches_and_is_no_interrupt() -> None:
             _fetch_often(value)
         with pytest.raises((SupervisionError, RuntimeError)):
             fetch_shard(value).get(timeout=60)
+    procs.stop().get(timeout=60)
+
+
+def test_the_first_operation_may_fail() -> None:
+    procs = this_host().spawn_procs({"gpus": 1})
+    broken = remote(_broken, propagate=torch.ones)
+    with procs.activate(), pytest.raises(Exception, match="not this time"):
+        inspect(broken(2))
     procs.stop().get(timeout=60)

@@ -153,6 +153,16 @@ def test_coordinates_are_checked_here(active: Any) -> None:
     assert inspect([tensor, 5, {"a": "b"}])[1:] == [5, {"a": "b"}]
 
 
+def test_a_slice_of_the_processes_shares_the_engine(active: Any, procs: Any) -> None:
+    part = procs.slice(gpu=1)
+    with part.activate():
+        value = get_active_mesh().rank("host") + 1
+        assert get_active_mesh() is active.slice(gpu=1)
+        assert int(inspect(value, host=1)) == 2
+    with procs.slice(host=0).rename(gpu="x").activate():
+        assert int(inspect(get_active_mesh().process_idx(), x=1)) == 1
+
+
 def test_another_thread_has_its_own_active_mesh(active: Any) -> None:
     found: list[Any] = []
     tensor = torch.ones(2)
@@ -243,7 +253,7 @@ def test_cached_propagation_runs_the_function_once(active: Any) -> None:
         assert inspect(found["scaled"]).tolist() == [3.0, 3.0]
     counter = active.process_idx() * 0
     for total in (10, 20):
-        assert bump(counter) is counter
+        assert int(inspect(bump(counter))) == total
         assert [int(inspect(counter, host=h, gpu=0)) for h in (0, 1)] == [total, total]
 
 
@@ -344,3 +354,27 @@ def test_gradients_one_by_one(active: Any) -> None:
         )
         for got, wanted in zip(found, expected[::-1], strict=True):
             torch.testing.assert_close(got, wanted)
+
+
+def test_meshes_and_process_groups_as_arguments(active: Any) -> None:
+    group = active.process_group("gpu")
+    assert group.size() == 2
+    value = active.process_idx() + 1
+    summed = remote(_all_reduced, propagate=lambda x, _group: x.clone())(value, group)
+    assert [int(inspect(summed, host=host, gpu=0)) for host in (0, 1)] == [3, 7]
+    mesh = remote(lambda mesh: (mesh.all_ranks, mesh.dims["gpu"].members)).call(active).get(60)
+    assert mesh.item(host=1, gpu=0) == ([0, 1, 2, 3], [2, 3])
+    group.drop()
+    with pytest.raises(RuntimeError, match="dropped"):
+        remote(_all_reduced, propagate="inspect")(value, group)
+
+
+def _all_reduced(x: Any, group: Any) -> Any:
+    torch.distributed.all_reduce(x, group=group)
+    return x.clone()
+
+
+def test_a_wrong_promise_of_a_shape_is_an_error_of_the_operation(active: Any) -> None:
+    liar = remote(lambda x: x[:1].clone(), propagate=lambda x: x.clone())
+    with pytest.raises(RemoteException, match="promised"):
+        inspect(liar(torch.ones(2)) + 1)

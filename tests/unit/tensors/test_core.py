@@ -24,16 +24,16 @@ def test_a_borrow_takes_rights_and_gives_them_back() -> None:
     assert (storage.readable, storage.writable) == (True, False)
     with pytest.raises(RuntimeError, match="Cannot borrow this tensor mutably because"):
         storage.borrow("three", mutable=True, where=())
-    storage.give_back("one", writable=True)
+    storage.give_back("one")
     assert not storage.writable
-    storage.give_back("two", writable=True)
+    storage.give_back("two")
     assert storage.usable
     storage.borrow("four", mutable=True, where=())
     assert not storage.readable
     with pytest.raises(RuntimeError, match="borrowed mutably"):
         storage.borrow("five", mutable=False, where=())
     storage.drop(())
-    storage.give_back("four", writable=True)
+    storage.give_back("four")
     assert not storage.readable
 
 

@@ -6,7 +6,7 @@ them changes all, and if the storage is dropped all are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType
 
 __all__ = ["Aliases", "Stack"]
@@ -18,16 +18,35 @@ Stack = Sequence[tuple[CodeType, int]]
 class Aliases:
     """One storage: the reference numbers of its tensors, and the rights to read and write them."""
 
-    __slots__ = ("borrows", "dropped", "origin", "readable", "refs", "usable", "writable")
+    __slots__ = (
+        "arriving",
+        "borrows",
+        "dropped",
+        "owned",
+        "readable",
+        "refs",
+        "usable",
+        "writable",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, owned: bool = True) -> None:
         self.refs: set[int] = set()
-        self.usable = True  # readable and writable; the one attribute that the fast path reads
+        self.owned = owned  # writable while it is not borrowed
         self.readable = True
-        self.writable = True
+        self.writable = owned
+        self.usable = owned  # readable and writable; the one attribute that the fast path reads
         self.dropped: Stack | None = None  # where it was dropped
         self.borrows: dict[object, Stack] = {}  # the live borrows of it, and where each began
-        self.origin: Aliases | None = None  # the storage that it borrows
+        self.arriving: Callable[[], None] | None = None  # to be called before the first use
+
+    def may_read(self) -> bool:
+        """Whether its tensors may be read; a borrowed storage arrives at its first use."""
+        arriving = self.arriving
+        if arriving is not None:
+            self.arriving = None
+            self.usable = self.readable and self.writable
+            arriving()
+        return self.readable
 
     def drop(self, where: Stack) -> None:
         """Take all rights: the data are deleted."""
@@ -57,9 +76,9 @@ class Aliases:
         if mutable:
             self.readable = False
 
-    def give_back(self, borrow: object, writable: bool) -> None:
-        """End a borrow; `writable` is the right that this storage has without any borrow."""
+    def give_back(self, borrow: object) -> None:
+        """End a borrow."""
         del self.borrows[borrow]
         if self.dropped is None and not self.borrows:
             self.readable = True
-            self.usable = self.writable = writable
+            self.usable = self.writable = self.owned

@@ -24,6 +24,8 @@ from monarch._tensors.core.template import DELETE, FIRST, Command, Plan, reads, 
 
 __all__ = ["Failure", "History", "Run"]
 
+_FAILURES = 256  # above that, those that the program knows are forgotten
+
 
 @dataclass(eq=False)
 class Failure:
@@ -66,8 +68,10 @@ class History:
     def __init__(self, plans: Mapping[int, Plan]) -> None:
         self._plans = plans
         self._runs: deque[Run] = deque()
+        self.recordings: dict[int, list[Stack]] = {}
+        """Where the program issued the commands of each recording."""
         self.failures: dict[int, Failure] = {}
-        """By sequence number. Kept until `forget`: at exit each of them has to be reported."""
+        """By sequence number; at exit those that the program does not know are reported."""
         self.spoilt: dict[int, Failure] = {}
         """References whose values are lost."""
 
@@ -83,9 +87,19 @@ class History:
         runs = self._runs
         while runs and runs[0].first + len(runs[0].commands) - 1 <= done:
             runs.popleft()
+        if len(self.failures) > _FAILURES:
+            needed = {failure.seq for failure in self.spoilt.values()}
+            for seq, failure in list(self.failures.items()):
+                if failure.raised and seq <= done and seq not in needed:
+                    del self.failures[seq]
 
-    def fail(self, rank: int, seq: int, text: str, pickled: bytes | None) -> None:
-        """Note that `rank` could not execute command `seq`; a report may come more than once."""
+    def fail(
+        self, rank: int, seq: int, text: str, pickled: bytes | None, index: int | None = None
+    ) -> None:
+        """Note that `rank` could not execute command `seq`; a report may come more than once.
+
+        If the command replays a recording, `index` is the number of the command in that.
+        """
         known = self.failures.get(seq)
         if known is not None:
             if rank not in known.ranks:
@@ -93,16 +107,18 @@ class History:
             return
         failure = self.failures[seq] = Failure(seq, [rank], text, pickled)
         for run in self._runs:
-            for index in range(max(0, seq - run.first), len(run.commands)):
-                command = run.commands[index]
-                if run.first + index == seq:
-                    failure.where = run.stacks[index]
-                    for ref in self._references(command)[1]:
+            for place in range(max(0, seq - run.first), len(run.commands)):
+                command = run.commands[place]
+                if run.first + place == seq:
+                    failure.where = run.stacks[place]
+                    if index is not None:
+                        failure.where = self.recordings[command[1]][index]
+                    for ref in self.references(command)[1]:
                         self.spoilt.setdefault(ref, failure)
                 else:
                     self._spread(command)
 
-    def _references(self, command: Command) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def references(self, command: Command) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return what a command reads, and what it defines or writes."""
         if command[0] < FIRST:
             return references(command)
@@ -115,7 +131,7 @@ class History:
             for ref in command[1:]:
                 self.spoilt.pop(ref, None)
             return
-        used, defined = self._references(command)
+        used, defined = self.references(command)
         failure = next((self.spoilt[ref] for ref in used if ref in self.spoilt), None)
         if failure is not None:
             for ref in defined:

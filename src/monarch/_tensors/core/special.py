@@ -10,11 +10,16 @@ from monarch._tensors.core.template import DELETE, Command
 __all__ = [
     "ASK",
     "BIND",
+    "BORROW",
     "CONSTANT",
     "COORDINATE",
+    "LEND",
     "PROBE",
     "RECEIVE",
+    "RECLAIM",
     "REDUCE",
+    "REPLAY",
+    "RETURN",
     "SEND",
     "references",
 ]
@@ -41,6 +46,22 @@ PROBE = 7
 """``(PROBE, kept, call, refs, aliases)``: run a function of the program, keep its results."""
 BIND = 8
 """``(BIND, kept, picks, ref, ...)``: give references to parts of what a `PROBE` has kept."""
+LEND = 9
+"""``(LEND, number, ref)``: the stream has come so far that another one may use the value."""
+BORROW = 10
+"""``(BORROW, ref, number, source)``: wait for that, and use it."""
+RETURN = 11
+"""``(RETURN, number, ref)``: the other stream is done with it."""
+RECLAIM = 12
+"""``(RECLAIM, number, is_used, ref, source, aliases)``: wait for that.
+
+`ref` is the borrowed value if it could be written, else 0.
+"""
+REPLAY = 13
+"""``(REPLAY, number, results, given, changed)``: execute a recording.
+
+`given` are the arguments and the captured tensors; `changed` those that it writes to, and aliases.
+"""
 
 
 def references(command: Command) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -61,6 +82,15 @@ def references(command: Command) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return command[3], (command[1], *command[4])
     if kind == BIND:
         return (command[1],), command[3:]
-    if kind == DELETE:
+    if kind == BORROW:
+        return (command[3],), (command[1],)
+    if kind == RECLAIM:
+        ref, source, aliases = command[3:]
+        return ((ref,), (source, *aliases)) if ref else ((), ())
+    if kind == REPLAY:
+        return command[3], (*command[2], *command[4])
+    if kind == LEND:
+        return (command[2],), ()
+    if kind in (DELETE, RETURN):
         return (), ()
     raise ValueError(f"unknown command {command!r}")

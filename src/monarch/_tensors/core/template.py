@@ -80,6 +80,7 @@ class Plan:
     written: tuple[int, ...]  # the numbers of the tensor arguments that it writes to
     structure: Any = None
     number: int = 0  # 0 until the workers know it
+    recorded: bool = False  # whether a recording uses it, so that the workers must keep it
     new: int = 0  # the number of outputs that get a new reference
     only: Metadata | None = None  # of the only output, if that is new and shares no storage
     resized: tuple[tuple[int, Metadata], ...] = ()  # tensor arguments whose metadata change
@@ -97,12 +98,17 @@ class Plan:
         ):
             self.only = first.metadata
 
+    def expected(self) -> tuple[Any, ...]:
+        """Return size and dtype of each new output."""
+        made = (output.metadata for output in self.outputs if output.argument is None)
+        return tuple((metadata.size, metadata.dtype) for metadata in made if metadata is not None)
+
     def definition(self) -> tuple[Any, ...]:
         """Return what a worker needs beside the function."""
         is_alone = self.structure is None
         return (
             *(self.args, self.kwargs, self.tensors, self.new),
-            *(self.picks, is_alone, self.written),
+            *(self.picks, is_alone, self.written, self.expected()),
         )
 
 

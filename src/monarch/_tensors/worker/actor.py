@@ -69,6 +69,8 @@ class TensorWorker(Actor):
                 self._places[number] = self._stream(stream, is_default) if inside else None
             elif definition[0] == "template":
                 table.templates[definition[1]] = compiled(pickle.loads(definition[2]))
+            elif definition[0] == "recording":
+                table.recordings[definition[1]] = pickle.loads(definition[2])
             elif definition[0] == "peer":
                 table.peers[definition[1]] = definition[2:]
             else:

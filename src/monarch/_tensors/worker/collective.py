@@ -18,13 +18,14 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from monarch._tensors.core.template import Command
+from monarch._tensors.worker.argument import members
 from monarch._tensors.worker.template import Lost
 
 if TYPE_CHECKING:
     from monarch._tensors.core.reduction import Reduction
     from monarch._tensors.worker.stream import StreamThread, Table
 
-__all__ = ["Collective", "members"]
+__all__ = ["Collective"]
 
 _OPS = {
     "sum": dist.ReduceOp.SUM,
@@ -36,19 +37,6 @@ _OPS = {
     "bor": dist.ReduceOp.BOR,
     "bxor": dist.ReduceOp.BXOR,
 }
-
-
-def members(ranks: Any, dims: tuple[int, ...], rank: int) -> list[int]:
-    """Return the ranks whose coordinates differ from those of `rank` in `dims` only, in order."""
-    point = ranks.coordinates(rank)
-    found: list[list[int]] = [list(point)]
-    for dim in dims:
-        found = [
-            [*at[:dim], coordinate, *at[dim + 1 :]]
-            for at in found
-            for coordinate in range(ranks.sizes[dim])
-        ]
-    return [ranks.nditem(at) for at in found]
 
 
 class Collective:
@@ -72,11 +60,32 @@ class Collective:
             group = self._groups[key] = self._made(name, ranks, device)
         return group
 
+    def user_group(self, stream: StreamThread, ranks: list[int]) -> Any:
+        """Return a process group for functions of the program, for tensors of all devices."""
+        key = (stream.number, tuple(ranks), "user")
+        group = self._groups.get(key)
+        if group is None:
+            kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+            store = self._stored("/".join(map(str, ("user", stream.number, *ranks))))
+            made: Any = c10d.ProcessGroup(store, ranks.index(self._table.rank), len(ranks))
+            types = c10d.ProcessGroup.BackendType
+            for kind in kinds:
+                backend = types.NCCL if kind == "cuda" else types.GLOO
+                if kind == kinds[-1]:
+                    made._set_default_backend(backend)
+                name = "/".join(map(str, ("user", kind, stream.number, *ranks)))
+                made._register_backend(torch.device(kind), backend, self._made(name, ranks, kind))
+            group = self._groups[key] = made
+        return group
+
+    def _stored(self, name: str) -> Any:
+        if self._store is None:
+            self._store = self._table.store()
+        return c10d.PrefixStore(name, self._store)
+
     def _made(self, name: str, ranks: list[int], device: str) -> Any:
         table = self._table
-        if self._store is None:
-            self._store = table.store()
-        store = c10d.PrefixStore(name, self._store)
+        store = self._stored(name)
         timeout = dt.timedelta(seconds=table.collective_timeout)
         index = ranks.index(table.rank)
         if device == "cuda":
@@ -90,10 +99,11 @@ class Collective:
         options._threads = 2
         return gloo(store, index, len(ranks), options)
 
-    def reduce(self, stream: StreamThread, seq: int, command: Command) -> None:
+    def reduce(
+        self, stream: StreamThread, seq: int, command: Command, values: dict[int, Any]
+    ) -> None:
         """Execute a `REDUCE` command."""
         _, ref, source, out, aliases, spec = command
-        values = self._table.values
         value: Any = values[source]
         lost = value if type(value) is Lost else None
         if lost is not None:

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from monarch._tensors.core.metadata import metadata_of
 from monarch._tensors.core.template import Operand, Output
+from monarch._tensors.worker.argument import GroupArgument, MeshArgument
 
 __all__ = ["Kept"]
 
@@ -27,9 +28,6 @@ class Kept:
         leaves, self._spec = pytree.tree_flatten(returned)
         self._given = given
         self._written = written
-        self._same = [
-            next((n for n, value in enumerate(given) if leaf is value), None) for leaf in leaves
-        ]
         self.leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
     @classmethod
@@ -43,9 +41,13 @@ class Kept:
         """Call the function, with `given` in the places of the operands."""
         inputs = [value.detach() for value in given]
         versions = [value._version for value in inputs]
-        arguments, keywords = pytree.tree_map(
-            lambda leaf: inputs[leaf.index] if type(leaf) is Operand else leaf, (args, kwargs)
-        )
+
+        def local(leaf: Any) -> Any:
+            if type(leaf) is Operand:
+                return inputs[leaf.index]
+            return leaf.resolve() if isinstance(leaf, MeshArgument | GroupArgument) else leaf
+
+        arguments, keywords = pytree.tree_map(local, (args, kwargs))
         with torch.enable_grad():
             returned = function(*arguments, **keywords)
         written = tuple(n for n, value in enumerate(inputs) if value._version != versions[n])
@@ -68,10 +70,6 @@ class Kept:
                 shown.append(leaf)
                 continue
             shown.append(Operand(len(outputs)))
-            same = self._same[position]
-            if same is not None:
-                outputs.append(Output(argument=same))
-                continue
             picks.append(position)
             storage = leaf.untyped_storage()._cdata
             outputs.append(Output(metadata_of(leaf), storages.get(storage)))

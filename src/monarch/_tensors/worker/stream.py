@@ -21,19 +21,27 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch import _spi
+from monarch._tensors.core.recorded import Recorded
 from monarch._tensors.core.special import (
     ASK,
     BIND,
+    BORROW,
     CONSTANT,
     COORDINATE,
+    LEND,
     PROBE,
     RECEIVE,
+    RECLAIM,
     REDUCE,
+    REPLAY,
+    RETURN,
     SEND,
     references,
 )
 from monarch._tensors.core.template import DELETE, FIRST, Command
+from monarch._tensors.worker.argument import GroupArgument, MeshArgument, here
 from monarch._tensors.worker.kept import Kept
+from monarch._tensors.worker.loans import Loans
 from monarch._tensors.worker.template import Lost, Raised, Reference, Template
 from monarch._tensors.worker.transfers import Transfers
 
@@ -42,11 +50,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Question", "Report", "StreamThread", "Table"]
 
-Report = tuple[int, list[tuple[int, str, "bytes | None"]], Any]
+_Failure = tuple[int, str, "bytes | None", "int | None"]
+Report = tuple[int, list[_Failure], Any]
 """What a worker says to a confirmation or a question.
 
-The number of the last command before which all are done, or -1; number, text and pickled exception
-of each failure that the client has not confirmed; the answer to the question.
+The number of the last command before which all are done, or -1; number, text, pickled exception and
+index in a recording of each failure that the client has not confirmed; the answer to the question.
 """
 
 _TEXT = 64 << 10  # characters of a traceback that are sent
@@ -69,15 +78,17 @@ class Table:
         self.peers: dict[int, tuple[Any, dict[str, int], bool]] = {}
         self.keeper = 0
         self.transfers = Transfers(self)
+        self.loans = Loans(_spi.settings.tensor_collective_timeout)
         self.collective_timeout = _spi.settings.tensor_collective_timeout
         self.sizes = sizes
         self.values: dict[int, Any] = {}
         self.templates: dict[int, Template] = {}
-        self._failures: list[tuple[int, str, bytes | None]] = []
+        self.recordings: dict[int, Recorded] = {}
+        self._failures: list[_Failure] = []
         self._lock = threading.Lock()
         self._collective: Any = None
 
-    def fail(self, seq: int, error: BaseException) -> Lost:
+    def fail(self, seq: int, error: BaseException, index: int | None = None) -> Lost:
         """Note a failure, and return what stands for the lost values."""
         text = "".join(traceback.format_exception(type(error), error, _user_part(error)))
         pickled: bytes | None = None
@@ -85,7 +96,7 @@ class Table:
             pickled = pickle.dumps(error)
             pickle.loads(pickled)
         with self._lock:
-            self._failures.append((seq, text[-_TEXT:], pickled))
+            self._failures.append((seq, text[-_TEXT:], pickled, index))
         return Lost(seq)
 
     def confirm(self, seq: int) -> None:
@@ -94,7 +105,7 @@ class Table:
             with self._lock:
                 self._failures = [failure for failure in self._failures if failure[0] > seq]
 
-    def failures(self) -> list[tuple[int, str, bytes | None]]:
+    def failures(self) -> list[_Failure]:
         """Return the failures that the client has not confirmed."""
         with self._lock:
             return list(self._failures)
@@ -151,7 +162,7 @@ class StreamThread:
         self.number = number
         self._is_default = is_default
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._special: dict[int, Callable[[int, Command], None]] = {
+        self._special: dict[int, Callable[[int, Command, dict[int, Any]], None]] = {
             DELETE: self._delete,
             CONSTANT: self._constant,
             COORDINATE: self._coordinate,
@@ -160,7 +171,12 @@ class StreamThread:
             RECEIVE: self._receive,
             ASK: self._ignore,
             PROBE: self._probe,
+            REPLAY: self._replay,
             BIND: self._bind,
+            LEND: self._lend,
+            BORROW: self._borrow,
+            RETURN: self._return,
+            RECLAIM: self._reclaim,
         }
         threading.Thread(target=self._serve, name="monarch-tensors-stream", daemon=True).start()
 
@@ -178,6 +194,7 @@ class StreamThread:
 
     def _serve(self) -> None:
         torch.set_grad_enabled(False)
+        here.stream = self
         get = self._queue.get
         with self._device():
             while True:
@@ -206,15 +223,21 @@ class StreamThread:
                 if number >= FIRST:
                     templates[number].run(values, command)
                 else:
-                    self._special[number](seq, command)
+                    self._special[number](seq, command, values)
             except BaseException as error:  # the supervision boundary of one command
-                self._lose(seq, command, error)
+                self._lose(seq, command, error, values)
             seq += 1
 
-    def _lose(self, seq: int, command: Command, error: BaseException) -> None:
+    def _lose(
+        self,
+        seq: int,
+        command: Command,
+        error: BaseException,
+        values: dict[int, Any],
+        index: int | None = None,
+    ) -> None:
         """Put what stands for lost values in the places of what `command` defines and writes."""
         table = self.table
-        values = table.values
         if command[0] >= FIRST:
             template = table.templates[command[0]]
             reads, defines = template.reads(command), template.defines(command)
@@ -222,21 +245,41 @@ class StreamThread:
             reads, defines = references(command)
         lost = next((v for ref in reads if type(v := values.get(ref)) is Lost), None)
         if lost is None:
-            lost = table.fail(seq, error)
+            lost = table.fail(seq, error, index)
         for ref in defines:
             values[ref] = lost
 
+    def _replay(self, seq: int, command: Command, values: dict[int, Any]) -> None:
+        _, number, refs, given, changed = command
+        recorded = self.table.recordings[number]
+        names = (*recorded.arguments, *recorded.captured)
+        local = {name: values[ref] for name, ref in zip(names, given, strict=True)}
+        templates = self.table.templates
+        for index, inner in enumerate(recorded.commands):
+            try:
+                if inner[0] >= FIRST:
+                    templates[inner[0]].run(local, inner)
+                else:
+                    self._special[inner[0]](seq, inner, local)
+            except BaseException as error:  # the supervision boundary of one command
+                self._lose(seq, inner, error, local, index)
+        for name, ref in zip(recorded.results, refs, strict=True):
+            values[ref] = local[name]
+        lost = next((v for name in names if type(v := local[name]) is Lost), None)
+        if lost is not None:
+            for ref in changed:
+                values[ref] = lost
+
     # -- commands of the engine -------------------------------------------------------------------
 
-    def _delete(self, seq: int, command: Command) -> None:
-        values = self.table.values
+    def _delete(self, seq: int, command: Command, values: dict[int, Any]) -> None:
         for ref in command[1:]:
             values.pop(ref, None)
 
-    def _constant(self, seq: int, command: Command) -> None:
-        self.table.values[command[1]] = command[2].clone()
+    def _constant(self, seq: int, command: Command, values: dict[int, Any]) -> None:
+        values[command[1]] = command[2].clone()
 
-    def _coordinate(self, seq: int, command: Command) -> None:
+    def _coordinate(self, seq: int, command: Command, values: dict[int, Any]) -> None:
         _, ref, ranks, dims = command
         rank = self.table.rank
         value = rank
@@ -245,33 +288,47 @@ class StreamThread:
             value = 0
             for dim in dims:
                 value = value * ranks.sizes[dim] + coordinates[dim]
-        self.table.values[ref] = torch.tensor(value)
+        values[ref] = torch.tensor(value)
 
-    def _reduce(self, seq: int, command: Command) -> None:
-        self.table.collective.reduce(self, seq, command)
+    def _reduce(self, seq: int, command: Command, values: dict[int, Any]) -> None:
+        self.table.collective.reduce(self, seq, command, values)
 
-    def _send(self, seq: int, command: Command) -> None:
-        self.table.transfers.send(command)
+    def _send(self, seq: int, command: Command, values: dict[int, Any]) -> None:
+        self.table.transfers.send(command, values)
 
-    def _receive(self, seq: int, command: Command) -> None:
-        self.table.transfers.receive(command)
+    def _receive(self, seq: int, command: Command, values: dict[int, Any]) -> None:
+        self.table.transfers.receive(command, values)
 
-    def _probe(self, seq: int, command: Command) -> None:
+    def _probe(self, seq: int, command: Command, values: dict[int, Any]) -> None:
         _, kept, call, refs, _ = command
-        values = self.table.values
         given = [values[ref] for ref in refs]
         if any(type(value) is Lost for value in given):
             raise RuntimeError("an argument is lost")
         function, args, kwargs = pickle.loads(call)
         values[kept] = Kept.of(function.resolve(), args, kwargs, given)
 
-    def _bind(self, seq: int, command: Command) -> None:
-        values = self.table.values
+    def _bind(self, seq: int, command: Command, values: dict[int, Any]) -> None:
         kept: Any = values.pop(command[1])
         for pick, ref in zip(command[2], command[3:], strict=True):
             values[ref] = kept.leaves[pick] if type(kept) is Kept else kept
 
-    def _ignore(self, seq: int, command: Command) -> None:
+    def _lend(self, seq: int, command: Command, values: dict[int, Any]) -> None:
+        self.table.loans.lend(command[1], values[command[2]])
+
+    def _borrow(self, seq: int, command: Command, values: dict[int, Any]) -> None:
+        values[command[1]] = self.table.loans.borrow(command[2])
+
+    def _return(self, seq: int, command: Command, values: dict[int, Any]) -> None:
+        self.table.loans.give_back(command[1], values[command[2]])
+
+    def _reclaim(self, seq: int, command: Command, values: dict[int, Any]) -> None:
+        _, number, is_used, ref, source, aliases = command
+        last = self.table.loans.reclaim(number, is_used)
+        if ref and type(last) is Lost:
+            for lost in (source, *aliases):
+                values[lost] = last
+
+    def _ignore(self, seq: int, command: Command, values: dict[int, Any]) -> None:
         """Do nothing: the command is for the client's history."""
 
     # -- questions --------------------------------------------------------------------------------
@@ -329,6 +386,8 @@ class StreamThread:
         lost: list[Lost] = []
 
         def local(leaf: Any) -> Any:
+            if isinstance(leaf, MeshArgument | GroupArgument):
+                return leaf.resolve()
             if type(leaf) is not Reference:
                 return leaf
             value = self.table.values[leaf.number]

@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch._tensors.core.template import Command, Operand
+from monarch._tensors.worker.argument import GroupArgument, MeshArgument
 
 __all__ = ["Lost", "Raised", "Reference", "Template", "compiled"]
 
@@ -83,13 +84,15 @@ class Template:
 
 def compiled(definition: Any) -> Template:
     """Return the template of a definition, as `dispatch` and `remote` make them."""
-    kind, function, args, kwargs, tensors, new, picks, is_alone, written = definition
+    kind, function, args, kwargs, tensors, new, picks, is_alone, written, expected = definition
     if kind == "aten":
         called = _operator(function)
         return Template(
             _line(called, args, kwargs, tensors, new, picks, is_alone), tensors, new, written
         )
-    return Template(_function(function, args, kwargs, new, picks, is_alone), tensors, new, written)
+    return Template(
+        _function(function, args, kwargs, new, picks, is_alone, expected), tensors, new, written
+    )
 
 
 def _operator(name: str) -> Any:
@@ -148,6 +151,7 @@ def _function(
     new: int,
     picks: tuple[int, ...],
     is_alone: bool,
+    expected: tuple[Any, ...],
 ) -> Callable[[dict[int, Any], Command], None]:
     """Return a function that executes commands of a function of the program."""
     start = 1 + new
@@ -164,6 +168,8 @@ def _function(
                 if type(value) is Lost:
                     raise RuntimeError("an argument is lost")
                 given.append(value.detach() if isinstance(value, torch.Tensor) else value)
+            elif isinstance(leaf, MeshArgument | GroupArgument):
+                given.append(leaf.resolve())
             else:
                 given.append(leaf)
         arguments, keywords = pytree.tree_unflatten(given, spec)
@@ -181,9 +187,14 @@ def _function(
                 f"{len(tensors_found)}"
             )
         for index, pick in enumerate(picks):
-            value = found[pick]
-            values[command[1 + index]] = (
-                value.detach() if isinstance(value, torch.Tensor) else value
-            )
+            value, (size, dtype) = found[pick], expected[index]
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(f"expected a tensor from {function}, got {type(value).__name__}")
+            if tuple(value.shape) != size or value.dtype is not dtype:
+                raise TypeError(
+                    f"{function} returned a tensor of {list(value.shape)} and {value.dtype}; its "
+                    f"propagate function promised {list(size)} and {dtype}"
+                )
+            values[command[1 + index]] = value.detach()
 
     return run

@@ -28,11 +28,11 @@ class Transfers:
         self._arrived: dict[tuple[int, int], Any] = {}
         self._changed = threading.Condition()
 
-    def send(self, command: Command) -> None:
+    def send(self, command: Command, values: dict[int, Any]) -> None:
         """Execute a `SEND` command: to each process whose partner this one is."""
         _, source, number, pairs, peers = command
         table = self._table
-        value = table.values[source]
+        value = values[source]
         targets = [target for sender, target in pairs if sender == table.rank]
         for target in targets:
             if target == table.rank and table.peers[peers][2]:
@@ -47,7 +47,7 @@ class Transfers:
             self._arrived[key] = value
             self._changed.notify_all()
 
-    def receive(self, command: Command) -> None:
+    def receive(self, command: Command, values: dict[int, Any]) -> None:
         """Execute a `RECEIVE` command: wait for the value of the partner."""
         _, ref, number, pairs, source, meta = command
         table = self._table
@@ -64,11 +64,11 @@ class Transfers:
             value = self._arrived.pop(key)
         if type(value) is Lost:
             if source:
-                table.values[ref] = value
+                values[ref] = value
                 return
             raise RuntimeError("the tensor that was copied here is lost by an earlier failure")
         moved = value.to(meta.device)
-        table.values[ref] = moved if moved.is_contiguous() else moved.contiguous()
+        values[ref] = moved if moved.is_contiguous() else moved.contiguous()
 
 
 def _portable(value: Any) -> Any:
