@@ -144,6 +144,7 @@ def _record(
             returned = fn(*args, **kwargs)
         except BaseException:
             engine.end_recording(place, first)
+            engine.drop_recorded(first, here())
             raise
         commands, stacks = engine.end_recording(place, first)
         leaves, spec = pytree.tree_flatten(returned)
