@@ -200,12 +200,12 @@ class Engine:
         if run is None or run.place != place.number:
             run = self._run = Run(place.number, self._seq)
             self._runs.append(run)
-        run.commands.append(command)
+        # In this order, and numbered by what is there: Ctrl-C may come between any two lines.
         run.stacks.append(where)
-        seq = self._seq
-        self._seq = seq + 1
+        run.commands.append(command)
+        self._seq = run.first + len(run.commands)
         self._waiting += 1
-        return seq
+        return self._seq - 1
 
     def _flush_late(self) -> None:
         """Send what was collected for `_DELAY`; the body of a thread."""
@@ -347,6 +347,16 @@ class Engine:
 
     def _send(self, question: Any, confirm: bool = False) -> Any:
         """Send the batch, as a call if `question` or a confirmation is due; return its future."""
+        try:
+            return self._sent(question, confirm)
+        except KeyboardInterrupt:
+            self.ended = RuntimeError(
+                "sending operations was interrupted (Ctrl-C), so the processes may lack some of "
+                "them; activate the mesh again, and make its tensors again"
+            )
+            raise
+
+    def _sent(self, question: Any, confirm: bool) -> Any:
         batch = self._batch()
         last = self._seq - 1
         if question is not None or confirm:
