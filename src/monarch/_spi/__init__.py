@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from monarch._engine.base.duration import parse_duration
     from monarch._engine.base.errors import DeadlockError, is_engine_frame
     from monarch._engine.base.failure import Failure
+    from monarch._engine.base.features import LATE
     from monarch._engine.base.home import HOME
     from monarch._engine.base.identity import LABEL_LIMIT, normalize_label, to_base58
     from monarch._engine.base.memory_file import memory_file
@@ -125,6 +126,7 @@ __all__ = [
     "HOME",
     "INFRASTRUCTURE",
     "LABEL_LIMIT",
+    "LATE",
     "PATIENCE",
     "PROBE",
     "QUERY",
@@ -247,6 +249,7 @@ _NAMES = {
     "_engine.base.failure": "Failure",
     "_engine.base.home": "HOME",
     "_engine.base.identity": "LABEL_LIMIT normalize_label to_base58",
+    "_engine.base.features": "LATE",
     "_engine.base.memory_file": "memory_file",
     "_engine.base.settings": "settings",
     "_engine.base.verdict": "FAILED INFRASTRUCTURE Verdict",

@@ -14,5 +14,5 @@ One script issues the operations of torch, as ordinary torch code. The parts, fr
   communication takes.
 
 The package needs torch (`pymonarch[torch]`), and only programs that use it import it. In this
-release it has no opaque modules, no tensors as arguments of actors, no pipes, and no simulator.
+release it has no opaque modules, no `rref` of actors, no pipes, and no simulator.
 """

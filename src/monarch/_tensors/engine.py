@@ -27,6 +27,7 @@ from monarch._tensors.core.cache import Cache
 from monarch._tensors.core.history import Failure, History, Run
 from monarch._tensors.core.metadata import Metadata
 from monarch._tensors.core.recorded import Recorded
+from monarch._tensors.core.special import SHARE
 from monarch._tensors.core.template import DELETE, FIRST, Command, Plan
 from monarch._tensors.errors import RemoteException
 from monarch._tensors.place import Place
@@ -73,7 +74,8 @@ class Engine:
         self.cache: Cache[Plan] = Cache(_TEMPLATES, self.forget)
         self.history = History(self.plans)
         self._refs = itertools.count(1)
-        self._numbers = itertools.count(16)
+        self._numbers = itertools.count(FIRST)
+        self._shares = itertools.count()
         self._seq = 0
         self._runs: list[Run] = []
         self._run: Run | None = None
@@ -329,6 +331,15 @@ class Engine:
             self._send(None)
             while len(self._outstanding) > _AHEAD:
                 self.settle(list(self._outstanding.popleft().get().values()))
+
+    def share(self, tensor: Tensor, ranks: tuple[int, ...], where: Stack) -> int:
+        """Let actors on `ranks` have the local tensors; return the number that they ask for."""
+        with self.lock:
+            if self._held:
+                raise NotImplementedError("NYI: calling actors with tensors in a coalescing block")
+            number = next(self._shares)
+            self.emit(tensor._place, (SHARE, number, tensor._ref, ranks), where)
+            return number
 
     def _batch(self) -> bytes:
         runs, self._runs, self._run = self._runs, [], None

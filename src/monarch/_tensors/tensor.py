@@ -152,6 +152,12 @@ class InMessage(TypeError):
         )
         self.tensor = tensor
 
+    def prepare_call(self, mesh: Any, called: Any, args: Any, kwargs: Any) -> Any:
+        """Return the arguments of a call of actors with stand-ins for tensors."""
+        from monarch._tensors.actor_argument import prepare
+
+        return prepare(type(self.tensor), mesh, called, args, kwargs)
+
 
 def new_tensor(meta: Metadata, place: Place, ref: int, aliases: Aliases) -> Tensor:
     """Return the client's object of the tensor `ref`."""

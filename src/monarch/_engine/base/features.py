@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["HOOKS", "find", "hook"]
+__all__ = ["HOOKS", "LATE", "find", "hook"]
+
+LATE = "\0late"
+"""A keyword argument that marks a call whose arguments have stand-ins for values to come."""
 
 HOOKS = {
     "actor_address": "monarch._reference.identity:actor_address",
@@ -36,6 +39,8 @@ HOOKS = {
     "serve_output": "monarch._output.process:serve",
     "set_logging": "monarch._output.logging_option:set_logging",
     "sync_workspace": "monarch._sync.workspace:sync",
+    "late_arguments": "monarch._tensors.actor_argument:arrived",
+    "late_arguments_async": "monarch._tensors.actor_argument:arriving",
     "tensor_mesh": "monarch._tensors.mesh:spawn_tensor_engine",
 }
 """The function or class of each hook: ``module:function``."""

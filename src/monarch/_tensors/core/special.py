@@ -21,6 +21,7 @@ __all__ = [
     "REPLAY",
     "RETURN",
     "SEND",
+    "SHARE",
     "references",
 ]
 
@@ -62,6 +63,8 @@ REPLAY = 13
 
 `given` are the arguments and the captured tensors; `changed` those that it writes to, and aliases.
 """
+SHARE = 14
+"""``(SHARE, number, ref, ranks)``: let actors on some processes have the value."""
 
 
 def references(command: Command) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -89,7 +92,7 @@ def references(command: Command) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return ((ref,), (source, *aliases)) if ref else ((), ())
     if kind == REPLAY:
         return command[3], (*command[2], *command[4])
-    if kind == LEND:
+    if kind in (LEND, SHARE):
         return (command[2],), ()
     if kind in (DELETE, RETURN):
         return (), ()

@@ -36,19 +36,28 @@ from monarch._tensors.core.special import (
     REPLAY,
     RETURN,
     SEND,
+    SHARE,
     references,
 )
 from monarch._tensors.core.template import DELETE, FIRST, Command
+from monarch._tensors.errors import RemoteException
 from monarch._tensors.worker.argument import GroupArgument, MeshArgument, here
 from monarch._tensors.worker.kept import Kept
 from monarch._tensors.worker.loans import Loans
+from monarch._tensors.worker.shares import share_of
 from monarch._tensors.worker.template import Lost, Raised, Reference, Template
 from monarch._tensors.worker.transfers import Transfers
 
 if TYPE_CHECKING:
     from monarch.actor import Port
 
-__all__ = ["Question", "Report", "StreamThread", "Table"]
+__all__ = [
+    "Question",
+    "Report",
+    "StreamThread",
+    "Table",
+    "lost_text",
+]
 
 _Failure = tuple[int, str, "bytes | None", "int | None"]
 Report = tuple[int, list[_Failure], Any]
@@ -136,6 +145,12 @@ class Table:
         return self._collective
 
 
+def lost_text(table: Table, lost: Lost) -> str:
+    """Return the report of the failure because of which a value is lost."""
+    found = (text for seq, text, *_ in table.failures() if seq == lost.seq)
+    return next(found, f"operation {lost.seq} failed before")
+
+
 def _user_part(error: BaseException) -> Any:
     """Return the traceback without the frames of this package."""
     trace = error.__traceback__
@@ -177,6 +192,7 @@ class StreamThread:
             BORROW: self._borrow,
             RETURN: self._return,
             RECLAIM: self._reclaim,
+            SHARE: self._share,
         }
         threading.Thread(target=self._serve, name="monarch-tensors-stream", daemon=True).start()
 
@@ -327,6 +343,18 @@ class StreamThread:
         if ref and type(last) is Lost:
             for lost in (source, *aliases):
                 values[lost] = last
+
+    def _share(self, seq: int, command: Command, values: dict[int, Any]) -> None:
+        _, number, ref, ranks = command
+        table = self.table
+        if table.rank not in ranks:
+            return
+        value = values[ref]
+        future = share_of(table.name, number)
+        if type(value) is Lost:
+            future.set_exception(RemoteException(lost_text(table, value), [], table.rank))
+        else:
+            future.set_result(value.detach())
 
     def _ignore(self, seq: int, command: Command, values: dict[int, Any]) -> None:
         """Do nothing: the command is for the client's history."""

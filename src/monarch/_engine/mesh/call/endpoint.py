@@ -16,7 +16,7 @@ import functools
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from types import FunctionType
 from typing import (
     TYPE_CHECKING,
@@ -686,7 +686,7 @@ class ActorEndpoint(Generic[P, R_co]):
         except PayloadTooLarge:
             raise
         except Exception as error:
-            raise Misused(error, (args, kwargs)) from None
+            payload = self._prepared(error, [rank], args, kwargs)
         if link.paused and uid in link.paused:
             proc.wait_for_gate(link, uid, self.name, self._timeout)
         stream = payload.stream
@@ -717,7 +717,7 @@ class ActorEndpoint(Generic[P, R_co]):
         except PayloadTooLarge:
             raise
         except Exception as error:
-            raise Misused(error, (args, kwargs)) from None
+            payload = self._prepared(error, range(len(links)), args, kwargs)
         for link in links:
             if link.paused and uid in link.paused:
                 proc.wait_for_gate(link, uid, self.name, self._timeout)
@@ -730,6 +730,23 @@ class ActorEndpoint(Generic[P, R_co]):
                 self._cast_far(self._plan, links, payload, port, sink, flags, meta)
         finally:
             proc.sent(payload)
+
+    def _prepared(
+        self,
+        error: Exception,
+        called: Sequence[int],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Payload:
+        """Encode arguments that a feature prepares, if `error` of their pickling says so.
+
+        A distributed tensor is such an argument: stand-ins travel, and become the local tensors
+        before the endpoint runs.
+        """
+        prepare = getattr(error, "prepare_call", None)
+        if prepare is None:
+            raise Misused(error, (args, kwargs)) from None
+        return self.proc.encode_call(*prepare(self.mesh, called, args, kwargs))
 
     def _cast_far(
         self,

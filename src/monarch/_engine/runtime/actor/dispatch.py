@@ -29,6 +29,7 @@ from monarch._engine.base.errors import (
     type_name,
 )
 from monarch._engine.base.failure import Failure
+from monarch._engine.base.features import LATE, hook
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import STOPPED
 from monarch._engine.runtime.actor.cell import DEAD, RUNNING, Behaviour, Cell, Handler
@@ -110,6 +111,8 @@ def _serve_sync(cell: Cell) -> End:
         handler = None
         try:
             handler, args, kwargs = prepare(cell, link, frame)
+            if kwargs and LATE in kwargs:
+                args, kwargs = hook("late_arguments")(args, kwargs)
             result = handler.function(*args, **kwargs)
             if handler.is_async and not handler.explicit:
                 result.close()

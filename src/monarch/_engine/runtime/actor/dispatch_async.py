@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.failure import Failure
+from monarch._engine.base.features import LATE, hook
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import STOPPED
 from monarch._engine.runtime.actor.cell import DEAD, Cell, Handler
@@ -190,6 +191,8 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
         handler = None
         try:
             handler, args, kwargs = prepare(cell, link, frame)
+            if kwargs and LATE in kwargs:
+                args, kwargs = await hook("late_arguments_async")(args, kwargs)
             if handler.concurrent:
                 ticket = cell.owe() if frame.port and not handler.explicit else 0
                 over = functools.partial(_over, cell, ticket, link, frame, handler)
