@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
-    from monarch._tensors.tensor import Tensor
-
 __all__ = ["arrived", "arriving", "prepare"]
 
 
@@ -36,7 +34,7 @@ class _StandIn:
 
 
 def prepare(
-    kind: type[Tensor],
+    kind: type[Any],
     mesh: Any,
     called: Sequence[int],
     args: tuple[Any, ...],
