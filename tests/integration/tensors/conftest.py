@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("torch")
-
-from monarch._tensors.mesh import DeviceMesh, spawn_tensor_engine
 from monarch.actor import ProcMesh, this_host
+
+if TYPE_CHECKING:
+    from monarch._tensors.mesh import DeviceMesh
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +24,8 @@ def procs() -> Iterator[ProcMesh]:
 @pytest.fixture(scope="module")
 def mesh(procs: ProcMesh) -> Iterator[DeviceMesh]:
     """Return the device mesh of `procs`; it fails the file if an error was never reported."""
+    from monarch._tensors.mesh import spawn_tensor_engine  # needs torch, as the tests say
+
     made = spawn_tensor_engine(procs)
     yield made
     made.exit()
