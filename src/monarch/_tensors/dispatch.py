@@ -2,13 +2,12 @@
 
 One pass over the arguments gives the key of the operation's plan, its operands, and its tensors.
 The plan is looked up, or computed with fake tensors at the first time (`propagate`). Then the
-rights are checked, the results get references, and the command joins the engine's batch. Nothing
+rights are checked, the results get references, and the command joins the engine's batch. No step
 waits.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from monarch._tensors.core.aliases import Aliases, Stack
 from monarch._tensors.core.metadata import metadata_of
 from monarch._tensors.core.special import CONSTANT
 from monarch._tensors.core.template import Command, Operand, Plan
-from monarch._tensors.misplaced import explain
+from monarch._tensors.misplaced import explain, place_at
 from monarch._tensors.propagate import plan_of_operator
 from monarch._tensors.stream import main
 from monarch._tensors.tensor import Tensor, new_tensor
@@ -187,8 +186,8 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
                 return _constant(call.locals[0], mesh)
             if function in _LOCAL:
                 return function(*args, **kwargs)
-        raise explain(function, args, kwargs, mesh, _place(tensors, mesh))
-    place = _place(tensors, mesh)
+        raise explain(function, args, kwargs, mesh, place_at(tensors, mesh))
+    place = place_at(tensors, mesh)
     if place is None:
         if not torch._C._len_torch_dispatch_stack():
             return function(*args, **kwargs)
@@ -266,19 +265,6 @@ def issue(
     return pytree.tree_unflatten(filled, spec)
 
 
-def _place(tensors: Sequence[Tensor], mesh: DeviceMesh | None) -> Place | None:
-    """Return where an operation runs: at its first tensor, on the active stream."""
-    stream = active.stream or main
-    if tensors:
-        place: Place = tensors[0]._place
-        if place.stream is not stream:
-            place = place.engine.place(place.mesh, stream)
-        return place
-    if mesh is None:
-        return None
-    return mesh.client.place(mesh, stream)
-
-
 def _check(
     tensors: Sequence[Tensor],
     function: Any,
@@ -297,8 +283,7 @@ def _miss(
     call: _Call, function: Any, args: Any, kwargs: Any, place: Place, key: tuple[Any, ...]
 ) -> Plan:
     """Compute the plan of an operation that is not in the cache, and keep it there."""
-    template_args, template_kwargs = _with_operands(args, kwargs, call)
-    values = [None if is_tensor else value for value, is_tensor in _kinds(args, kwargs, call)]
+    template_args, template_kwargs, values = _with_operands(args, kwargs, call)
     plan = plan_of_operator(
         function,
         template_args,
@@ -313,47 +298,29 @@ def _miss(
     return plan
 
 
-def _kinds(args: Any, kwargs: Any, call: _Call) -> list[tuple[Any, bool]]:
-    """Return the operands in order, and whether each is a tensor."""
-    found: list[tuple[Any, bool]] = []
+def _with_operands(
+    args: Any, kwargs: Any, call: _Call
+) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
+    """Return the arguments with an `Operand` for each tensor and varying number, and the values.
 
-    def visit(value: Any, name: int | str | None) -> None:
-        kind = type(value)
-        if kind is Tensor:
-            found.append((value, True))
-        elif kind in _NUMBERS and name in call.varying:
-            found.append((value, False))
-        elif kind in (list, tuple, torch.Size):
-            for item in value:
-                visit(item, None)
-
-    for index, value in enumerate(args):
-        visit(value, index)
-    for name, value in kwargs.items():
-        visit(value, name)
-    return found
-
-
-def _with_operands(args: Any, kwargs: Any, call: _Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with an `Operand` in the place of each tensor and varying number."""
-    count = 0
+    The value of a tensor is None.
+    """
+    values: list[Any] = []
 
     def visit(value: Any, name: int | str | None) -> Any:
-        nonlocal count
         kind = type(value)
         if kind is Tensor or (kind in _NUMBERS and name in call.varying):
-            count += 1
-            return Operand(count - 1)
+            values.append(None if kind is Tensor else value)
+            return Operand(len(values) - 1)
         if kind is list:
             return [visit(item, None) for item in value]
         if kind in (tuple, torch.Size):
             return tuple(visit(item, None) for item in value)
         return value
 
-    return (
-        tuple(visit(value, index) for index, value in enumerate(args)),
-        {name: visit(value, name) for name, value in kwargs.items()},
-    )
+    shown = tuple(visit(value, index) for index, value in enumerate(args))
+    named = {name: visit(value, name) for name, value in kwargs.items()}
+    return shown, named, values
 
 
 def _constant(value: torch.Tensor, mesh: DeviceMesh) -> Tensor:
@@ -370,9 +337,6 @@ def _scalar(tensor: Tensor) -> Any:
     from monarch._tensors.fetch import item
 
     return item(tensor)
-
-
-_resizing = threading.local()
 
 
 def _resize(tensor: Tensor, metadata: Any) -> None:

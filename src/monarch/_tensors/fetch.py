@@ -11,11 +11,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch import _spi
-from monarch._tensors.active import active
 from monarch._tensors.core.special import ASK
 from monarch._tensors.errors import RemoteException
-from monarch._tensors.misplaced import explain
-from monarch._tensors.stream import get_active_stream
+from monarch._tensors.misplaced import place_of_call
 from monarch._tensors.tensor import Tensor
 from monarch._tensors.where import frames_of, here
 from monarch._tensors.worker.template import Lost, Raised, Reference
@@ -50,7 +48,7 @@ def fetch_shard(obj: T, shard: dict[str, int] | None = None, **coordinates: int)
     raises `RemoteException` if the value was not computed because of an error, on whatever process.
     """
     leaves = [leaf for leaf in pytree.tree_leaves(obj) if isinstance(leaf, torch.Tensor)]
-    place = place_of(leaves, "fetch_shard")
+    place = place_of_call("fetch_shard", leaves, {}, leaves)
     rank = rank_of(place.mesh, shard, coordinates)
     structure = pytree.tree_map(_reference, obj)
     refs = tuple(leaf._ref for leaf in leaves if type(leaf) is Tensor)
@@ -103,20 +101,6 @@ def item(tensor: Tensor) -> Any:
     rank = rank_of(tensor.mesh, None, {})
     question = ("fetch", (rank,), pickle.dumps(Reference(tensor._ref)))
     return request(tensor._place, question, rank, (tensor._ref,)).get().item()
-
-
-def place_of(leaves: list[Any], name: str) -> Place:
-    """Return where the tensors are, or the active mesh; raises `Misplaced` unless on one place."""
-    stream = get_active_stream()
-    tensors = [leaf for leaf in leaves if type(leaf) is Tensor]
-    mesh: DeviceMesh | None = tensors[0].mesh if tensors else active.mesh
-    if mesh is None:
-        raise explain(name, leaves, {}, None, None)
-    place = mesh.client.place(mesh, stream)
-    for leaf in leaves:
-        if type(leaf) is not Tensor or leaf._place is not place or not leaf._aliases.may_read():
-            raise explain(name, leaves, {}, active.mesh, place)
-    return place
 
 
 def rank_of(mesh: DeviceMesh, shard: dict[str, int] | None, coordinates: dict[str, int]) -> int:

@@ -26,7 +26,7 @@ __all__ = ["GradFunction", "grad_function"]
 
 
 class _Call(NamedTuple):
-    """What forward and backward of one call share, besides tensors."""
+    """The state that forward and backward of one call share, besides tensors."""
 
     function: Callable[..., tuple[Any, Callable[..., Any]]]
     arguments: list[Any]  # the tree of each argument

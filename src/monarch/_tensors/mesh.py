@@ -69,7 +69,6 @@ class DeviceMesh(MeshTrait):
         self.mesh_name = mesh_name
         self.is_whole = list(processes) == list(range(len(client.procs)))
         self._places: dict[Stream, Place] = {}
-        self._ranks: dict[tuple[str, ...], Tensor] = {}
         self._active: list[Guard] = []
 
     # -- the mesh ---------------------------------------------------------------------------------

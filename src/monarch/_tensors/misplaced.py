@@ -5,6 +5,7 @@ It shows the call with a mark for each culprit, what is active, and one line for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,36 @@ if TYPE_CHECKING:
     from monarch._tensors.mesh import DeviceMesh
     from monarch._tensors.place import Place
 
-__all__ = ["explain", "refuse"]
+__all__ = ["explain", "place_at", "place_of_call", "refuse"]
+
+
+def place_at(tensors: Sequence[Tensor], mesh: DeviceMesh | None) -> Place | None:
+    """Return where an operation runs: at its first tensor, on the active stream."""
+    stream = active.stream or main
+    if tensors:
+        place: Place = tensors[0]._place
+        if place.stream is not stream:
+            place = place.engine.place(place.mesh, stream)
+        return place
+    if mesh is None:
+        return None
+    return mesh.client.place(mesh, stream)
+
+
+def place_of_call(name: str, args: Any, kwargs: Any, tensors: list[Any]) -> Place:
+    """Return where a remote function runs; raises `Misplaced` unless its tensors are there."""
+    distributed = [tensor for tensor in tensors if type(tensor) is Tensor]
+    place = place_at(distributed, active.mesh)
+    if place is None:
+        raise explain(name, args, kwargs, None, None)
+    for tensor in tensors:
+        if (
+            type(tensor) is not Tensor
+            or tensor._place is not place
+            or not tensor._aliases.may_read()
+        ):
+            raise explain(name, args, kwargs, active.mesh, place)
+    return place
 
 
 def explain(

@@ -25,8 +25,7 @@ from monarch._tensors.core.recorded import Recorded
 from monarch._tensors.core.special import REPLAY
 from monarch._tensors.core.template import DELETE, FIRST, Command, Operand, operands_of
 from monarch._tensors.mesh import no_mesh
-from monarch._tensors.misplaced import explain, refuse
-from monarch._tensors.remote import place_of_call
+from monarch._tensors.misplaced import explain, place_of_call, refuse
 from monarch._tensors.tensor import Tensor, new_tensor
 from monarch._tensors.where import here, text_of
 
@@ -41,7 +40,7 @@ _numbers = itertools.count()
 
 @dataclass(eq=False)
 class _Recording:
-    """What one kind of call does.
+    """The operations of one kind of call.
 
     Attributes:
         number: its number for the processes.

@@ -17,7 +17,7 @@ from monarch._tensors.core.template import Operand, Plan
 from monarch._tensors.dispatch import issue
 from monarch._tensors.fetch import Answers, ask, rank_of, request
 from monarch._tensors.function import ResolvableFunction, resolvable_function
-from monarch._tensors.misplaced import explain
+from monarch._tensors.misplaced import explain, place_of_call
 from monarch._tensors.propagate import propagate as propagate_fakes
 from monarch._tensors.tensor import Tensor
 from monarch._tensors.where import here
@@ -147,7 +147,7 @@ class Remote:
     def call(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run the function on all processes of the active mesh; return a future of all results."""
         place, ranks, mesh = self._asked(args, kwargs)
-        reports = ask(place, self._question(ranks, args, kwargs), self._refs(args, kwargs))
+        reports = self._ask(place, ranks, args, kwargs)
         shape = Shape(mesh.names, NDSlice.new_row_major(mesh.processes.sizes))
         return _spi.then(
             reports, lambda answers: ValueMesh(shape, [answers.of(rank) for rank in ranks])
@@ -164,13 +164,13 @@ class Remote:
         """Run the function on one process of the active mesh; return a future of its result."""
         place, ranks, _ = self._asked(args, kwargs)
         rank = ranks[0]
-        reports = ask(place, self._question((rank,), args, kwargs), self._refs(args, kwargs))
+        reports = self._ask(place, (rank,), args, kwargs)
         return _spi.then(reports, lambda answers: answers.of(rank))
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function on all processes; return an iterator of one future each."""
         place, ranks, _ = self._asked(args, kwargs)
-        reports = ask(place, self._question(ranks, args, kwargs), self._refs(args, kwargs))
+        reports = self._ask(place, ranks, args, kwargs)
         return iter(
             [_spi.then(reports, functools.partial(Answers.of, rank=rank)) for rank in ranks]
         )
@@ -178,7 +178,7 @@ class Remote:
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
         """Run the function on all processes of the active mesh, without a result."""
         place, ranks, _ = self._asked(args, kwargs)
-        ask(place, self._question(ranks, args, kwargs), self._refs(args, kwargs))
+        self._ask(place, ranks, args, kwargs)
 
     def _asked(self, args: Any, kwargs: Any) -> tuple[Place, tuple[int, ...], Any]:
         mesh = active.mesh
@@ -195,6 +195,9 @@ class Remote:
                 f"the active mesh {mesh!r} is no part of {place.mesh!r}, where the tensors are"
             )
         return place, ranks, mesh
+
+    def _ask(self, place: Place, ranks: tuple[int, ...], args: Any, kwargs: Any) -> Future[Answers]:
+        return ask(place, self._question(ranks, args, kwargs), self._refs(args, kwargs))
 
     def _question(self, ranks: tuple[int, ...], args: Any, kwargs: Any) -> Any:
         args, kwargs = pytree.tree_map(
@@ -245,24 +248,6 @@ def call_on_shard_and_fetch(
     rank = rank_of(place.mesh, shard, {})
     question = remote._question((rank,), args, kwargs)
     return request(place, question, rank, remote._refs(args, kwargs))
-
-
-def place_of_call(name: str, args: Any, kwargs: Any, tensors: list[Any]) -> Place:
-    """Return where a remote function runs; raises `Misplaced` unless its tensors are there."""
-    from monarch._tensors.dispatch import _place
-
-    distributed = [tensor for tensor in tensors if type(tensor) is Tensor]
-    place = _place(distributed, active.mesh)
-    if place is None:
-        raise explain(name, args, kwargs, None, None)
-    for tensor in tensors:
-        if (
-            type(tensor) is not Tensor
-            or tensor._place is not place
-            or not tensor._aliases.may_read()
-        ):
-            raise explain(name, args, kwargs, active.mesh, place)
-    return place
 
 
 def _on_worker(leaf: Any) -> Any:

@@ -158,7 +158,7 @@ class Addresses(TypedDict):
 
 
 class JobChange(TypedDict, total=False):
-    """What has changed: the grace period, entries for the next driver, by the uid of each."""
+    """Changes of a job: the grace period, entries for the next driver, by the uid of each."""
 
     grace: float
     keep: Sequence[Sequence[Any]]

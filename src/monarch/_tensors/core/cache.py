@@ -32,8 +32,6 @@ class Cache(Generic[V]):
         self._forgotten = forgotten
         self._young: dict[Hashable, V] = {}
         self._old: dict[Hashable, V] = {}
-        self.hits = 0
-        self.misses = 0
 
     def get(self, key: Hashable) -> V | None:
         """Return the value of `key`, or None. Raises TypeError if it cannot be hashed."""

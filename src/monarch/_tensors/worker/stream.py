@@ -363,24 +363,15 @@ class StreamThread:
 
     def answer(self, question: Any) -> Any:
         """Return the answer to a question, on this thread, or a `Lost`."""
-        kind = question[0]
-        if kind == "sync":
+        kind, ranks, asked = question
+        if self.table.rank not in ranks:
             return None
         if kind == "fetch":
-            _, ranks, structure = question
-            if self.table.rank not in ranks:
-                return None
-            return self._fetched(pickle.loads(structure))
+            return self._fetched(pickle.loads(asked))
         if kind == "call":
-            _, ranks, function = question
-            if self.table.rank not in ranks:
-                return None
-            return self._called(pickle.loads(function))
+            return self._called(pickle.loads(asked))
         if kind == "probed":
-            _, ranks, ref = question
-            if self.table.rank not in ranks:
-                return None
-            kept = self.table.values[ref]
+            kept = self.table.values[asked]
             return kept if type(kept) is Lost else kept.pattern()
         raise ValueError(f"unknown question {kind!r}")
 
