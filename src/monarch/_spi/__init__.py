@@ -2,8 +2,8 @@
 
 `monarch._debug`, `monarch._telemetry`, `monarch._sync`, `monarch.rdma`, jobs and other features
 import the engine only through this module. The engine calls features by the table of
-`base.features`. Three of them were parts of the engine, `_deadlock`, `_failover` and `_output`, and
-use names that no other feature should need: cells, frames, links, handshakes.
+`base.features`. Four of them were parts of the engine, `_deadlock`, `_failover`, `_output` and
+`_restarts`, and use names that no other feature should need: cells, frames, links, handshakes.
 
 A name is loaded on first use, so a feature in a host agent or a launcher loads only the modules
 that it names.
@@ -17,14 +17,21 @@ if TYPE_CHECKING:
     from monarch._engine.base import instrument
     from monarch._engine.base.address import AddressError, ChannelAddr
     from monarch._engine.base.duration import parse_duration
-    from monarch._engine.base.errors import DeadlockError, is_engine_frame
+    from monarch._engine.base.errors import DeadlockError, format_remote, headline, is_engine_frame
     from monarch._engine.base.failure import Failure
     from monarch._engine.base.features import LATE
     from monarch._engine.base.home import HOME
     from monarch._engine.base.identity import LABEL_LIMIT, normalize_label, to_base58
     from monarch._engine.base.memory_file import memory_file
     from monarch._engine.base.settings import settings
-    from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, Verdict
+    from monarch._engine.base.verdict import (
+        FAILED,
+        INFRASTRUCTURE,
+        NOT_CREATED,
+        STOPPED,
+        USER,
+        Verdict,
+    )
     from monarch._engine.launch import own_folder
     from monarch._engine.launch.interpreter import (
         WITHOUT_CWD,
@@ -33,11 +40,16 @@ if TYPE_CHECKING:
         working_directory,
     )
     from monarch._engine.mesh.call.context import Instance, process_context
-    from monarch._engine.mesh.meshes.actor_mesh import ActorMesh, replacements
+    from monarch._engine.mesh.meshes.actor_mesh import (
+        ActorMesh,
+        Blueprint,
+        replacements,
+        spawn_actors,
+    )
     from monarch._engine.mesh.meshes.attachment import Attachment, let_go, occupy
     from monarch._engine.mesh.meshes.host_mesh import before_spawn
-    from monarch._engine.mesh.meshes.proc_mesh import announce
-    from monarch._engine.mesh.results.future import VALUE, Future
+    from monarch._engine.mesh.meshes.proc_mesh import announce, check_constructor
+    from monarch._engine.mesh.results.future import RAISED, VALUE, Future
     from monarch._engine.mesh.results.gather import Gather
     from monarch._engine.mesh.results.progress import progress
     from monarch._engine.mesh.results.service import Refused, Request, Unreachable, ask, serve, tell
@@ -56,6 +68,7 @@ if TYPE_CHECKING:
         key_name,
     )
     from monarch._engine.runtime.actor.cell import Cell
+    from monarch._engine.runtime.actor.dispatch import rebuild_error
     from monarch._engine.runtime.admission.gateway import Gateway
     from monarch._engine.runtime.admission.handshake_io import (
         CLAIM,
@@ -79,6 +92,7 @@ if TYPE_CHECKING:
     from monarch._engine.runtime.agent.client import (
         client_proc,
         current_proc,
+        save_handle,
         start_agent,
         succeed,
         when_forked,
@@ -86,6 +100,7 @@ if TYPE_CHECKING:
     from monarch._engine.runtime.direct.ticket import Door, Ticket, come
     from monarch._engine.runtime.hosts.peer_host import PeerHost
     from monarch._engine.runtime.io import environment
+    from monarch._engine.runtime.io.alarm import Alarm
     from monarch._engine.runtime.io.bridge import LoopGate
     from monarch._engine.runtime.io.environment import Parker
     from monarch._engine.runtime.io.listener import Entrance
@@ -99,11 +114,12 @@ if TYPE_CHECKING:
     from monarch._engine.transport.frame_link import FrameLink
     from monarch._engine.transport.link import Link
     from monarch._engine.wire.codec import decode, encode
-    from monarch._engine.wire.frame import FAILURE, PROBE, QUERY, Frame
+    from monarch._engine.wire.frame import CALL, FAILURE, PROBE, QUERY, STOP, Frame
     from monarch._spi.process import (
         Promise,
         at_actor_end,
         at_call_end,
+        before_calls,
         call_later,
         failed,
         is_simulated,
@@ -113,13 +129,16 @@ if TYPE_CHECKING:
         reactor_call,
         resolved,
         serve_streams,
+        settled,
         start_thread,
         successor_of,
         then,
         when_gone,
     )
+    from monarch._spi.watched import fail_at_exit, raise_loss, spawn_watched
 
 __all__ = [
+    "CALL",
     "CLAIM",
     "FAILED",
     "FAILURE",
@@ -127,16 +146,23 @@ __all__ = [
     "INFRASTRUCTURE",
     "LABEL_LIMIT",
     "LATE",
+    "NOT_CREATED",
     "PATIENCE",
     "PROBE",
     "QUERY",
+    "RAISED",
+    "STOP",
+    "STOPPED",
+    "USER",
     "VALUE",
     "WITHOUT_CWD",
     "WRITE",
     "ActorMesh",
     "AddressError",
+    "Alarm",
     "Arrival",
     "Attachment",
+    "Blueprint",
     "Caller",
     "Cell",
     "ChannelAddr",
@@ -181,8 +207,10 @@ __all__ = [
     "at_actor_end",
     "at_call_end",
     "attach_hosts",
+    "before_calls",
     "before_spawn",
     "call_later",
+    "check_constructor",
     "client_proc",
     "come",
     "current_proc",
@@ -192,10 +220,13 @@ __all__ = [
     "direct_way",
     "encode",
     "environment",
+    "fail_at_exit",
     "failed",
     "find_secret",
+    "format_remote",
     "gateway",
     "greet_worker",
+    "headline",
     "instrument",
     "introduce",
     "is_engine_frame",
@@ -217,15 +248,21 @@ __all__ = [
     "process_context",
     "progress",
     "python_command",
+    "raise_loss",
     "reactor_call",
+    "rebuild_error",
     "renounce",
     "replacements",
     "resolved",
+    "save_handle",
     "serve",
     "serve_host",
     "serve_streams",
     "settings",
     "settings_of",
+    "settled",
+    "spawn_actors",
+    "spawn_watched",
     "start_agent",
     "start_thread",
     "succeed",
@@ -245,22 +282,22 @@ _NAMES = {
     "_engine.base": "instrument",
     "_engine.base.address": "AddressError ChannelAddr",
     "_engine.base.duration": "parse_duration",
-    "_engine.base.errors": "DeadlockError is_engine_frame",
+    "_engine.base.errors": "DeadlockError format_remote headline is_engine_frame",
     "_engine.base.failure": "Failure",
     "_engine.base.home": "HOME",
     "_engine.base.identity": "LABEL_LIMIT normalize_label to_base58",
     "_engine.base.features": "LATE",
     "_engine.base.memory_file": "memory_file",
     "_engine.base.settings": "settings",
-    "_engine.base.verdict": "FAILED INFRASTRUCTURE Verdict",
+    "_engine.base.verdict": "FAILED INFRASTRUCTURE NOT_CREATED STOPPED USER Verdict",
     "_engine.launch": "own_folder",
     "_engine.launch.interpreter": "WITHOUT_CWD python_command with_folder working_directory",
     "_engine.mesh.call.context": "Instance process_context",
-    "_engine.mesh.meshes.actor_mesh": "ActorMesh replacements",
+    "_engine.mesh.meshes.actor_mesh": "ActorMesh Blueprint replacements spawn_actors",
     "_engine.mesh.meshes.attachment": "Attachment let_go occupy",
     "_engine.mesh.meshes.host_mesh": "before_spawn",
-    "_engine.mesh.meshes.proc_mesh": "announce",
-    "_engine.mesh.results.future": "Future VALUE",
+    "_engine.mesh.meshes.proc_mesh": "announce check_constructor",
+    "_engine.mesh.results.future": "Future RAISED VALUE",
     "_engine.mesh.results.gather": "Gather",
     "_engine.mesh.results.progress": "progress",
     "_engine.mesh.results.service": "Refused Request Unreachable ask serve tell",
@@ -275,10 +312,14 @@ _NAMES = {
     ),
     "_engine.runtime.admission.host_identity": "listener_names meant path_end",
     "_engine.runtime.admission.secret": "SecretError find_secret settings_of take_settings",
-    "_engine.runtime.agent.client": "client_proc current_proc start_agent succeed when_forked",
+    "_engine.runtime.agent.client": (
+        "client_proc current_proc save_handle start_agent succeed when_forked"
+    ),
     "_engine.runtime.direct.ticket": "Door Ticket come",
     "_engine.runtime.hosts.peer_host": "PeerHost",
     "_engine.runtime.io": "environment",
+    "_engine.runtime.actor.dispatch": "rebuild_error",
+    "_engine.runtime.io.alarm": "Alarm",
     "_engine.runtime.io.bridge": "LoopGate",
     "_engine.runtime.io.environment": "Parker",
     "_engine.runtime.io.listener": "Entrance",
@@ -292,11 +333,13 @@ _NAMES = {
     "_engine.transport.frame_link": "FrameLink",
     "_engine.transport.link": "Link",
     "_engine.wire.codec": "decode encode",
-    "_engine.wire.frame": "FAILURE Frame PROBE QUERY",
+    "_engine.wire.frame": "CALL FAILURE Frame PROBE QUERY STOP",
     "_spi.process": (
-        "Promise at_actor_end at_call_end call_later failed is_simulated open_door open_stream "
-        "own_uid reactor_call resolved serve_streams start_thread successor_of then when_gone"
+        "Promise at_actor_end at_call_end before_calls call_later failed is_simulated open_door "
+        "open_stream own_uid reactor_call resolved serve_streams settled start_thread successor_of "
+        "then when_gone"
     ),
+    "_spi.watched": "fail_at_exit raise_loss spawn_watched",
 }
 """The names above, by the module that each is loaded from."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,7 @@ __all__ = [
     "Promise",
     "at_actor_end",
     "at_call_end",
+    "before_calls",
     "call_later",
     "failed",
     "is_simulated",
@@ -29,6 +31,7 @@ __all__ = [
     "reactor_call",
     "resolved",
     "serve_streams",
+    "settled",
     "start_thread",
     "successor_of",
     "then",
@@ -50,6 +53,21 @@ def at_call_end(callback: Callable[[BaseException | None], None]) -> bool:
         return False
     cell.watchers.setdefault(id(here), []).append(callback)
     return True
+
+
+def before_calls(callback: Callable[[], object]) -> None:
+    """Call `callback()` before this process encodes the arguments of a call of an actor.
+
+    It runs on the thread of the caller, which it delays, and must not raise.
+    """
+    proc = client_proc()
+    encode = proc.encode_call
+
+    def encode_after(args: Any, kwargs: Any) -> Any:
+        callback()
+        return encode(args, kwargs)
+
+    proc.encode_call = encode_after  # type: ignore[assignment]  # it is called in this way only
 
 
 def at_actor_end(callback: Callable[[], object]) -> Callable[[], None] | None:
@@ -114,6 +132,16 @@ def then(source: Future[Any], function: Callable[[Any], R]) -> Future[R]:
     future._function = function
     source._notify(lambda: future._resolve(RAW, None))
     return future
+
+
+def settled(source: Future[Any], timeout: float | None = None) -> bool:
+    """Wait for the outcome of a future whose operation runs; return whether it has a value.
+
+    An error counts as unknown to the script until a call raises it.
+    """
+    done = threading.Event()
+    source._notify(done.set)
+    return done.wait(timeout) and not source._has_error()
 
 
 resolved = Future._of

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from monarch._engine.mesh.meshes.supervisor import _Ending
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.proc.links import LostLink
+from monarch._restarts.supervisor import _Ending
 from monarch.actor import (
     Actor,
     MeshFailure,

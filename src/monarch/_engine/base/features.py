@@ -37,10 +37,12 @@ HOOKS = {
     "save_handle": "monarch._failover.handles:save",
     "search_deadlocks": "monarch._deadlock.watch:Watch",
     "serve_output": "monarch._output.process:serve",
+    "shield_successor": "monarch._restarts.epoch_barrier:EpochBarrier",
     "set_logging": "monarch._output.logging_option:set_logging",
     "sync_workspace": "monarch._sync.workspace:sync",
-    "late_arguments": "monarch._tensors.actor_argument:arrived",
-    "late_arguments_async": "monarch._tensors.actor_argument:arriving",
+    "late_arguments": "monarch._tensors.worker.late:arrived",
+    "late_arguments_async": "monarch._tensors.worker.late:arriving",
+    "rref": "monarch._tensors.actor_rref:rref",
     "tensor_mesh": "monarch._tensors.mesh:spawn_tensor_engine",
 }
 """The function or class of each hook: ``module:function``."""

@@ -1,13 +1,13 @@
 """`Supervisor`: meshes whose failed ranks are restarted.
 
-`protocol.restart` decides what to restart, and when. The actor or script that makes a supervisor
+`policy` decides what to restart, and when. The actor or script that makes a supervisor
 owns its meshes as usual, but receives a failure only when the supervisor gives up. Until then the
 record of a supervised mesh (`OwnedMesh`) names the supervisor as its owner, so the supervisor
 receives the failures.
 
 A rank is replaced in place. Its mesh, all slices, and copies in other processes keep referring to
 the same rank. Messages in flight to the old incarnation fail with the reason of its exit, and never
-reach the new one: `runtime.actor.epoch_barrier` sees to that for an actor, and if the process is
+reach the new one: `epoch_barrier` sees to that for an actor, and if the process is
 replaced as well they are lost with its sockets. The new incarnation is constructed from the class
 and the arguments given to `spawn`, which were pickled at that time and kept.
 
@@ -24,26 +24,39 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
-from monarch._engine.base.errors import SupervisionError, format_remote, headline
-from monarch._engine.base.failure import Failure, MeshFailure
-from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, NOT_CREATED, STOPPED, USER, Verdict
-from monarch._engine.mesh.call.context import context
-from monarch._engine.mesh.meshes.actor import Actor
-from monarch._engine.mesh.meshes.actor_mesh import ActorMesh, Blueprint, spawn_actors
-from monarch._engine.mesh.meshes.proc_mesh import ProcMesh, check_constructor
-from monarch._engine.mesh.results.future import RAISED, VALUE, Future
-from monarch._engine.mesh.results.gather import Gather
-from monarch._engine.protocol.restart import Child, Effect, Restarts, Start, Strategy, Terminate
-from monarch._engine.runtime.actor.dispatch import rebuild_error
-from monarch._engine.runtime.agent.client import client_proc, save_handle
-from monarch._engine.runtime.io import environment as environments
-from monarch._engine.runtime.io.alarm import Alarm
-from monarch._engine.runtime.proc.ownership import OwnedMesh
-from monarch._engine.transport.frame_link import FrameLink
-from monarch._engine.wire.frame import FAILURE, QUERY, STOP
+from monarch._restarts.policy import Child, Effect, Restarts, Start, Strategy, Terminate
+from monarch._spi import (
+    FAILED,
+    FAILURE,
+    INFRASTRUCTURE,
+    NOT_CREATED,
+    QUERY,
+    RAISED,
+    STOP,
+    STOPPED,
+    USER,
+    VALUE,
+    ActorMesh,
+    Alarm,
+    Blueprint,
+    Failure,
+    Future,
+    Gather,
+    OwnedMesh,
+    Verdict,
+    check_constructor,
+    client_proc,
+    environment,
+    format_remote,
+    headline,
+    rebuild_error,
+    save_handle,
+    spawn_actors,
+)
+from monarch.actor import Actor, MeshFailure, ProcMesh, SupervisionError, context
 
 if TYPE_CHECKING:
-    from monarch._engine.runtime.io.reactor import Timer
+    from monarch._spi import FrameLink, Timer
 
 __all__ = ["Restarted", "Supervisor"]
 
@@ -219,7 +232,10 @@ class Supervisor:
                 f"spawn(procs, 'name', Class, ...), not {procs!r} as the procs"
             )
         cls = check_constructor(Class, args, kwargs)
-        mesh: Any = spawn_actors(procs, name, cls, args, kwargs, owner=self._owner, supervisor=self)
+        charge = self._take_charge
+        mesh: Any = spawn_actors(
+            procs, name, cls, args, kwargs, owner=self._owner, take_charge=charge
+        )
         save_handle(self._owner, mesh._uid, mesh)
         actors: TActor = mesh
         return actors
@@ -283,7 +299,7 @@ class Supervisor:
             known = self._by_uid.get(uid)
             if known is not None:
                 self._drop(known)
-                self._perform(self._core.remove(known.index, environments.current.now()))
+                self._perform(self._core.remove(known.index, environment.current.now()))
 
         self._proc.reactor.call_soon(forget)
 
@@ -346,7 +362,7 @@ class Supervisor:
 
     def _drain(self) -> None:
         """Report the collected exits to the core; those of one process are one fault."""
-        now = environments.current.now()
+        now = environment.current.now()
         ended, self._ended = self._ended, []
         groups: dict[object, list[Child]] = {}
         for uid, child, failure in ended:
@@ -379,7 +395,7 @@ class Supervisor:
         self._tell_waiting()
 
     def _tick(self) -> None:
-        self._perform(self._core.tick(environments.current.now()))
+        self._perform(self._core.tick(environment.current.now()))
 
     def _terminate(self, child: Child) -> None:
         """End a running rank, so that it can be replaced along with one that failed."""
@@ -387,7 +403,7 @@ class Supervisor:
         rank = child[1]
         link = known.owned.links[rank]
         reason = "replaced along with a rank that failed"
-        known.since[rank] = (environments.current.now(), reason)
+        known.since[rank] = (environment.current.now(), reason)
         if self._fresh_process and link.uid != self._proc.uid:
             self._proc.kill_procs([link.uid])  # `child_ended` is called when the process exits
             return
@@ -410,7 +426,7 @@ class Supervisor:
             launch()
 
     def _forget(self, child: Child) -> None:
-        self._stopped(child, environments.current.now())
+        self._stopped(child, environment.current.now())
 
     def _book(self, known: _Supervised, rank: int, verdict: Verdict) -> None:
         """Record the exit of a rank, if none is recorded: an exit is reported once."""
@@ -439,7 +455,7 @@ class Supervisor:
             self._proc.rank_unreachable(known.owned.uid, rank, link)
 
     def _started(self, known: _Supervised, rank: int) -> None:
-        now = environments.current.now()
+        now = environment.current.now()
         if not self._core.is_alive((known.index, rank)):  # it is being terminated already
             return
         self._core.child_started((known.index, rank), now)
@@ -467,7 +483,7 @@ class Supervisor:
                 owner.child_failed(Failure(str(owner), verdict))
 
         if owner._cell is None:
-            environments.current.start_thread("monarch-restart", call)
+            environment.current.start_thread("monarch-restart", call)
         else:
             owner._cell.interrupt(call)
 

@@ -9,9 +9,9 @@ import pytest
 
 from monarch._engine.base.failure import Failure
 from monarch._engine.runtime.actor.cell import Cell
-from monarch._engine.runtime.actor.epoch_barrier import EpochBarrier
 from monarch._engine.runtime.actor.spawn import spawn_cell
 from monarch._engine.wire.frame import CALL, QUERY, SPAWN, Frame
+from monarch._restarts.epoch_barrier import EpochBarrier
 
 
 class Link:

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from monarch._engine.protocol.restart import Child, Effect, GiveUp, Restarts, Start, Terminate
+from monarch._restarts.policy import Child, Effect, GiveUp, Restarts, Start, Terminate
 
 STRATEGIES = ["one_for_one", "one_for_all", "rest_for_one"]
 A, B, C, D = CHILDREN = (0, 0), (0, 1), (1, 0), (1, 1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from monarch._engine.base.verdict import STOPPED
-from monarch._engine.mesh.meshes.supervisor import _Ending
+from monarch._restarts.supervisor import _Ending
 
 
 class Everything:

@@ -16,13 +16,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from monarch._engine.base.failure import Failure
-from monarch._engine.runtime.proc.ownership import Verdict
-from monarch._engine.transport.frame_link import FrameLink
-from monarch._engine.wire.frame import CALL, QUERY, Frame
+from monarch._spi import CALL, QUERY
 
 if TYPE_CHECKING:
-    from monarch._engine.runtime.actor.cell import Cell
+    from monarch._spi import Cell, Failure, Frame, FrameLink, Verdict
 
 __all__ = ["EpochBarrier"]
 
