@@ -593,7 +593,8 @@ def test_an_end_is_reported_once(when) -> None:
         a.outgoing()
     assert [Ended("why", [])] * (when != "over") == a.channel.end("why")
     assert a.channel.ended == ("first" if when == "over" else "why")
-    assert a.outgoing() == (b"" if when == "over" else header(BYE, CONTROL, size=3) + b"why")
+    bye = header(BYE, CONTROL, size=3, seq=a.channel.sessions[0]) + b"why"
+    assert a.outgoing() == (b"" if when == "over" else bye)
     assert a.outgoing() == b""
     assert not a.channel.up
     assert a.channel.tick(1000.0) == []
@@ -665,7 +666,7 @@ def test_packets_of_a_channel_byte_for_byte() -> None:
     b.resume(7)
     assert b.next_packet(0.0) == [header(FLOW, 7, seq=1, ack=1)]
     a.end("over")
-    assert a.next_packet(0.0) == [header(BYE, CONTROL, size=4), b"over"]
+    assert a.next_packet(0.0) == [header(BYE, CONTROL, size=4, seq=3), b"over"]
 
 
 def test_a_greeting_goes_out_while_there_is_a_connection() -> None:

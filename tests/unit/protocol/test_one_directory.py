@@ -302,6 +302,19 @@ def test_a_successor_takes_along_what_home_said_of_a_lost_one(b: Directory) -> N
     assert orders == [[{**proc, "lost": [[UNKNOWN, *LOST]]}]]
 
 
+def test_a_successor_is_not_reported_to_a_home_that_is_lost(b: Directory) -> None:
+    b.host_lost("c", LOST)
+    b.host_found("c")
+    b.home_lost(LOST)
+    effects = b.spawn_there(HERE, "c", {}, [{"uid": SECOND, "former": [THERE]}])
+    assert {effect.host for effect in effects if isinstance(effect, Send)} == {"c"}
+    assert [
+        effect.message["procs"][0]["lost"]
+        for effect in effects
+        if isinstance(effect, Send) and effect.message["op"] == "spawn"
+    ] == [[[THERE, *LOST]]]
+
+
 def test_another_home_tells_the_client_of_its_own_procs(home: Directory) -> None:
     home.admit(SECOND, "d")
     home.resumed("b", [(UNKNOWN, CLIENT), (UNKNOWN + 1, SECOND)])

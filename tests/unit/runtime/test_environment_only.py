@@ -22,7 +22,6 @@ _ALLOWED = {
     "environment.py": (_BANNED, "it is the environment"),
     "reactor.py": ({"threading.Thread", "time.monotonic"}, "a part of the real environment"),
     "slow_clock.py": (_BANNED, "a part of the real environment"),
-    "manager.py": ({"threading.Thread"}, "it dials; simulations have no direct connections"),
     "cell.py": ({"threading.Event"}, "a flag, for which no thread waits"),
     "progress.py": (
         {"threading.Thread", "threading.Event"},

@@ -1,4 +1,4 @@
-"""The name that all processes of a job have for the host of its client."""
+"""The constant `HOME`: the name that all processes of a job have for the host of its client."""
 
 from __future__ import annotations
 

@@ -431,6 +431,13 @@ class Settings:
 
     # -- reading
 
+    def __reduce__(self) -> str:
+        """Pickle as the settings of the process that unpickles.
+
+        A class of the script travels by value, with the `configure` that it imported.
+        """
+        return "settings"
+
     def get(self, name: str) -> Any:
         """Return the effective value of a key as users see it (durations as text)."""
         return self._row(name).kind.show(self._effective()[name])

@@ -149,10 +149,14 @@ class Leave(TypedDict):
 
 
 class Addresses(TypedDict):
-    """From home: what hosts need to connect to one another."""
+    """From home: what hosts need to connect to one another.
+
+    `agents`: by host, the session of home by which its agent is named, see `agent_choice`.
+    """
 
     op: Literal["addresses"]
     hosts: dict[str, str]
+    agents: dict[str, int]
     secrets: dict[str, str]
     trusting: bool
 

@@ -194,7 +194,7 @@ class Directory:
         for proc in ours:
             for old, *_ in proc.get("lost", ()):
                 effects += self._moved(old, proc["uid"], host)
-                if self.here != HOME:
+                if self.here != HOME and HOME not in self._lost:
                     uid = proc["uid"]
                     effects.append(Send(HOME, {"op": "moved", "uid": old, "to": uid, "host": host}))
         for uid in uids:

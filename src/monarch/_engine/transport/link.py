@@ -100,6 +100,10 @@ class Link:
 
     cast_type: ClassVar[type[Link]]
     """The class of this link once casts reach its peer, too."""
+    far_type: ClassVar[type[Link]]
+    """The class of this link while messages to another host are counted (`runtime.direct`)."""
+    direct_type: ClassVar[type[Link]]
+    """The class of this link while it has a direct connection (`runtime.direct`)."""
 
     def __init__(
         self,

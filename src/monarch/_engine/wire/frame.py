@@ -8,7 +8,8 @@ A frame is a 32-byte header, `meta_len` bytes of meta, and a body::
     size    bytes after the header (meta and body)
     dest    in the receiving process: the mesh (CALL, SPAWN, STOP...) or the port (POST)
     port    in the sending process: the port for the answer; 0: no answer is expected
-    rank    the receiver's rank in the mesh the caller used (CALL), or the sender's (POST)
+    rank    the receiver's rank in the mesh the caller used (CALL), or the sender's (POST);
+            the kind of the message inside (CAST)
     nfd     file descriptors that travel with it
     check   a constant; a stream that is out of step fails here instead of being misread
 
@@ -86,8 +87,12 @@ DIRECT = 16  # about a direct connection between two procs, see runtime.direct.l
 _LAST_KIND = DIRECT
 
 # Flags: the kind of body. The low bits are the outcome of a POST; a CALL and a STOP have others.
-ONCE = 1  # the port of this CALL takes one answer
-FIRST = 2  # the port of this CALL takes the first answer of each rank, and drops others
+# The port of this CALL takes one answer of each rank, and a second one raises at its sender. The
+# caller needs all of them, so agents hold the answers of a cast for up to 20 ms, to join them.
+ONCE = 1
+# The port of this CALL takes the first answer of each rank, and drops others. The caller uses each
+# as it comes, so agents hold the answers of a cast for 2 ms at most.
+FIRST = 2
 ALONE = 4  # the sender of this CALL waits for no other answer
 ERROR = 1  # the endpoint raised; the body is the exception
 FAILURE = 2  # the actor has ended; the body is the failure

@@ -15,8 +15,8 @@ A packet is 32 bytes of header and a payload::
     FLOW    the sender pauses (total 1) or resumes (total 0) messages on `lane`
     ACK     only `ack`
     PING    a heartbeat, opaque here: not numbered, never sent again
-    BYE     the session is over. total: 1 if the sender has finished its work (a farewell), 0 for a
-            failure; the payload is the reason, for people
+    BYE     the session is over. seq: the sender's session; total: 1 if the sender has finished its
+            work (a farewell), 0 for a failure; the payload is the reason, for people
 
 The upper byte of `kind` is a constant, so that a stream that lost its position fails instead of
 being misread. A piece carries no offset: packets are accepted by number, so the pieces of a message

@@ -29,9 +29,12 @@ def _reduce(tensor: Any) -> Any:
         return NotImplemented
     if tensor.__dict__:  # attributes set by the user, which torch pickles as well
         return NotImplemented
-    if tensor.is_nested or type(tensor.data) is not torch.Tensor:
+    if tensor.is_nested:
         return NotImplemented
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    with torch._C._DisableTorchDispatch():  # a mesh of distributed tensors may be active
+        if type(tensor.data) is not torch.Tensor:
+            return NotImplemented
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     nbytes = plain.numel() * plain.element_size()
     if not nbytes:
         buffer: Any = b""
@@ -46,8 +49,9 @@ def _reduce(tensor: Any) -> Any:
 
 def _rebuild(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
     torch: Any = importlib.import_module("torch")
-    if not memoryview(buffer).nbytes:
-        tensor = torch.empty(shape, dtype=dtype)
-    else:
-        tensor = torch.frombuffer(buffer, dtype=dtype).reshape(shape)
-    return tensor.requires_grad_() if requires_grad else tensor
+    with torch._C._DisableTorchDispatch():
+        if not memoryview(buffer).nbytes:
+            tensor = torch.empty(shape, dtype=dtype)
+        else:
+            tensor = torch.frombuffer(buffer, dtype=dtype).reshape(shape)
+        return tensor.requires_grad_() if requires_grad else tensor

@@ -116,8 +116,10 @@ class Outside:
         self.queue.append(done)
 
     def end_sessions(self, reason: str, *, farewell: bool) -> None:
-        self.sessions.clear()
         self.last = reason, farewell
+        for host in sorted(self.sessions):  # home is the first
+            self.sessions.discard(host)
+            self.core.session_lost(host, reason, farewell=farewell)
 
     # Shell
 
@@ -139,8 +141,9 @@ class Outside:
     def home_lost(self, reason: str) -> bool:
         return self.waits_for_home
 
-    def end(self) -> None:
+    def end(self, trouble: str = "") -> None:
         self.ended = True
+        self.core.end(trouble)
 
     # The test's own
 
@@ -305,12 +308,30 @@ def test_an_agent_waits_for_another_home_unless_home_says_farewell(
     assert outside.ended is (farewell or not waits)
 
 
-def test_an_agent_says_farewell_unless_there_is_trouble() -> None:
+@pytest.mark.parametrize(
+    ("trouble", "last"),
+    [
+        ("", ("the client has ended", True)),
+        ("its worker loop ended", ("its worker loop ended", False)),
+    ],
+)
+def test_an_agent_says_farewell_unless_there_is_trouble(
+    trouble: str, last: tuple[str, bool]
+) -> None:
+    """The end of its own session with home is no other reason to end."""
     outside = Outside("there")
-    outside.core.end()
-    assert outside.last == ("the client has ended", True)
-    outside.core.end("its worker loop ended")
-    assert outside.last == ("its worker loop ended", False)
+    outside.sessions |= {HOME, "a", "b"}
+    outside.core.end(trouble)
+    assert last == outside.last
+    assert not outside.ended
+
+
+def test_an_agent_that_has_lost_home_does_not_say_farewell() -> None:
+    """The client may have lost this host only, and goes on with the others."""
+    outside = Outside("there")
+    outside.sessions |= {"a"}
+    outside.core.session_lost(HOME, "nothing arrived from it", farewell=False)
+    assert outside.last == ("the client's host is unreachable: nothing arrived from it", False)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@
 (links, frame meta, the signature check), so a call only has to check, encode, pack and send. The
 objects that wait for answers are in `reply`.
 
-Path of a call (see docs/design.md): `call_one` here -> `Proc.send` -> `Link.send` -> the peer's
-reactor -> `Cell.put` -> `dispatch` -> reply -> this process's reactor -> `deliver` of the sink ->
-the thread in `Future.get`.
+Path of a call (see docs/design.md): `call_one` here -> `Link.send` (by way of `Proc.send` if the
+payload is big, or the actor is in this process) -> the peer's reactor -> `Cell.put` -> `dispatch`
+-> reply -> this process's reactor -> `deliver` of the sink -> the thread in `Future.get`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import (
 )
 
 from monarch._engine.base.errors import PayloadTooLarge
+from monarch._engine.base.features import hook
 from monarch._engine.mesh.call.context import context
 from monarch._engine.mesh.call.misuse import Misused
 from monarch._engine.mesh.call.undeliverable import ReturnPort, give_back
@@ -492,7 +493,7 @@ class ActorEndpoint(Generic[P, R_co]):
         links = self._links or self._resolve()
         try:
             self._check(args, kwargs)
-            self._cast(links, args, kwargs, 0, None, 0, self._one_way_meta())
+            self._send_all(links, args, kwargs, 0, None, 0, self._one_way_meta())
         except Misused as misused:
             raise misused.told(self._call, self._check._signature) from misused.cause
 
@@ -540,11 +541,29 @@ class ActorEndpoint(Generic[P, R_co]):
         return _OptionedEndpoint(self, seconds, gathers)
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Call on distributed tensors (needs the tensor engine and an active mesh)."""
-        raise TypeError(
-            f"Incorrect arguments to monarch operation:\n  {self.name} with rref\n"
-            "Remote functions require an active device mesh, use `with mesh.activate():`"
-        )
+        """Call every actor, and return at once distributed tensors that its results define.
+
+        `propagate` of the endpoint says what comes back: a function of fake tensors, or "inspect"
+        for no result. A fetch of a result raises the error of an endpoint that failed. Raises
+        TypeError without a tensor argument and an active mesh, NotImplementedError without
+        `propagate`, and ValueError if an actor is on a process without the tensors.
+        """
+        try:
+            rref = hook("rref")
+        except ModuleNotFoundError:  # without torch no mesh is active
+            raise TypeError(
+                f"Incorrect arguments to monarch operation:\n  {self.name} with rref\n"
+                "Remote functions require an active device mesh, use `with mesh.activate():`"
+            ) from None
+        return rref(self, args, kwargs)
+
+    def _call_prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Replies:
+        """Call every actor with arguments that a feature has checked and prepared."""
+        links = self._links or self._resolve()
+        future: Replies = Replies._new()
+        future._endpoint = self
+        self._collect(future, links, args, kwargs, ONCE)
+        return future
 
     def _send(
         self,
@@ -569,7 +588,7 @@ class ActorEndpoint(Generic[P, R_co]):
             inbox.expect(self, links, ranks)
         try:
             if selection == "all":
-                self._cast(links, args, kwargs, number, inbox, 0, meta)
+                self._send_all(links, args, kwargs, number, inbox, 0, meta)
             else:
                 self._send_one(links, ranks[0], args, kwargs, number, inbox, 0, meta)
         except BaseException as error:
@@ -643,7 +662,7 @@ class ActorEndpoint(Generic[P, R_co]):
         """Call every actor; `calls` receives the answers."""
         port = calls._open(self.proc, links)
         try:
-            self._cast(links, args, kwargs, port, calls, flags, self._meta)
+            self._send_all(links, args, kwargs, port, calls, flags, self._meta)
         except BaseException:
             calls._close()
             raise
@@ -658,9 +677,12 @@ class ActorEndpoint(Generic[P, R_co]):
             who = f"{len(ranks)} of {count} actors: {named}{more}"
         return f"Endpoint call {self.name} failed, no answer within {seconds:g} s from {who}"
 
-    def _late(self, ranks: list[int], count: int) -> TimeoutError:
-        """Return the error of a call whose deadline passed before `ranks`, of `count`, answered."""
-        hint = "" if count == 1 else ', or take what came in time with on_failure="partial"'
+    def _late(self, ranks: list[int], count: int, instead: str = "") -> TimeoutError:
+        """Return the error of a call whose deadline passed before `ranks`, of `count`, answered.
+
+        `instead` names another remedy than more time, if there is one.
+        """
+        hint = f", or {instead}" if instead else ""
         return TimeoutError(
             f"{self._silence(self._timeout or 0, ranks, count)}. "
             "The endpoint goes on running there, and what it still answers is dropped. "
@@ -700,7 +722,7 @@ class ActorEndpoint(Generic[P, R_co]):
         finally:
             proc.sent(payload)
 
-    def _cast(
+    def _send_all(
         self,
         links: list[FrameLink],
         args: tuple[Any, ...],
@@ -710,6 +732,7 @@ class ActorEndpoint(Generic[P, R_co]):
         flags: int,
         meta: bytes,
     ) -> None:
+        """Send to every rank: by casts where there is a plan for them, else one by one."""
         proc = self.proc
         uid = self.mesh._uid
         try:
@@ -727,7 +750,7 @@ class ActorEndpoint(Generic[P, R_co]):
                     if not proc.send(link, CALL, uid, port, rank, meta, payload, flags):
                         self._resend(link, rank, payload, port, sink, flags, meta)
             else:
-                self._cast_far(self._plan, links, payload, port, sink, flags, meta)
+                self._send_by_plan(self._plan, links, payload, port, sink, flags, meta)
         finally:
             proc.sent(payload)
 
@@ -748,7 +771,7 @@ class ActorEndpoint(Generic[P, R_co]):
             raise Misused(error, (args, kwargs)) from None
         return self.proc.encode_call(*prepare(self.mesh, called, args, kwargs))
 
-    def _cast_far(
+    def _send_by_plan(
         self,
         plan: Plan,
         links: list[FrameLink],

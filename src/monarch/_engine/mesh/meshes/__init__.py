@@ -1,8 +1,8 @@
-"""Meshes of hosts, processes and actors; the classes of actors; supervision of meshes.
+"""Meshes of hosts, processes and actors; the classes of actors; their owners.
 
 `host_mesh` spawns a `proc_mesh`, which spawns an `actor_mesh`; `actor` is the base class of user
-code. `supervisor` restarts failed ranks (`protocol.restart` decides), `controller` finds one actor
-per name, and `attachment` is the state that hosts with a worker loop share.
+code. `controller` finds one actor per name, and `attachment` is the state that hosts with a worker
+loop share.
 
 In: classes, arguments and shapes. Out: SPAWN frames and requests to the host agent; handles that
 can be sliced and sent to other processes.

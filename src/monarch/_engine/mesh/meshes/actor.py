@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from monarch._engine.base import features
 from monarch._engine.base.errors import format_remote, headline
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.call.context import CreatorInstance, Instance, context, enter
@@ -219,7 +220,10 @@ class ActorSpec:
         rank = Point(cell.rank, extent)
         instance = Instance(rank, self.proc_mesh, self.name, class_name, self.creator, cell)
         enter(instance, cell.rank, extent)
-        actor = cls(*self.args, **self.kwargs)
+        args, kwargs = self.args, self.kwargs
+        if features.LATE in kwargs:
+            _, args, kwargs = features.hook("late_arguments")(None, args, kwargs)
+        actor = cls(*args, **kwargs)
         return _Behaviour(instance, actor, cell)
 
 

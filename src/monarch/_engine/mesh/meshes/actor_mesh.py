@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import types
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch._engine.base.errors import PayloadTooLarge, SupervisionError
@@ -26,7 +26,7 @@ from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.mesh.results.progress import tell_while
 from monarch._engine.runtime.actor.spawn import ASYNC
 from monarch._engine.runtime.agent.client import client_proc
-from monarch._engine.runtime.proc.ownership import OwnedMesh, Verdict
+from monarch._engine.runtime.proc.ownership import OwnedMesh, Owner, Verdict
 from monarch._engine.runtime.proc.proc import Proc, new_uid
 from monarch._engine.shapes import Extent, MeshTrait, Shape, Slice
 from monarch._engine.shapes.point import point_of
@@ -35,7 +35,6 @@ from monarch._engine.wire.frame import FAILURE, HURRY, QUERY, SPAWN, STOP
 
 if TYPE_CHECKING:
     from monarch._engine.mesh.meshes.proc_mesh import ProcMesh
-    from monarch._engine.mesh.meshes.supervisor import Supervisor
     from monarch._engine.runtime.cast.sender import Plan
     from monarch._engine.wire.codec import Payload
 
@@ -65,6 +64,7 @@ class ActorMesh(MeshTrait):
     _proc: Proc
     _owner: Instance | None
     _stopping: Future[Any] | None
+    _before_stop: Callable[[], None] | None
 
     def __init__(
         self,
@@ -88,6 +88,7 @@ class ActorMesh(MeshTrait):
         own["_proc"] = proc
         own["_owner"] = owner
         own["_stopping"] = None
+        own["_before_stop"] = None
 
     # -- endpoints -------------------------------------------------------------------------------
 
@@ -183,6 +184,8 @@ class ActorMesh(MeshTrait):
                 "ask the actor that spawned this mesh to stop it"
             )
         if self._stopping is None:
+            if self._before_stop is not None:
+                self._before_stop()
             owned = self._proc.owned.get(self._uid)
             (self._owner if owned is None else owned.owner)._disown(self._uid)
             self._stopping = stopping = self._ask(STOP, reason.encode())
@@ -371,11 +374,13 @@ def spawn_actors(
     flags: int = 0,
     uid: int | None = None,
     owner: Instance | None = None,
-    supervisor: Supervisor | None = None,
+    take_charge: Callable[[ActorMesh, Blueprint, OwnedMesh], None] | None = None,
+    failures: Owner | None = None,
 ) -> ActorMesh:
     """Create an actor of `cls` on every proc of the mesh; return before any is constructed.
 
-    If a supervisor is given, it sends the requests and restarts the ranks.
+    With `take_charge`, a function of a supervisor, that sends the requests, and restarts the ranks.
+    `failures` receives the ends of ranks in place of the owner.
     """
     cls = replacements.get(cls, cls)
     is_async = check_actor_class(cls)
@@ -391,27 +396,31 @@ def spawn_actors(
     class_name = f"{cls.__module__}.{cls.__qualname__}"
     display = f"{owner}.<{class_name} {name}"
     shape = proc_mesh._dense_shape()
+    mesh = ActorMesh(cls, name, uid, shape, proc_mesh, display, proc, owner)
     spec = ActorSpec(cls, args, kwargs, name, proc_mesh, owner._as_creator())
     # A supervisor keeps the payload for restarts, so it must not be in a shared segment.
     try:
-        payload = proc.encode(spec) if supervisor is None else proc.encode(spec, inline=True)
+        payload = proc.encode(spec) if take_charge is None else proc.encode(spec, inline=True)
     except PayloadTooLarge:
         raise
     except Exception as error:
-        misused = Misused(error, (args, kwargs))
-        told = misused.told(cls.__qualname__, constructor_signature(cls), cls)
-        raise told from misused.cause
-    mesh = ActorMesh(cls, name, uid, shape, proc_mesh, display, proc, owner)
+        prepare = getattr(error, "prepare_call", None)
+        if prepare is None or take_charge is not None:  # a restart has no value to wait for
+            misused = Misused(error, (args, kwargs))
+            told = misused.told(cls.__qualname__, constructor_signature(cls), cls)
+            raise told from misused.cause
+        spec.args, spec.kwargs = prepare(mesh, range(len(mesh)), args, kwargs)
+        payload = proc.encode(spec)
     links = mesh._resolve_links()
     label = _label(name, uid)
     flags |= ASYNC if is_async else 0
     heads = (name, label, display)
     blueprint = Blueprint(proc, uid, flags, payload, heads, proc_mesh.extent)
-    owned = OwnedMesh(uid, owner, label, display, links, blueprint.rank_text)
+    owned = OwnedMesh(uid, failures or owner, label, display, links, blueprint.rank_text)
     proc.owned[uid] = owned
     owner._own(uid, mesh)
-    if supervisor is not None:
-        supervisor._take_charge(mesh, blueprint, owned)
+    if take_charge is not None:
+        take_charge(mesh, blueprint, owned)
         return mesh
     plan = mesh._plan(links)
     ranks: Iterable[int] = range(len(links))
@@ -426,6 +435,7 @@ def spawn_actors(
 
 # Names that no endpoint may have: attributes of the mesh class and of its instances.
 _TAKEN = frozenset(name for base in ActorMesh.__mro__ for name in vars(base)) | {
+    "_before_stop",
     "_class",
     "_display",
     "_mesh_name",

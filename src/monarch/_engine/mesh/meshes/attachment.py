@@ -15,6 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.settings import settings
+from monarch._engine.mesh.call.context import process_context
 from monarch._engine.mesh.meshes.proc_mesh import meshes_on
 from monarch._engine.mesh.results.future import RAISED, VALUE, Future, _check_timeout
 from monarch._engine.mesh.results.progress import tell_while
@@ -70,8 +71,7 @@ class Attachment:
         self.procs: list[ProcMesh] = []
         proc = client_proc()
         proc.notices.setdefault("attached", _on_attached)
-        if _on_agent_ended not in proc.when_ended:
-            proc.when_ended.append(_on_agent_ended)
+        proc.when_agent_fails(_on_agent_failed)
         proc.notices.setdefault("attaching", _on_attaching)
         proc.notices.setdefault("detached", _on_detached)
         _users.update(list(hosts))
@@ -232,15 +232,21 @@ def _on_attaching(message: dict[str, Any]) -> None:
         attachment.met(message["host"], message["error"])
 
 
-def _on_agent_ended(verdict: Verdict) -> None:
+def _on_agent_failed(verdict: Verdict) -> None:
     for host in list(_attaching):
         _on_attached({"host": host, "error": verdict.error})
     for number in list(_leaving):
-        _on_detached({"number": number})
+        if client_proc().agent is None:  # the hosts are released: their connections have closed
+            _on_detached({"number": number})
+        else:
+            text = f"the hosts may not have been released: {verdict.error}"
+            _leaving.pop(number)._resolve(RAISED, RuntimeError(text))
 
 
 def _on_detached(message: dict[str, Any]) -> None:
-    _leaving.pop(message["number"])._resolve(VALUE, None)
+    leaving = _leaving.pop(message["number"], None)
+    if leaving is not None:  # else the agent was given up meanwhile
+        leaving._resolve(VALUE, None)
 
 
 class _Leaving(Future[None]):
@@ -262,7 +268,7 @@ class _Leaving(Future[None]):
     ) -> Future[None]:
         self: _Leaving = cls._new()
         proc = client_proc()
-        root = proc.context.actor_instance
+        root = process_context().actor_instance
         hosts = [host for host in names if shutdown or not _users[host]]
         _left.update(dict.fromkeys(hosts, how))
         # All processes of this client on a released host end, including those that were spawned

@@ -63,13 +63,14 @@ _INFO = 20  # `logging.INFO`; the module is not loaded for it
 class Recipe:
     """How to make the processes of one `spawn_procs`; kept by the spawning process for restarts."""
 
-    __slots__ = ("entries", "set_up", "spec", "stopped")
+    __slots__ = ("before_stop", "entries", "set_up", "spec", "stopped")
 
     def __init__(self, spec: dict[str, Any], entries: list[dict[str, Any]]) -> None:
         self.spec = spec  # the fields that all processes share
         self.entries = entries  # the further fields of each process
         self.set_up: Callable[[ProcMesh], Any] | None = None  # runs the bootstrap callable
         self.stopped = False
+        self.before_stop: list[Callable[[], None]] = []  # called while all processes still run
 
 
 class ProcMesh(MeshTrait):
@@ -262,8 +263,10 @@ class ProcMesh(MeshTrait):
                 settings `stop_actor_timeout` and `stop_grace_period`).
 
         Actors handle earlier messages before they stop. If that takes longer than 2 seconds, a line
-        on stderr names the actors and the lines that they execute. A second call returns the same
-        future. Raises ValueError on a slice or a received mesh, and for an impossible timeout.
+        on stderr names the actors and the lines that they execute. Operations on distributed
+        tensors are waited for before anything is stopped, at most `stop_actor_timeout`. A second
+        call returns the same future. Raises ValueError on a slice or a received mesh, and for an
+        impossible timeout.
         """
         if timeout is not None:
             _check_timeout(timeout)
@@ -274,6 +277,8 @@ class ProcMesh(MeshTrait):
             )
         if self._stopping is None:
             if self._recipe is not None:
+                for prepare in list(self._recipe.before_stop):
+                    prepare()
                 self._recipe.stopped = True
             self._stopping = _Stopped.of(self, reason, timeout)
             self._owner._disown(self._base)

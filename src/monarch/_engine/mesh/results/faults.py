@@ -15,6 +15,8 @@ reason. Hence:
 * A failure that a call of the script raises, or is about to raise in a thread that waits for it,
   belongs to the script: it is neither printed nor does it interrupt. If the script does not catch
   it, it ends the script.
+* A failure that is *held* (`hold`) does not interrupt: later calls of the script will raise it. It
+  is printed at the exit, and makes the exit code one of failure, if no call has.
 * Once the program is over (`close`, or the main thread has left it) there is no interrupt. A later
   failure only makes the exit code one of failure.
 
@@ -53,6 +55,10 @@ _REMEDY = (
     "Nothing handled this failure, so it ends the script. To go on, spawn the mesh with a "
     "Supervisor, or set monarch.actor.unhandled_fault_hook; see docs/failures.md."
 )
+_HELD = (
+    "No call of the script raised this failure before the script ended, so it is reported here. To "
+    "handle such failures, set monarch.actor.unhandled_fault_hook; see docs/failures.md."
+)
 
 
 class Faults:
@@ -72,13 +78,26 @@ class Faults:
         self._waiting = False  # whether a delayed interrupt is due
         self._closed = False
         self._late = 0
+        self._until_exit: list[Failure] = []  # failures that were held
         self.unhandled: Failure | None = None  # the last failure that the hook did not handle
 
     def add(self, failure: Failure) -> None:
         """Handle a failure that reached the root (any thread; returns at once)."""
         environments.current.note_failure(failure)
+        self._start(functools.partial(self._ask, failure))
+
+    def hold(self, failure: Failure) -> None:
+        """Handle a failure that later calls of the script raise (any thread; returns at once)."""
+        environments.current.note_failure(failure)
+        self._start(functools.partial(self._ask_and_hold, failure))
+
+    def fail(self) -> None:
+        """Make the exit code of the program one of failure."""
+        with self._lock:
+            self._late += 1
+
+    def _start(self, ask: Callable[[], None]) -> None:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        ask = functools.partial(self._ask, failure)
         try:
             self._threads.append(environments.current.start_thread("monarch-fault", ask))
         except RuntimeError:  # Python 3.12 starts no thread at its exit
@@ -113,6 +132,11 @@ class Faults:
         with self._lock:
             while self._held:
                 self._write(self._held.pop(0))
+            for failure in self._until_exit:
+                if failure.root.verdict not in self._given:
+                    self.unhandled = failure
+                    self._late += self._show(failure, _HELD)
+            self._until_exit.clear()
         return self._waiting or self._late > 0
 
     def _ask(self, failure: Failure) -> None:
@@ -131,6 +155,14 @@ class Faults:
                     else:
                         self._interrupt()
 
+    def _ask_and_hold(self, failure: Failure) -> None:
+        facade = sys.modules["monarch.actor"]
+        try:
+            facade.unhandled_fault_hook(MeshFailure(failure))
+        except BaseException:  # any exception means: not handled
+            with self._lock:
+                self._until_exit.append(failure)
+
     def _interrupt(self) -> None:
         now = environments.current.now()
         if self._waiting:
@@ -148,7 +180,7 @@ class Faults:
                 self._waiting = False
                 self._interrupt()
 
-    def _show(self, failure: Failure) -> bool:
+    def _show(self, failure: Failure, remedy: str = _REMEDY) -> bool:
         """Print a failure, unless it is on the screen. Return whether it is a new fault."""
         root = failure.root
         hit = {(root.mesh_name, rank) for rank in root.ranks}
@@ -157,7 +189,7 @@ class Faults:
             when = time.strftime("%Y-%m-%d %H:%M:%S")
             text = (
                 f"Unhandled monarch error on the root actor, hostname={socket.gethostname()}, "
-                f"PID={os.getpid()} at time {when}:\n{failure.report()}\n{_REMEDY}\n"
+                f"PID={os.getpid()} at time {when}:\n{failure.report()}\n{remedy}\n"
             )
             self._name(root)
             is_new = True

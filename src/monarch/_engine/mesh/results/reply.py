@@ -203,7 +203,9 @@ class Replies(Gather[Any], _Called[Any]):
         self._end(RAISED, lost_error(self._endpoint, rank, verdict))
 
     def _expire(self) -> None:
-        self._end(RAISED, self._endpoint._late(self._owed(), len(self._links)))
+        late, count = self._owed(), len(self._links)
+        instead = 'take what came in time with on_failure="partial"' if len(late) < count else ""
+        self._end(RAISED, self._endpoint._late(late, count, instead))
 
     def _decode(self, content: Any) -> Any:
         flags, body = content

@@ -365,11 +365,13 @@ class Channel:
     def end(self, reason: str, *, farewell: bool = False) -> list[Effect]:
         """End the session; if there is a link, send the reason to the peer.
 
-        A `farewell` says that this side has finished its work: nothing has failed.
+        A `farewell` says that this side has finished its work: nothing has failed. It counts for
+        this session only, not for one that the peer had with a predecessor.
         """
         if self._state in (_GREETING, _UP):
             text = reason.encode()[:1000]
-            self._bye = [HEADER.pack(BYE, CONTROL, len(text), 0, 0, int(farewell)), text]
+            header = HEADER.pack(BYE, CONTROL, len(text), self._session, 0, int(farewell))
+            self._bye = [header, text]
         return self._over(reason, farewell=farewell)
 
     def answer(self) -> None:
@@ -567,7 +569,11 @@ class Channel:
             elif kind == BYE:
                 reason = b"".join(payload or ()).decode(errors="replace")
                 text = f"{self._name} ended the session: {reason}"
-                effects += self._over(text, farewell=bool(total))
+                # The farewell of a successor, which the peer says before any HELLO, is about
+                # another session. This one is lost.
+                # A release that says nothing about its session (0) means this one.
+                farewell = bool(total) and (not seq or self._greeted_by in (0, seq))
+                effects += self._over(text, farewell=farewell)
             elif self._state == _UP:
                 if kind == PING:
                     effects.append(Heartbeat(b"".join(payload or ())))

@@ -14,6 +14,10 @@ certainty:
   samples (Hayashibara et al., *The phi accrual failure detector*, SRDS 2004) does the same with
   more state and a threshold that is harder to explain.
 
+The engine sets both bounds to one number (`HeartbeatMonitor`), and the simulator runs the same
+code. So there the third case does not occur: the rhythm decides when a silence is suspected, and
+delays the verdict on a deaf peer until then.
+
 **One outcome per peer.** The verdict is given once, and the detector forgets the peer with it; a
 peer that returns does so as a new incarnation (`add`). A silence that ends before the verdict is
 not an event. Only `Suspect` was emitted when the silence exceeded the ordinary gap: reason enough

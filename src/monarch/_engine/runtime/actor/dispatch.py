@@ -112,7 +112,7 @@ def _serve_sync(cell: Cell) -> End:
         try:
             handler, args, kwargs = prepare(cell, link, frame)
             if kwargs and LATE in kwargs:
-                args, kwargs = hook("late_arguments")(args, kwargs)
+                handler, args, kwargs = hook("late_arguments")(handler, args, kwargs)
             result = handler.function(*args, **kwargs)
             if handler.is_async and not handler.explicit:
                 result.close()
@@ -337,7 +337,11 @@ def rebuild_error(body: Any) -> ActorError:
             error = RemoteException(f"{summary} (it could not be rebuilt here: {text_of(problem)})")
         if not issubclass(type(error), BaseException):
             error = RemoteException(summary)
-    return ActorError(error, message, formatted=failure.verdict.trace, failure=failure)
+    made = ActorError(error, message, formatted=failure.verdict.trace, failure=failure)
+    # An exception of a feature may know better how it is shown to the caller.
+    kind: type = type(error)  # pyright: ignore[reportUnknownVariableType] - it is any
+    for_caller = getattr(kind, "for_caller", None)
+    return made if for_caller is None else cast("ActorError", for_caller(error, made))
 
 
 def rebuild_raised(body: Any) -> Exception:

@@ -192,7 +192,8 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
         try:
             handler, args, kwargs = prepare(cell, link, frame)
             if kwargs and LATE in kwargs:
-                args, kwargs = await hook("late_arguments_async")(args, kwargs)
+                prepared = hook("late_arguments_async")(handler, args, kwargs)
+                handler, args, kwargs = await prepared
             if handler.concurrent:
                 ticket = cell.owe() if frame.port and not handler.explicit else 0
                 over = functools.partial(_over, cell, ticket, link, frame, handler)

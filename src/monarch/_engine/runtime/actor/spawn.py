@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from monarch._engine.base.features import hook
 from monarch._engine.runtime.actor.cell import Cell, Identity
 from monarch._engine.runtime.actor.dispatch import error_body, run_sync
-from monarch._engine.runtime.actor.epoch_barrier import EpochBarrier
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.body import decode_body, unreadable
 from monarch._engine.runtime.proc.proc import Proc
@@ -84,7 +84,7 @@ def spawn_cell(proc: Proc, link: FrameLink, frame: Frame) -> None:
         cell.put(link, Frame(CALL, ONCE, cell.uid, port, frame.rank, 0, meta, body))
     predecessor = proc.graves.pop(frame.dest, None)
     if predecessor is not None:
-        EpochBarrier(cell, link, predecessor)
+        hook("shield_successor")(cell, link, predecessor)
     if frame.flags & SETUP:
         proc.setup = SetupGate(cell)
     proc.early.admit(cell)  # before the thread runs, since the actor may end at once

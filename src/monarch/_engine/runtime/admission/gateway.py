@@ -43,7 +43,7 @@ from monarch._engine.runtime.io.reactor import READ, WRITE, Reactor
 from monarch._engine.transport.link import Link
 from monarch._engine.wire.frame import CONTROL, pack
 
-__all__ = ["RELAY", "Gateway", "Relays", "relay_main"]
+__all__ = ["RELAY", "Gateway", "Relay", "Relays", "relay_main"]
 
 RELAY = "relay"
 """The purpose of a connection through this worker to another one; the value is the address."""
@@ -164,10 +164,12 @@ class Relays:
             process.wait()
         self._links.clear()
 
+    def _launch(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        """Return a new relay: the socket to it, and its process."""
+        return helper.start(f"{__name__}:relay_main", path=sys.path, start_new_session=True)
+
     def _start(self, client: int) -> None:
-        sock, process = helper.start(
-            f"{__name__}:relay_main", path=sys.path, start_new_session=True
-        )
+        sock, process = self._launch()
         link = Link(sock, "a relay", None, _LIMIT, _LIMIT)
         self._links[client] = link, process
 
@@ -184,12 +186,22 @@ class Relays:
 
 def relay_main(fd: int) -> None:
     """Run a relay, which carries one client's connections. Returns when there are none left."""
-    _Relay(socket.socket(fileno=fd)).reactor.run()
+    reactor = Reactor()
+    relay = Relay(reactor, socket.socket(fileno=fd))
+    reactor.run()
+    relay.close()
 
 
-class _Relay:
-    def __init__(self, sock: socket.socket) -> None:
-        self.reactor = Reactor()
+class Relay:
+    """Carries one client's connections; stops `reactor` when there are none left.
+
+    Args:
+        reactor: drives all connections.
+        sock: a socket to the worker, which sends the connections.
+    """
+
+    def __init__(self, reactor: Reactor, sock: socket.socket) -> None:
+        self.reactor = reactor
         self._link = Link(sock, "the worker", None, _LIMIT, _LIMIT)
         self._open = 0
         self.reactor.register(self._link.fileno, self._read)
@@ -201,7 +213,8 @@ class _Relay:
             self._open += 1
             message = json.loads(frame.body)
             session = bytes.fromhex(message["session"])
-            self._connect(socket.socket(fileno=fd), message["to"], session)
+            near = environments.current.socket_of(fd)
+            self._connect(near, message["to"], session)
         if self._link.lost is not None:
             self.reactor.stop()
 
@@ -242,6 +255,11 @@ class _Relay:
         self._open -= 1
         if not self._open:
             self.reactor.call_later(_IDLE, self._end_if_idle)
+
+    def close(self) -> None:
+        """Close the socket to the worker."""
+        self.reactor.unregister(self._link.fileno)
+        self._link.close("the relay exits")
 
     def _end_if_idle(self) -> None:
         if not self._open:

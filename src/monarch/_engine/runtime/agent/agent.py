@@ -30,7 +30,7 @@ from monarch._engine.base.verdict import Verdict
 from monarch._engine.launch.exit_status import signal_name
 from monarch._engine.runtime.agent import control
 from monarch._engine.runtime.agent.control_links import ControlLinks
-from monarch._engine.runtime.agent.core import AgentCore
+from monarch._engine.runtime.agent.core import NO_WORKER, AgentCore
 from monarch._engine.runtime.agent.hosts import Hosts, Keeper
 from monarch._engine.runtime.agent.launchers import LauncherLink, Launchers
 from monarch._engine.runtime.agent.output import Output, Uncaptured
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from monarch._engine.runtime.hosts.peer_host import PeerHost
 
 __all__ = ["Agent"]
-
-_NO_WORKER = "its worker loop ended"
 
 _Handler = Callable[[Link, Any, list[int]], None]
 
@@ -105,15 +103,15 @@ class Agent:
     # -- control links ---------------------------------------------------------------------------
 
     def connect(self, sock: socket.socket, peer: str) -> Link:
-        """See `JobHolder`."""
+        """See `JobHolder` in `monarch._failover.keeper`."""
         return self._links.connect(sock, peer)
 
     def tell(self, link: Link, message: dict[str, Any]) -> None:
-        """See `JobHolder`."""
+        """See `JobHolder` in `monarch._failover.keeper`."""
         self._links.tell(link, message)
 
     def close(self, link: Link) -> None:
-        """See `JobHolder`."""
+        """See `JobHolder` in `monarch._failover.keeper`."""
         self._links.close(link)
 
     def tell_owner(self, message: dict[str, Any]) -> None:
@@ -152,7 +150,7 @@ class Agent:
             self._launchers.lost(launcher, self._processes.scratch_of(launcher))
             self.core.launcher_lost(launcher)
         elif link is self.owner and not self._home:
-            self.end(_NO_WORKER)
+            self.end(NO_WORKER)
         elif link is self.owner and (self.keeper is None or not self.keeper.driver_lost()):
             self.end()
         # A proc's control link closes when the proc exits; the launcher reports that exit.
@@ -164,15 +162,13 @@ class Agent:
     # -- requests and reports --------------------------------------------------------------------
 
     def _handlers(self) -> dict[str, _Handler]:
-        """Return the handler of each request that needs no more than its link and message.
+        """Return the handlers of the requests that the core does not handle by itself.
 
         A handler takes the descriptors that it keeps out of the list.
         """
         core, hosts = self.core, self._hosts
         return {
             "attach": lambda link, message, fds: hosts.attach_all(link.uid, message),
-            "autopsy": lambda link, message, fds: core.autopsy(link.uid, message["uid"]),
-            "cast_over": lambda link, message, fds: core.casts.over(link.uid, message["number"]),
             "connection": lambda link, message, fds: hosts.take_over(message, fds[0]),
             "data_connection": self._on_data_connection,
             "detach": self._on_detach,
@@ -180,18 +176,14 @@ class Agent:
             # This follows the answers to all earlier requests.
             "heartbeat": lambda link, message, fds: self.tell(link, message),
             "here": lambda link, message, fds: self.keep_job().driver_is_here(link),
-            "introduce": self._on_introduce,
             "keep": lambda link, message, fds: self.keep_job().keep(message, fds),
-            "kill": lambda link, message, fds: core.kill(message["uids"]),
             "log_flush": self._on_log_flush,
             "log_printed": self._on_log_printed,
-            "logging": lambda link, message, fds: core.set_output(link.uid, message),
             "preload": self._on_preload,
             "ready": lambda link, message, fds: core.membership.ready(link.uid),
             "remember": lambda link, message, fds: self.keep_job().remember(
                 message["uid"], message["keepsake"]
             ),
-            "spawn": self._on_spawn,
             "way": self._on_way,
         }
 
@@ -205,17 +197,14 @@ class Agent:
                 self._on_report(*control.report(frame.body), fds)
             else:
                 op, message = control.request(frame.body)
-                self._requests[op](link, message, fds)
+                shared = self.core.requests.get(op)
+                if shared is None:
+                    self._requests[op](link, message, fds)
+                else:
+                    shared(link.uid, message, fds)
         finally:
             for fd in fds:
                 os.close(fd)
-
-    def _on_spawn(self, link: Link, message: control.Spawn, fds: list[int]) -> None:
-        ends, fds[:] = fds[:], []
-        self.core.spawn(link.uid, message["spec"], message["procs"], ends)
-
-    def _on_introduce(self, link: Link, message: control.Introduce, fds: list[int]) -> None:
-        self.core.introduce(link.uid, message["to"], fds.pop(0), message.get("for", ""))
 
     def _on_cast(self, link: Link, frame: Frame) -> None:
         """Begin a cast of a proc (`CastRelay`). A shared segment stays mapped while needed."""
@@ -252,8 +241,7 @@ class Agent:
 
     def _on_way(self, link: Link, message: control.WayTo, fds: list[int]) -> None:
         """Send a proc the address at which to invite a proc of another host."""
-        peer_host = self._hosts.find(self.core.directory.host_of(message["to"]) or "")
-        address, secured = ("", False) if peer_host is None else peer_host.link.here
+        address, secured = self._hosts.way_to(message["to"])
         self.tell(link, {"op": "way", "to": message["to"], "here": address, "tls": secured})
 
     def _on_data_connection(
@@ -327,7 +315,7 @@ class Agent:
         """See `Shell`."""
         return self.keeper is not None and self.keeper.home_lost(reason)
 
-    # -- for the keeper of the job (see `JobHolder`) ---------------------------------------------
+    # -- for the keeper of the job: `JobHolder` in `monarch._failover.keeper` describes these ------
 
     def keep_job(self) -> Keeper:
         """Return the keeper of the job, made on first use."""
@@ -337,48 +325,48 @@ class Agent:
         return keeper
 
     def peer_hosts(self) -> list[PeerHost]:
-        """See `JobHolder`."""
+        """See `JobHolder` in `monarch._failover.keeper`."""
         return self._hosts.met()
 
     def addresses(self) -> dict[str, str]:
-        """See `JobHolder`."""
+        """See `JobHolder` in `monarch._failover.keeper`."""
         return self._hosts.addresses
 
     def families(self) -> list[tuple[int, int]]:
-        """See `JobHolder`."""
+        """See `JobHolder` in `monarch._failover.keeper`."""
         return self.core.membership.families()
 
     def admit_driver(self, link: Link) -> None:
-        """See `JobHolder`."""
+        """See `JobHolder` in `monarch._failover.keeper`."""
         self._processes.admit(self.client, link)
 
     def driver_left(self) -> bool:
-        """See `JobHolder`."""
+        """See `JobHolder` in `monarch._failover.keeper`."""
         if not self._processes.remove(self.client):
             return False
         self.core.client_left()
         return True
 
     def driver_returned(self) -> None:
-        """See `JobHolder`."""
+        """See `JobHolder` in `monarch._failover.keeper`."""
         self.core.client_returned()
 
     def expect_driver(self) -> None:
-        """See `JobHolder`."""
+        """See `JobHolder` in `monarch._failover.keeper`."""
         self.core.membership.client_returned()
 
     def home_left(self, verdict: Verdict) -> None:
-        """See `JobHolder`."""
+        """See `JobHolder` in `monarch._failover.keeper`."""
         self.core.perform(self.core.directory.home_lost(verdict))
 
     def home_returned(self) -> None:
-        """See `JobHolder`."""
+        """See `JobHolder` in `monarch._failover.keeper`."""
         self.core.perform(self.core.directory.home_found())
 
     def host_resumed(self, host: str, procs: Sequence[Sequence[int]]) -> None:
-        """See `JobHolder`."""
+        """See `JobHolder` in `monarch._failover.keeper`."""
         self.core.directory.resumed(host, procs)
 
     def print_here(self) -> None:
-        """See `JobHolder`."""
+        """See `JobHolder` in `monarch._failover.keeper`."""
         self._processes.output.client_left()

@@ -109,8 +109,11 @@ def proc_main(spec: dict[str, Any], link_fd: int, agent_fd: int) -> None:
     module = types.ModuleType("__main__")
     module.__file__ = _bootstrap_file()
     sys.modules["__main__"] = module
-    if "numpy.random" in sys.modules:  # its global generator was seeded in the launcher
+    # The global generators were seeded in the launcher, so all its procs would draw alike.
+    if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     _serve(spec, link_fd, agent_fd)
 
 

@@ -72,8 +72,12 @@ class ControlLinks:
         link.send(control.encode(message, len(fds or ())), fds)
 
     def _read(self, link: Link) -> bool:
-        """Handle what has arrived; return False if that was nothing or the link is lost."""
+        """Handle what has arrived; return False if that was nothing or the link is lost.
+
+        Less than a frame is something, too: a big frame takes several reads.
+        """
         frames: list[Frame] = []
+        kept = link.reader.kept
         try:
             frames = link.receive(self._reactor.scratch)
             for frame in frames:
@@ -86,7 +90,7 @@ class ControlLinks:
             link.lose(str(error))
             self._rejected(link)
         if link.lost is None:
-            return bool(frames)
+            return bool(frames) or link.reader.kept != kept
         if link.fileno >= 0:
             self.close(link)
             self._lost(link)

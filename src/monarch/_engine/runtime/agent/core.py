@@ -49,7 +49,10 @@ if TYPE_CHECKING:
     from monarch._engine.runtime.cast.tunnel_end import Way
     from monarch._engine.runtime.io.reactor import Timer
 
-__all__ = ["AgentCore", "Members", "OtherHosts", "Shell"]
+__all__ = ["NO_WORKER", "AgentCore", "Members", "OtherHosts", "Shell"]
+
+NO_WORKER = "its worker loop ended"
+"""The trouble of an agent whose worker loop has exited, or has started another one in its place."""
 
 _Fields = dict[str, Any]
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
@@ -186,8 +189,8 @@ class Shell(Protocol):
         """Handle the loss of the client's host; return whether to wait for another one."""
         ...
 
-    def end(self) -> None:
-        """End the agent and all procs of this host: the client has ended."""
+    def end(self, trouble: str = "") -> None:
+        """End the agent and all procs of this host; `trouble`: why, unless the client has ended."""
         ...
 
 
@@ -217,8 +220,32 @@ class AgentCore(Generic[End]):
         self._given_up: dict[str, Verdict] = {}  # by host: why home gave it up
         self._exits: list[tuple[int, Verdict]] = []  # to announce, in one batch
         self._alarm = Alarm(shell.at, self._tick)
+        self.requests = self._handlers()
+        self._ended = False
 
     # -- requests of members ---------------------------------------------------------------------
+
+    def _handlers(self) -> dict[str, Callable[[int, Any, list[End]], None]]:
+        """Return the handlers of requests (`control`) that real and simulated agents share.
+
+        A handler takes the sender's uid, the message, and the ends that came with it, and takes the
+        ends that it keeps out of the list.
+        """
+        return {
+            "autopsy": lambda asker, message, ends: self.autopsy(asker, message["uid"]),
+            "cast_over": lambda asker, message, ends: self.casts.over(asker, message["number"]),
+            "introduce": self._on_introduce,
+            "kill": lambda asker, message, ends: self.kill(message["uids"]),
+            "logging": lambda asker, message, ends: self.set_output(asker, message),
+            "spawn": self._on_spawn,
+        }
+
+    def _on_spawn(self, asker: int, message: Any, ends: list[End]) -> None:
+        taken, ends[:] = ends[:], []
+        self.spawn(asker, message["spec"], message["procs"], taken)
+
+    def _on_introduce(self, asker: int, message: Any, ends: list[End]) -> None:
+        self.introduce(asker, message["to"], ends.pop(0), message.get("for", ""))
 
     def spawn(
         self, asker: int, spec: _Fields, procs: Sequence[_Fields], ends: Sequence[End]
@@ -369,6 +396,7 @@ class AgentCore(Generic[End]):
 
         `trouble`: why, unless the client has ended. Then other hosts treat this one as lost.
         """
+        self._ended = True
         self._hosts.end_sessions(trouble or "the client has ended", farewell=not trouble)
         self.perform(self.membership.client_lost())
 
@@ -447,9 +475,13 @@ class AgentCore(Generic[End]):
 
         `farewell`: it ends with the client, or the client has detached it.
         """
+        if self._ended:
+            return  # this host ended the session, and no process is left to be notified
         if host == HOME:
-            if farewell or not self._shell.home_lost(reason):
+            if farewell:
                 self._shell.end()
+            elif not self._shell.home_lost(reason):
+                self._shell.end(f"the client's host is unreachable: {reason}")
             return
         known = self._given_up.pop(host, None)
         if known is not None:

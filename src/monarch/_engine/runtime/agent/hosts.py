@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from monarch._engine.base.address import ChannelAddr
 from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
+from monarch._engine.protocol.agent_choice import session_number
 from monarch._engine.runtime.agent.control import Attach, Connection
 from monarch._engine.runtime.agent.core import AgentCore
 from monarch._engine.runtime.cast.relay import CastRelay
@@ -56,7 +57,7 @@ class Keeper(Protocol):
     def resumed(self, host: str, message: Resumed) -> None: ...
 
 
-class Agent(Protocol):
+class HostsAgent(Protocol):
     """The interface to its agent that `Hosts` needs."""
 
     reactor: Reactor
@@ -103,10 +104,9 @@ class Hosts:
         name: the name of this host.
     """
 
-    def __init__(self, agent: Agent, client: int, name: str) -> None:
+    def __init__(self, agent: HostsAgent, client: int, name: str) -> None:
         self.name = name
         self.reactor = agent.reactor
-        self.next_number = itertools.count(1).__next__
         self.segments = SegmentPool(settings.shm_pool_limit)
         self.windows = Windows(settings.shm_pool_limit)
         self.monitor = HeartbeatMonitor(agent.reactor.call_at, settings.host_timeout)
@@ -114,6 +114,8 @@ class Hosts:
         self.reign = 0  # the client's epoch, see `Keeper`
         self._agent = agent
         self._client = client
+        self._sessions = itertools.count(1)
+        self._agents: dict[str, int] = {}  # by host: home's session with it, as home has said
         self._peer_hosts: dict[str, PeerHost] = {}
         self._secrets: dict[str, str] = {}  # by host: its secret file, if of another job
         self._greeted = 0  # connections whose second handshake is in progress
@@ -126,6 +128,10 @@ class Hosts:
     def casts(self) -> CastRelay:
         """See `Neighbourhood`."""
         return self._agent.core.casts
+
+    def next_number(self) -> int:
+        """See `Neighbourhood`."""
+        return session_number(self.reign, next(self._sessions))
 
     def met(self) -> list[PeerHost]:
         """Return the sessions with other hosts."""
@@ -169,6 +175,15 @@ class Hosts:
         peer_host.link.end(reason)
         return True
 
+    def way_to(self, uid: int) -> tuple[str, bool]:
+        """Return this host's address towards the host of a proc, and whether it uses TLS.
+
+        The address is empty if there is none.
+        """
+        host = self._agent.core.directory.host_of(uid)
+        peer_host = self._peer_hosts.get(host or "")
+        return ("", False) if peer_host is None else peer_host.link.here
+
     def leave(self, host: str, done: Callable[[], None], *, shutdown: bool) -> None:
         """See `OtherHosts`.
 
@@ -201,6 +216,8 @@ class Hosts:
                 else 3 * settings.host_timeout
             )
             peer_host = self._new(host, self._dial, patience)
+            if self.name == HOME and not new:  # hosts that are being attached are reported together
+                self.spread(self._directory())
         return peer_host
 
     def _new(
@@ -228,13 +245,18 @@ class Hosts:
 
         address = self.addresses.get(peer_host.name)
         if address is None:  # home dials the others, and is never dialed
-            peer_host.dial_failed("its address is not known here", for_good=True)
+            # Later, since the session has only just begun: it is not in the table yet.
+            problem = "its address is not known here"
+            failed = functools.partial(peer_host.dial_failed, problem, for_good=True)
+            self.reactor.call_soon(failed)
             return
+        home = self.name == HOME
         purpose = {
             "client": self._client,
             "from": self.name,
             "as": peer_host.name,
-            "session": peer_host.number,
+            # This names the agent, see `protocol.agent_choice`.
+            "session": peer_host.number if home else self._agents.get(peer_host.name, 0),
             "reign": self.reign if self._awaits(peer_host.name) else 0,
         }
 
@@ -379,6 +401,7 @@ class Hosts:
             "op": "addresses",
             "hosts": self.addresses,
             "secrets": self._secrets,
+            "agents": {host: peer_host.number for host, peer_host in self._peer_hosts.items()},
             "trusting": self._trusting,
         }
 
@@ -423,7 +446,8 @@ class Hosts:
             del self._peer_hosts[host]
             if host != HOME:
                 self._tell_attached(host, reason)
-            self._agent.core.session_lost(host, reason, farewell=farewell)
+            if host != HOME or not peer_host.dials:  # home is lost already if it is to be dialed
+                self._agent.core.session_lost(host, reason, farewell=farewell)
 
     def tunnel_opened(
         self,
@@ -458,6 +482,7 @@ class Hosts:
             secrets = message["secrets"].items()
             self._secrets.update({host: path for host, path in secrets if os.path.exists(path)})
             self._trusting = message["trusting"]
+            self._agents = dict(message["agents"])
         elif message["op"] == "job":
             self._agent.keep_job().heard(message)
         elif message["op"] == "resumed":
@@ -470,4 +495,6 @@ class Hosts:
                 self._agent.tell_owner({"op": "shutdown"})
             self._agent.end()
         else:
+            if message["op"] == "lost":
+                self._agents.pop(message["host"], None)  # until home has another session with it
             self._agent.core.heard(peer_host.name, peer_host.way, message)

@@ -3,10 +3,11 @@
 A worker listens at one address. A peer proves that it knows the secret (`handshake_io`), and names
 the client that it comes for: the peer is the client's own host agent, or the agent of another host
 of the same job. The first connection for a client starts an agent for that client, a process of its
-own, which gets this connection and all further ones for the same client. So jobs share nothing but
-the listening socket. When an agent exits, everything of its job ends with it, and nothing of other
-jobs. The worker itself never parses the messages of a session. (With TLS, the agent makes a second
-handshake, see `handshake_io`.)
+own, which gets this connection and all further ones for the same client, as long as the client does
+not begin anew (`protocol.agent_choice`). So jobs share nothing but the listening socket. When an
+agent exits, everything of its job ends with it, and nothing of other jobs. The worker itself never
+parses the messages of a session. (With TLS, the agent makes a second handshake, see
+`handshake_io`.)
 
 A refused connection is counted, and logged with its address; `audit` lists what else is recorded.
 """
@@ -25,6 +26,7 @@ from typing import Any
 from monarch._engine.base.address import ChannelAddr
 from monarch._engine.base.settings import settings
 from monarch._engine.launch import helper
+from monarch._engine.protocol.agent_choice import REFUSE, REPLACE, Running, Visit, choose
 from monarch._engine.protocol.session.handshake import key_name
 from monarch._engine.runtime.admission.audit import record
 from monarch._engine.runtime.admission.gateway import RELAY, Relays
@@ -197,17 +199,15 @@ class Worker:
             self._refuse(address, f"the purpose of the connection is invalid: {error}")
             return
         job = self._jobs.get(client)
-        new_home = job is not None and not host and reign > job.reign
-        if job is not None and not host and session != job.session and not new_home:
-            if session < job.session:  # it is of a session before the present one
-                sock.close()
-                return
+        running = None if job is None else Running(job.session, job.reign)
+        choice = choose(running, Visit(host, session, reign))
+        if choice is REFUSE:
+            sock.close()
+            return
+        if choice is REPLACE and job is not None:
             job.link.sock.shutdown(socket.SHUT_WR)  # that agent may not know that it is over
             job = None
         if job is None:
-            if host:  # from another host of a job that is not here, or no longer
-                sock.close()
-                return
             job = self._start(client, here, session)
             job.reign = reign
         record(

@@ -74,7 +74,7 @@ def count(link: Link, enough: int, wish: Callable[[Link], None]) -> None:
         link.credit = enough
         link.wish = wish
         itself: Any = link._join_casts()
-        itself.__class__ = FarLink
+        itself.__class__ = link.far_type
 
 
 class FarLink(CastLink):
@@ -86,7 +86,7 @@ class FarLink(CastLink):
         self.credit -= 1
         if not self.credit:
             itself: Any = self
-            itself.__class__ = CastLink
+            itself.__class__ = self.cast_type
             self.wish(self)
         return CastLink._send(self, data, fds)
 
@@ -98,14 +98,14 @@ class DirectLink(CastLink):
 
     direct: Direct
 
-    @classmethod
-    def of(cls, link: Link, direct: Direct, *, first: bool) -> DirectLink:
+    @staticmethod
+    def of(link: Link, direct: Direct, *, first: bool) -> DirectLink:
         """Make `link` a DirectLink. `first`: this side changes to the connection first."""
         with link._holding():
             link.direct = direct
             link.credit = 0 if first else _NEVER
             itself: Any = link._join_casts()
-            itself.__class__ = cls
+            itself.__class__ = link.direct_type
             return itself  # type: ignore[no-any-return]
 
     # -- sending ---------------------------------------------------------------------------------
@@ -224,12 +224,16 @@ class DirectLink(CastLink):
         with self._holding():
             self.direct.close()
             itself: Any = self
-            itself.__class__ = CastLink
+            itself.__class__ = self.cast_type
             itself.direct = None
 
     def _lose(self, reason: str) -> None:
         self.direct.discard()
         super()._lose(reason)
+
+
+Link.far_type = FarLink
+Link.direct_type = DirectLink
 
 
 class Direct:

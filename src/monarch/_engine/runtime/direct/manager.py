@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -93,8 +92,7 @@ class Directs:
 
     def count(self, link: FrameLink) -> None:
         """Count messages on this link to another host, from now on. Callable from any thread."""
-        connects = settings.direct_connections and environments.current.connects_procs
-        if connects and isinstance(link, Link):
+        if settings.direct_connections and isinstance(link, Link):
             failed = self._failed.get(link.uid, 0)
             if failed < _TRIES:
                 count(link, _ENOUGH * _LESS**failed, self._wish)
@@ -153,7 +151,7 @@ class Directs:
                 sock = None  # the link stays with the tunnel
             self._proc.reactor.call_soon(self._came, link, tried, sock)
 
-        threading.Thread(target=dial, name="monarch-dial", daemon=True).start()
+        environments.current.start_thread("monarch-dial", dial)
 
     def _came(self, link: Link, tried: _Try, sock: Wire | None) -> None:
         if self._tries.get(link) is not tried:

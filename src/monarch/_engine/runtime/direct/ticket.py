@@ -33,6 +33,7 @@ from monarch._engine.runtime.admission.handshake_io import (
     introduce,
 )
 from monarch._engine.runtime.admission.host_identity import INVITATION, as_invited
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.listener import Entrance
 from monarch._engine.runtime.io.reactor import Reactor, Timer
 
@@ -98,8 +99,7 @@ class Door:
             self._context = tls.server_context()
             certificate = tls.own_digest()
         if self._sock is None:
-            family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-            self._sock = socket.create_server((self._address, 0), family=family)
+            self._sock = environments.current.listen(self._address)
             self._entrance = Entrance(self._reactor, self._sock, self._came)
         key = os.urandom(32)  # noqa: TID251 - must not repeat in any universe
         name = key_name(key)
@@ -175,7 +175,7 @@ def come(ticket: Ticket, timeout: float) -> Wire:
     Blocks. Raises OSError, HandshakeError, or SecretError for certificates that cannot be used.
     """
     address, port, key, certificate = ticket
-    sock = socket.create_connection((address, port), timeout)
+    sock = environments.current.connect((address, port), timeout)
     try:
         sock.settimeout(PATIENCE)
         if not certificate:

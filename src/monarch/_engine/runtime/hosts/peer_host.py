@@ -26,7 +26,6 @@ from monarch._engine.base.errors import ProtocolError
 from monarch._engine.protocol import agent_messages
 from monarch._engine.protocol.session.channel import Channel, Terms
 from monarch._engine.protocol.session.lanes import CONTROL
-from monarch._engine.runtime.admission.handshake_io import Wire
 from monarch._engine.runtime.cast.relay import CastRelay
 from monarch._engine.runtime.cast.tunnel_end import CASTS
 from monarch._engine.runtime.hosts.host_link import HostLink, Receiver
@@ -46,7 +45,9 @@ if TYPE_CHECKING:
 __all__ = ["Neighbourhood", "PeerHost"]
 
 _LAST_WORDS = 1.0  # seconds
-_TRIES = 4  # attempts to replace a silent connection before its host is given up
+# A part of the time after which a silent host is given up. A new connection is judged after one
+# part; a silent one is dialed again three times in each.
+_PARTS = 4
 _DIALS = 6  # at the same time; one without result takes as long as four attempts
 
 
@@ -155,6 +156,11 @@ class PeerHost(Receiver):
         else:  # no agent of this job runs there yet, so none has to be informed
             self.say(message)
             done()
+
+    @property
+    def dials(self) -> bool:
+        """Whether this side opens the connections."""
+        return self._dial is not None
 
     @property
     def sessions(self) -> tuple[int, int]:
@@ -305,7 +311,7 @@ class PeerHost(Receiver):
             if not doubted or now < self._fresh_until:
                 sock.close()  # the present one works, or is too new to be judged
                 return
-            self._fresh_until = now + self._patience / _TRIES
+            self._fresh_until = now + self._patience / _PARTS
         self.link.adopt(sock)
 
     def dial_failed(self, problem: str, *, for_good: bool) -> None:
@@ -356,14 +362,14 @@ class PeerHost(Receiver):
 
     def suspect_deaf(self) -> None:
         # Only the dialing side can replace the connection; the peer has to wait.
-        self._deaf_until = environments.current.now() + self._patience / _TRIES
+        self._deaf_until = environments.current.now() + self._patience / _PARTS
         self._try_once()
 
     def _try(self) -> None:
         """Try other connections, as one may get through now: TCP retries after growing pauses."""
         if self._suspected:
             self._try_once()
-            self._agent.reactor.call_later(self._patience / (3 * _TRIES), self._try)
+            self._agent.reactor.call_later(self._patience / (3 * _PARTS), self._try)
 
     def _try_once(self) -> None:
         if self._dial is not None and self.link.connected and self._dials < _DIALS:

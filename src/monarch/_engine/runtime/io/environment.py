@@ -83,9 +83,6 @@ class Environment:
     jobs_outlive = True
     """Whether a job can outlive its script and be re-attached by another one."""
 
-    connects_procs = True
-    """Whether procs of two hosts can have a connection of their own."""
-
     def reactor(self) -> Reactor:
         """Return the object that fires a proc's timers and moves its bytes."""
         return Reactor()
@@ -116,6 +113,11 @@ class Environment:
     def connect(self, address: tuple[str, int], timeout: float) -> socket.socket:
         """Return a TCP connection; blocks. Raises OSError."""
         return socket.create_connection(address, timeout)
+
+    def listen(self, address: str) -> socket.socket:
+        """Return a TCP socket that listens at a free port of an IP address. Raises OSError."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, 0), family=family)
 
     def clock(self) -> Clock:
         """Return the source of a proc's timers that are not urgent."""

@@ -13,7 +13,7 @@ sets one timer of the slow clock, since a pending timer of the reactor makes eve
 
 A client kills an agent that it gives up, and with it all that runs on the host. Then what waits
 fails with the reason, and nothing can go on if the agent is continued later. A proc cannot do that.
-It fails what waits, and leaves the rest to the client.
+It fails what waits, and leaves the rest to the client; answers that come later are ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["AgentWatch", "why_silent"]
 
 _LOOKS = 12  # heartbeats per timeout
-# Requests that the agent answers: after each of them the agent is watched.
+# Requests that the agent answers: after each of them the agent is watched. `give_up` ends those
+# that concern single procs; callbacks of `Proc.when_agent_fails` end the others.
 _AWAITED = frozenset(
     ("attach", "autopsy", "detach", "introduce", "kill", "log_flush", "logging", "spawn")
 )

@@ -1,4 +1,8 @@
-"""Types for failures: what ended a process, what waits for it, what owned its actors."""
+"""The parties of a failure in a process: the sinks that wait at ports, and the owners of meshes.
+
+`Proc` reports the loss of a peer to each sink (`Sink.peer_lost`), and the end of an actor to the
+owner of its mesh (`Owner.child_ended`), which it finds in the record of the mesh (`OwnedMesh`).
+"""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class Proc:
         self.ended: Verdict | None = None  # why this process no longer has an agent
         self.agent_lost: Callable[[str], None] = lambda reason: os._exit(1)
         self.agent_silent: Callable[[float, list[int]], None] = self._bury_waiting
-        self.when_ended: list[Callable[[Verdict], None]] = []  # callbacks for the loss of the agent
+        self._agent_sinks: list[Callable[[Verdict], None]] = []  # see `when_agent_fails`
         self.links: dict[int, StreamLink | LocalLink] = {uid: self.local}
         self.ports: dict[int, Sink] = {}
         self.cells: dict[int, Any] = {}
@@ -707,6 +707,16 @@ class Proc:
 
         self.reactor.call_soon(watch)
 
+    def when_agent_fails(self, callback: Callable[[Verdict], None]) -> None:
+        """Call `callback(verdict)` on the reactor thread when the agent has exited or is given up.
+
+        The callback ends each request that waits for an answer of the agent. It is registered once,
+        and may be called more than once: a proc whose agent was given up keeps its agent, which may
+        be continued (see `AgentWatch`).
+        """
+        if callback not in self._agent_sinks:
+            self._agent_sinks.append(callback)
+
     @property
     def asks(self) -> bool:
         """Whether a question to the agent, why a process exited, is unanswered."""
@@ -806,6 +816,8 @@ class Proc:
         verdict = Verdict(FAILED, text, INFRASTRUCTURE, self.hostname, 0, when)
         for uid in dict.fromkeys([*uids, *self._asked, *self._exit_sinks]):
             self._on_gone(uid, verdict)
+        for callback in self._agent_sinks:
+            callback(verdict)
 
     def bury_everyone(self, verdict: Verdict) -> None:
         """Give up all peers after the host agent's exit: no process of this host can be reached."""
@@ -828,8 +840,8 @@ class Proc:
             known = self.verdicts.setdefault(uid, verdict)
             for callback in self._exit_sinks.pop(uid):
                 callback(known)
-        for tell in self.when_ended:
-            tell(verdict)
+        for callback in self._agent_sinks:
+            callback(verdict)
 
     def mesh_failed(self, mesh_uid: int, rank: int, failure: Failure) -> None:
         """Record the end of one rank of an owned mesh and notify the owner, once per rank."""
