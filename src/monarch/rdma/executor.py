@@ -12,18 +12,47 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from monarch import _spi
 
-__all__ = ["CORES", "spread"]
+__all__ = ["CORES", "Pool", "spread"]
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-_jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-_lock = threading.Lock()
-_threads = 0
-_due = 0
-"""The number of unfinished jobs, both queued ones and those that a thread has taken."""
+
+class Pool:
+    """Threads and the jobs that are queued for them; a thread serves the pool that started it."""
+
+    def __init__(self) -> None:
+        self.jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.lock: AbstractContextManager[object] = threading.Lock()
+        self._threads = 0
+        self._due = 0
+        """The number of unfinished jobs, both queued ones and those that a thread has taken."""
+
+    def spread(self, job: Callable[[], None], times: int) -> None:
+        """See the function `spread`."""
+        most = max(1, _spi.settings.rdma_runtime_worker_threads)
+        for _ in range(times):
+            self.jobs.put(job)
+        with self.lock:
+            self._due += times
+            wanted = max(0, min(self._due, most) - self._threads)
+            self._threads += wanted
+        for _ in range(wanted):
+            _spi.start_thread("monarch-rdma", self._work)
+
+    def _work(self) -> None:
+        while True:
+            job = self.jobs.get()
+            job()
+            del job  # the job refers to users' memory
+            with self.lock:
+                self._due -= 1
+
+
+_pool = Pool()
 
 
 def spread(job: Callable[[], None], times: int) -> None:
@@ -33,34 +62,14 @@ def spread(job: Callable[[], None], times: int) -> None:
     """
     if _spi.is_simulated():
         job()
-        return
-    global _threads, _due
-    most = max(1, _spi.settings.rdma_runtime_worker_threads)
-    for _ in range(times):
-        _jobs.put(job)
-    with _lock:
-        _due += times
-        wanted = max(0, min(_due, most) - _threads)
-        _threads += wanted
-    for _ in range(wanted):
-        _spi.start_thread("monarch-rdma", _work)
-
-
-def _work() -> None:
-    global _due
-    while True:
-        job = _jobs.get()
-        job()
-        del job  # the job refers to users' memory
-        with _lock:
-            _due -= 1
+    else:
+        _pool.spread(job, times)
 
 
 def _forget() -> None:
-    global _jobs, _lock, _threads, _due
-    _jobs = queue.SimpleQueue()
-    _lock = threading.Lock()
-    _threads = _due = 0
+    """Begin without threads in a forked child."""
+    global _pool
+    _pool = Pool()
 
 
 _spi.when_forked(_forget)

@@ -1,8 +1,9 @@
 """`Handle`: the description of a registration by which other processes reach the memory.
 
 A handle is independent of routes: it names the owner, the registration and the bytes, but not how
-bytes are moved. A route that needs more from the owner adds it to `offers`, under its own name, at
-registration. A handle is pickled as plain values, with a format version first.
+bytes are moved. Its `offers` name the kinds of routes that the owner allows. A route that needs
+more from the owner adds it there, at registration. A handle is pickled as plain values, with a
+format version first.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Handle:
         grace: None for a registration that only `drop` releases. Otherwise the memory is released
             when no process holds a handle, and a process that pickles one keeps its hold for this
             many seconds (see `holders`).
-        offers: what routes added, by route name.
+        offers: what routes added, by route name: the kinds of routes that the owner allows.
+        offered: the names of these kinds, as one text.
     """
 
     __slots__ = (
@@ -44,6 +46,7 @@ class Handle:
         "host",
         "identity",
         "number",
+        "offered",
         "offers",
         "pid",
         "size",
@@ -88,6 +91,7 @@ class Handle:
         self.device = device
         self.grace = grace
         self.offers = offers
+        self.offered = ",".join(offers)
 
     @property
     def owner(self) -> str:

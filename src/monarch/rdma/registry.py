@@ -295,6 +295,18 @@ def dropped_text(number: int) -> str:
     return f"buffer {number} not found: it was dropped, or the actor that registered it has ended"
 
 
+def check_offered(registration: Registration, kind: str) -> None:
+    """Raise RdmaPermissionError unless the registration offers that kind of route.
+
+    An initiator asks for such a kind only if it has changed the handle.
+    """
+    if kind not in registration.handle.offers:
+        raise RdmaPermissionError(
+            f"buffer {registration.handle.number} is not offered for the route {kind}: "
+            "the setting rdma_routes of its owner leaves it out"
+        )
+
+
 def forged_text(number: int) -> str:
     """Return the error text for a handle whose token is not the owner's."""
     return f"buffer {number} was not given out with this token: the handle is not the owner's"

@@ -63,7 +63,8 @@ def procs() -> Iterator[Callable[[int], ProcMesh]]:
 @pytest.fixture(scope="module")
 def shared_owner() -> Iterator[Any]:
     """Start an owner in another process, for tests that leave it unchanged."""
-    mesh = this_host().spawn_procs({"gpus": 1})
+    with configured(rdma_routes=""):
+        mesh = this_host().spawn_procs({"gpus": 1})
     yield mesh.spawn("owner", Owner)
     mesh.stop().get(timeout=WAIT)
 

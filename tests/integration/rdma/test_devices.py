@@ -6,6 +6,7 @@ The tests at the end use torch with a real device, where there is one.
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,15 @@ import pytest
 
 from monarch.actor import Actor, ProcMesh, endpoint, this_host
 from monarch.config import configured
-from monarch.rdma import RDMAAction, RDMABuffer, RdmaBufferDropped, RdmaError, explain
+from monarch.rdma import (
+    RDMAAction,
+    RDMABuffer,
+    RdmaBufferDropped,
+    RdmaError,
+    RdmaPermissionError,
+    RdmaUnavailable,
+    explain,
+)
 from monarch.rdma.devices import devices
 
 from . import stand_in
@@ -31,10 +40,11 @@ class Owner(Actor):
         self.memory: dict[str, Any] = {}
 
     @endpoint
-    def make(self, name: str, content: bytes, place: str) -> RDMABuffer:
+    def make(self, name: str, content: bytes, place: str, routes: str = "") -> RDMABuffer:
         made: Any = stand_in.memory(content) if place != "cpu" else bytearray(content)
         self.memory[name] = made
-        return RDMABuffer(made)
+        with configured(rdma_routes=routes):
+            return RDMABuffer(made)
 
     @endpoint
     def look(self, name: str) -> bytes:
@@ -141,6 +151,21 @@ def test_what_cannot_be_mapped_goes_by_way_of_main_memory(
     assert ways["stream"].state == "taken"
     assert ways["cuda-ipc"].reason == "in the owner: the stand-in keeps it to itself"
     assert ways["cuda-ipc"].remedy == "buy one"
+
+
+def test_memory_that_the_owner_does_not_offer_is_not_mapped(
+    device: stand_in.StandIn, owner: Any
+) -> None:
+    """A changed handle is refused by the owner, which is asked for a lease."""
+    buffer = owner.make.call_one("n", b"01234567", "cuda:0", "stream").get(timeout=WAIT)
+    with configured(rdma_routes="cuda-ipc"):
+        with pytest.raises(RdmaUnavailable, match="cuda-ipc: the owner does not offer it"):
+            buffer.read_into(bytearray(8)).get(timeout=WAIT)
+        buffer._handle.offers["cuda-ipc"] = b"\1"
+        changed = pickle.loads(pickle.dumps(buffer))
+        with pytest.raises(RdmaPermissionError, match="not offered for the route cuda-ipc"):
+            changed.read_into(bytearray(8)).get(timeout=WAIT)
+    assert device.opened == 0
 
 
 def test_small_ones_and_many(device: stand_in.StandIn, owner: Any) -> None:

@@ -30,6 +30,7 @@ from monarch.rdma import (
     RdmaUnavailable,
     explain,
 )
+from tests.stopped import stop_process
 
 from .conftest import WAIT, Owner
 
@@ -240,7 +241,7 @@ def test_a_timeout_while_the_owner_does_not_answer(pair: Pair) -> None:
     assert pair.run(read, known) == b"known"
 
     def while_stopped() -> tuple[bytes, BaseException]:
-        os.kill(pid, signal.SIGSTOP)
+        stop_process(pid)
         try:
             error = error_of(unknown.read_into(bytearray(7), timeout=0.05).get)
             return read(known), error
@@ -268,7 +269,7 @@ def test_nothing_arrives_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def late() -> tuple[BaseException | None, int]:
         into = bytearray(size)
         buffer.read_into(into).get(timeout=WAIT)
-        os.kill(pid, signal.SIGSTOP)
+        stop_process(pid)
         future = buffer.read_into(into, timeout=0.05)
         with pytest.raises(TimeoutError):
             future.get(timeout=1.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import queue
 import threading
@@ -27,7 +28,7 @@ from monarch.rdma import (
     routes,
 )
 from monarch.rdma.errors import joined
-from monarch.rdma.executor import spread
+from monarch.rdma.executor import Pool, spread
 from monarch.rdma.routes import Unavailable
 from monarch.rdma.routes.copying import slices
 from monarch.rdma.routes.local import Local
@@ -41,6 +42,7 @@ class Fake:
     """A kind of route and its only route, which behave as the test demands."""
 
     about: ClassVar[str] = "it does as it is told"
+    needs: ClassVar[str] = "luck"
 
     def __init__(self, name: str, start: Callable[[Any], None] | None = None) -> None:
         self.name: Any = name
@@ -49,9 +51,10 @@ class Fake:
         self.opened = 0
         self.reason: Exception | None = None
         self.start: Any = start
+        self.offers: bytes | None = b""
 
     def offer(self, memory: Any) -> bytes | None:
-        return b"offer"
+        return self.offers
 
     def withdrawn(self, handle: Any) -> None:
         pass
@@ -67,28 +70,26 @@ class Fake:
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RDMABuffer]]:
+    """Yield a function that sets the kinds of routes, and returns memory that offers them."""
     routes.kinds()
 
-    def use(*kinds: Any) -> None:
-        routes._choices.clear()
-        monkeypatch.setattr(routes, "_kinds", kinds)
-        monkeypatch.setattr(routes, "_left_in_by", {})
+    with contextlib.ExitStack() as made:
 
-    yield use
+        def use(*kinds: Any) -> RDMABuffer:
+            routes._choices.clear()
+            monkeypatch.setattr(routes, "_kinds", kinds)
+            monkeypatch.setattr(routes, "_left_in_by", {})
+            return made.enter_context(RDMABuffer(bytearray(16)))
+
+        yield use
     routes._choices.clear()
 
 
-@pytest.fixture
-def buffer() -> Iterator[RDMABuffer]:
-    with RDMABuffer(bytearray(16)) as made:
-        yield made
-
-
-def test_the_first_that_leads_there_is_taken_and_remembered(use: Any, buffer: RDMABuffer) -> None:
+def test_the_first_that_leads_there_is_taken_and_remembered(use: Any) -> None:
     first, second, third = Fake("first"), Fake("second", lambda t: t.done()), Fake("third")
     first.reason = Unavailable("the bridge is down", "build it")
-    use(first, second, third)
+    buffer = use(first, second, third)
     for _ in range(3):
         buffer.read_into(bytearray(16)).get(timeout=WAIT)
     assert (first.opened, second.opened, third.opened) == (1, 1, 0)
@@ -100,11 +101,11 @@ def test_the_first_that_leads_there_is_taken_and_remembered(use: Any, buffer: RD
     ]
 
 
-def test_no_route_tells_all_reasons(use: Any, buffer: RDMABuffer) -> None:
+def test_no_route_tells_all_reasons(use: Any) -> None:
     first, second = Fake("first"), Fake("second")
     first.reason = Unavailable("the bridge is down", "build it")
     second.reason = Unavailable("there is no tunnel")
-    use(first, second)
+    buffer = use(first, second)
     with pytest.raises(RdmaUnavailable, match="no compatible RDMA backend for buffer") as caught:
         buffer.read_into(bytearray(16)).get(timeout=WAIT)
     assert "first: the bridge is down; build it" in str(caught.value)
@@ -112,10 +113,41 @@ def test_no_route_tells_all_reasons(use: Any, buffer: RDMABuffer) -> None:
     assert explain(buffer).route is None
 
 
-def test_a_route_that_leads_nowhere_after_all_is_replaced(use: Any, buffer: RDMABuffer) -> None:
+def test_a_kind_that_the_owner_does_not_offer_is_not_opened(use: Any) -> None:
+    """The setting of the owner and its `offer` decide, for each buffer by itself."""
+    first, second = Fake("first"), Fake("second", lambda t: t.done())
+    offered = use(first, second)
+    first.offers = None
+    with RDMABuffer(bytearray(16)) as not_offered:
+        first.offers = b""
+        with configured(rdma_routes="second"):
+            left_out = use(first, second)
+        for buffer in not_offered, left_out:
+            buffer.read_into(bytearray(16)).get(timeout=WAIT)
+            assert first.opened == 0
+            ways = {way.kind: way for way in explain(buffer).ways}
+            assert ways["first"].reason == "the owner does not offer it for this memory"
+            assert ways["first"].remedy == (
+                "it needs luck, and the setting rdma_routes there to leave it in"
+            )
+    assert explain(offered).route == "first"
+    assert explain(left_out).route == "second"
+
+
+def test_the_setting_keeps_copies_within_a_process_and_no_other_kind(use: Any) -> None:
+    """The place of a kind among the others has no influence on that."""
+    first = Fake("first")
+    with configured(rdma_routes="second"):
+        buffer = use(first, Fake("second"), Local())
+        assert list(buffer._handle.offers) == ["second", "local"]
+    with configured(rdma_routes="first"):
+        assert explain(buffer).route == "local"
+
+
+def test_a_route_that_leads_nowhere_after_all_is_replaced(use: Any) -> None:
     first = Fake("first", lambda t: t.reroute(Unavailable("it broke")))
     second = Fake("second", lambda t: t.done())
-    use(first, second)
+    buffer = use(first, second)
     buffer.read_into(bytearray(16)).get(timeout=WAIT)
     first.start = None
     buffer.read_into(bytearray(16)).get(timeout=WAIT)
@@ -125,8 +157,10 @@ def test_a_route_that_leads_nowhere_after_all_is_replaced(use: Any, buffer: RDMA
         buffer.read_into(bytearray(16)).get(timeout=WAIT)
 
 
-def test_a_failure_is_not_tried_again(use: Any, buffer: RDMABuffer) -> None:
-    use(Fake("first", lambda t: t.fail(RdmaBufferDropped("buffer 1 not found"))), Fake("second"))
+def test_a_failure_is_not_tried_again(use: Any) -> None:
+    buffer = use(
+        Fake("first", lambda t: t.fail(RdmaBufferDropped("buffer 1 not found"))), Fake("second")
+    )
     with pytest.raises(RdmaBufferDropped, match=r"submit failed: .*\n\(first\) buffer 1 not found"):
         buffer.read_into(bytearray(16)).get(timeout=WAIT)
 
@@ -141,13 +175,11 @@ def expire_after(monkeypatch: pytest.MonkeyPatch, event: threading.Event) -> Non
     monkeypatch.setattr(_spi, "call_later", when_set)
 
 
-def test_what_has_not_begun_ends_in_time(
-    use: Any, buffer: RDMABuffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_not_begun_ends_in_time(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = threading.Event()
     expire_after(monkeypatch, taken)
     seen: list[Any] = []
-    use(Fake("idle", lambda transfer: seen.append(transfer) or taken.set()))
+    buffer = use(Fake("idle", lambda transfer: seen.append(transfer) or taken.set()))
     with pytest.raises(RdmaTimeout, match=r"timed out after 0.01 s"):
         buffer.read_into(bytearray(16), timeout=0.01).get(timeout=WAIT)
     (transfer,) = seen
@@ -156,9 +188,7 @@ def test_what_has_not_begun_ends_in_time(
     transfer.done()
 
 
-def test_what_has_begun_is_aborted_by_its_route(
-    use: Any, buffer: RDMABuffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_begun_is_aborted_by_its_route(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, aborted = threading.Event(), threading.Event()
     expire_after(monkeypatch, begun)
 
@@ -168,7 +198,7 @@ def test_what_has_begun_is_aborted_by_its_route(
         begun.set()
 
     started: list[Any] = []
-    use(Fake("slow", start))
+    buffer = use(Fake("slow", start))
     future = buffer.read_into(bytearray(16), timeout=0.01)
     assert aborted.wait(WAIT)
     assert not started[0].ended
@@ -178,16 +208,14 @@ def test_what_has_begun_is_aborted_by_its_route(
         future.get(timeout=WAIT)
 
 
-def test_transfers_by_several_routes_are_one_submit(monkeypatch: Any, use: Any) -> None:
-    with RDMABuffer(bytearray(16)) as ours:
-        theirs = pickle.loads(pickle.dumps(ours))
-        theirs._handle.identity = bytes(16)
-        failing = Fake("failing", lambda t: t.fail(RdmaOwnerLost("gone")))
-        use(Local(), failing)
-        into = bytearray(16)
-        action = RDMAAction().read_remote(into, ours).read_remote(bytearray(16), theirs)
-        with pytest.raises(RdmaOwnerLost, match=r"on 1 backend\(s\):\n\(failing\) gone"):
-            action.submit().get(timeout=WAIT)
+def test_transfers_by_several_routes_are_one_submit(use: Any) -> None:
+    ours = use(Local(), Fake("failing", lambda t: t.fail(RdmaOwnerLost("gone"))))
+    theirs = pickle.loads(pickle.dumps(ours))
+    theirs._handle.identity = bytes(16)
+    into = bytearray(16)
+    action = RDMAAction().read_remote(into, ours).read_remote(bytearray(16), theirs)
+    with pytest.raises(RdmaOwnerLost, match=r"on 1 backend\(s\):\n\(failing\) gone"):
+        action.submit().get(timeout=WAIT)
 
 
 def test_failures_are_joined() -> None:
@@ -244,7 +272,7 @@ def test_jobs_run_on_as_many_threads_as_asked() -> None:
         meeting.wait(WAIT)
 
 
-def test_a_job_that_a_thread_has_just_taken_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_a_thread_has_just_taken_is_counted() -> None:
     """With one idle thread and two jobs, the thread takes one job before the jobs are counted."""
     caller = threading.current_thread()
     asked, counted = threading.Semaphore(0), threading.Event()
@@ -272,20 +300,45 @@ def test_a_job_that_a_thread_has_just_taken_is_counted(monkeypatch: pytest.Monke
             if threading.current_thread() is caller and jobs.qsize() == 1:
                 counted.set()
 
+    pool = Pool()
+    pool.jobs = jobs = Jobs()
+    pool.lock = Lock()
+    pool.spread(lambda: None, 1)
+    asked.acquire()
+    asked.acquire()  # the thread is idle
+    counted.clear()
+    meeting = threading.Barrier(3)
+    pool.spread(lambda: meeting.wait(WAIT), 2)
+    meeting.wait(WAIT)
+
+
+def test_a_thread_of_a_forgotten_pool_does_not_count_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a thread ends its job later, and the next pool still starts a thread for each job."""
+    monkeypatch.setattr(executor, "_pool", executor._pool)
+    busy, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Jobs(queue.SimpleQueue[Callable[[], None]]):
+        def get(self) -> Callable[[], None]:
+            if go_on.is_set():
+                ended.set()
+            return super().get()
+
+    def job() -> None:
+        busy.set()
+        go_on.wait(WAIT)
+
     executor._forget()
-    jobs = Jobs()
-    monkeypatch.setattr(executor, "_jobs", jobs)
-    monkeypatch.setattr(executor, "_lock", Lock())
-    try:
-        spread(lambda: None, 1)
-        asked.acquire()
-        asked.acquire()  # the thread is idle
-        counted.clear()
-        meeting = threading.Barrier(3)
-        spread(lambda: meeting.wait(WAIT), 2)
-        meeting.wait(WAIT)
-    finally:
-        executor._forget()
+    executor._pool.jobs = Jobs()
+    spread(job, 1)
+    assert busy.wait(WAIT)
+    executor._forget()
+    go_on.set()
+    assert ended.wait(WAIT)
+    ran = threading.Event()
+    spread(ran.set, 1)
+    assert ran.wait(WAIT)
 
 
 @pytest.mark.parametrize(("setting", "largest"), [(0, 1), (3, 3), (64, 8)])

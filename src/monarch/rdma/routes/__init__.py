@@ -7,8 +7,12 @@ the wrapper of a route for memory of a device, `lease` lends memory to routes wi
 A *kind* of route (`Kind`) has two sides. At the owner it may add to a handle what initiators will
 need (`offer`). At the initiator it opens a `Route` to an owner, or raises `Unavailable` with the
 reason and a remedy. Kinds are tried in the order of `kinds()`. The choice is made once per owner
-process and pair of devices; it is remembered for `explain`, with the reasons against the kinds that
-were not chosen. The setting ``rdma_routes`` excludes kinds, at the owner and at the initiator.
+process, pair of devices and set of offers; it is remembered for `explain`, with the reasons against
+the kinds that were not chosen.
+
+The setting ``rdma_routes`` excludes kinds, at the initiator and at the owner. A handle names the
+kinds that its owner offers, and a kind that is not offered is not opened. Where the owner takes
+part in a transfer (a socket, a lease), it refuses other requests, too (`registry.check_offered`).
 
 A route carries out `Transfer`s; a transfer has all operations of one submit for one owner. The
 route must end each transfer, by `done` or `fail`, within its time, on any thread. A route that
@@ -46,6 +50,7 @@ __all__ = [
 ]
 
 _LEFT_OUT = "the setting rdma_routes leaves it out"
+_NOT_OFFERED = "the owner does not offer it for this memory"
 _PEERS = 1024  # choices that are remembered; the oldest are forgotten first
 
 
@@ -101,10 +106,13 @@ class Kind(Protocol):
 
     name: ClassVar[str]
 
+    needs: ClassVar[str]
+    """The conditions for an offer, in a few words for `explain`."""
+
     def offer(self, memory: Memory) -> bytes | None:
         """At the owner: return what the handle carries for `open`; None to exclude this kind.
 
-        Called for each registration, so it must be quick.
+        Empty bytes are an offer, too. Called for each registration, so it must be quick.
         """
         ...
 
@@ -119,7 +127,8 @@ class Kind(Protocol):
     def open(self, handle: Handle, device: str) -> Route:
         """At the initiator: return a route to the owner, for local memory on `device`.
 
-        Raises Unavailable, or RdmaOwnerLost. It may call the kernel, but not wait for the owner.
+        Called only if the owner offers this kind for the memory. Raises Unavailable, or
+        RdmaOwnerLost. It may call the kernel, but not wait for the owner.
         """
         ...
 
@@ -155,10 +164,12 @@ class _Choice:
 def _left_in(wanted: str) -> frozenset[str]:
     """Return the kinds that the setting `wanted` allows. Raises ValueError for unknown names.
 
-    Copies within a process (the first kind) are always allowed.
+    Copies within a process are always allowed.
     """
     known = _left_in_by.get(wanted)
     if known is None:
+        from monarch.rdma.routes.local import Local
+
         every = [kind.name for kind in kinds()]
         names = {name.strip() for name in wanted.split(",")} - {""}
         unknown = names.difference(every)
@@ -167,20 +178,24 @@ def _left_in(wanted: str) -> frozenset[str]:
                 f"rdma_routes: {', '.join(sorted(unknown))} is no kind of route; there are "
                 f"{', '.join(every)}"
             )
-        known = _left_in_by[wanted] = frozenset({every[0], *names} if names else every)
+        known = _left_in_by[wanted] = frozenset({Local.name, *names} if names else every)
     return known
 
 
 _left_in_by: dict[str, frozenset[str]] = {}
 
-_Key = tuple[bytes, str, str, str]  # owner, its device, our device, the setting
+_Key = tuple[bytes, str, str, str, str]  # owner, its offers, its device, our device, the setting
 _choices: dict[_Key, _Choice] = {}
 _choosing = threading.RLock()
 
 
+def _key(handle: Handle, device: str) -> _Key:
+    return (handle.identity, handle.offered, handle.device, device, _spi.settings.rdma_routes)
+
+
 def route_to(handle: Handle, device: str) -> Route:
     """Return the route to that memory. Raises RdmaUnavailable, with all reasons; RdmaOwnerLost."""
-    key = (handle.identity, handle.device, device, _spi.settings.rdma_routes)
+    key = _key(handle, device)
     choice = _choices.get(key)
     if choice is not None and choice.route is not None:
         return choice.route
@@ -200,6 +215,10 @@ def _choose(key: _Key, handle: Handle, device: str) -> Route:
                 continue
             if kind.name not in left_in:
                 choice.refusals[kind.name] = Refusal(kind.name, _LEFT_OUT, f"add {kind.name}")
+                continue
+            if kind.name not in handle.offers:
+                remedy = f"it needs {kind.needs}, and the setting rdma_routes there to leave it in"
+                choice.refusals[kind.name] = Refusal(kind.name, _NOT_OFFERED, remedy)
                 continue
             try:
                 choice.route = kind.open(handle, device)
@@ -224,7 +243,7 @@ def _nowhere(handle: Handle, device: str, choice: _Choice) -> str:
 def refuse(handle: Handle, device: str, kind: str, reason: Unavailable) -> None:
     """Exclude a kind that was chosen and does not reach the memory; the next kind is chosen."""
     with _choosing:
-        key = (handle.identity, handle.device, device, _spi.settings.rdma_routes)
+        key = _key(handle, device)
         choice = _choices.setdefault(key, _Choice())
         choice.refusals[kind] = Refusal(kind, reason.reason, reason.remedy)
         if choice.route is not None and choice.route.kind == kind:
@@ -233,7 +252,7 @@ def refuse(handle: Handle, device: str, kind: str, reason: Unavailable) -> None:
 
 def refusals_of(handle: Handle, device: str) -> list[Refusal]:
     """Return why other kinds were not chosen."""
-    choice = _choices.get((handle.identity, handle.device, device, _spi.settings.rdma_routes))
+    choice = _choices.get(_key(handle, device))
     return [] if choice is None else list(choice.refusals.values())
 
 
@@ -248,7 +267,7 @@ def offers_for(memory: Memory) -> dict[str, bytes]:
     """Return the `offers` of a new handle. Raises ValueError if the setting names unknown kinds."""
     left_in = _left_in(_spi.settings.rdma_routes)
     found = {kind.name: kind.offer(memory) for kind in kinds() if kind.name in left_in}
-    return {name: offer for name, offer in found.items() if offer}
+    return {name: offer for name, offer in found.items() if offer is not None}
 
 
 def _withdrawn(handle: Handle) -> Callable[[], None] | None:

@@ -58,10 +58,10 @@ def claim(handle: Handle) -> bytes:
     )
 
 
-def claimed(body: bytes) -> tuple[Registration, bytes]:
+def claimed(body: bytes, kind: str) -> tuple[Registration, bytes]:
     """At the owner: check a `claim`; return the registration and the rest of the request.
 
-    Raises RdmaError if the description is not true.
+    Raises RdmaError if the description is not true, or that kind of route is not offered.
     """
     number, identity, token, address, size, writable = _CLAIM.unpack_from(body)
     own = registry.own_registry()
@@ -71,6 +71,7 @@ def claimed(body: bytes) -> tuple[Registration, bytes]:
     handle = found.handle
     if (address, size, writable) != (handle.address, handle.size, handle.writable):
         raise RdmaPermissionError(registry.forged_text(number))
+    registry.check_offered(found, kind)
     if found.memory.stale:
         raise RdmaError(registry.moved_text(handle))
     return found, body[_CLAIM.size :]
@@ -159,7 +160,7 @@ class Lender:
 
     def _on_request(self, request: _spi.Request) -> None:
         def work() -> bytes:
-            found, _ = claimed(request.body)
+            found, _ = claimed(request.body, self._name)
             return self._lease(found, request.peer)
 
         self._run(lambda: request.answer(answered(work)))

@@ -27,6 +27,7 @@ class Local:
     """The `Kind` for memory of this process."""
 
     name: ClassVar[str] = "local"
+    needs: ClassVar[str] = "memory of this process"
 
     def offer(self, memory: Memory) -> bytes | None:
         """Return an empty offer: a route within the process needs no data in the handle."""

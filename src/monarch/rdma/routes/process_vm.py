@@ -61,6 +61,7 @@ class ProcessVm:
     """The `Kind` for main memory of other processes of this host."""
 
     name: ClassVar[str] = "process-vm"
+    needs: ClassVar[str] = "main memory on Linux"
 
     def __init__(self) -> None:
         self._open_to_others = False

@@ -35,6 +35,7 @@ class Nixl:
     """The `Kind` for hosts with a network card and the NIXL library."""
 
     name: ClassVar[str] = NixlRoute.kind
+    needs: ClassVar[str] = f"NIXL ({REMEDY}) and a network card with verbs, on both hosts"
 
     def offer(self, memory: Memory) -> bytes | None:
         """Return a mark that a peer may ask for a lease.
@@ -48,10 +49,9 @@ class Nixl:
         why_not = _why_not()
         if why_not:
             raise Unavailable(*why_not)
-        if handle.offers.get(self.name) != _VERSION:
+        if handle.offers[self.name] != _VERSION:
             raise Unavailable(
-                "the owner does not offer it: it has no NIXL, or no card with verbs",
-                f"there: {REMEDY}",
+                "the owner speaks another version of it", "install the same release of both"
             )
         return NixlRoute(handle)
 

@@ -131,7 +131,7 @@ def _on_atomic(request: _spi.Request) -> None:
     """Carry out an atomic operation for an initiator, at the owner."""
 
     def work() -> bytes:
-        found, rest = claimed(request.body)
+        found, rest = claimed(request.body, NixlRoute.kind)
         offset, kind, first, second = _ATOMIC.unpack(rest)
         old = bytearray(_WORD)
         op = Op(kind, found.handle, offset, memory_of(old), _WORD, (first, second))

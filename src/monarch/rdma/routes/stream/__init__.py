@@ -27,7 +27,7 @@ from monarch.rdma.hardware import RDMATcpFallbackWarning
 from monarch.rdma.memory import CPU, Memory
 from monarch.rdma.routes import Unavailable, forget
 from monarch.rdma.routes.stream.peer import Peer
-from monarch.rdma.routes.stream.server import PURPOSE, Server
+from monarch.rdma.routes.stream.server import KIND, PURPOSE, Server
 from monarch.rdma.transfer import Op, Transfer
 
 __all__ = ["Stream"]
@@ -38,7 +38,8 @@ _REMEMBERED = 1024
 class Stream:
     """The `Kind` for any memory that a socket can reach."""
 
-    name: ClassVar[str] = "stream"
+    name: ClassVar[str] = KIND
+    needs: ClassVar[str] = "sockets"
 
     def __init__(self) -> None:
         self._server = Server()
@@ -69,10 +70,6 @@ class Stream:
             raise Unavailable("there are no sockets in a simulation")
         if not _spi.settings.rdma_allow_tcp_fallback:
             raise Unavailable("sockets are not allowed", "configure(rdma_allow_tcp_fallback=True)")
-        if self.name not in handle.offers:
-            raise Unavailable(
-                "the owner does not serve it", "leave it in there, too (setting rdma_routes)"
-            )
         if _spi.successor_of(handle.uid) != handle.uid:
             raise registry.lost_error(handle)
         how = self._over.get(handle.identity)

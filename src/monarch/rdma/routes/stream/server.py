@@ -2,9 +2,9 @@
 
 Everything runs on the data thread, and no user code takes part. The thread needs the interpreter
 lock for the moments between two system calls. Each request is checked on its own: the token, the
-bounds, and whether the registration is live and may be written. A refused request fails at its
-initiator. An invalid request (an unknown operation, a stream that does not begin with HELLO) makes
-the owner close the connection.
+bounds, and whether the registration is live, offers this route and may be written. A refused
+request fails at its initiator. An invalid request (an unknown operation, a stream that does not
+begin with HELLO) makes the owner close the connection.
 
 A drop takes effect between two slices. While the data thread sends or receives a slice, it holds
 the registration's lock, for which the drop waits; a drop never waits for a peer. After a drop, the
@@ -58,7 +58,10 @@ from monarch.rdma.table import Contended
 from monarch.rdma.transfer import Op
 from monarch.rdma.views import landed, source, target
 
-__all__ = ["PURPOSE", "Server"]
+__all__ = ["KIND", "PURPOSE", "Server"]
+
+KIND = "stream"
+"""The name of this kind of route: a registration that does not offer it is not served."""
 
 PURPOSE = "rdma"
 """The purpose of the side streams that this server accepts."""
@@ -190,6 +193,7 @@ class Session:
     def _find(self, number: int, token: bytes, offset: int, length: int) -> Registration:
         """Return the registration, if the range is within it. Raises RdmaError."""
         found = registry.own_registry().find(number, token)
+        registry.check_offered(found, KIND)
         size = found.handle.size
         if length > size or offset > size - length:
             raise RdmaError(
