@@ -12,6 +12,7 @@ import monarch.actor
 from monarch._engine.mesh.meshes.attachment import Attachment
 from monarch.actor import (
     Actor,
+    ActorError,
     HostMesh,
     SupervisionError,
     Supervisor,
@@ -308,6 +309,53 @@ def test_a_host_whose_agent_ended_is_attached_anew_and_its_ranks_come_back(seed)
     done = simulate(main, hosts=3, faults=[CrashAgent(2.0, 1)], seed=seed)
     assert done.faults == FaultPlan.of(CrashAgent(2.0, 1))
     assert sorted(done.value) == [(4, 1), (5, 1), (6, 1), (7, 1)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_third_host_never_reaches_the_agent_before_the_one_that_home_attached(monkeypatch, seed):
+    """The worker starts an agent for home's old session. It ends when the new session begins.
+
+    Home is slow, so the third host is there before home's new session.
+    """
+
+    def main(hosts):
+        supervisor = Supervisor("one_for_one", max_restarts=3, within=60)
+        workers = supervisor.spawn(hosts.spawn_procs({"gpus": 4}), "w", Survivor)
+        peer = hosts.slice(hosts=2).spawn_procs().spawn("peer", Survivor)
+        assert peer.ask.call_one(workers).get() == names
+        errors = []
+        time.sleep(5 - time.monotonic())
+        while len(supervisor.restarts) < 4:
+            time.sleep(0.02)
+            try:
+                peer.ask.call_one(workers).get()
+            except ActorError as error:
+                errors.append(str(error))
+        supervisor.healthy.get()
+        assert peer.ask.call_one(workers).get() == names
+        return errors
+
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: None)
+    names = [f"host{host}" for host in range(3) for _ in range(4)]
+    faults = [CrashAgent(5.0, 1), Delay(4.5, 0, 1, seconds=60, by=0.2)]
+    errors = simulate(main, hosts=3, faults=faults, seed=seed).value
+    assert not [text for text in errors if "began a new session" not in text]
+
+
+def test_a_host_whose_address_is_not_known_is_a_lost_one():
+    views = []
+
+    def main(hosts):
+        hosts.slice(hosts=1).spawn_procs().spawn("w", Worker).where.call().get()
+        del views[0]._world.hosts[1].hosts.addresses["host2"]
+        procs = hosts.slice(hosts=1).spawn_procs()
+        owner = procs.spawn("owner", Owner, hosts.slice(hosts=2))
+        return owner.stream.call_one("where").get()
+
+    outcomes = simulate(main, hosts=3, invariants=[views.append]).value
+    assert len(outcomes) == 2
+    for text in outcomes:
+        assert "host2 is unreachable: its address is not known here" in text
 
 
 def test_what_ends_with_hosts_that_were_let_go_is_no_failure():

@@ -61,7 +61,7 @@ TESTS = {
         "unit/runtime/admission/test_handshake_io.py unit/runtime/admission/test_dialing.py"
     ),
     "_engine/runtime/admission/authenticated.py": "unit/runtime/admission/test_authenticated.py",
-    "_engine/runtime/actor/epoch_barrier.py": "unit/runtime/actor/test_epoch_barrier.py",
+    "_restarts/epoch_barrier.py": "unit/restarts/test_epoch_barrier.py",
     "_engine/runtime/admission/host_identity.py": "unit/runtime/admission/test_host_identity.py",
     "_engine/launch/own_folder.py": "unit/launch/test_scratch.py",
     "_engine/launch/scratch.py": "unit/launch/test_scratch.py",

@@ -308,7 +308,6 @@ class SimEnvironment(environments.Environment):
     longest_wait = -1.0  # virtual time has no signals
     has_seats = False
     jobs_outlive = False
-    connects_procs = False
 
     def __init__(self, scheduler: Scheduler, chance: Any, former: environments.Environment) -> None:
         self._scheduler = scheduler
@@ -352,7 +351,12 @@ class SimEnvironment(environments.Environment):
     def connect(self, address: tuple[str, int], timeout: float) -> socket.socket:
         if self._foreign():
             return self._former.connect(address, timeout)
-        return self.network.connect(self._here().machine, address[0], timeout)
+        return self.network.connect(self._here().machine, address, timeout)
+
+    def listen(self, address: str) -> socket.socket:
+        if self._foreign():
+            return self._former.listen(address)
+        return self.network.listen(self._here().machine)
 
     def clock(self) -> environments.Clock:
         return self._former.clock() if self._foreign() else SimClock(self, self._scheduler)

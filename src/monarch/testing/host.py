@@ -9,6 +9,7 @@ noticed, and the worker loop (monarch.testing.worker).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,8 +60,9 @@ class SimHosts(Hosts):
         """Do nothing: the hosts of a simulation have the settings of its script anyway."""
 
     def attach_all(self, asker: int, request: control.Attach) -> None:
-        """See `Hosts.attach_all`; a simulated host has one address only."""
-        hosts = {host: self.addresses[host] for host in request["hosts"]}
+        """See `Hosts.attach_all`; the hosts that `simulate` names have their addresses here."""
+        given = request["hosts"].items()
+        hosts = {host: self.addresses.get(host, address) for host, address in given}
         super().attach_all(asker, {**request, "hosts": hosts})
 
     def peer_host_lost(self, peer_host: PeerHost, reason: str, *, farewell: bool) -> None:
@@ -74,13 +76,16 @@ def _url(ident: int) -> str:
 
 
 class SimHost:
-    """A simulated host. `ident` is its number; `client` the uid of the script's process."""
+    """A simulated host. `ident` is its number; `client` the uid of the script's process.
 
-    def __init__(self, world: World, ident: int, client: int, count: int) -> None:
+    `name`: as the client calls it, if not by its number.
+    """
+
+    def __init__(self, world: World, ident: int, client: int, count: int, name: str = "") -> None:
         self.world = world
         self.ident = ident
         self.hostname = f"host{ident}"
-        self.name = self.hostname if ident else HOME  # as agents call it
+        self.name = name or (self.hostname if ident else HOME)  # as agents call it
         self.place = Place(self.hostname)
         self.place.machine = world.workers[ident]
         self._streams = world.driver.streams
@@ -122,25 +127,22 @@ class SimHost:
 
     def _on_request(self, asker: int, op: str, message: Any, ends: list[int]) -> None:
         core = self.core
-        if op == "spawn":
-            core.spawn(asker, message["spec"], message["procs"], ends)
-        elif op == "introduce":
-            core.introduce(asker, message["to"], ends[0], message.get("for", ""))
-        elif op == "autopsy":
-            core.autopsy(asker, message["uid"])
-        elif op == "cast_over":
-            core.casts.over(asker, message["number"])
-        elif op == "kill":
-            core.kill(message["uids"])
-        elif op == "logging":
-            core.set_output(asker, message)
+        if op in core.requests:
+            core.requests[op](asker, message, ends)
         elif op == "log_flush":
             self.tell(asker, {"op": "log_flushed", "id": message["id"], "others": 0})
+        elif op == "way":
+            address, secured = self.hosts.way_to(message["to"])
+            answer = {"op": "way", "to": message["to"], "here": address, "tls": secured}
+            self.tell(asker, answer)
+        elif op == "data_connection":
+            self.world.record("direct", message["peer"], message["refused"])
         elif op == "attach":
             self.hosts.attach_all(asker, message)
         elif op == "detach":
             answer = {"op": "detached", "number": message["number"]}
-            core.detach(message["hosts"], lambda: self.tell(asker, answer), shutdown=False)
+            done = functools.partial(self.tell, asker, answer)
+            core.detach(message["hosts"], done, shutdown=message["shutdown"])
         elif op not in ("ready", "preload"):  # a process is ready, and all modules are loaded
             raise NotImplementedError(f"the simulated agent cannot do this: {op}")
 
@@ -151,7 +153,9 @@ class SimHost:
         self.tell(uid, notice)
 
     def tell_owner(self, message: dict[str, Any]) -> None:
-        """Do nothing: the simulated worker knows what its agent would report."""
+        """End the worker, if a client orders it; it knows what else its agent would report."""
+        if message["op"] == "shutdown":
+            self.world.workers[self.ident].stop()
 
     def audit(self, event: str, **fields: Any) -> None:
         """Do nothing: simulated hosts keep no audit log."""
@@ -293,15 +297,15 @@ class SimHost:
         """See `Shell`. Simulated jobs do not outlive their script."""
         return False
 
-    def end(self) -> None:
+    def end(self, trouble: str = "") -> None:
         """See `Shell`."""
         if self._ending:
             return
         self._ending = True
         if self.name == HOME:
             self.core.exited(self.client)
-            self.core.end()
+            self.core.end(trouble)
             self.world.agent_process.end()
         else:
-            self.core.end()
+            self.core.end(trouble)
             self.world.crash_agent(self)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from monarch._engine.runtime.cast.sender import HEADS
+from monarch._engine.runtime.direct.link import DirectLink, FarLink
 from monarch._engine.transport.link import CastLink, Link
 from monarch._engine.wire.frame import CALL, CAST, HEADER
 from monarch.testing.scheduler import Place, Scheduler, Wait
@@ -60,7 +61,21 @@ class SimCastLink(SimLink, CastLink):
     __slots__ = ()
 
 
+class SimFarLink(SimLink, FarLink):
+    """A link to a process of another host that counts messages."""
+
+    __slots__ = ()
+
+
+class SimDirectLink(SimLink, DirectLink):
+    """A link to a process of another host with a direct connection."""
+
+    __slots__ = ()
+
+
 SimLink.cast_type = SimCastLink
+SimLink.far_type = SimFarLink
+SimLink.direct_type = SimDirectLink
 
 
 class SentCall(NamedTuple):

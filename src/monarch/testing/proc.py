@@ -20,6 +20,7 @@ from monarch.testing.link import SimLink
 from monarch.testing.scheduler import Place
 
 if TYPE_CHECKING:
+    from monarch._engine.runtime.proc.side_stream import Caller
     from monarch.testing.driver import SimReactor
     from monarch.testing.host import SimHost
     from monarch.testing.world import World
@@ -45,6 +46,7 @@ class SimProc(Proc):
         self.host = host
         self.index = index
         self.place = Place(label, self)
+        self.place.machine = host.place.machine
         self.reactor.place = self.place
         self.reactor.on_stop = lambda: world.exit(self, 0)
         self.agent_lost = lambda reason: world.exit(self, 1 << 8)
@@ -52,6 +54,7 @@ class SimProc(Proc):
         self.pid = 1000 + index
         self.spec = spec
         self.ends: dict[SimLink, None] = {}
+        self.side_streams: list[socket.socket] = []
         self.agent_watch = AgentWatch(self, on=False)
         self.suspended = False  # by SIGSTOP
         self._on[ANSWERS] = self._on_answers
@@ -63,6 +66,16 @@ class SimProc(Proc):
         link.place = self.place
         self.ends[link] = None
         return link
+
+    def open_stream(self, uid: int, purpose: str) -> socket.socket:
+        """See `Proc.open_stream`. The stream closes when this process exits."""
+        sock = super().open_stream(uid, purpose)
+        self.side_streams.append(sock)
+        return sock
+
+    def _on_stream(self, sock: socket.socket, purpose: str, caller: Caller) -> None:
+        self.side_streams.append(sock)
+        super()._on_stream(sock, purpose, caller)
 
     def _on_lost(self, link: StreamLink) -> None:
         assert isinstance(link, SimLink)

@@ -1,4 +1,9 @@
-"""`simulate`: run a program on simulated hosts."""
+"""`simulate`: run a program on simulated hosts, in virtual time, and return a `Simulation`.
+
+It makes a `World`, replaces the engine's environment and start of an agent by the world's, runs the
+program in the simulated client, and then ends all that is left. A failure that the program did not
+handle, and a planned fault that did not take place, are errors.
+"""
 
 from __future__ import annotations
 

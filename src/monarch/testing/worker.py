@@ -10,14 +10,26 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
+from monarch._engine.protocol.agent_choice import (
+    FORWARD,
+    REFUSE,
+    REPLACE,
+    Running,
+    Visit,
+    choose,
+)
 from monarch._engine.protocol.session.handshake import key_name
+from monarch._engine.runtime.admission.gateway import RELAY, Relay, Relays
 from monarch._engine.runtime.admission.handshake_io import Arrival, Greeting
 from monarch._engine.runtime.admission.host_identity import listener_names
+from monarch._engine.runtime.agent.core import NO_WORKER
 from monarch.testing.driver import background_reactor
 from monarch.testing.scheduler import JITTER, Place
 from monarch.testing.stream import MemorySocket
 
 if TYPE_CHECKING:
+    import socket
+
     from monarch.testing.world import World
 
 __all__ = ["KEY", "SimWorker"]
@@ -35,6 +47,8 @@ class SimWorker:
         self.place.machine = self
         self._world = world
         self._reactor = background_reactor(world.driver.streams, self.place)
+        self.listens = True
+        self._relays = _Relays(self._reactor, world, self)
         self._session: int | None = None  # the client's session, if an agent runs for it
 
     def accept(self, sock: MemorySocket) -> None:
@@ -46,6 +60,10 @@ class SimWorker:
         """Note that the agent has exited; the client's next connection starts another one."""
         self._session = None
 
+    def stop(self) -> None:
+        """Refuse connections from now on: a client has shut down the host."""
+        self.listens = False
+
     def _refuse(self, why: str) -> None:
         self._world.record("refused", self.place.name, why)
 
@@ -53,24 +71,29 @@ class SimWorker:
         """Pass a connection to the agent that it is for, see `Worker`."""
         sock, purpose = arrival.sock, arrival.purpose
         assert isinstance(sock, MemorySocket)
-        host, session = purpose["from"], purpose["session"]
-        if self._session is not None and not host and session != self._session:
-            if session < self._session:  # it is of a session before the present one
-                sock.close()
-                return
-            self._world.crash_agent(self._agent)  # it may not know that it is over
-        if self._session is None:
-            if host:  # from another host of a job that is not here, or no longer
-                sock.close()
-                return
+        if RELAY in purpose:
+            self._relays.take(purpose["client"], purpose[RELAY], sock, arrival.session)
+            sock.close()
+            return
+        host, session, reign = purpose["from"], purpose["session"], purpose["reign"]
+        running = None if self._session is None else Running(self._session, 0)
+        choice = choose(running, Visit(host, session, reign))
+        if choice is REFUSE:
+            sock.close()
+            return
+        if choice is REPLACE:
+            self._agent.end(NO_WORKER)  # that agent may not know that it is over
+        if choice is not FORWARD:
             self._session = session
+            if self._agent.name != purpose["as"]:  # the client calls this host so
+                self._world.start_agent(self.ident, purpose["as"])
         request = {
             "peer": "a host",
             "session": arrival.session.hex(),
             "tls": False,
             "bare": arrival.bare,
             "from": host,
-            "reign": purpose["reign"],
+            "reign": reign,
             "number": session,
         }
         scheduler = self._world.scheduler
@@ -81,3 +104,29 @@ class SimWorker:
     @property
     def _agent(self) -> Any:
         return self._world.hosts[self.ident]
+
+
+class _Relays(Relays):
+    """The relays of a simulated worker; each is a place of its own."""
+
+    def __init__(self, reactor: Any, world: World, machine: SimWorker) -> None:
+        super().__init__(reactor)
+        self._world = world
+        self._machine = machine
+
+    def _launch(self) -> tuple[socket.socket, Any]:
+        streams = self._world.driver.streams
+        ours, theirs = streams.pair()
+        place = Place(f"a relay of {self._machine.place.name}")
+        place.machine = self._machine
+        reactor = background_reactor(streams, place)
+        relay = Relay(reactor, theirs)
+        reactor.on_stop = relay.close
+        return ours, _Exited()
+
+
+class _Exited:
+    """The process of a relay, which has ended at once."""
+
+    def wait(self) -> None:
+        """Return at once."""

@@ -1,4 +1,8 @@
-"""The world of one simulation: its hosts, processes, network and trace."""
+"""The world of one simulation: its hosts, processes, network, faults and trace.
+
+It stands in for the operating systems: it starts agents and processes on its hosts, ends them when
+they exit, are killed or crash, and carries signals. `scheduler` decides which of them runs next.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,9 @@ from monarch.testing.faults import FaultPlan
 from monarch.testing.host import SimHost
 from monarch.testing.injector import Injector
 from monarch.testing.invariants import Invariants
-from monarch.testing.network import Network, NetworkEnd
+from monarch.testing.network import Listener, Network, NetworkEnd
 from monarch.testing.proc import SimProc
-from monarch.testing.scheduler import Scheduler
+from monarch.testing.scheduler import Place, Scheduler
 from monarch.testing.worker import SimWorker
 
 __all__ = ["World"]
@@ -87,6 +91,9 @@ class World:
         for link in list(proc.ends):
             link.close("the process ended")
         proc.ends.clear()
+        for sock in proc.side_streams:
+            sock.close()
+        _break_off(proc.place)
         self.invariants.on_exit(proc)
         proc.host.exited(proc, status)
         strand = self.scheduler.strand
@@ -96,6 +103,11 @@ class World:
 
     def _new_host(self, number: int) -> SimHost:
         return SimHost(self, number, self._client_uid, self._count)
+
+    def start_agent(self, number: int, name: str) -> None:
+        """Start an agent on a host that has none, for a client that calls the host `name`."""
+        self.scheduler.end(self.hosts[number].place)
+        self.hosts[number] = SimHost(self, number, self._client_uid, self._count, name)
 
     def crash_host(self, host: SimHost) -> None:
         """Cut the power of `host`: its processes and its agent exit without a message."""
@@ -107,13 +119,11 @@ class World:
 
         The other hosts' connections to the agent are closed.
         """
-        ends = list(host.place.ends)
         self._stop(host)
         self.workers[host.ident].agent_ended()
         self.hosts[host.ident] = self._new_host(host.ident)
-        for end in ends:
-            if isinstance(end, NetworkEnd):
-                end.break_off()
+        for place in (host.place, *(proc.place for proc in host.procs.values())):
+            _break_off(place)
 
     def _stop(self, host: SimHost) -> None:
         self.record("ended", host.hostname)
@@ -145,6 +155,13 @@ class World:
         """Add an event of the present moment to the trace, if there is one."""
         if self.trace is not None:
             self.trace.append((round(self.scheduler.now, 9), what, *details))
+
+
+def _break_off(place: Place) -> None:
+    """Close the connections of a process that has exited, and the ports at which it listens."""
+    for end in list(place.ends):
+        if isinstance(end, (NetworkEnd, Listener)):
+            end.break_off()
 
 
 class _AgentProcess:
