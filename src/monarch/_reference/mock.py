@@ -111,4 +111,7 @@ class patch_actor:  # noqa: N801 - the interface's name
 
 def patch_tensor_engine(actor_class: type, factory: Any = None) -> NoReturn:
     """Raise NotImplementedError: a part of the tensor engine, which this release does not have."""
-    raise NotImplementedError("patch_tensor_engine: the tensor engine is not in this release")
+    raise NotImplementedError(
+        "patch_tensor_engine is not in this release; activate monarch._testing.mock_mesh(hosts, "
+        "gpus) in the actor instead"
+    )

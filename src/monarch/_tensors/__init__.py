@@ -9,10 +9,10 @@ One script issues the operations of torch, as ordinary torch code. The parts, fr
   `propagate` finds out about its result, `engine` sends commands in batches and takes the
   confirmations, `mesh` activates a mesh, and `fetch`, `reduction`, `transfer`, `borrow`,
   `coalescing`, `recording` and `remote` are further operations.
+* `simulator` takes the place of the workers, and estimates time and memory.
 * Modules that need torch alone: gradients one by one (`gradient`), functions with a backward of
   their own (`grad_function`), timers, profiles, snapshots of memory, and a model of the time that
   communication takes.
 
-The package needs torch (`pymonarch[torch]`), and only programs that use it import it. In this
-release it has no opaque modules, no `rref` of actors, no pipes, and no simulator.
+The package needs torch (`pymonarch[torch]`), and only programs that use it import it.
 """

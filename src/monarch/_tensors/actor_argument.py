@@ -1,36 +1,32 @@
 """Distributed tensors as arguments of endpoints: each actor gets the local tensor of its process.
 
-The message has a number in the place of each tensor. The stream of the tensor hands the value over
-under that number when it has come so far, and the endpoint runs when the actor has all values.
-Messages that come later to the actor wait behind it, so calls are handled in the order of the
-program. No data pass through the client.
+The message has a stand-in in the place of each tensor. The stream of the tensor hands the value
+over when it has come so far, and the endpoint runs when the actor has all values (`worker.late`).
+No data pass through the client.
 """
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass
+import itertools
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from torch.utils import _pytree as pytree
 
 from monarch import _spi
-from monarch._tensors.where import here
-from monarch._tensors.worker.shares import take
+from monarch._tensors.engine import engines
+from monarch._tensors.errors import CallFailed, RemoteActorError, rebuilt
+from monarch._tensors.where import here, lines_of
+from monarch._tensors.worker.late import Late, StandIn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
+    from collections.abc import Sequence
 
-__all__ = ["arrived", "arriving", "prepare"]
+    from monarch._tensors.engine import Engine
+    from monarch._tensors.place import Place
+    from monarch.actor import ActorError
 
-
-@dataclass(frozen=True)
-class _StandIn:
-    """Stands for a local tensor: the name of the engine, and the number of the value."""
-
-    engine: str
-    number: int
+__all__ = ["error_of_call", "prepare", "ranks_of_actors"]
 
 
 def prepare(
@@ -52,61 +48,60 @@ def prepare(
     Raises ValueError if an actor is on a process that does not have a tensor, and TypeError for a
     tensor that was dropped.
     """
-    procs = mesh._proc_mesh._uids()
-    own = mesh._shape.ranks()
-    uids = [procs[own[rank]] for rank in called]
-    engines = set()
+    where = here()
+    used: dict[Engine, tuple[int, tuple[int, ...]]] = {}
+    places = itertools.count()
 
     def stand_in(leaf: Any) -> Any:
         if type(leaf) is not kind:
             return leaf
-        place = leaf._place
-        engine = place.engine
         if not leaf._aliases.may_read():
             raise TypeError(f"{leaf!r} was dropped (DROPPED), or is mutably borrowed (BORROWED)")
-        ranks = {uid: rank for rank, uid in enumerate(engine.procs._uids())}
-        inside = set(place.mesh.processes)
-        if not all(ranks.get(uid) in inside for uid in uids):
-            raise ValueError(
-                "monarch Tensors sent to an actor must be located on the same process as the "
-                f"actor: {leaf!r} is on {place.mesh!r} of {engine.procs!r}, and actors of {mesh!r} "
-                "are elsewhere"
-            )
-        engines.add(engine)
-        return _StandIn(engine.name, engine.share(leaf, tuple(ranks[uid] for uid in uids), here()))
+        engine: Engine = leaf._place.engine
+        ranks = ranks_of_actors(mesh, called, leaf._place)
+        if engine not in used:
+            used[engine] = engine.new_call(), ranks
+        key = (used[engine][0], next(places))
+        engine.share(leaf, key, ranks, where)
+        return StandIn(engine.name, key)
 
     args, kwargs = pytree.tree_map(stand_in, (args, kwargs))
-    for engine in engines:
+    for engine in used:
         engine.flush()
-    return args, {**kwargs, _spi.LATE: True}
+    return args, {**kwargs, _spi.LATE: Late(next(iter(used)).name, tuple(lines_of(where)))}
 
 
-def arrived(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments with the local tensors; blocks the actor until they are there."""
-    futures, rebuild = _taken_apart(args, kwargs)
-    return rebuild([future.result(_spi.settings.tensor_collective_timeout) for future in futures])
+def ranks_of_actors(mesh: Any, called: Sequence[int], place: Place) -> tuple[int, ...]:
+    """Return the ranks, in the engine of `place`, of the processes of actors.
+
+    Raises ValueError if an actor is on a process that is no part of `place`.
+    """
+    engine: Engine = place.engine
+    procs = mesh._proc_mesh._uids()
+    own = mesh._shape.ranks()
+    known = {uid: rank for rank, uid in enumerate(engine.procs._uids())}
+    ranks = [known.get(procs[own[rank]], -1) for rank in called]
+    if not set(ranks) <= set(place.mesh.processes):
+        raise ValueError(
+            "monarch Tensors sent to an actor must be located on the same process as the "
+            f"actor: they are on {place.mesh!r} of {engine.procs!r}, and actors of {mesh!r} are "
+            "elsewhere"
+        )
+    return tuple(ranks)
 
 
-async def arriving(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments with the local tensors, as `arrived` does, on an event loop."""
-    futures, rebuild = _taken_apart(args, kwargs)
-    timeout = _spi.settings.tensor_collective_timeout
-    waits = [asyncio.wait_for(asyncio.wrap_future(future), timeout) for future in futures]
-    return rebuild([await wait for wait in waits])
+def error_of_call(failed: CallFailed, call: ActorError) -> RemoteActorError:
+    """Return the error of a call with tensors.
 
-
-def _taken_apart(
-    args: Any, kwargs: dict[str, Any]
-) -> tuple[list[Future[Any]], Callable[[list[Any]], tuple[Any, dict[str, Any]]]]:
-    """Return a future for each stand-in, and what builds the arguments from their values."""
-    kwargs = {name: value for name, value in kwargs.items() if name != _spi.LATE}
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    futures = [take(leaf.engine, leaf.number) for leaf in leaves if type(leaf) is _StandIn]
-
-    def rebuild(values: list[Any]) -> tuple[Any, dict[str, Any]]:
-        rest = iter(values)
-        filled = [next(rest) if type(leaf) is _StandIn else leaf for leaf in leaves]
-        given, named = pytree.tree_unflatten(filled, spec)
-        return given, named
-
-    return futures, rebuild
+    If an argument was lost, it is the error of the operation that failed.
+    """
+    if failed.lost is not None:
+        name, rank, seq, index = failed.lost
+        engine = next((engine for engine in engines() if engine.name == name), None)
+        if engine is not None:
+            root = engine.fail(rank, seq, failed.text, failed.pickled, index)
+            fields = (root.controller_frames, root.rank, root.ranks, root.original)
+            return RemoteActorError(root.worker_error_string, *fields, call)
+    frames = [traceback.FrameSummary(*line) for line in failed.where]
+    rank = failed.lost[1] if failed.lost is not None else call.rank or 0
+    return RemoteActorError(failed.text, frames, rank, [rank], rebuilt(failed.pickled), call)

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch._tensors.active import active
+from monarch._tensors.core.absent_device import CPU, GPU, is_shown_as_meta, true_devices
 from monarch._tensors.core.aliases import Aliases, Stack
 from monarch._tensors.core.metadata import metadata_of
 from monarch._tensors.core.special import CONSTANT
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from monarch._tensors.mesh import DeviceMesh
     from monarch._tensors.place import Place
 
-__all__ = ["dispatch", "issue"]
+__all__ = ["CONSTANTS", "constant", "dispatch", "issue"]
 
 aten = torch.ops.aten
 
@@ -44,16 +46,19 @@ _PLAIN = frozenset(
     }
 )
 _NUMBERS = frozenset({int, float, bool, complex})
+CONSTANTS = _PLAIN | _NUMBERS
+"""Types of arguments that are parts of a key, together with their type."""
 
 
 class _Operator:
-    """Facts from the schema of an operator, looked up once."""
+    """Facts from the schema of an operator, looked up once; it stands for it in keys of plans."""
 
-    __slots__ = ("is_local", "varying")
+    __slots__ = ("function", "is_local", "varying")
 
-    def __init__(self, operator: Any) -> None:
-        arguments = operator._schema.arguments
-        self.is_local = operator.namespace == "profiler"  # spans of the client's own profile
+    def __init__(self, function: Any) -> None:
+        arguments = function._schema.arguments
+        self.function = function
+        self.is_local = function.namespace == "profiler"  # spans of the client's own profile
         varying: set[int | str] = set()
         if any(str(argument.type).find("Tensor") >= 0 for argument in arguments):
             for index, argument in enumerate(arguments):
@@ -63,100 +68,51 @@ class _Operator:
         self.varying = frozenset(varying)
 
 
-_operators: dict[Any, _Operator] = {}
+_operators: dict[int, _Operator] = {}
+"""By the identity of the operator, whose own hash is computed in Python."""
 
 
-class _Call:
-    """The arguments of one operation, taken apart."""
-
-    __slots__ = ("key", "locals", "operands", "tensors", "varying")
-
-    def __init__(self, function: Any, varying: frozenset[int | str]) -> None:
-        self.key: list[Any] = [function]
-        self.operands: list[Any] = []
-        self.tensors: list[Tensor] = []
-        self.varying = varying
-        self.locals: list[torch.Tensor] = []
-
-    def positional(self, args: Sequence[Any]) -> None:
-        key, operands, tensors = self.key, self.operands, self.tensors
-        varying = self.varying
-        for index, value in enumerate(args):
-            kind = type(value)
+def _other(
+    value: Any,
+    kind: type,
+    key: list[Any],
+    operands: list[Any],
+    tensors: list[Tensor],
+    local: list[torch.Tensor],
+) -> None:
+    """Add an argument that is neither a tensor nor a plain constant."""
+    if kind is list or kind is tuple:
+        key.append(len(value))
+        for item in value:
+            kind = type(item)
             if kind is Tensor:
-                tensors.append(value)
-                operands.append(value._ref)
-                key.append(value._meta)
+                tensors.append(item)
+                operands.append(item._ref)
+                key.append(item._meta)
             elif kind in _NUMBERS:
                 key.append(kind)
-                if index in varying:
-                    operands.append(value)
-                else:
-                    key.append(value)
+                key.append(item)
             elif kind in _PLAIN:
-                key.append(value)
+                key.append(item)
             else:
-                self.other(value, kind)
+                _other(item, kind, key, operands, tensors, local)
+    elif kind is torch.Size:
+        _other(tuple(value), tuple, key, operands, tensors, local)
+    elif isinstance(value, torch.Tensor):
+        local.append(value)
+        key.append(None)
+    elif isinstance(value, torch.SymInt):
+        raise TypeError("symbolic shapes are not supported in distributed operations")
+    else:
+        key.append(kind)
+        key.append(value)
 
-    def keywords(self, kwargs: dict[str, Any]) -> None:
-        key = self.key
-        for name, value in kwargs.items():
-            key.append(name)
-            kind = type(value)
-            if kind is Tensor:
-                self.tensors.append(value)
-                self.operands.append(value._ref)
-                key.append(value._meta)
-            elif kind in _NUMBERS:
-                key.append(kind)
-                if name in self.varying:
-                    self.operands.append(value)
-                else:
-                    key.append(value)
-            elif kind in _PLAIN:
-                key.append(value)
-            else:
-                self.other(value, kind)
 
-    def other(self, value: Any, kind: type) -> None:
-        key = self.key
-        if kind is list or kind is tuple:
-            key.append(len(value))
-            for item in value:
-                kind = type(item)
-                if kind is Tensor:
-                    self.tensors.append(item)
-                    self.operands.append(item._ref)
-                    key.append(item._meta)
-                elif kind in _NUMBERS:
-                    key.append(kind)
-                    key.append(item)
-                elif kind in _PLAIN:
-                    key.append(item)
-                else:
-                    self.other(item, kind)
-        elif kind is torch.Size:
-            self.other(tuple(value), tuple)
-        elif isinstance(value, torch.Tensor):
-            self.locals.append(value)
-            key.append(None)
-        elif isinstance(value, torch.SymInt):
-            raise TypeError("symbolic shapes are not supported in distributed operations")
-        else:
-            key.append(kind)
-            key.append(value)
-
-    def alias_pattern(self) -> None:
-        """Add which tensors share a storage to the key; a lone tensor has no pattern."""
-        tensors = self.tensors
-        if len(tensors) == 2:
-            if tensors[0]._aliases is tensors[1]._aliases:
-                self.key.append(True)
-        else:
-            numbers: dict[Aliases, int] = {}
-            pattern = tuple(numbers.setdefault(t._aliases, len(numbers)) for t in tensors)
-            if len(numbers) != len(tensors):
-                self.key.append(pattern)
+def _pattern(tensors: list[Tensor]) -> tuple[int, ...] | None:
+    """Return which tensors share a storage, as a part of a key; None if no two do."""
+    numbers: dict[Aliases, int] = {}
+    pattern = tuple([numbers.setdefault(tensor._aliases, len(numbers)) for tensor in tensors])
+    return pattern if len(numbers) != len(tensors) else None
 
 
 _LOCAL = frozenset({aten._local_scalar_dense.default, aten.set_.source_Storage_storage_offset})
@@ -170,22 +126,59 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
     for tensors that cannot be used together, and the errors of the operator for arguments that do
     not fit.
     """
-    operator = _operators.get(function)
+    operator = _operators.get(id(function))
     if operator is None:
-        operator = _operators[function] = _Operator(function)
+        operator = _operators[id(function)] = _Operator(function)
     if operator.is_local:
         return function(*args, **kwargs)
-    call = _Call(function, operator.varying)
-    call.positional(args)
-    if kwargs:
-        call.keywords(kwargs)
-    tensors = call.tensors
-    if call.locals:
+    # One loop in one frame, though it is long: each call costs as much as two of its steps.
+    key: list[Any] = [operator]
+    operands: list[Any] = []
+    tensors: list[Tensor] = []
+    local: list[torch.Tensor] = []
+    varying = operator.varying
+    index = 0
+    for value in args:
+        kind = type(value)
+        if kind is Tensor:
+            tensors.append(value)
+            operands.append(value._ref)
+            key.append(value._meta)
+        elif kind in _NUMBERS:
+            key.append(kind)
+            if index in varying:
+                operands.append(value)
+            else:
+                key.append(value)
+        elif kind in _PLAIN:
+            key.append(value)
+        else:
+            _other(value, kind, key, operands, tensors, local)
+        index += 1  # noqa: SIM113 - `enumerate` makes a tuple for each
+    for name, value in kwargs.items():
+        key.append(name)
+        kind = type(value)
+        if kind is Tensor:
+            tensors.append(value)
+            operands.append(value._ref)
+            key.append(value._meta)
+        elif kind in _NUMBERS:
+            key.append(kind)
+            if name in varying:
+                operands.append(value)
+            else:
+                key.append(value)
+        elif kind in _PLAIN:
+            key.append(value)
+        else:
+            _other(value, kind, key, operands, tensors, local)
+    if local:
         if not tensors:
             if function is aten.lift_fresh.default and mesh is not None:
-                return _constant(call.locals[0], mesh)
+                return constant(local[0], mesh.client.place(mesh, active.stream or main))
             if function in _LOCAL:
-                return function(*args, **kwargs)
+                with _disable_current_modes():
+                    return function(*args, **kwargs)
         raise explain(function, args, kwargs, mesh, place_at(tensors, mesh))
     place = place_at(tensors, mesh)
     if place is None:
@@ -194,22 +187,26 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
         raise explain(function, args, kwargs, mesh, None)
     if function is aten._local_scalar_dense.default:
         return _scalar(tensors[0])
-    if len(tensors) > 1:
-        call.alias_pattern()
+    if len(tensors) == 2:
+        if tensors[0]._aliases is tensors[1]._aliases:
+            key.append(True)
+    elif len(tensors) > 2:
+        key.append(_pattern(tensors))
     for tensor in tensors:
         if tensor._place is not place or not tensor._aliases.usable:
             _check(tensors, function, args, kwargs, mesh, place)
             break
     engine = place.engine
-    key = tuple(call.key)
-    plan = engine.cache.get(key)
+    known = tuple(key)
+    plan = engine.cache.get(known)
     if plan is None:
-        plan = _miss(call, function, args, kwargs, place, key)
-    if plan.written:
-        for number in plan.written:
+        plan = _miss(operator, tensors, args, kwargs, place, known)
+    written = plan.written
+    if written:
+        for number in written:
             if not tensors[number]._aliases.writable:
                 raise explain(function, args, kwargs, mesh, place, plan)
-    return issue(plan, place, tensors, call.operands, here())
+    return issue(plan, place, tensors, operands, here())
 
 
 def issue(
@@ -232,11 +229,10 @@ def issue(
         return new_tensor(only, place, ref, Aliases())
     refs = [engine.new_ref() for _ in range(plan.new)]
     command: Command = (plan.number, *refs, *operands)
-    if plan.written:
-        others = {ref for number in plan.written for ref in tensors[number]._aliases.refs}
-        others.difference_update(tensors[number]._ref for number in plan.written)
-        if others:
-            command = (*command, tuple(others))
+    for number in plan.written:
+        if len(tensors[number]._aliases.refs) > 1:
+            command = (*command, _others(plan, tensors))
+            break
     if bind:
         command = (*bind, *refs)
     engine.emit(place, command, where)
@@ -265,6 +261,16 @@ def issue(
     return pytree.tree_unflatten(filled, spec)
 
 
+def _others(plan: Plan, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Return the references that share a storage with what `plan` writes to."""
+    others: set[int] = set()
+    for number in plan.written:
+        others |= tensors[number]._aliases.refs
+    for number in plan.written:
+        others.discard(tensors[number]._ref)
+    return tuple(others)
+
+
 def _check(
     tensors: Sequence[Tensor],
     function: Any,
@@ -280,16 +286,27 @@ def _check(
 
 
 def _miss(
-    call: _Call, function: Any, args: Any, kwargs: Any, place: Place, key: tuple[Any, ...]
+    operator: _Operator,
+    tensors: list[Tensor],
+    args: Any,
+    kwargs: Any,
+    place: Place,
+    key: tuple[Any, ...],
 ) -> Plan:
     """Compute the plan of an operation that is not in the cache, and keep it there."""
-    template_args, template_kwargs, values = _with_operands(args, kwargs, call)
+    function = operator.function
+    device = tensors[0]._meta.device if tensors else CPU
+    if not is_shown_as_meta(device) and place.engine.is_simulated:
+        device = GPU  # torch made an operator of the device of another tensor
+    if is_shown_as_meta(device):
+        args, kwargs = true_devices(args, device), true_devices(kwargs, device)
+    template_args, template_kwargs, values = _with_operands(args, kwargs, operator.varying)
     plan = plan_of_operator(
         function,
         template_args,
         template_kwargs,
-        [tensor._meta for tensor in call.tensors],
-        [id(tensor._aliases) for tensor in call.tensors],
+        [tensor._meta for tensor in tensors],
+        [id(tensor._aliases) for tensor in tensors],
         values,
     )
     packet = f"{function._schema.name.replace('::', '.')}.{function._overloadname}"
@@ -299,17 +316,18 @@ def _miss(
 
 
 def _with_operands(
-    args: Any, kwargs: Any, call: _Call
+    args: Any, kwargs: Any, varying: frozenset[int | str]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
     """Return the arguments with an `Operand` for each tensor and varying number, and the values.
 
     The value of a tensor is None.
     """
     values: list[Any] = []
+    # `visit` refers to itself, so what it refers to lives until a garbage collection: no tensor.
 
     def visit(value: Any, name: int | str | None) -> Any:
         kind = type(value)
-        if kind is Tensor or (kind in _NUMBERS and name in call.varying):
+        if kind is Tensor or (kind in _NUMBERS and name in varying):
             values.append(None if kind is Tensor else value)
             return Operand(len(values) - 1)
         if kind is list:
@@ -323,12 +341,13 @@ def _with_operands(
     return shown, named, values
 
 
-def _constant(value: torch.Tensor, mesh: DeviceMesh) -> Tensor:
-    """Return a distributed tensor with the same value on all processes."""
-    place = mesh.client.place(mesh, active.stream or main)
+def constant(value: torch.Tensor, place: Place) -> Tensor:
+    """Return a distributed tensor with the value of an ordinary one on all processes of `place`."""
     engine = place.engine
-    tensor: Tensor = engine.tensor(metadata_of(value), place)
-    engine.emit(place, (CONSTANT, tensor._ref, value.detach().clone()), here())
+    with _disable_current_modes():
+        sent = value.detach().clone()
+    tensor: Tensor = engine.tensor(metadata_of(sent), place)
+    engine.emit(place, (CONSTANT, tensor._ref, sent), here())
     return tensor
 
 

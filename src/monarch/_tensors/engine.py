@@ -5,21 +5,25 @@ processes. A batch leaves when it is full, when something has to be answered (a 
 actor), or a millisecond after its first command. Each `_CONFIRM`-th batch is a call whose answers
 confirm what is done; a client that is more than `_AHEAD` of these ahead waits, so it cannot fill
 the memory of slower processes.
+
+An engine whose process is lost ends: each later operation raises the `SupervisionError` that calls
+of actors raise. Before the processes are stopped, the engine waits for the outcome of all work, so
+that errors which nothing has raised can be reported at exit.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import itertools
 import logging
-import os
 import pickle
 import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch import _spi
 from monarch._tensors.core.aliases import Aliases, Stack
@@ -27,13 +31,14 @@ from monarch._tensors.core.cache import Cache
 from monarch._tensors.core.history import Failure, History, Run
 from monarch._tensors.core.metadata import Metadata
 from monarch._tensors.core.recorded import Recorded
-from monarch._tensors.core.special import SHARE
+from monarch._tensors.core.special import ASK, SHARE
 from monarch._tensors.core.template import DELETE, FIRST, Command, Plan
-from monarch._tensors.errors import RemoteException
+from monarch._tensors.errors import RemoteException, rebuilt
 from monarch._tensors.place import Place
 from monarch._tensors.tensor import Live, Tensor, new_tensor
 from monarch._tensors.where import frames_of
 from monarch._tensors.worker.actor import Report, TensorWorker
+from monarch._tensors.worker.shares import Key
 
 if TYPE_CHECKING:
     from monarch._tensors.stream import Stream
@@ -47,6 +52,7 @@ _IDLE = 0.5  # seconds after which released tensors are deleted if no operation 
 _CONFIRM = 16  # batches between two confirmations
 _AHEAD = 4  # confirmations that may be outstanding
 _TEMPLATES = 8192  # distinct operations that are kept, twice
+_LATER = 32  # small tensors that the program has released and whose deletion is not yet issued
 
 
 class Engine:
@@ -56,26 +62,32 @@ class Engine:
         procs: the proc mesh; a worker actor is spawned on each process.
     """
 
+    is_simulated = False
+
     def __init__(self, procs: ProcMesh) -> None:
         self.procs = procs
-        self.name = f"{_spi.own_uid():x}.{next(_counter)}"
-        local = procs._hosts is None or len(procs._hosts) == 1
-        self.workers: Any = procs.spawn(
-            "tensors", TensorWorker, self.name, dict(procs.sizes), "127.0.0.1" if local else ""
-        )
-        first = self.workers.slice(**dict.fromkeys(procs.sizes, 0))
-        self._keeper: Future[int] | None = first.keep.call_one()
-        self._peers: dict[Engine, int] = {}
+        self.name = ""
+        self.workers: Any = None
+        self._keeping: Future[int] | None = None
+        self._keeper = 0
+        self._unwatch: Callable[[], None] = _nothing
+        self.ended: Exception | None = None  # why no operation is possible
+        self._loss: _spi.Failure | None = None
         self.lock = threading.RLock()
+        self._peers: dict[Engine, int] = {}
         self.live: dict[int, Live] = {}
-        self._dead: list[Live] = []
+        self._dead: list[Live] = []  # released, to be deleted with the next operation
         self.died: Callable[[Any], object] = self._dead.append
+        self._dead_later: list[Live] = []  # small ones, which are deleted together
+        self.died_later: Callable[[Any], object] = self._dead_later.append
+        self._later = _LATER
         self.plans: dict[int, Plan] = {}
         self.cache: Cache[Plan] = Cache(_TEMPLATES, self.forget)
         self.history = History(self.plans)
-        self._refs = itertools.count(1)
+        self.new_ref: Callable[[], int] = itertools.count(1).__next__
+        """Return the next reference number."""
         self._numbers = itertools.count(FIRST)
-        self._shares = itertools.count()
+        self._calls = itertools.count()
         self._seq = 0
         self._runs: list[Run] = []
         self._run: Run | None = None
@@ -90,10 +102,36 @@ class Engine:
         self._held = 0
         self._confirmed = -1
         self._unlearned: deque[tuple[int, int]] = deque()
-        self.ended: Exception | None = None  # why no operation is possible
+        self.owns_procs = False  # whether `exit` ends the processes
         self.meshes: dict[Any, Any] = {}
-        _spi.start_thread("monarch-tensors-flush", self._flush_late)
+        self._start()
         _engines.add(self)
+        _report_at_exit()
+
+    def _start(self) -> None:
+        """Spawn the workers, and start the thread that sends what is collected."""
+        procs = self.procs
+        self.name = f"{_spi.own_uid():x}.{next(_counter)}"
+        hosts = 1 if procs._hosts is None else len(procs._hosts)
+        self.workers, self._unwatch = _spi.spawn_watched(
+            procs,
+            "tensors",
+            TensorWorker,
+            self.name,
+            dict(procs.sizes),
+            "127.0.0.1" if hosts == 1 else "",
+            max(1, len(procs) // hosts),
+            ended=self._lose,
+            before_stop=self._before_stop,
+        )
+        first = self.workers.slice(**dict.fromkeys(procs.sizes, 0))
+        self._keeping = first.keep.call_one()
+        _spi.start_thread("monarch-tensors-flush", self._flush_late)
+        _push_before_calls(_spi.own_uid())
+
+    def beneath(self) -> contextlib.AbstractContextManager[object]:
+        """Return what is entered while a mesh of this engine is active, below its mode."""
+        return contextlib.nullcontext()
 
     def covers(self, procs: ProcMesh) -> bool:
         """Whether all processes of `procs` have a worker of this engine."""
@@ -101,10 +139,6 @@ class Engine:
         return own.offset == 0 and own.is_contiguous and max(procs._shape.ndslice) < len(own)
 
     # -- references -------------------------------------------------------------------------------
-
-    def new_ref(self) -> int:
-        """Return the next reference number."""
-        return next(self._refs)
 
     def place(self, mesh: Any, stream: Stream) -> Place:
         """Return the place of `mesh` and `stream`; the same object each time."""
@@ -124,6 +158,8 @@ class Engine:
 
     def peer(self, other: Engine) -> int:
         """Return the number by which the workers know those of `other`."""
+        if other.is_simulated:
+            raise ValueError("a tensor cannot be copied to simulated devices: they have no data")
         with self.lock:
             number = self._peers.get(other)
             if number is None:
@@ -132,12 +168,17 @@ class Engine:
                 self._defined.append(("peer", number, other.workers, sizes, other is self))
             return number
 
-    def rendezvous(self) -> None:
-        """Let the workers know where they meet, before their first collective; blocks."""
+    def rendezvous(self) -> int:
+        """Let the workers know where they meet, before their first collective; blocks.
+
+        Returns the process that keeps the keys.
+        """
         with self.lock:
-            keeper, self._keeper = self._keeper, None
-            if keeper is not None:
-                self._defined.append(("keeper", keeper.get()))
+            keeping, self._keeping = self._keeping, None
+            if keeping is not None:
+                self._keeper = keeping.get()
+                self._defined.append(("keeper", self._keeper))
+            return self._keeper
 
     def learn(self, plan: Plan, definition: Any) -> None:
         """Give a plan a number, and let the workers know its definition before its first use.
@@ -169,14 +210,14 @@ class Engine:
 
     def _bury(self) -> None:
         """Delete the values of the tensors that the program has released."""
-        dead = self._dead
         gone: dict[Place, list[int]] = {}
-        while dead:
-            live = dead.pop()
-            if self.live.pop(live.number, None) is None:
-                continue  # dropped before
-            live.aliases.refs.discard(live.number)
-            gone.setdefault(live.place, []).append(live.number)
+        for dead in (self._dead, self._dead_later):
+            while dead:
+                live = dead.pop()
+                if self.live.pop(live.number, None) is None:
+                    continue  # dropped before
+                live.aliases.refs.discard(live.number)
+                gone.setdefault(live.place, []).append(live.number)
         for place, refs in gone.items():
             self._append(place, (DELETE, *refs), ())
 
@@ -186,8 +227,8 @@ class Engine:
         """Append a command for `place`; return its number. It may wait for slow workers."""
         with self.lock:
             if self.ended is not None:
-                raise self.ended.with_traceback(None)
-            if self._dead:
+                self._refuse()
+            if self._dead or len(self._dead_later) > self._later:
                 self._bury()
             seq = self._append(place, command, where)
             if self._waiting >= _BATCH and not self._held:
@@ -217,9 +258,58 @@ class Engine:
                 self._pause.wait(_DELAY)
                 self._timed = False
             try:
-                self.flush()
-            except Exception as error:  # the processes are lost: each later operation raises it
-                self.ended = error
+                with self.lock:
+                    if all(map(_spi.settled, self._excess())):  # an error is for the next operation
+                        self.flush()
+            except Exception as error:  # each later operation raises it
+                self._end(error)
+        if self._loss is not None:
+            self._unwatch()
+            self.workers.stop()  # those that are left give up the tensors' memory
+        if not self.history.unraised():
+            _engines.discard(self)
+
+    def _excess(self) -> list[Future[Any]]:
+        """Return the confirmations that have to come before more is sent."""
+        return list(self._outstanding)[: max(0, len(self._outstanding) - _AHEAD)]
+
+    def _lose(self, failure: _spi.Failure) -> None:
+        """Take note that a process or its worker has ended; any thread, without the lock."""
+        if self.ended is None:
+            self._loss = failure
+            self.ended = RuntimeError("a process of the mesh is lost")
+            self._begun.set()
+
+    def _end(self, error: Exception) -> None:
+        if self.ended is None:
+            self.ended = error
+
+    def _refuse(self) -> NoReturn:
+        """Raise why no operation is possible."""
+        if self._loss is not None:
+            _spi.raise_loss(self._loss)
+        assert self.ended is not None
+        raise self.ended.with_traceback(None)
+
+    def _before_stop(self) -> None:
+        """Wait for all work before the processes are stopped, as long as an actor may take."""
+        self.finish(_spi.settings.stop_actor_timeout)
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Wait for all work and take note of its errors; later operations raise RuntimeError."""
+        with self.lock:
+            if self.ended is not None:
+                return
+            asked = self._send(None, confirm=True)
+        if _spi.settled(asked, timeout):
+            self.settle(list(asked.get().values()))
+        elif not asked.done():
+            _log.warning(
+                "the processes of %s are stopped while operations run on them, whose errors will "
+                "not be known",
+                self.procs,
+            )
+        self._end(RuntimeError("the processes of this mesh have been stopped"))
 
     def hold(self) -> None:
         """Send what is collected, and nothing more until `release` or `discard`."""
@@ -242,6 +332,7 @@ class Engine:
         """Collect commands without sending them; return a number below that of new references."""
         with self.lock:
             self.hold()
+            self._later = 0  # so that recordings of the same calls have the same deletions
             return self.new_ref()
 
     def end_recording(self, place: Place, first: int) -> tuple[list[Command], list[Stack]]:
@@ -255,6 +346,7 @@ class Engine:
             if runs:
                 self._seq = runs[0].first
             self._held -= 1
+            self._later = _LATER
             commands: list[Command] = []
             stacks: list[Stack] = []
             is_elsewhere = False
@@ -324,7 +416,7 @@ class Engine:
     def flush(self) -> None:
         """Send what is collected; it waits while too much is unconfirmed."""
         with self.lock:
-            if self._dead:
+            if self._dead or self._dead_later:
                 self._bury()
             if not self._runs or self._held:
                 return
@@ -332,14 +424,34 @@ class Engine:
             while len(self._outstanding) > _AHEAD:
                 self.settle(list(self._outstanding.popleft().get().values()))
 
-    def share(self, tensor: Tensor, ranks: tuple[int, ...], where: Stack) -> int:
-        """Let actors on `ranks` have the local tensors; return the number that they ask for."""
-        with self.lock:
-            if self._held:
-                raise NotImplementedError("NYI: calling actors with tensors in a coalescing block")
-            number = next(self._shares)
-            self.emit(tensor._place, (SHARE, number, tensor._ref, ranks), where)
-            return number
+    def new_call(self) -> int:
+        """Return a number for a call of actors with tensors.
+
+        Raises NotImplementedError while operations are collected without being sent.
+        """
+        if self._held:
+            raise NotImplementedError("NYI: calling actors with tensors in a coalescing block")
+        return next(self._calls)
+
+    def share(self, tensor: Tensor, key: Key, ranks: tuple[int, ...], where: Stack) -> None:
+        """Let actors on `ranks` have the local tensors; they ask for `key`."""
+        self.emit(tensor._place, (SHARE, key, tensor._ref, ranks), where)
+
+    def push(self) -> None:
+        """Send what is collected, before a call of an actor.
+
+        It waits neither for confirmations nor for another thread, which may be sending already.
+        """
+        if not self._runs or self._held or self.ended is not None:
+            return
+        if self.lock.acquire(blocking=False):
+            try:
+                if self._runs and not self._held:
+                    self._send(None)
+            except Exception as error:  # the processes are lost: each later operation raises it
+                self._end(error)
+            finally:
+                self.lock.release()
 
     def _batch(self) -> bytes:
         runs, self._runs, self._run = self._runs, [], None
@@ -353,6 +465,10 @@ class Engine:
             forgotten.append(number)
             self.plans.pop(number, None)
         wire = [(run.place, run.first, run.commands) for run in runs]
+        if runs and runs[-1].commands[-1][0] == ASK:  # it is for the history only
+            place, first, commands = wire.pop()
+            if len(commands) > 1:
+                wire.append((place, first, commands[:-1]))
         self._batches += 1
         return pickle.dumps((defined, forgotten, self._confirmed, wire), protocol=5)
 
@@ -382,10 +498,10 @@ class Engine:
         """Send what is collected and a question; return the future of all workers' reports."""
         with self.lock:
             if self.ended is not None:
-                raise self.ended.with_traceback(None)
+                self._refuse()
             if self._held:
                 raise NotImplementedError("NYI: fetching results during a coalescing block")
-            if self._dead:
+            if self._dead or self._dead_later:
                 self._bury()
             return self._send((place.number, place.stream.number, question))  # type: ignore[no-any-return]
 
@@ -413,20 +529,23 @@ class Engine:
     def exception_of(self, failure: Failure) -> RemoteException:
         """Return the exception of a failure, which counts as reported from now on."""
         failure.raised = True
-        original: BaseException | None = None
-        if failure.pickled is not None:
-            try:
-                original = pickle.loads(failure.pickled)
-            except Exception as error:  # user code; the text is there in any case
-                original = RuntimeError(f"the exception could not be rebuilt here: {error!r}")
+        original = rebuilt(failure.pickled)
         ranks = sorted(failure.ranks)
         return RemoteException(failure.text, frames_of(failure.where), ranks[0], ranks, original)
 
+    def fail(
+        self, rank: int, seq: int, text: str, pickled: bytes | None, index: int | None
+    ) -> RemoteException:
+        """Note a failure that became known otherwise than by a report; return its exception."""
+        with self.lock:
+            self.history.fail(rank, seq, text, pickled, index)
+            return self.exception_of(self.history.failures[seq])
+
     def sync(self) -> None:
         """Wait until all workers have done everything, and raise the first unreported error."""
-        if self.ended is None:
-            with self.lock:
-                asked = self._send(None, confirm=True)
+        with self.lock:
+            asked = None if self.ended is not None else self._send(None, confirm=True)
+        if asked is not None:
             self.settle(list(asked.get().values()))
         unraised = self.history.unraised()
         if unraised:
@@ -435,21 +554,41 @@ class Engine:
     def exit(self) -> None:
         """Wait for all work, end the workers, and raise the first error that no future has raised.
 
-        Later operations raise RuntimeError.
+        Later operations raise RuntimeError. Raises SupervisionError if a process was lost.
         """
+        if self._loss is not None:
+            _spi.raise_loss(self._loss)
         if self.ended is not None:
             return
         try:
             self.sync()
         finally:
             self.ended = RuntimeError("the tensor engine of this mesh has ended by exit()")
+            self._unwatch()
             self.workers.stop().get()
             _engines.discard(self)
+            if self.owns_procs:
+                self.procs.stop().get()
+
+
+@functools.lru_cache(maxsize=1)
+def _push_before_calls(_process: int) -> None:
+    """From now on, send what is collected before each call of an actor; see `Engine.push`."""
+
+    def push() -> None:
+        for engine in tuple(_engines):
+            engine.push()
+
+    _spi.before_calls(push)
+
+
+def _nothing() -> None:
+    """Do nothing: no stop of processes is awaited."""
 
 
 _counter = itertools.count()
 _log = logging.getLogger("monarch.tensors")
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_engines: set[Engine] = set()  # that may know of errors which nothing has raised
 _of: dict[int, list[Engine]] = {}  # by the base of the uids of a `spawn_procs`
 _lock = threading.Lock()
 
@@ -475,24 +614,16 @@ def engines() -> list[Engine]:
     return [engine for engine in _engines if engine.ended is None]
 
 
+@functools.cache
+def _report_at_exit() -> None:
+    """Have `_report` called at exit, before the client ends its processes."""
+    atexit.register(_report)  # handlers run in reverse order, and the client has registered its own
+
+
 def _report() -> None:
     """Report, at exit, the errors that no future has raised; then the exit status is 1."""
-    is_failed = False
-    for engine in engines():
-        try:
-            engine.sync()
-        except RemoteException as error:
-            is_failed = True
-            further = map(engine.exception_of, engine.history.unraised())
-            for each in (error, *further):
-                text = f"A distributed operation failed, and no call raised it:\n{each}\n"
-                sys.stderr.write(text)
-        except Exception as lost:  # the processes are lost or stopped, which their owner reports
-            _log.debug("whether an operation of %s failed is not known: %s", engine.name, lost)
-    if is_failed:
-        sys.stderr.flush()
-        sys.stdout.flush()
-        os._exit(1)
-
-
-atexit.register(_report)
+    for engine in list(_engines):
+        engine.finish()
+        for error in map(engine.exception_of, engine.history.unraised()):
+            _spi.fail_at_exit()
+            sys.stderr.write(f"A distributed operation failed, and no call raised it:\n{error}\n")

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
-__all__ = ["DeviceException", "Misplaced", "RemoteException"]
+from monarch.actor import ActorError
+
+__all__ = [
+    "CallFailed",
+    "DeviceException",
+    "Misplaced",
+    "RemoteActorError",
+    "RemoteException",
+    "rebuilt",
+]
 
 
 class Misplaced(TypeError):
@@ -31,7 +42,7 @@ class RemoteException(Exception):
         ranks: Sequence[int] = (),
         original: BaseException | None = None,
     ) -> None:
-        super().__init__(worker_error_string, controller_frames, rank)
+        Exception.__init__(self, worker_error_string, controller_frames, rank)
         self.worker_error_string = worker_error_string
         self.controller_frames = list(controller_frames)
         self.rank = rank
@@ -52,6 +63,88 @@ class RemoteException(Exception):
             f"It was issued here (most recent call last):\n{frames}"
             f"Report of the process:\n{self.worker_error_string}"
         )
+
+
+class RemoteActorError(RemoteException, ActorError):
+    """An endpoint that was called with distributed tensors raised, or could not get one.
+
+    It is a `RemoteException`, and an `ActorError` as for other calls.
+    """
+
+    rank: Any = 0  # not the property of `ActorError`
+
+    def __init__(
+        self,
+        worker_error_string: str,
+        controller_frames: Sequence[traceback.FrameSummary],
+        rank: int,
+        ranks: Sequence[int] = (),
+        original: BaseException | None = None,
+        call: ActorError | None = None,
+    ) -> None:
+        cause = original or RuntimeError(worker_error_string)
+        ActorError.__init__(
+            self,
+            cause,
+            "An actor call failed." if call is None else call.message,
+            formatted=worker_error_string,
+            failure=None if call is None else call._failure,
+        )
+        RemoteException.__init__(
+            self, worker_error_string, controller_frames, rank, ranks, original
+        )
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{RemoteException.__str__(self)}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = (self.worker_error_string, self.controller_frames, self.rank, self.ranks)
+        return RemoteActorError, (*fields, self.original)
+
+
+class CallFailed(Exception):
+    """Why a call with distributed tensors has no result, on its way to the caller.
+
+    Args:
+        text: the text of the process, with the traceback.
+        pickled: the exception, if it can be pickled.
+        where: file, line and function of the frames that issued the call, outermost first.
+        lost: name of the engine, rank, number and index of the operation that failed, if the reason
+            is an argument that was lost.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        pickled: bytes | None,
+        where: Sequence[tuple[str, int, str]] = (),
+        lost: tuple[str, int, int, int | None] | None = None,
+    ) -> None:
+        super().__init__(text, pickled, where, lost)
+        self.text = text
+        self.pickled = pickled
+        self.where = where
+        self.lost = lost
+
+    def __str__(self) -> str:
+        return self.text
+
+    def for_caller(self, call: ActorError) -> RemoteActorError:
+        """Return the error that the caller of an actor gets, in the place of `call`."""
+        from monarch._tensors.actor_argument import error_of_call
+
+        return error_of_call(self, call)
+
+
+def rebuilt(pickled: bytes | None) -> BaseException | None:
+    """Return an exception that a process has pickled, or what stands for it."""
+    if pickled is None:
+        return None
+    try:
+        original: BaseException = pickle.loads(pickled)
+    except Exception as error:  # user code; the text is there in any case
+        return RuntimeError(f"the exception could not be rebuilt here: {error!r}")
+    return original
 
 
 class DeviceException(Exception):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import pickle
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch import _spi
 from monarch._tensors.core.special import ASK
@@ -47,6 +46,11 @@ def fetch_shard(obj: T, shard: dict[str, int] | None = None, **coordinates: int)
     dimension, and TypeError for tensors that are not on one mesh and the active stream. The future
     raises `RemoteException` if the value was not computed because of an error, on whatever process.
     """
+    if type(obj) is Tensor:
+        place = place_of_call("fetch_shard", (obj,), {}, [obj])
+        rank = rank_of(place.mesh, shard, coordinates)
+        ref = cast("Tensor", obj)._ref
+        return request(place, ("value", (rank,), ref), rank, (ref,))
     leaves = [leaf for leaf in pytree.tree_leaves(obj) if isinstance(leaf, torch.Tensor)]
     place = place_of_call("fetch_shard", leaves, {}, leaves)
     rank = rank_of(place.mesh, shard, coordinates)
@@ -99,7 +103,7 @@ def item(tensor: Tensor) -> Any:
             "from the first process each time"
         )
     rank = rank_of(tensor.mesh, None, {})
-    question = ("fetch", (rank,), pickle.dumps(Reference(tensor._ref)))
+    question = ("value", (rank,), tensor._ref)
     return request(tensor._place, question, rank, (tensor._ref,)).get().item()
 
 
@@ -133,11 +137,16 @@ def request(place: Place, question: Any, rank: int, refs: tuple[int, ...]) -> Fu
 
     It raises `RemoteException` if one of `refs` is lost on any process.
     """
-    return _spi.then(ask(place, question, refs), lambda answers: answers.of(rank))
+    return _asked(place, question, refs, rank)
 
 
 def ask(place: Place, question: Any, refs: tuple[int, ...]) -> Future[Answers]:
     """Ask the processes about the values `refs`; return the future of their answers."""
+    return _asked(place, question, refs, None)
+
+
+def _asked(place: Place, question: Any, refs: tuple[int, ...], rank: int | None) -> Future[Any]:
+    """Ask, and return the future of the answer of `rank`, or of all if that is None."""
     engine = place.engine
     where = here()
     with engine.lock:
@@ -145,14 +154,26 @@ def ask(place: Place, question: Any, refs: tuple[int, ...]) -> Future[Answers]:
         engine.emit(place, (ASK, ticket, refs), where)
         reports = engine.ask(place, question)
 
-    def settle(reports: Any) -> Answers:
-        with _disable_current_modes():  # local tensors are made, maybe while a mesh is active
-            values = list(reports.values())
+    def settle(reports: Any) -> Any:
+        values = _decoded(reports)
         engine.settle(values)
         engine.check(ticket)
-        return Answers(engine, values, where)
+        answers = Answers(engine, values, where)
+        return answers if rank is None else answers.of(rank)
 
     return _spi.then(reports, settle)
+
+
+def _decoded(reports: Any) -> list[Report]:
+    """Return the reports, whose tensors are local ones even if a mesh is active."""
+    modes = []
+    while torch._C._len_torch_dispatch_stack():
+        modes.append(torch._C._pop_torch_dispatch_stack(None))
+    try:
+        return list(reports.values())
+    finally:
+        while modes:
+            torch._C._push_on_torch_dispatch_stack(modes.pop())
 
 
 class Answers:
@@ -166,15 +187,16 @@ class Answers:
     def of(self, rank: int) -> Any:
         """Return the answer of a process. Raises `RemoteException` if it has none."""
         value = self._reports[rank][2]
-        frames = frames_of(self._where)
         if type(value) is Lost:
             failure = self._engine.history.failures.get(value.seq)
             if failure is not None:
                 raise self._engine.exception_of(failure)
-            raise RemoteException("the value was lost by an earlier failure", frames, rank)
+            text = "the value was lost by an earlier failure"
+            raise RemoteException(text, frames_of(self._where), rank)
         if type(value) is Raised:
             original = None
             if value.pickled is not None:
                 original = pickle.loads(value.pickled)
+            frames = frames_of(self._where)
             raise RemoteException(value.text, frames, rank, [rank], original)
         return value

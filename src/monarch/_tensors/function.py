@@ -40,7 +40,7 @@ class ResolvableFunctionFromPath(NamedTuple):
     def resolve(self) -> Callable[..., Any]:
         """Import the function; a decorated remote function gives the undecorated one."""
         parts = self.path.split(".")
-        error: Exception | None = None
+        error = ""  # not the exception, whose frames would keep the arguments of this call alive
         for count in range(len(parts) - 1, 0, -1):
             module = ".".join(parts[:count])
             try:
@@ -48,7 +48,7 @@ class ResolvableFunctionFromPath(NamedTuple):
             except ModuleNotFoundError as missing:
                 if not module.startswith(missing.name or "\0"):
                     raise
-                error = error or missing
+                error = error or str(missing)
                 continue
             try:
                 for part in parts[count:]:

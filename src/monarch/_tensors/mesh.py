@@ -230,12 +230,14 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]  # torch is optional
 def activate(mesh: DeviceMesh | None) -> Guard:
     """Make `mesh`, or no mesh, the active one; the guard restores what was active."""
     old = active.mesh
-    entered: Any = _Mode(mesh) if mesh is not None else _Local()
-    entered.__enter__()
+    entered = contextlib.ExitStack()
+    if mesh is not None:
+        entered.enter_context(mesh.client.beneath())
+    entered.enter_context(_Mode(mesh) if mesh is not None else _Local())
     _change(mesh)
 
     def end() -> None:
-        entered.__exit__(None, None, None)
+        entered.close()
         _change(old)
 
     return Guard(end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -129,7 +130,7 @@ def reduce_one(
                 "reduce", written, "MUTATING_BORROW", "it would be mutated while it is borrowed"
             )
     numbers = tuple(index for index, name in enumerate(owner.names) if name in names)
-    spec = Reduction(owner.processes, numbers, names, kind, scatter, tensor._meta, meta)
+    spec = _spec(owner.processes, numbers, names, kind, scatter, tensor._meta, meta)
     engine = place.engine
     engine.rendezvous()
     ref = engine.new_ref()
@@ -146,6 +147,10 @@ def reduce_one(
     torch.autograd.graph.increment_version(written)
     result = new_tensor(written._meta, place, ref, written._aliases)
     return written if inplace else result
+
+
+_spec = functools.lru_cache(maxsize=1024)(Reduction)
+"""The same object for the same work: a batch of commands has it once."""
 
 
 def _result(tensor: Tensor, size: int, kind: str, scatter: bool) -> Metadata:

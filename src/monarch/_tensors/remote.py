@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
@@ -14,10 +14,10 @@ from monarch import _spi
 from monarch._tensors.active import active
 from monarch._tensors.core.special import BIND, PROBE
 from monarch._tensors.core.template import Operand, Plan
-from monarch._tensors.dispatch import issue
+from monarch._tensors.dispatch import CONSTANTS, issue
 from monarch._tensors.fetch import Answers, ask, rank_of, request
 from monarch._tensors.function import ResolvableFunction, resolvable_function
-from monarch._tensors.misplaced import explain, place_of_call
+from monarch._tensors.misplaced import explain, place_at, place_of_call
 from monarch._tensors.propagate import propagate as propagate_fakes
 from monarch._tensors.tensor import Tensor
 from monarch._tensors.where import here
@@ -69,24 +69,22 @@ class Remote:
         The mesh is that of the first tensor, or the active one. Raises `Misplaced` for tensors that
         cannot be used together.
         """
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        leaves = [_on_worker(leaf) for leaf in leaves]
-        tensors: list[Any] = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        place = place_of_call(self._name(), args, kwargs, tensors)
+        key: list[Any] = [self]
+        tensors: list[Any] = []
+        is_flat = _take_apart(args, key, tensors)
+        if kwargs and is_flat:
+            key.extend(kwargs)
+            is_flat = _take_apart(kwargs.values(), key, tensors)
+        if not is_flat:
+            key, tensors = self._structured(args, kwargs)
+        place = self._place(args, kwargs, tensors)
+        if len(tensors) > 1:
+            storages = [tensor._aliases for tensor in tensors]
+            key.extend(map(storages.index, storages))
         engine = place.engine
-        constants: list[Any] = []
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                constants.append(cast("Tensor", leaf)._meta)
-            else:
-                constants.append(type(leaf))
-                constants.append(leaf)
-        storages = [id(tensor._aliases) for tensor in tensors]
-        order = {storage: number for number, storage in reversed(list(enumerate(storages)))}
-        pattern = tuple(order[storage] for storage in storages)
-        key = (self, spec, tuple(constants), pattern)
+        known = tuple(key)
         try:
-            plan = engine.cache.get(key)
+            plan = engine.cache.get(known)
             is_cached = True
         except TypeError:  # an argument that cannot be hashed
             plan = None
@@ -97,13 +95,14 @@ class Remote:
                     "them cannot be remembered; give it a propagate= function, or 'inspect'"
                 ) from None
         if plan is None:
-            plan = self._plan(place, leaves, spec, tensors)
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            plan = self._plan(place, [_on_worker(leaf) for leaf in leaves], spec, tensors)
             if isinstance(plan, _Probed):
                 if is_cached:
-                    engine.cache.put(key, plan.plan)
+                    engine.cache.put(known, plan.plan)
                 return plan.result
             if is_cached:
-                engine.cache.put(key, plan)
+                engine.cache.put(known, plan)
         for number in plan.written:
             if not tensors[number]._aliases.writable:
                 raise explain(self._name(), args, kwargs, active.mesh, place, plan)
@@ -113,6 +112,35 @@ class Remote:
         if not is_cached:
             engine.forget(plan)
         return result
+
+    def _structured(self, args: Any, kwargs: Any) -> tuple[list[Any], list[Any]]:
+        """Return the key of a call and its tensors, if there are lists or dicts among arguments."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        key: list[Any] = [self, spec]
+        tensors: list[Any] = []
+        for leaf in map(_on_worker, leaves):
+            if isinstance(leaf, torch.Tensor):
+                tensors.append(leaf)
+                key.append(leaf._meta if type(leaf) is Tensor else None)
+            else:
+                key.append(type(leaf))
+                key.append(leaf)
+        return key, tensors
+
+    def _place(self, args: Any, kwargs: Any, tensors: list[Any]) -> Place:
+        """Return where a call runs; raises `Misplaced` unless its tensors are there."""
+        if tensors and type(tensors[0]) is Tensor:
+            place = place_at(tensors, None)
+            for tensor in tensors:
+                if (
+                    type(tensor) is not Tensor
+                    or tensor._place is not place
+                    or not tensor._aliases.usable
+                ):
+                    break
+            else:
+                return cast("Place", place)
+        return place_of_call(self._name(), args, kwargs, tensors)
 
     def _plan(self, place: Place, leaves: list[Any], spec: Any, tensors: list[Any]) -> Any:
         engine = place.engine
@@ -161,7 +189,11 @@ class Remote:
         return self.choose(*args, **kwargs)
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run the function on one process of the active mesh; return a future of its result."""
+        """Run the function on one process of the active mesh; return a future of its result.
+
+        That is the first process, always: a function that keeps state finds it again. (An endpoint
+        chooses at random, since its actors stand for each other.)
+        """
         place, ranks, _ = self._asked(args, kwargs)
         rank = ranks[0]
         reports = self._ask(place, (rank,), args, kwargs)
@@ -248,6 +280,21 @@ def call_on_shard_and_fetch(
     rank = rank_of(place.mesh, shard, {})
     question = remote._question((rank,), args, kwargs)
     return request(place, question, rank, remote._refs(args, kwargs))
+
+
+def _take_apart(values: Iterable[Any], key: list[Any], tensors: list[Any]) -> bool:
+    """Add arguments to the key of a call; return whether all are tensors and plain constants."""
+    for value in values:
+        kind = type(value)
+        if kind is Tensor:
+            tensors.append(value)
+            key.append(value._meta)
+        elif kind in CONSTANTS:
+            key.append(kind)
+            key.append(value)
+        else:
+            return False
+    return True
 
 
 def _on_worker(leaf: Any) -> Any:

@@ -6,6 +6,7 @@ it shares with its aliases. Each process of the mesh has a local tensor of that 
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -169,20 +170,35 @@ def new_tensor(meta: Metadata, place: Place, ref: int, aliases: Aliases) -> Tens
         None,
         meta.dtype,
         meta.layout,
-        meta.device,
+        meta.shown,
     )
     tensor._meta = meta
     tensor._place = place
     tensor._ref = ref
     tensor._aliases = aliases
     engine = place.engine
-    live = Live(tensor, engine.died)
+    refs = aliases.refs
+    if not refs:
+        aliases.is_small = meta.is_small
+    live = Live(tensor, engine.died_later if aliases.is_small else engine.died)
     live.number = ref
     live.place = place
     live.aliases = aliases
     engine.live[ref] = live
-    aliases.refs.add(ref)
+    refs.add(ref)
     return tensor
+
+
+def _devices() -> None:
+    """Let `device` be that of the data in each process, also where this machine lacks it."""
+    # Not in the class: to a checker these are variables, which no property may override.
+    setattr(Tensor, "device", property(lambda self: self._meta.device))  # noqa: B010
+    for kind in ("cuda", "meta"):
+        setattr(Tensor, f"is_{kind}", property(functools.partial(_is_on, kind)))
+
+
+def _is_on(kind: str, tensor: Tensor) -> bool:
+    return bool(tensor._meta.device.type == kind)
 
 
 def _operators() -> None:
@@ -229,4 +245,5 @@ def _operators() -> None:
     setattr(Tensor, "__hash__", torch.Tensor.__hash__)  # noqa: B010 - to a checker it is a method
 
 
+_devices()
 _operators()

@@ -1,4 +1,4 @@
-"""Copies of tensors from the processes of one mesh to those of another."""
+"""Copies of tensors from the processes of one mesh to those of another; modules move likewise."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch._tensors.active import active
 from monarch._tensors.core.aliases import Aliases
 from monarch._tensors.core.metadata import interned
 from monarch._tensors.core.special import RECEIVE, SEND
+from monarch._tensors.dispatch import constant
 from monarch._tensors.mesh import DeviceMesh, spawn_tensor_engine
 from monarch._tensors.misplaced import explain, refuse
+from monarch._tensors.module import move
+from monarch._tensors.stream import get_active_stream
 from monarch._tensors.tensor import Tensor, new_tensor
 from monarch._tensors.where import here
 from monarch.actor import ProcMesh
@@ -51,13 +55,18 @@ def to_mesh(tensors: Any, mesh: DeviceMesh | ProcMesh, stream: Stream | None = N
     Does not block, and no data pass through the client. A dimension of `mesh` that the tensor's
     mesh lacks gets copies. The result shares no storage with its source, even on the same process.
 
-    Args:
-        tensors: a tensor, what `slice_mesh` returns, or a structure with these.
-        mesh: where to; of this or of another proc mesh.
-        stream: the stream of the result; the tensor's own by default.
+    A `torch.nn.Module` is changed in place, as its own method ``to`` does: its parameters, buffers
+    and gradients are moved. Ordinary tensors in it are sent to all processes of `mesh`. Make the
+    optimizer after that, since the parameters are new objects.
 
-    Raises ValueError for meshes that do not fit, and TypeError for a tensor that requires a
-    gradient or may not be read.
+    Args:
+        tensors: a tensor, what `slice_mesh` returns, a module, or a structure with these.
+        mesh: where to; of this or of another proc mesh.
+        stream: the stream of the result; by default the tensor's own, and for ordinary tensors of a
+            module the active one.
+
+    Raises ValueError for meshes that do not fit and for a module with tensors that have no data
+    (device "meta"), and TypeError for a tensor that requires a gradient or may not be read.
     """
     return pytree.tree_map(
         lambda leaf: _copied(leaf, mesh, stream),
@@ -83,7 +92,23 @@ def _copied(leaf: Any, mesh: DeviceMesh | ProcMesh, stream: Stream | None) -> An
         return _copy(leaf, leaf.mesh, mesh, stream)
     if isinstance(leaf, torch.Tensor):
         raise explain("to_mesh", (leaf,), {}, active.mesh, None)
+    if isinstance(leaf, torch.nn.Module):
+        with _disable_current_modes():  # local tensors are read, maybe while a mesh is active
+            move(leaf, lambda tensor: _part(tensor, mesh, stream))
     return leaf
+
+
+def _part(tensor: torch.Tensor, target: DeviceMesh | ProcMesh, stream: Stream | None) -> Tensor:
+    """Return a tensor of a module on `target`."""
+    if type(tensor) is Tensor:
+        return _copy(tensor, tensor.mesh, target, stream)
+    if tensor.is_meta:
+        raise ValueError(
+            "the module has tensors without data (device 'meta'): give it data first, for example "
+            "with module.to_empty(device='cpu')"
+        )
+    mesh = spawn_tensor_engine(target) if isinstance(target, ProcMesh) else target
+    return constant(tensor, mesh.client.place(mesh, stream or get_active_stream()))
 
 
 def _copy(

@@ -7,9 +7,10 @@ import sys
 import traceback
 from types import CodeType, FrameType
 
+from monarch import _spi
 from monarch._tensors.core.aliases import Stack
 
-__all__ = ["frames_of", "here", "text_of"]
+__all__ = ["frames_of", "here", "lines_of", "text_of"]
 
 _OWN = os.path.dirname(__file__) + os.sep
 _DEPTH = 64
@@ -27,8 +28,8 @@ def here() -> Stack:
     return stack
 
 
-def frames_of(stack: Stack) -> list[traceback.FrameSummary]:
-    """Return the frames of the program in `stack`, outermost first, as `traceback` shows them.
+def lines_of(stack: Stack) -> list[tuple[str, int, str]]:
+    """Return file, line and function of the frames of the program in `stack`, outermost first.
 
     The engine's own frames and those of torch that called it are left out at the inner end.
     """
@@ -36,11 +37,18 @@ def frames_of(stack: Stack) -> list[traceback.FrameSummary]:
     inner = True
     for code, offset in stack:
         file = code.co_filename
-        if inner and (file.startswith(_OWN) or f"{os.sep}torch{os.sep}" in file):
+        if inner and (
+            file.startswith(_OWN) or _spi.is_engine_frame(file) or f"{os.sep}torch{os.sep}" in file
+        ):
             continue
         inner = False
-        frames.append(traceback.FrameSummary(file, _line_of(code, offset), code.co_name))
+        frames.append((file, _line_of(code, offset), code.co_name))
     return frames[::-1]
+
+
+def frames_of(stack: Stack) -> list[traceback.FrameSummary]:
+    """Return what `lines_of` does, as `traceback` shows it."""
+    return [traceback.FrameSummary(*line) for line in lines_of(stack)]
 
 
 def text_of(stack: Stack) -> str:

@@ -16,28 +16,33 @@ import torch
 
 from monarch import fetch_shard, inspect, remote
 from monarch._tensors.mesh import spawn_tensor_engine
-from monarch.actor import SupervisionError, this_host
+from monarch.actor import Actor, SupervisionError, Supervisor, this_host
 
 pytestmark = pytest.mark.torch
 
 PROGRAM = """
+import os, queue, select
 import torch
+import monarch.actor
 from monarch import inspect, remote
 from monarch.actor import this_host
+
+faults = queue.Queue()
 
 @remote(propagate=lambda x: x.clone())
 def fail(x):
     raise LookupError("no such thing")
 
-with this_host().spawn_procs({{"gpus": 2}}).activate():
-    lost = fail(torch.ones(2))
+procs = this_host().spawn_procs({{"gpus": 2}})
+with procs.activate():
+    lost = {made}(torch.ones(2))
     {then}
 """
 
 
-def run(then: str) -> subprocess.CompletedProcess[str]:
+def run(then: str, made: str = "fail") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(then=then)],
+        [sys.executable, "-c", PROGRAM.format(then=then, made=made)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -50,6 +55,56 @@ def test_an_error_that_no_call_raised_is_reported_at_exit() -> None:
     assert ended.returncode == 1
     assert "LookupError: no such thing" in ended.stderr
     assert "lost = fail(torch.ones(2))" in ended.stderr or "<string>" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "end", ["procs.stop().get()", "monarch.actor.shutdown_context().get()", "lost.mesh.exit()"]
+)
+def test_an_error_that_no_call_raised_is_reported_after_a_stop(end: str) -> None:
+    ended = run(end)
+    assert ended.returncode == 1
+    assert "LookupError: no such thing" in ended.stderr
+
+
+LOSS = """
+    pid = remote(os.getpid).call().get().item(gpus=1)
+    gone = os.pidfd_open(pid)
+    os.kill(pid, 9)
+    select.select([gone], [], [])
+    {then}
+    print("end")
+""".strip()
+
+
+@pytest.mark.failures
+def test_a_loss_that_no_call_raised_is_reported_at_exit() -> None:
+    ended = run(LOSS.format(then="pass"), "torch.clone")
+    assert (ended.returncode, ended.stdout) == (1, "end\n")
+    assert "Killed(sig=9)" in ended.stderr
+    assert "No call of the script raised this failure" in ended.stderr
+
+
+@pytest.mark.failures
+def test_a_loss_that_a_call_raised_is_not_reported_again() -> None:
+    then = """
+    try:
+        while True:
+            lost = lost + 1
+    except monarch.actor.SupervisionError as error:
+        print(error)
+""".strip()
+    ended = run(LOSS.format(then=then), "torch.clone")
+    assert ended.returncode == 0
+    assert "Killed(sig=9)" in ended.stdout
+    assert "Killed(sig=9)" not in ended.stderr
+
+
+@pytest.mark.failures
+def test_the_hook_for_faults_gets_the_loss() -> None:
+    then = "assert 'Killed(sig=9)' in str(faults.get(timeout=60))"
+    body = f"monarch.actor.unhandled_fault_hook = faults.put\n    {LOSS.format(then=then)}"
+    ended = run(body, "torch.clone")
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_an_error_that_was_raised_is_not_reported_again() -> None:
@@ -99,8 +154,11 @@ def test_the_loss_of_a_process_fails_fetches_and_is_no_interrupt() -> None:
         os.kill(pids.item(gpus=1), signal.SIGKILL)
         with pytest.raises(SupervisionError):
             _fetch_often(value)
-        with pytest.raises((SupervisionError, RuntimeError)):
-            fetch_shard(value).get(timeout=60)
+        for _ in range(2):
+            with pytest.raises(SupervisionError, match=r"Killed\(sig=9\)"):
+                fetch_shard(value).get(timeout=60)
+    with pytest.raises(SupervisionError):
+        value.mesh.exit()
     procs.stop().get(timeout=60)
 
 
@@ -109,4 +167,33 @@ def test_the_first_operation_may_fail() -> None:
     broken = remote(_broken, propagate=torch.ones)
     with procs.activate(), pytest.raises(Exception, match="not this time"):
         inspect(broken(2))
+    procs.stop().get(timeout=60)
+
+
+class Guard(Actor):
+    """An actor to supervise."""
+
+
+@pytest.mark.failures
+def test_a_supervised_mesh_is_activated_again_after_a_loss() -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    supervisor = Supervisor(max_restarts=3, within=60)
+    supervisor.spawn(procs, "guard", Guard)
+    pids = remote(os.getpid)
+    with procs.activate():
+        old = torch.ones(2)
+        before = pids.call().get(timeout=60)
+        os.kill(before.item(gpus=1), signal.SIGKILL)
+        with pytest.raises(SupervisionError):
+            _fetch_often(old)
+    supervisor.healthy.get(timeout=60)
+    with procs.activate():
+        with pytest.raises(SupervisionError):
+            old.add(1)
+        new = torch.ones(2) + procs.rank_tensor("gpus")
+        new = new.reduce("gpus")
+        assert inspect(new, gpus=1).tolist() == [3.0, 3.0]
+        after = pids.call().get(timeout=60)
+    assert before.item(gpus=0) == after.item(gpus=0)
+    assert before.item(gpus=1) != after.item(gpus=1)
     procs.stop().get(timeout=60)

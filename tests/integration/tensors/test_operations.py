@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from monarch import fetch_shard, get_active_mesh, inspect, no_mesh, remote
 from monarch._tensors.errors import RemoteException
 from monarch.config import configured
+from tests.adverbs import ADVERBS
 
 pytestmark = pytest.mark.torch
 
@@ -264,7 +266,9 @@ def test_adverbs_return_what_the_function_returns(active: Any) -> None:
     with active.slice(host=1, gpu=0).activate():
         assert number.call_one(rank).get(timeout=60) == 3
     assert sorted(future.get(timeout=60) for future in number.stream(rank)) == [1, 2, 3, 4]
+    assert number.choose(rank).get(timeout=60) == 1  # the first process, each time
     number.broadcast(rank)
+    assert [name for name in ADVERBS if not hasattr(number, name)] == []
     with no_mesh.activate(), pytest.raises(ValueError, match="requires an active proc_mesh"):
         number.call(rank)
 
@@ -367,6 +371,17 @@ def test_meshes_and_process_groups_as_arguments(active: Any) -> None:
     group.drop()
     with pytest.raises(RuntimeError, match="dropped"):
         remote(_all_reduced, propagate="inspect")(value, group)
+
+
+def test_processes_have_the_variables_of_torchrun(active: Any) -> None:
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
+    own = remote(lambda: [os.environ[name] for name in names]).call().get(60)
+    assert own.item(host=1, gpu=0) == ["2", "4", "0", "2"]
+
+
+def test_each_process_draws_numbers_of_its_own(active: Any) -> None:
+    drawn = torch.rand(1).reduce("host", "stack").reduce("gpu", "stack")
+    assert len({x for row in inspect(drawn).tolist() for y in row for x in y}) == 4
 
 
 def _all_reduced(x: Any, group: Any) -> Any:

@@ -22,6 +22,7 @@ class Aliases:
         "arriving",
         "borrows",
         "dropped",
+        "is_small",
         "owned",
         "readable",
         "refs",
@@ -31,6 +32,7 @@ class Aliases:
 
     def __init__(self, owned: bool = True) -> None:
         self.refs: set[int] = set()
+        self.is_small = False  # whether a few such storages may wait for their deletion
         self.owned = owned  # writable while it is not borrowed
         self.readable = True
         self.writable = owned

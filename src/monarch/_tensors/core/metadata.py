@@ -9,15 +9,22 @@ from typing import Any
 
 import torch
 
+from monarch._tensors.core.absent_device import client_device
+
 __all__ = ["Metadata", "metadata_of"]
 
+_SMALL = 64 << 10  # bytes
 _KEPT = 1 << 16  # distinct metadata after which the table starts again; equality is only a speed-up
 
 
 class Metadata:
-    """Shape, strides and offset (in elements), dtype, device and layout of a tensor."""
+    """Shape, strides and offset (in elements), dtype, device and layout of a tensor.
 
-    __slots__ = ("device", "dtype", "layout", "offset", "size", "stride")
+    `is_small` is whether a few such tensors may wait for their deletion. `shown` is the device that
+    the client's object has for torch.
+    """
+
+    __slots__ = ("device", "dtype", "is_small", "layout", "offset", "shown", "size", "stride")
 
     def __init__(
         self,
@@ -33,7 +40,9 @@ class Metadata:
         self.offset = offset
         self.dtype = dtype
         self.device = device
+        self.shown = client_device(device)
         self.layout = layout
+        self.is_small = self.nbytes() <= _SMALL
 
     def nbytes(self) -> int:
         """Return the bytes of its elements, if each is stored once."""

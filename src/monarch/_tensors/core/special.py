@@ -64,7 +64,7 @@ REPLAY = 13
 `given` are the arguments and the captured tensors; `changed` those that it writes to, and aliases.
 """
 SHARE = 14
-"""``(SHARE, number, ref, ranks)``: let actors on some processes have the value."""
+"""``(SHARE, key, ref, ranks)``: let actors on some processes have the value."""
 
 
 def references(command: Command) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -6,6 +6,9 @@ import pickle
 from typing import Any
 
 from monarch import _spi
+from monarch._tensors.worker.cores import share_cores
+from monarch._tensors.worker.launch_variables import enter
+from monarch._tensors.worker.shares import RESULT, hand_over
 from monarch._tensors.worker.store import Keys
 from monarch._tensors.worker.stream import Question, Report, StreamThread, Table
 from monarch._tensors.worker.template import compiled
@@ -21,10 +24,14 @@ class TensorWorker(Actor):
         name: the name of the client's engine.
         sizes: the dimensions of the proc mesh.
         address: the address at which processes reach each other; empty: that of the host name.
+        neighbours: how many processes of the mesh are on this host, itself included.
     """
 
-    def __init__(self, name: str, sizes: dict[str, int], address: str) -> None:
-        self._table = Table(name, current_rank().rank, sizes, address)
+    def __init__(self, name: str, sizes: dict[str, int], address: str, neighbours: int) -> None:
+        rank = current_rank().rank
+        enter(rank, sizes)
+        share_cores(neighbours)
+        self._table = Table(name, rank, sizes, address)
         self._streams: dict[int, StreamThread] = {}
         self._places: dict[int, StreamThread | None] = {}
 
@@ -58,6 +65,11 @@ class TensorWorker(Actor):
     def deliver(self, key: tuple[int, int], value: Any) -> None:
         """Take a value from another worker."""
         self._table.transfers.arrive(key, value)
+
+    @endpoint
+    def give_up(self, number: int, error: Exception) -> None:
+        """End the wait of a stream for the result of a call that has none."""
+        hand_over(self._table.name, (number, RESULT), error=error)
 
     def _take(self, batch: bytes) -> None:
         defined, forgotten, confirmed, runs = pickle.loads(batch)

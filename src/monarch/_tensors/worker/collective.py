@@ -110,8 +110,10 @@ class Collective:
             meta = spec.source
             value = torch.zeros(meta.size, dtype=meta.dtype, device=meta.device)
         ranks = members(spec.ranks, spec.dims, self._table.rank)
+        written = values[out] if out else None
+        target = written if isinstance(written, torch.Tensor) and lost is None else None
         try:
-            result = self._combined(stream, cast("torch.Tensor", value), ranks, spec)
+            result = self._combined(stream, cast("torch.Tensor", value), ranks, spec, target)
         except RuntimeError as error:
             dims = ", ".join(spec.names)
             raise RuntimeError(
@@ -123,14 +125,21 @@ class Collective:
                 if name:
                     values[name] = lost
         elif out:
-            values[out].copy_(result)
+            if result is not written:
+                values[out].copy_(result)
             values[ref] = values[out]
         else:
             values[ref] = result
 
     def _combined(
-        self, stream: StreamThread, value: torch.Tensor, ranks: list[int], spec: Reduction
+        self,
+        stream: StreamThread,
+        value: torch.Tensor,
+        ranks: list[int],
+        spec: Reduction,
+        target: torch.Tensor | None,
     ) -> torch.Tensor:
+        """Return the result: in `target` if the group can write it there, without a copy."""
         count = len(ranks)
         if count == 1:
             if spec.kind == "stack":
@@ -149,7 +158,10 @@ class Collective:
         options: Any = dist.AllreduceOptions()
         options.reduceOp = _OPS[spec.kind]
         # gloo has no reduce-scatter for all dtypes and reductions: reduce all, keep a part.
-        result = value.clone()
+        if target is None or spec.scatter or not target.is_contiguous():
+            result = value.clone()
+        else:
+            result = target if target is value else target.copy_(value)
         group.allreduce([result], options).wait()
         if spec.scatter:
             result = result[ranks.index(self._table.rank)].clone()

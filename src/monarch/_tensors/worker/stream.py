@@ -40,11 +40,11 @@ from monarch._tensors.core.special import (
     references,
 )
 from monarch._tensors.core.template import DELETE, FIRST, Command
-from monarch._tensors.errors import RemoteException
+from monarch._tensors.errors import CallFailed
 from monarch._tensors.worker.argument import GroupArgument, MeshArgument, here
 from monarch._tensors.worker.kept import Kept
 from monarch._tensors.worker.loans import Loans
-from monarch._tensors.worker.shares import share_of
+from monarch._tensors.worker.shares import Key, hand_over
 from monarch._tensors.worker.template import Lost, Raised, Reference, Template
 from monarch._tensors.worker.transfers import Transfers
 
@@ -56,7 +56,6 @@ __all__ = [
     "Report",
     "StreamThread",
     "Table",
-    "lost_text",
 ]
 
 _Failure = tuple[int, str, "bytes | None", "int | None"]
@@ -119,6 +118,14 @@ class Table:
         with self._lock:
             return list(self._failures)
 
+    def call_failed(self, lost: Lost) -> CallFailed:
+        """Return why an actor does not get a value that is lost."""
+        for seq, text, pickled, index in self.failures():
+            if seq == lost.seq:
+                return CallFailed(text, pickled, lost=(self.name, self.rank, seq, index))
+        text = f"operation {lost.seq} failed before"
+        return CallFailed(text, None, lost=(self.name, self.rank, lost.seq, None))
+
     def store(self) -> Any:
         """Return the rendezvous of all workers of the engine."""
         from monarch._tensors.worker.store import RendezvousStore
@@ -143,12 +150,6 @@ class Table:
 
                     self._collective = Collective(self)
         return self._collective
-
-
-def lost_text(table: Table, lost: Lost) -> str:
-    """Return the report of the failure because of which a value is lost."""
-    found = (text for seq, text, *_ in table.failures() if seq == lost.seq)
-    return next(found, f"operation {lost.seq} failed before")
 
 
 def _user_part(error: BaseException) -> Any:
@@ -177,6 +178,8 @@ class StreamThread:
         self.number = number
         self._is_default = is_default
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._given = 0  # counted by the actor's thread
+        self._finished = 0  # counted by the stream's
         self._special: dict[int, Callable[[int, Command, dict[int, Any]], None]] = {
             DELETE: self._delete,
             CONSTANT: self._constant,
@@ -198,10 +201,21 @@ class StreamThread:
 
     def put(self, first: int, commands: list[Command]) -> None:
         """Execute `commands`, numbered from `first`, after what is queued."""
+        self._given += 1
         self._queue.put((first, commands))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the values are those of all commands, and other threads may read them.
+
+        On a GPU only the default queue of the device is the same for all threads.
+        """
+        shares_queue = self._is_default or not torch.cuda.is_available()
+        return self._given == self._finished and shares_queue
 
     def call(self, function: Callable[[], None]) -> None:
         """Call `function()` on the stream's thread after what is queued."""
+        self._given += 1
         self._queue.put((None, function))
 
     def stop(self) -> None:
@@ -223,6 +237,7 @@ class StreamThread:
                 else:
                     self._execute(first, work)
                 item = work = None
+                self._finished += 1
 
     def _device(self) -> contextlib.AbstractContextManager[Any]:
         if self._is_default or not torch.cuda.is_available():
@@ -345,16 +360,17 @@ class StreamThread:
                 values[lost] = last
 
     def _share(self, seq: int, command: Command, values: dict[int, Any]) -> None:
-        _, number, ref, ranks = command
+        _, key, ref, ranks = command
+        if self.table.rank in ranks:
+            self.share(key, values[ref])
+
+    def share(self, key: Key, value: Any) -> None:
+        """Hand a value to an actor that waits for it, or the reason why it is lost."""
         table = self.table
-        if table.rank not in ranks:
-            return
-        value = values[ref]
-        future = share_of(table.name, number)
         if type(value) is Lost:
-            future.set_exception(RemoteException(lost_text(table, value), [], table.rank))
+            hand_over(table.name, key, error=table.call_failed(value))
         else:
-            future.set_result(value.detach())
+            hand_over(table.name, key, value.detach() if isinstance(value, torch.Tensor) else value)
 
     def _ignore(self, seq: int, command: Command, values: dict[int, Any]) -> None:
         """Do nothing: the command is for the client's history."""
@@ -366,6 +382,8 @@ class StreamThread:
         kind, ranks, asked = question
         if self.table.rank not in ranks:
             return None
+        if kind == "value":
+            return self._local(asked)
         if kind == "fetch":
             return self._fetched(pickle.loads(asked))
         if kind == "call":
@@ -375,17 +393,21 @@ class StreamThread:
             return kept if type(kept) is Lost else kept.pattern()
         raise ValueError(f"unknown question {kind!r}")
 
+    def _local(self, ref: int) -> Any:
+        """Return a value for the client, or a `Lost`."""
+        value = self.table.values[ref]
+        return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+
     def _fetched(self, structure: Any) -> Any:
         lost: list[Lost] = []
 
         def local(leaf: Any) -> Any:
             if type(leaf) is not Reference:
                 return leaf
-            value = self.table.values[leaf.number]
+            value = self._local(leaf.number)
             if type(value) is Lost:
                 lost.append(value)
-                return None
-            return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+            return value
 
         fetched = pytree.tree_map(local, structure)
         return lost[0] if lost else fetched
@@ -442,11 +464,19 @@ class Question:
         self._value: Any = None
 
     def put(self) -> None:
-        """Queue it behind what the streams have to do."""
+        """Queue it behind what the streams have to do.
+
+        A question about values that are there is answered at once: to wake the thread of an idle
+        stream takes longer than the answer.
+        """
         if not self._streams:
             self._finish()
+        is_reading = self._question is None or self._question[0] in ("value", "fetch")
         for stream in self._streams:
-            stream.call(functools.partial(self._arrive, stream))
+            if is_reading and stream.is_done:
+                self._arrive(stream)
+            else:
+                stream.call(functools.partial(self._arrive, stream))
 
     def _arrive(self, stream: StreamThread) -> None:
         if self._question is not None:
@@ -464,7 +494,8 @@ class Question:
         try:
             self._port.send((self._done, self._table.failures(), self._value))
         except Exception as error:  # the value cannot be pickled
-            self._port.send((self._done, self._table.failures(), _raised(error)))
+            with contextlib.suppress(RuntimeError):  # the actor was stopped, which was the answer
+                self._port.send((self._done, self._table.failures(), _raised(error)))
 
 
 def _raised(error: BaseException) -> Any:

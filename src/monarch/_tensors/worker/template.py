@@ -7,6 +7,7 @@ called with gradients enabled, on tensors that do not require them.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch._tensors.core.template import Command, Operand
-from monarch._tensors.worker.argument import GroupArgument, MeshArgument
+from monarch._tensors.worker.argument import GroupArgument, MeshArgument, here
+from monarch._tensors.worker.shares import RESULT, take
 
 __all__ = ["Lost", "Raised", "Reference", "Template", "compiled"]
 
@@ -85,6 +87,8 @@ class Template:
 def compiled(definition: Any) -> Template:
     """Return the template of a definition, as `dispatch` and `remote` make them."""
     kind, function, args, kwargs, tensors, new, picks, is_alone, written, expected = definition
+    if kind == "actor":
+        return Template(_call(function, new, picks, is_alone, expected), tensors, new, written)
     if kind == "aten":
         called = _operator(function)
         return Template(
@@ -156,6 +160,9 @@ def _function(
     """Return a function that executes commands of a function of the program."""
     start = 1 + new
     leaves, spec = pytree.tree_flatten((args, kwargs))
+    each = [*args, *kwargs.values()]
+    is_flat = len(each) == len(leaves) and all(map(operator.is_, each, leaves))
+    count, names = len(args), tuple(kwargs)
     resolved: list[Any] = []
 
     def run(values: dict[int, Any], command: Command) -> None:
@@ -172,29 +179,78 @@ def _function(
                 given.append(leaf.resolve())
             else:
                 given.append(leaf)
-        arguments, keywords = pytree.tree_unflatten(given, spec)
+        if is_flat:
+            arguments, keywords = given[:count], dict(zip(names, given[count:], strict=True))
+        else:
+            arguments, keywords = pytree.tree_unflatten(given, spec)
         with torch.enable_grad():
             result = resolved[0](*arguments, **keywords)
-        if new == 0:
-            return
-        found = [result] if is_alone else pytree.tree_leaves(result)
-        tensors_found = [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
-        if is_alone and not isinstance(result, torch.Tensor):
-            raise TypeError(f"expected a tensor from {function}, got {type(result).__name__}")
-        if max(picks) >= len(found):
-            raise TypeError(
-                f"unexpected number of returns from op, expected {max(picks) + 1}, got "
-                f"{len(tensors_found)}"
-            )
-        for index, pick in enumerate(picks):
-            value, (size, dtype) = found[pick], expected[index]
-            if not isinstance(value, torch.Tensor):
-                raise TypeError(f"expected a tensor from {function}, got {type(value).__name__}")
-            if tuple(value.shape) != size or value.dtype is not dtype:
-                raise TypeError(
-                    f"{function} returned a tensor of {list(value.shape)} and {value.dtype}; its "
-                    f"propagate function promised {list(size)} and {dtype}"
-                )
-            values[command[1 + index]] = value.detach()
+        for index, value in enumerate(_promised(function, result, new, picks, is_alone, expected)):
+            values[command[1 + index]] = value
 
     return run
+
+
+def _call(
+    name: str, new: int, picks: tuple[int, ...], is_alone: bool, expected: tuple[Any, ...]
+) -> Callable[[dict[int, Any], Command], None]:
+    """Return a function that hands arguments to an actor, and waits for the result of its call.
+
+    A command has references and, as the last operand, the number of the call.
+    """
+
+    def run(values: dict[int, Any], command: Command) -> None:
+        *refs, number = (item for item in command[1 + new :] if type(item) is not tuple)
+        stream = here.stream
+        answer = take(stream.table.name, (number, RESULT))
+        given = [values[ref] for ref in refs]
+        for index, value in enumerate(given):
+            stream.share((number, index), value)
+        if any(type(value) is Lost for value in given):
+            raise RuntimeError("an argument is lost")
+        # The call ends with an answer, or with the loss of the actor, which the client reports.
+        error = answer.exception()
+        if error is not None:
+            raise error
+        result = answer.result()
+        for index, value in enumerate(_promised(name, result, new, picks, is_alone, expected)):
+            values[command[1 + index]] = value
+
+    return run
+
+
+def _promised(
+    function: Any,
+    result: Any,
+    new: int,
+    picks: tuple[int, ...],
+    is_alone: bool,
+    expected: tuple[Any, ...],
+) -> list[torch.Tensor]:
+    """Return the tensors in the result of a function of the program that have a reference.
+
+    Raises TypeError if they are not what its propagate function has promised.
+    """
+    if new == 0:
+        return []
+    found = [result] if is_alone else pytree.tree_leaves(result)
+    tensors_found = [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
+    if is_alone and not isinstance(result, torch.Tensor):
+        raise TypeError(f"expected a tensor from {function}, got {type(result).__name__}")
+    if max(picks) >= len(found):
+        raise TypeError(
+            f"unexpected number of returns from op, expected {max(picks) + 1}, got "
+            f"{len(tensors_found)}"
+        )
+    made = []
+    for pick, (size, dtype) in zip(picks, expected, strict=True):
+        value = found[pick]
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"expected a tensor from {function}, got {type(value).__name__}")
+        if tuple(value.shape) != size or value.dtype is not dtype:
+            raise TypeError(
+                f"{function} returned a tensor of {list(value.shape)} and {value.dtype}; its "
+                f"propagate function promised {list(size)} and {dtype}"
+            )
+        made.append(value.detach())
+    return made

@@ -1,0 +1,93 @@
+"""Pipelines of stages: the same losses and gradients as the whole network in one process."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from monarch import OpaqueRef, Stream, inspect, no_mesh, remote
+from monarch._tensors.pipelining import PipelineParallelism, get_parameter_udf
+
+pytestmark = pytest.mark.torch
+
+
+def network() -> list[nn.Module]:
+    torch.manual_seed(3)
+    return [nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)]
+
+
+def sgd(parameters: Any, lr: float) -> Any:
+    return torch.optim.SGD(parameters, lr=lr)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("streams", [1, 2])
+def test_losses_and_gradients_are_those_of_one_process(
+    mesh: Any, schedule: str, streams: int
+) -> None:
+    layers = network()
+    whole = nn.Sequential(*copy.deepcopy(layers))
+    optimizer = sgd(whole.parameters(), 0.1)
+    compute = Stream("compute")
+    other = compute if streams == 1 else Stream("p2p")
+    meshes = [mesh.slice(host=0), mesh.slice(host=1)]
+    losses: list[Any] = []
+    pipeline = PipelineParallelism(
+        meshes,
+        [layers[:2], layers[2:3], layers[3:]],
+        compute,
+        other,
+        schedule,
+        batch_size=8,
+        microbatch_size=2,
+        loss_fn=nn.CrossEntropyLoss(),
+        loss_list=losses,
+    )
+    pipeline.initialize()
+    pipeline.configure_optimizers(0.1, sgd)
+    assert [pipeline.stage_to_rank(stage) for stage in range(3)] == [0, 1, 0]
+    for _ in range(3):
+        x, y = torch.randn(8, 5), torch.randint(3, (8,))
+        with meshes[0].activate(), compute.activate():
+            given, expected = torch.tensor(x.tolist()), torch.tensor(y.tolist())
+        loss = pipeline.run(given, expected)
+        optimizer.zero_grad()
+        alone = nn.functional.cross_entropy(whole(x), y)
+        alone.backward()
+        optimizer.step()
+        with compute.activate():
+            torch.testing.assert_close(inspect(loss, gpu=1), alone.detach())
+            parameters = [each for stage in pipeline.stages for each in stage.parameters()]
+            for own, theirs in zip(parameters, whole.parameters(), strict=True):
+                torch.testing.assert_close(inspect(own.grad), theirs.grad)
+    assert len(losses) == 12
+    copied = nn.Sequential(*network())
+    pipeline.copy_params_to_new_model(copied)
+    for own, theirs in zip(copied.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(own, theirs)
+
+
+def test_a_parameter_of_a_module_in_the_processes(active: Any) -> None:
+    made = remote(lambda: OpaqueRef(nn.Linear(2, 3)), propagate=lambda: OpaqueRef(None))
+    found = get_parameter_udf(made(), "weight", (3, 2))
+    assert tuple(inspect(found).shape) == (3, 2)
+
+
+def test_what_a_pipeline_refuses(mesh: Any) -> None:
+    stream = Stream("compute")
+    with pytest.raises(ValueError, match="unknown schedule 'best'"):
+        PipelineParallelism([mesh], [[nn.ReLU()]], stream, stream, "best")
+    with pytest.raises(ValueError, match="multiple of microbatch_size"):
+        PipelineParallelism([mesh], [[nn.ReLU()]], stream, stream, batch_size=3, microbatch_size=2)
+    with pytest.raises(TypeError, match="list of modules"):
+        PipelineParallelism([mesh], [[torch.relu]], stream, stream)  # type: ignore[list-item]
+    pipeline = PipelineParallelism([mesh], [[nn.ReLU()]], stream, stream)
+    with no_mesh.activate(), pytest.raises(ValueError, match="has 3 rows"):
+        pipeline.run(torch.ones(3, 1), torch.ones(3))
