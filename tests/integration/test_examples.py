@@ -38,7 +38,12 @@ NEEDED = {
     "parameter_server": ("torch",),
     "ping_pong": (),
     "rdma_parameter_server": ("numpy", "rich"),
+    "simulate_step": ("torch",),
     "train_digits": ("torch", "sklearn", "matplotlib", "rich"),
+    "train_digits_tensors": ("torch", "sklearn", "matplotlib"),
+    "transformer": ("torch",),
+    "transformer_pipeline": ("torch",),
+    "transformer_tensor_parallel": ("torch",),
     "weight_sync": ("numpy", "rich"),
 }
 with_torch = needs("torch")
@@ -97,6 +102,11 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         pytest.param("weight_sync", "--generators", marks=with_numpy),
         pytest.param("checkpoint_fanout", "--procs", marks=with_numpy),
         pytest.param("train_digits", "--procs", marks=with_extras),
+        pytest.param("train_digits_tensors", "--procs", marks=with_extras),
+        pytest.param("simulate_step", "--hosts", marks=with_torch),
+        pytest.param("transformer", "--steps", marks=with_torch),
+        pytest.param("transformer_pipeline", "--stages", marks=with_torch),
+        pytest.param("transformer_tensor_parallel", "--procs", marks=with_torch),
         pytest.param("demo_hosts", "--machines", marks=with_extras),
     ],
 )
@@ -120,6 +130,11 @@ def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(
         ("weight_sync", "rich"),
         ("checkpoint_fanout", "numpy"),
         ("train_digits", "torch"),
+        ("train_digits_tensors", "sklearn"),
+        ("simulate_step", "torch"),
+        ("transformer", "torch"),
+        ("transformer_pipeline", "torch"),
+        ("transformer_tensor_parallel", "torch"),
         ("demo_hosts", "cryptography"),
     ],
 )
@@ -322,6 +337,61 @@ def test_train_digits_learns_the_same_with_any_number_of_trainers(
         number(r"epoch   5/\d+ +loss ([\d.]+)", out) for out in (one.stdout, undisturbed)
     )
     assert alone == pytest.approx(together, rel=0.02)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_extras
+def test_train_digits_tensors_learns_as_train_digits_does(undisturbed: str, tmp_path: Path) -> None:
+    arguments = ("--procs", "4", "--epochs", "12", "--out", "made")
+    out = example("train_digits_tensors", *arguments, cwd=tmp_path).stdout
+    losses = [number(r"epoch   5/12  loss ([\d.]+)", each) for each in (out, undisturbed)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert number(r"test accuracy: ([\d.]+)", out) >= 0.95
+    assert (tmp_path / "made" / "digits_tensors_loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.torch
+@with_torch
+def test_simulate_step_shows_what_an_overlap_saves(tmp_path: Path) -> None:
+    out = example("simulate_step", "--trace", "step.json", cwd=tmp_path).stdout
+    times = [number(rf"averages {which} .*: ([\d.]+) ms", out) for which in ("after", "beside")]
+    assert times[0] > times[1]
+    assert "0-63 communication |" in out
+    assert (tmp_path / "step.json").stat().st_size > 100_000
+
+
+@pytest.mark.torch
+@with_torch
+def test_transformer_prints_a_curve_where_there_is_no_matplotlib(tmp_path: Path) -> None:
+    program = str(EXAMPLES / "transformer.py")
+    hide_and_run = (
+        "import runpy, sys; sys.modules['matplotlib'] = None; sys.argv = ['', '--steps', '20']; "
+        f"runpy.run_path({program!r}, run_name='__main__')"
+    )
+    out = python("-c", hide_and_run, cwd=tmp_path).stdout
+    assert number(r"step   20/20  loss ([\d.]+)", out) < 3
+    assert len(re.findall(r"^ +\d+  [\d.]+  #+$", out, re.MULTILINE)) == 20
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_torch
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("transformer_tensor_parallel", ("--procs", "2")),
+        ("transformer_pipeline", ("--stages", "2", "--micro-batches", "4")),
+        ("transformer_pipeline", ("--stages", "4", "--micro-batches", "2")),
+    ],
+)
+def test_a_divided_transformer_has_the_losses_of_one_process(
+    name: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    out = example(name, *options, "--steps", "12", cwd=tmp_path).stdout
+    assert number(r"greatest difference of a loss: ([\d.e-]+)", out) <= 1e-6
+    apart, together = re.findall(r"step   12/12  loss ([\d.]+)", out)
+    assert apart == together
 
 
 class Demo:
