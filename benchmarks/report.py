@@ -178,6 +178,9 @@ METHOD = """\
 - *PSS* is the memory of a process with each shared page divided by the number of processes that
   share it. The row adds up all processes that the program started, those that serve the 8 workers
   as well, and divides by 8; of Ray, the daemons are left out.
+- Rows of distributed tensors have two processes unless they name another number. An operation is
+  *executed* when the last of 1,000 has been fetched. torchmonarch reduces on GPUs only, so the
+  all-reduce is compared with two plain processes that call `torch.distributed` in turn with it.
 - *A time-out there*: torchmonarch does not notice what the row is about, and its figure is its own
   time limit, so there is no ratio.
 - Ray has no mesh, no message without a reply and no acknowledged stop: its figures are for one

@@ -103,7 +103,8 @@ class Row:
         if self.ratio is not None:
             parts.append(f"{self.ratio:g}x")
         if self.limit is not None:
-            parts.append(f"at most {self.unit.show(self.limit)}")
+            most = "at least" if self.unit.rate else "at most"
+            parts.append(f"{most} {self.unit.show(self.limit)}")
         if self.share is not None and self.share.at_least:
             parts.append(f"{self.share.at_least:.0%} of {self.share.words}")
         if self.ahead_of_ray:
@@ -230,6 +231,18 @@ PROGRAMS = (
     ),
     Program("spawn_actor", engines=MONARCHS),
     *(program for route in ROUTES for program in transfers(route)),
+    Program("tensors", engines=MONARCHS, timeout=300, repeats={REFERENCE: 2}),
+    Program(
+        "tensor_mesh",
+        engines=MONARCHS,
+        timeout=300,
+        quick=False,
+        repeats={REFERENCE: 1},
+        gigabytes={OURS: 4, REFERENCE: 12},
+        environment=PATIENCE,
+    ),
+    # torchmonarch reduces on GPUs only: on a CPU its client ends.
+    Program("tensor_reduce", engines=(OURS,), timeout=120),
     Program("import_time"),
 )
 
@@ -308,6 +321,70 @@ TRANSFER_TITLES = {
     NIXL: "The same over NIXL (`nixl`, forced)",
 }
 TRANSFER_ROWS = {route: transfer_rows(route) for route in ROUTES}
+
+
+def tensor_row(key: str, title: str, unit: Unit, ratio: float | None, limit: float | None) -> Row:
+    """Return a row of the program `tensors`; its figure has the name of the row."""
+    return Row(f"tensor_{key}", title, "tensors", key, unit, ratio, limit)
+
+
+REDUCED = {"12": "12 floats", "1M": "1 MB", "16M": "16 MB"}
+GROWN = (2, 8, 32)
+TENSOR_ROWS = (
+    tensor_row("add_issued", "issue `x.add(1)`", MICROSECONDS, 40, 20e-6),
+    tensor_row("add", "`x.add(1)`, issued and executed", PER_SECOND, 40, 1 / 50e3),
+    tensor_row("add_inplace", "`x.add_(1)`", MICROSECONDS, 40, None),
+    tensor_row("linear", "`linear(x, weight, bias)`", MICROSECONDS, 40, None),
+    tensor_row("remote", "remote function with `propagate=`", MICROSECONDS, 40, None),
+    tensor_row("coalesced", "`x.add(1)` under `coalescing`", MICROSECONDS, None, None),
+    tensor_row("replayed", "an add of 100 that `compile` replays", MICROSECONDS, 8, None),
+    tensor_row("fetch", "fetch 12 floats", MILLISECONDS, 10, None),
+    tensor_row("fetch_64", "fetch 64 MB", MILLISECONDS, 10, None),
+    tensor_row("step", "training step of ten `Linear` layers", MILLISECONDS, 15, None),
+    *(
+        Row(
+            f"tensor_reduce_{size}",
+            f"all-reduce {words}",
+            "tensor_reduce",
+            f"ours_{size}",
+            MILLISECONDS,
+            share=Share(f"bare_{size}", "bare gloo"),
+        )
+        for size, words in REDUCED.items()
+    ),
+    *(
+        Row(
+            f"tensor_reduce_{size}_added",
+            f"all-reduce {words}, beyond bare gloo",
+            "tensor_reduce",
+            f"added_{size}",
+            MILLISECONDS,
+            limit=0.3e-3,
+        )
+        for size, words in REDUCED.items()
+    ),
+    *(
+        Row(
+            f"tensor_client_{count}",
+            f"client's processor time of an add, {count} procs",
+            "tensor_mesh",
+            f"client_{count}",
+            MICROSECONDS,
+            share=Share("client_2", "that with 2 procs", 0.8) if count > 2 else None,
+        )
+        for count in GROWN
+    ),
+    *(
+        Row(
+            f"tensor_drained_{count}",
+            f"add, issued and executed, {count} procs",
+            "tensor_mesh",
+            f"drained_{count}",
+            MICROSECONDS,
+        )
+        for count in GROWN
+    ),
+)
 
 GROUPS = {
     "Messages": (
@@ -522,6 +599,7 @@ GROUPS = {
             limit=0.050,
         ),
     ),
+    "Distributed tensors": TENSOR_ROWS,
     **{TRANSFER_TITLES[route]: TRANSFER_ROWS[route] for route in ROUTES},
 }
 ROWS = tuple(row for rows in GROUPS.values() for row in rows)
