@@ -9,6 +9,7 @@ uses other languages at its fences.
 from __future__ import annotations
 
 import doctest
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from monarch._engine.base.settings import KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
@@ -27,6 +30,9 @@ DOCUMENTS = [
     pytest.param("docs/tensors.md", marks=pytest.mark.torch),
     "docs/testing.md",
 ]
+
+SETTINGS = {key.variable for key in KEYS.values()}
+"""Variables that change what documents print; an earlier test may have left one."""
 
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 END_OF_BLOCK = "----- end of block -----"
@@ -87,6 +93,7 @@ def test_document_prints_what_it_shows(document: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(script)],
         cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name not in SETTINGS},
         capture_output=True,
         text=True,
         timeout=280,

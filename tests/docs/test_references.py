@@ -31,6 +31,7 @@ INVENTED = {
     "state.pkl",
     "stderr.txt",
     "stdout.txt",
+    "step.json",
     "train.py",
     "x.py",
 }

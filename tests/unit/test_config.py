@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import pickle
 import subprocess
 import sys
 import threading
@@ -68,6 +69,20 @@ def test_defaults_are_those_of_the_reference(fresh):
 def test_every_key_has_its_own_variable_and_a_line_of_documentation():
     assert len({key.variable for key in KEYS.values()}) == len(KEYS)
     assert all(key.doc for key in KEYS.values())
+
+
+def test_a_class_that_travels_by_value_configures_the_process_it_arrives_in():
+    """It has the `configure` that its script imported, which must not bring a copy along."""
+    there = "from monarch._engine.base.settings import settings; import pickle, sys;"
+    there += "pickle.load(sys.stdin.buffer)(cleanup_timeout='90s'); print(settings.cleanup_timeout)"
+    done = subprocess.run(
+        [sys.executable, "-c", there],
+        check=True,
+        input=pickle.dumps(mc.configure),
+        capture_output=True,
+    )
+    assert done.stdout == b"90.0\n"
+    assert pickle.loads(pickle.dumps(settings)) is settings
 
 
 def test_facade_exports_the_names_of_the_reference():

@@ -20,6 +20,7 @@ from monarch.actor import (
     endpoint,
     send,
 )
+from tests.adverbs import ADVERBS
 
 
 class Echo(Actor):
@@ -330,8 +331,6 @@ def test_send_refuses_unknown_selections(pair):
 
 
 # --- local checks --------------------------------------------------------------------------------
-
-ADVERBS = ["call", "call_one", "choose", "stream", "broadcast"]
 
 
 @pytest.mark.parametrize("adverb", ADVERBS)

@@ -15,6 +15,7 @@ from monarch._engine.base.errors import BackpressureError
 from monarch._engine.runtime.agent.client import client_proc
 from monarch.actor import Actor, ActorError, Channel, endpoint
 from monarch.config import configured
+from tests.stopped import stop_process
 
 from .conftest import WAIT, Inside, tables, until
 
@@ -182,7 +183,7 @@ def test_a_send_that_gives_up_leaves_nothing_behind(fresh: Fresh, proc: Any) -> 
     before = tables(proc)
     patience, limit = proc._patience, link.queue_limit
     proc._patience, link.queue_limit = 0.2, 100_000
-    os.kill(pid, signal.SIGSTOP)
+    stop_process(pid)
     try:
         with contextlib.suppress(BackpressureError):
             for _ in range(10_000):

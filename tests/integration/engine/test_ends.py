@@ -14,6 +14,7 @@ import pytest
 
 from monarch.actor import Actor, ActorError, Channel, MeshFailure, SupervisionError, endpoint
 from monarch.config import configured
+from tests.stopped import stop_process
 
 from .conftest import WAIT, Inside, kill, until
 
@@ -145,8 +146,7 @@ def test_a_stopped_process_is_given_up(fresh: Fresh, faults: Any) -> None:
         procs = fresh(2)
     mortal = procs.spawn("mortal", Mortal)
     pid = mortal.slice(gpus=0).pid.call_one().get(timeout=WAIT)
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "T")
+    stop_process(pid)
     with pytest.raises(SupervisionError, match="became unresponsive and is assumed dead") as error:
         mortal.slice(gpus=0).pid.call_one().get(timeout=WAIT)
     assert "(SIGSTOP) for 0.2 s" in str(error.value)

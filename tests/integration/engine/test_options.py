@@ -265,6 +265,29 @@ def test_a_call_of_all_names_those_without_an_answer(four: Any, proc: Proc) -> N
     assert mesh.rank.call().get(timeout=WAIT).values() == [0, 1, 2, 3]
 
 
+def test_the_remedy_of_a_late_call_is_one_that_helps(four: Any, proc: Proc) -> None:
+    """Partial results are no remedy if no answer came in time, and no other adverb has them."""
+    mesh = four.spawn("worker", Worker)
+    ready, receiver = Channel[Port[None]].open()
+    hour = mesh.hold.options(timeout=3600)
+    every = hour.call(ready, [0, 1, 2, 3])
+    running = gates(4, receiver)
+    kept = hour.options(on_failure="partial")
+    partial = kept.call(None, [])
+    chosen = hour.choose(None, [])
+    stream = list(hour.stream(None, []))
+    expire(proc, kept)
+    expire(proc, hour)
+    for future in [every, chosen, *stream]:
+        with pytest.raises(TimeoutError) as caught:
+            future.get(timeout=WAIT)
+        assert str(caught.value).endswith("Give it more time with options(timeout=...).")
+    for _, error in partial.get(timeout=WAIT).failures():
+        assert str(error).endswith("Give it more time with options(timeout=...).")
+    for go in running:
+        go.send(None)
+
+
 def test_a_stream_hands_out_what_came_in_time(four: Any, proc: Proc) -> None:
     mesh = four.spawn("worker", Worker)
     ready, receiver = Channel[Port[None]].open()

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.transport.link import Link
 from monarch.actor import Actor, Channel, endpoint
+from tests.adverbs import ADVERBS
 
 from .conftest import WAIT
 
 Fresh = Callable[..., Any]
 SIZES = [1, 1000, 60_000, 66_000, 300_000, 4 << 20]
-ADVERBS = ["call", "call_one", "choose", "stream", "broadcast"]
 
 
 def narrow(link: Any) -> None:

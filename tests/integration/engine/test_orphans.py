@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import Actor, Channel, Port, SupervisionError, endpoint
+from tests.stopped import stop_process
 
 from .conftest import WAIT, kill, until
 
@@ -251,8 +252,7 @@ def test_they_go_with_the_agent(client: Client) -> None:
 
 
 def test_they_go_with_the_client_while_the_agent_is_stopped(client: Client) -> None:
-    os.kill(client.agent, signal.SIGSTOP)
-    until(lambda: Path(f"/proc/{client.agent}/stat").read_text().split()[2] == "T")
+    stop_process(client.agent)
     kill(client.pid)
     until(lambda: client.leaves())
 
@@ -260,7 +260,7 @@ def test_they_go_with_the_client_while_the_agent_is_stopped(client: Client) -> N
 @pytest.mark.failures
 def test_they_go_with_an_agent_that_had_not_read_all(client: Client) -> None:
     """An agent killed with unread data resets the connection, so its launcher sees no clean EOF."""
-    os.kill(client.agent, signal.SIGSTOP)
+    stop_process(client.agent)
     kill(client.other)
     # The launcher reports the exit to the agent when it reaps the process.
     until(lambda: not Path(f"/proc/{client.other}").exists())
@@ -339,7 +339,8 @@ def test_both_agent_and_launcher_are_killed(fresh_client: Client) -> None:
     """
     (agent,) = children(fresh_client.pid)
     (launcher,) = children(agent)
-    os.kill(launcher, signal.SIGSTOP)
+    stop_process(agent)  # first: it would continue its launcher
+    stop_process(launcher)
     kill(agent)
     kill(launcher)
     until(lambda: fresh_client.running() == {fresh_client.pid})

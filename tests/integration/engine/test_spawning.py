@@ -344,6 +344,23 @@ def test_what_optimizers_import_is_shared_by_all_processes(program: Program) -> 
 # -- what a process inherits from the spawn call -------------------------------------------------
 
 
+@pytest.mark.torch
+def test_processes_draw_different_random_numbers(program: Program) -> None:
+    pytest.importorskip("torch")
+    out = program("""
+        import random
+        import numpy, torch
+
+        class Drawer(Actor):
+            @endpoint
+            def draw(self): return torch.rand(1).item(), numpy.random.rand(), random.random()
+
+        drawers = this_host().spawn_procs({"gpus": 3}).spawn("drawers", Drawer)
+        print([len(set(drawn)) for drawn in zip(*drawers.draw.call().get().values())])
+    """)
+    assert out == "[3, 3, 3]"
+
+
 def test_environment_folder_and_path_are_those_of_the_call(
     fresh: Fresh, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

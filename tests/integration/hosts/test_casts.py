@@ -25,6 +25,7 @@ from monarch.actor import (
 )
 from monarch.config import configured
 from tests.integration.hosts.test_hosts import WAIT, attached, faults, secret, start, until
+from tests.stopped import stop_process
 
 __all__ = ["faults", "secret", "start"]
 
@@ -232,7 +233,7 @@ def test_a_receiver_that_does_not_read_holds_its_casters_back(start: Any) -> Non
     with attached(start()[0]) as hosts:
         members = hosts.spawn_procs({"gpus": 2}).spawn("members", Member)
         stopped, _ = members.pid.call().get(timeout=WAIT).values()
-        os.kill(stopped, signal.SIGSTOP)
+        stop_process(stopped)
         data = bytes(50_000)
         count = 3000
 

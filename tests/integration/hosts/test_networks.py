@@ -123,6 +123,13 @@ def cluster(hosts_of_network: tuple[Network, Any]) -> Iterator[tuple[Network, Ho
             hosts.stop().get(timeout=WAIT)
 
 
+@pytest.fixture
+def patient() -> Iterator[None]:
+    """Wait for a silent host for longer than a busy machine's emulator ever delays a packet."""
+    with configured(host_timeout="20s"):
+        yield
+
+
 class Caller:
     """Calls a ledger until it is stopped, with several calls at a time."""
 
@@ -271,6 +278,7 @@ def test_a_link_that_flaps(cluster: tuple[Network, HostMesh], faults: queue.Queu
 
 
 @pytest.mark.skipif(NO_EMULATOR is not None, reason=f"no emulator here: {NO_EMULATOR}")
+@pytest.mark.usefixtures("patient")
 def test_delay_loss_doubling_and_reordering(
     cluster: tuple[Network, HostMesh], faults: queue.Queue[Any]
 ) -> None:

@@ -28,6 +28,7 @@ from monarch.config import configured
 from tests.integration.hosts.conftest import Place, free_address
 from tests.integration.hosts.test_direct import connections, warm
 from tests.integration.hosts.test_hosts import WAIT, attached, faults, secret, start, until
+from tests.stopped import stop_process
 
 __all__ = ["faults", "secret", "start"]
 
@@ -122,7 +123,10 @@ class Relay:
 
     def hold(self, *, on: bool) -> None:
         """Pass no bytes on while `on` is set."""
-        self._process.send_signal(signal.SIGSTOP if on else signal.SIGCONT)
+        if on:
+            stop_process(self._process.pid)
+        else:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """Kill the process; the bytes that it holds are lost."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, ActorError, HostMesh, SupervisionError, Supervisor, endpoint
+from monarch.actor import Actor, HostMesh, SupervisionError, Supervisor, endpoint
 from monarch.job import (
     DEFAULT_JOB_PATH,
     JobState,
@@ -208,13 +208,7 @@ def test_ranks_come_back_on_a_host_whose_agent_was_killed(killed: Any, faults: l
     assert not {*before[4:]} & {*after[4:]}
     assert sorted(event.rank for event in supervisor.restarts) == [4, 5, 6, 7]
     # A holder of links to the old procs reaches the new ones.
-    try:
-        found = holder.ask.call_one(mesh).get(timeout=WAIT)
-    except ActorError as error:  # docs/design.md, "Known limits": it may fail once, in this way
-        if "was released" not in str(error):
-            raise
-        found = holder.ask.call_one(mesh).get(timeout=WAIT)
-    assert found == after
+    assert holder.ask.call_one(mesh).get(timeout=WAIT) == after
     plain = hosts.slice(hosts=1).spawn_procs().spawn("plain", Worker)
     assert plain.ask.call_one(mesh).get(timeout=WAIT) == after
     assert not faults
