@@ -15,7 +15,7 @@ FURTHER = {
     "several hosts": """
         base/address base/worker_address wire/packet protocol/session/channel
         protocol/session/lanes protocol/session/stream protocol/session/detector protocol/directory
-        protocol/agent_messages
+        protocol/agent_messages protocol/agent_choice
         runtime/io/heartbeats runtime/io/listener
         runtime/hosts/peer_host runtime/hosts/host_link runtime/hosts/tunnel
         runtime/hosts/stream_tunnel runtime/proc/side_stream runtime/admission/public_name
@@ -32,7 +32,6 @@ FURTHER = {
     "direct connections": """
         protocol/path_switch runtime/direct/link runtime/direct/manager
         runtime/direct/ticket""",
-    "restarts": "protocol/restart runtime/actor/epoch_barrier mesh/meshes/supervisor",
     "silent agents and stalls": """
         runtime/proc/agent_watch runtime/proc/wait_watch runtime/actor/loop_watch
         runtime/io/slow_clock""",
@@ -45,6 +44,7 @@ BESIDE = {
     "jobs that outlive their script": "_failover",
     "output": "_output",
     "parts for compatibility only": "_reference",
+    "restarts": "_restarts",
 }
 """Packages beside the engine that it calls by a hook (`base/features`), by capability."""
 

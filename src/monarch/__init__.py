@@ -27,18 +27,19 @@ if TYPE_CHECKING:
         get_runtime_config,
     )
 
-__all__ = [
-    "Extent",
-    "NDSlice",
-    "Shape",
-    "actor",
-    "clear_runtime_config",
-    "config",
-    "configure",
-    "configured",
-    "get_global_config",
-    "get_runtime_config",
-]
+    # For type checkers. At run time `__getattr__` has the list, with the names of `_HOMES`.
+    __all__ = [
+        "Extent",
+        "NDSlice",
+        "Shape",
+        "actor",
+        "clear_runtime_config",
+        "config",
+        "configure",
+        "configured",
+        "get_global_config",
+        "get_runtime_config",
+    ]
 
 _HOMES = {
     "Extent": "monarch._engine.shapes:Extent",
@@ -49,8 +50,12 @@ _HOMES = {
     "configured": "monarch.config:configured",
     "get_global_config": "monarch.config:get_global_config",
     "get_runtime_config": "monarch.config:get_runtime_config",
+    "Simulator": "monarch._tensors.simulator.interface:Simulator",
+    "ActorFuture": "monarch.actor:Future",
+    "Future": "monarch._reference.polled_future:Future",
     "OpaqueRef": "monarch._tensors.opaque_ref:OpaqueRef",
     "RemoteProcessGroup": "monarch._tensors.process_group:RemoteProcessGroup",
+    "Selection": "monarch._reference.selection:Selection",
     "Stream": "monarch._tensors.stream:Stream",
     "Tensor": "monarch._tensors.tensor:Tensor",
     "coalescing": "monarch._tensors.coalescing:coalescing",
@@ -62,23 +67,19 @@ _HOMES = {
     "grad_function": "monarch._tensors.grad_function:grad_function",
     "grad_generator": "monarch._tensors.gradient:grad_generator",
     "inspect": "monarch._tensors.fetch:inspect",
+    "mast_reserve": "monarch._reference.notebook:reserve_torchx",
     "no_mesh": "monarch._tensors.mesh:no_mesh",
     "reduce": "monarch._tensors.reduction:reduce",
     "reduce_": "monarch._tensors.reduction:reduce_",
     "remote": "monarch._tensors.remote:remote",
+    "set_meta": "monarch._tensors.simulator.engine:set_meta",
     "show": "monarch._tensors.fetch:show",
     "slice_mesh": "monarch._tensors.transfer:slice_mesh",
     "to_mesh": "monarch._tensors.transfer:to_mesh",
+    "world_mesh": "monarch._tensors.local_mesh:world_mesh",
 }
 
-# Names of distributed tensors that this release lacks. `monarch.Future` is one of them, and not
-# `monarch.actor.Future`.
-_TENSOR_ENGINE = frozenset(
-    """
-    ActorFuture Future Selection Simulator mast_reserve set_meta
-    world_mesh
-    """.split()
-)
+_MODULES = frozenset({"actor", "config", "builtins", "job", "rdma", "timer"})
 
 _compat.install()
 
@@ -86,7 +87,7 @@ _compat.install()
 def __getattr__(name: str) -> Any:
     if home := _HOMES.get(name):
         return _compat.resolve(home)
-    if name in {"actor", "config", "builtins", "job", "rdma", "timer"}:
+    if name in _MODULES:
         import importlib
 
         return importlib.import_module(f"monarch.{name}")
@@ -94,15 +95,23 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("pymonarch")
-    if name in _TENSOR_ENGINE:
-        hint = " (the future of an endpoint call is monarch.actor.Future)" * (name == "Future")
-        # ImportError, so that `from monarch import Tensor` shows this text.
-        raise ImportError(
-            f"monarch.{name} belongs to a part of the tensor engine that this release lacks{hint}",
-            name=__name__,
-        )
+    if name == "__all__":
+        return _all()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_all()})
+
+
+def _all() -> list[str]:
+    """Return the names of ``from monarch import *``; those that need torch only where it is."""
+    from importlib.util import find_spec
+
+    has_torch = find_spec("torch") is not None
+    served = {
+        name
+        for name, home in _HOMES.items()
+        if has_torch or not home.startswith("monarch._tensors.")
+    }
+    return sorted(served | {"actor", "builtins", "config", "timer"})

@@ -185,6 +185,17 @@ PATHS: dict[str, dict[str, str]] = {
             set_rng_state_all_cuda_remote set_rng_state_remote
         """,
     },
+    "monarch._testing": {
+        "monarch._tensors.testing": "TestingContext mock_mesh",
+        "monarch._tensors.mesh": "spawn_tensor_engine",
+    },
+    "monarch.cached_remote_function": {
+        "monarch._tensors.remote_autograd": """
+            RemoteAutogradFunction backward_remote_fn forward_remote_fn remote_autograd_function
+        """,
+        "monarch._tensors.remote": "remote",
+        "monarch._tensors.process_group": "RemoteProcessGroup",
+    },
     "monarch.common._coalescing": {
         "monarch._tensors.coalescing": "coalescing",
         "monarch._tensors.recording": "compile",
@@ -201,8 +212,12 @@ PATHS: dict[str, dict[str, str]] = {
             maybe_resolvable_function resolvable_function resolvers
         """,
     },
+    "monarch.common.future": {"monarch._reference.polled_future": "Future stream"},
     "monarch.common.invocation": {"monarch._tensors.errors": "DeviceException RemoteException"},
     "monarch.common.opaque_ref": {"monarch._tensors.opaque_ref": "OpaqueRef"},
+    "monarch.common.pipe": {
+        "monarch._tensors.pipe": "FakePipe Pipe create_pipe remote_generator",
+    },
     "monarch.common.remote": {
         "monarch._tensors.remote": "Remote call_on_shard_and_fetch remote",
     },
@@ -216,6 +231,8 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch._tensors.fetch": "fetch_shard inspect show",
         "monarch._tensors.remote": "call_on_shard_and_fetch",
     },
+    "monarch.checkpoint": {"monarch._tensors.checkpoint": "load save"},
+    "monarch.dtensor": {"monarch._tensors.torch_mesh": "TorchMesh torch_mesh"},
     "monarch.gradient": {"monarch._tensors.gradient": "GradientGenerator"},
     "monarch.gradient_generator": {
         "monarch._tensors.gradient": """
@@ -228,19 +245,80 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch._tensors.mesh": "spawn_tensor_engine",
     },
     "monarch.memory": {"monarch._tensors.memory": "dump_memory_snapshot record_memory_history"},
+    "monarch.notebook": {"monarch._reference.notebook": "reserve_torchx"},
+    "monarch.opaque_module": {
+        "monarch._tensors.opaque_module": "OpaqueModule",
+        "monarch._tensors.opaque_object": "OpaqueObject",
+    },
     "monarch.opaque_object": {
         "monarch._tensors.opaque_object": "OpaqueObject opaque_method",
         "monarch._tensors.opaque_ref": "OpaqueRef",
     },
-    "monarch.profiler": {"monarch._tensors.profiler": "Schedule profile record_function"},
+    "monarch.parallel": {
+        "monarch._tensors.pipelining": "PipelineParallelism get_parameter_udf",
+    },
+    "monarch.parallel.pipelining.runtime": {
+        "monarch._tensors.pipelining": "PipelineParallelism get_parameter get_parameter_udf",
+    },
+    "monarch.profiler": {
+        "monarch._tensors.profiler": "Schedule WorkerRecordFunction profile record_function"
+    },
     "monarch.simulator.communication_model": {
         "monarch._tensors.communication_model": """
             NetworkConfig estimate_collective_time_us estimate_send_time_us tensor_size_bytes
         """,
     },
+    "monarch.simulator": {
+        "monarch._tensors.communication_model": "NetworkConfig",
+        "monarch._tensors.simulator.cost_model": "CostModel Hardware",
+        "monarch._tensors.simulator.engine": "set_meta",
+        "monarch._tensors.simulator.interface": "Simulator replay",
+        "monarch._tensors.simulator.machine": "Estimate",
+        "monarch._tensors.simulator.timing": "RuntimeEstimator TimingType",
+    },
+    "monarch.simulator.interface": {
+        "monarch.actor": "NDSlice=Slice",
+        "monarch._tensors.mesh": "DeviceMesh",
+        "monarch._tensors.simulator.interface": """
+            Simulator SimulatorBackendMode SimulatorInterface SimulatorTraceMode
+        """,
+        "monarch._tensors.simulator.ir": "IRGraph",
+    },
+    "monarch.simulator.ir": {"monarch._tensors.simulator.ir": "IRGraph"},
+    "monarch.simulator.profiling": {
+        "monarch._tensors.function": "resolvable_function",
+        "monarch._tensors.simulator.command_history": "CommandHistory",
+        "monarch._tensors.simulator.timing": "RuntimeEstimator TimingType",
+    },
+    "monarch.simulator.simulator": {
+        "monarch.actor": "NDSlice=Slice",
+        "monarch._tensors.errors": "DeviceException",
+        "monarch._tensors.function": "ResolvableFunction ResolvableFunctionFromPath",
+        "monarch._tensors.mesh": "DeviceMesh",
+        "monarch._tensors.simulator.command_history": "CommandHistory",
+        "monarch._tensors.simulator.interface": """
+            SimulatorBackendMode SimulatorController SimulatorTraceMode upload_trace
+        """,
+        "monarch._tensors.simulator.ir": "IRGraph",
+        "monarch._tensors.simulator.machine": "TraceEvent",
+        "monarch._tensors.simulator.timing": "RuntimeEstimator",
+        "monarch._tensors.simulator.trace": """
+            compress_workers_range dump_memory_trace dump_process_name dump_thread_event_trace
+            file_path_with_iter
+        """,
+    },
+    "monarch.python_local_mesh": {
+        "monarch._tensors.local_mesh": "python_local_mesh world_mesh",
+    },
     "monarch.random": {
         "monarch._tensors.random": "State get_state make_deterministic new_state set_state",
     },
+    "monarch.remote_class": {
+        "monarch._tensors.remote_class": "ControllerRemoteClass WorkerRemoteClass",
+        "monarch._tensors.remote": "remote",
+    },
+    "monarch.safe_torch": {"monarch._tensors.tensor": "torch"},
+    "monarch.tensor_engine": {},
     "monarch.timer": {
         "monarch._tensors.timer": """
             ExecutionTimer execution_timer_start execution_timer_stop get_execution_timer_average_ms
@@ -266,8 +344,12 @@ DEPRECATED = {
 }
 PATHS.update({alias: PATHS[target] for alias, (target, _) in DEPRECATED.items()})
 
-#: Modules that *are* another module, because programs assign to their attributes.
-SAME = {"monarch._src.actor.config": "monarch._output.log_prefix"}
+#: Modules that *are* another object: another module, because programs assign to its attributes; or
+#: a function, which is an attribute of its package by the same name, whatever was imported first.
+SAME = {
+    "monarch._src.actor.config": "monarch._output.log_prefix",
+    "monarch.world_mesh": "monarch._tensors.local_mesh:world_mesh",
+}
 
 #: The programs that ``python -m`` runs.
 PROGRAMS: dict[str, str] = dict.fromkeys(
@@ -283,6 +365,8 @@ _SPANS = "use span, traced and get_meter of monarch.actor"
 _LAUNCH = "there are no custom launchers; pass a BootstrapCommand to HostMesh.spawn_procs()"
 _MESHES = "there is no native mesh underneath; use the mesh object itself"
 _TENSORS = "this part of the tensor engine is not in this release"
+_SIMULATED = "the simulator has parts of its own; use monarch.Simulator"
+_TIMES = "give times to Simulator(runtime=...): a RuntimeEstimator or a CostModel"
 _NATIVE = "it tests native code, and there is none here"
 
 #: Internals of the reference without a counterpart, each with a replacement.
@@ -300,7 +384,18 @@ INTERNAL: dict[str, dict[str, str]] = {
         "BashActor": "use monarch.job.exec_command()",
     },
     "monarch._src.actor.proc_mesh": {"HyProcMesh": _MESHES},
-    "monarch.simulator": {"Simulator": _TENSORS},
+    "monarch.simulator.profiling": {
+        "FakeRuntimeProfiler ProfilingWorker RuntimeProfiler profile_function": _TIMES,
+        "DTensorRef HashableTreeSpec TensorFactory TensorGroup": _SIMULATED,
+        "expand_func_path get_free_port hashable_tensor_flatten": _SIMULATED,
+    },
+    "monarch.simulator.simulator": {
+        "FakeRuntimeProfiler RuntimeProfiler": _TIMES,
+        "Borrow DTensorRef EventTask FakeTensorTracker MemoryViewer Task": _SIMULATED,
+        "MessageResult MockController Simulator Worker WorkerGroup": _SIMULATED,
+        "clean_name get_fake_tensor get_ids iter_ranks": _SIMULATED,
+        "ActorAddr LogMessage": _SIMULATED,
+    },
     "monarch._rust_bindings.monarch_hyperactor.actor": {
         "MethodSpecifier PythonMessage PythonMessageKind": _WIRE,
         "PortProtocol": "annotate with monarch.actor.Port",
@@ -335,8 +430,6 @@ INTERNAL_MODULES = {
     "monarch._rust_bindings.monarch_hyperactor.pickle": _CODEC,
     "monarch._rust_bindings.monarch_hyperactor.telemetry": _SPANS,
     "monarch._rust_bindings.monarch_messages": _TENSORS,
-    "monarch.common.future": _TENSORS,
-    "monarch.common.pipe": _TENSORS,
     "monarch.remote": _TENSORS,
 }
 
@@ -344,7 +437,8 @@ INTERNAL_MODULES = {
 PACKAGES = {
     ".".join(parts[:length])
     for parts in (path.split(".") for path in (*PATHS, *SAME))
-    if parts[1] in {"_src", "_rust_bindings", "builtins", "common", "simulator", "timer"}
+    if parts[1]
+    in {"_src", "_rust_bindings", "builtins", "common", "parallel", "simulator", "timer"}
     for length in range(2, len(parts))
 }
 
@@ -356,8 +450,10 @@ IN_PAR = False
 
 
 def has_tensor_engine() -> bool:
-    """Return whether distributed tensors are available: not in this release."""
-    return False
+    """Return whether distributed tensors are available: whether torch is installed."""
+    from importlib.util import find_spec
+
+    return find_spec("torch") is not None
 
 
 def homes(module: str) -> dict[str, str]:
@@ -439,7 +535,8 @@ class _OldPaths:
             )
         if name in SAME:
             # The import system returns the entry of sys.modules after the module has run.
-            sys.modules[name] = importlib.import_module(SAME[name])
+            home, _, attribute = SAME[name].partition(":")
+            sys.modules[name] = resolve(SAME[name]) if attribute else importlib.import_module(home)
             return
         served, internal = homes(name), advice(name)
 

@@ -1,4 +1,9 @@
-"""Claims: asks workers for a job that has lost its driver, host included: see `keeper`."""
+"""`claim`: find a job whose driver and the driver's host are lost, by asking its workers for it.
+
+The next script of the job calls it. A worker passes the question to the agent of that job on its
+host, which answers whether the job has a driver, and with which epoch the next one begins
+(`keeper`).
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._output.log_level import set_level
 from monarch._output.notebook import current_shell, flush_after_cells
-from monarch._spi import VALUE, Gather, LostLink, client_proc, current_proc, decode_body, new_uid
+from monarch._spi import (
+    RAISED,
+    VALUE,
+    Gather,
+    LostLink,
+    client_proc,
+    current_proc,
+    decode_body,
+    new_uid,
+)
 from monarch.actor import Future
 
 if TYPE_CHECKING:
@@ -88,6 +97,7 @@ class _Settled(Gather[bool]):
         self: _Settled = cls._new()
         proc = client_proc()
         self._captured = True
+        proc.when_agent_fails(_settle_none)
         port = self._open(proc, mesh._links_of(mesh._dense_shape()))
         proc.reactor.call_soon(self._skip_lost)
         request = {
@@ -123,6 +133,14 @@ class _Settled(Gather[bool]):
     def _done(self, rank: int) -> None:
         if self._book(rank, True) and not self._missing:
             self._resolve(VALUE, self._captured)
+
+
+def _settle_none(verdict: Verdict) -> None:
+    """Fail the requests that the agent may not have passed to the procs."""
+    for sink in list(client_proc().ports.values()):
+        if isinstance(sink, _Settled):
+            text = f"logging_option may have had no effect on some procs: {verdict.error}"
+            sink._end(RAISED, RuntimeError(text))
 
 
 # -- flushes -------------------------------------------------------------------------------------
@@ -162,8 +180,17 @@ def _flushed(proc: Proc, message: dict[str, Any]) -> None:
         proc.printer.flush(flush.done)
 
 
+def _flush_no_more(_: Verdict) -> None:
+    """End the flushes that the agent does not answer."""
+    for ident in list(_flushes):
+        _flushes.pop(ident).done()
+
+
 class _Flushed(Future[None]):
-    """Resolves when all that procs have printed so far, aggregates included, is printed here."""
+    """Resolves when all that procs have printed so far, aggregates included, is printed here.
+
+    Also resolves when the agent has failed: then that is printed which has arrived.
+    """
 
     __slots__ = ()
 
@@ -175,6 +202,7 @@ class _Flushed(Future[None]):
             self._resolve(VALUE, None)
             return self
         proc.notices["log_flushed"] = functools.partial(_flushed, proc)
+        proc.when_agent_fails(_flush_no_more)
         ident = next(_flush_ids)
         _flushes[ident] = _Flush(lambda: self._resolve(VALUE, None))
         proc.tell_agent({"op": "log_flush", "id": ident})

@@ -1,4 +1,7 @@
-"""The part of every process: what it sets up at its start, and what its spawns ask for.
+"""Output in every client and proc: `serve` sets it up, `capture_options` adds it to spawns.
+
+`serve` registers the handlers of what agents send about output: lines to print, and levels of
+logging. `capture_options` returns the part of a spawn request that has the output captured.
 
 Clients and procs load this module as they start, so it loads little: the printer and
 `logging_option` are loaded by the first use.

@@ -49,7 +49,6 @@ from monarch._engine.shapes import Extent, Point, Region, Shape, Slice
 if TYPE_CHECKING:
     from monarch._debug import debug_controller
     from monarch._engine.mesh.call.accumulator import Accumulator
-    from monarch._engine.mesh.meshes.supervisor import Restarted, Supervisor
     from monarch._engine.mesh.script.attach import (
         attach,
         attach_to_workers,
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
     from monarch._failover.reattachment import Reattached, reattach
     from monarch._output import log_prefix as config
     from monarch._reference.identity import ProcId, Uid
+    from monarch._restarts.supervisor import Restarted, Supervisor
     from monarch._telemetry import get_meter, span, traced
 
 __all__ = [
@@ -130,7 +130,7 @@ _FEATURES = {
     "span": "monarch._telemetry",
     "traced": "monarch._telemetry",
     "Accumulator": "monarch._engine.mesh.call.accumulator",
-    **dict.fromkeys(("Restarted", "Supervisor"), "monarch._engine.mesh.meshes.supervisor"),
+    **dict.fromkeys(("Restarted", "Supervisor"), "monarch._restarts.supervisor"),
     **dict.fromkeys(("Reattached", "reattach"), "monarch._failover.reattachment"),
     **dict.fromkeys(
         (
