@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-import tempfile
 from typing import Any
 
-from monarch._spi import SecretError, own_folder, serve_host
+from monarch._spi import SecretError, serve_host
+from monarch.job.node import kept_secret
 
 __all__ = ["MARK", "main"]
-
-_PREFIX = "monarch-login-host-"
 
 MARK = "monarch-host: "
 """Precedes the answer: a login shell may print text of its own before it."""
@@ -40,24 +37,12 @@ def main() -> None:
     def listening(url: str) -> None:
         answer(port=int(url.rpartition(":")[2]))
 
-    parent = tempfile.gettempdir()
-    own_folder.remove_stale(_PREFIX, parent)
     try:
-        folder, _ = own_folder.make(_PREFIX, parent)  # locked as long as this process lives
-    except OSError:  # the file system has no locks
-        folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
-    try:
-        path = os.path.join(folder, "secret")
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(fd, "w") as file:
-            file.write(told["secret"] + "\n")
-        os.environ["MONARCH_JOB_SECRET_FILE"] = path
-        serve_host(told["address"], listening, lifeline=sys.stdin.fileno())
+        with kept_secret(told["secret"]):
+            serve_host(told["address"], listening, lifeline=sys.stdin.fileno())
     except OSError as error:
         answer(error="address", text=error.strerror or str(error))
         sys.exit(1)
     except SecretError as error:  # for example unusable certificates
         answer(error="other", text=str(error))
         sys.exit(1)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
