@@ -38,6 +38,9 @@ from tests.skipped import summary
 GRACE = 60.0
 """Seconds a process or thread that was told to stop may take to be gone."""
 
+MOST_UNSTABLE = 3
+"""How many tests of a run may fail at first, where ``--reruns`` gives them a second try."""
+
 LONG_LIVED_FDS = 16
 """Descriptors that the runtime may open in a module and keep: agent, launchers, reactor."""
 
@@ -79,10 +82,23 @@ def pytest_collection_finish() -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> Generator[None, Any, Any]:
     """Print the skipped tests, and what they need, just before the last line of the run."""
     result = yield
+    unstable = terminalreporter.stats.get("rerun", [])
+    for report in unstable:
+        terminalreporter.write_line(f"failed, and was tried again: {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
     skipped = terminalreporter.stats.get("skipped", [])
     for line in summary(report.longrepr[2] for report in skipped):
         terminalreporter.write_line(line)
     return result
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run in which too many tests failed at first (see ``--reruns``)."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    unstable = len(reporter.stats.get("rerun", [])) if reporter is not None else 0
+    if unstable > MOST_UNSTABLE and not session.exitstatus:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @dataclass(frozen=True)
