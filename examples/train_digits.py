@@ -10,6 +10,7 @@ epoch, in one line, and gets the losses of all trainers back as an array.
     python examples/train_digits.py --resume out/digits.pt --epochs 40
     python examples/train_digits.py --kill                # one trainer dies on the way
     python examples/train_digits.py --hosts tcp://node1:4444,tcp://node2:4444
+    python examples/train_digits.py --job local --job-hosts 2
 
 The training survives the loss of a trainer: a `Supervisor` replaces a trainer whose process exits,
 for whatever cause. The script then forms the process group anew, resets all trainers to the last
@@ -19,6 +20,9 @@ With `--hosts` the trainers run on other machines, where `monarch worker` serves
 (and pymonarch, torch and scikit-learn are installed); examples/demo_hosts.py simulates two such
 machines. Messages between the script and the trainers are encrypted if the addresses begin with
 tls://. Gradients go from trainer to trainer by gloo or NCCL, unencrypted.
+
+With `--job` the script starts the hosts itself, and ends them: as processes of this machine
+(local), by ssh, or by a scheduler. The kinds and their options are in examples/jobs.py.
 
 Needs torch, scikit-learn, matplotlib and rich: pip install 'pymonarch[examples]'
 """
@@ -399,6 +403,15 @@ def arguments() -> argparse.Namespace:
         metavar="ADDRESS,...",
         help="machines to share the trainers among: addresses that `monarch worker` serves",
     )
+    parser.add_argument("--job", metavar="KIND", help="start hosts: local, ssh, ...; see jobs.py")
+    parser.add_argument("--job-hosts", type=positive, default=2, metavar="N", help="of --job")
+    parser.add_argument(
+        "--job-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of --job, may be repeated",
+    )
     parser.add_argument("--epochs", type=positive, default=20, help="train up to this epoch")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument(
@@ -417,8 +430,11 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.procs > GLOBAL_BATCH:
         parser.error(f"--procs: at most {GLOBAL_BATCH}, one image per trainer and step")
-    if args.hosts and args.procs % len(args.hosts):
-        parser.error(f"--procs: {len(args.hosts)} hosts cannot share {args.procs} equally")
+    if args.job and args.hosts:
+        parser.error("--job starts hosts, --hosts names hosts that run: use one of them")
+    count = len(args.hosts) if args.hosts else args.job_hosts if args.job else 1
+    if args.procs % count:
+        parser.error(f"--procs: {count} hosts cannot share {args.procs} equally")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no CUDA device here; use --device cpu")
     if args.device == "auto":
@@ -454,13 +470,20 @@ def main() -> int:
         f"images: {len(train_set[1])} to learn from, {len(test_set[1])} to be tested on",
         flush=True,
     )
-    # NCCL requires a GPU of its own for each process.
-    per_host = args.procs // len(args.hosts or [""])
-    own_gpu = args.device == "cuda" and per_host <= torch.cuda.device_count()
-    # Trainers that wait in NCCL for an exited one cannot be interrupted, so all are replaced.
-    policy = args.policy or ("one_for_all" if own_gpu else "one_for_one")
-    with bill.phase("spawn"), console.status("starting the trainers ..."):
-        if args.hosts:
+    job = None
+    with bill.phase("hosts"):
+        if args.job:
+            from jobs import MESH, describe  # beside this file
+
+            described = describe(args.job, args.job_hosts, args.job_option)
+            job = described.job
+            try:
+                hosts = getattr(job.state(cached_path=None), MESH)
+                names = described.names()
+                hosts.initialized.get()
+            except RuntimeError as error:
+                sys.exit(f"error: {error}")
+        elif args.hosts:
             hosts = attach_to_workers(ca="trust_all_connections", workers=args.hosts)
             try:
                 hosts.initialized.get()
@@ -469,6 +492,12 @@ def main() -> int:
             names = [urlsplit(address).hostname or LOOPBACK for address in args.hosts]
         else:
             hosts, names = this_host(), [LOOPBACK]
+    # NCCL requires a GPU of its own for each process.
+    per_host = args.procs // len(names)
+    own_gpu = args.device == "cuda" and per_host <= torch.cuda.device_count()
+    # Trainers that wait in NCCL for an exited one cannot be interrupted, so all are replaced.
+    policy = args.policy or ("one_for_all" if own_gpu else "one_for_one")
+    with bill.phase("spawn"), console.status("starting the trainers ..."):
         procs = hosts.spawn_procs({"procs": per_host})
         supervisor = Supervisor(policy, fresh_process=policy == "one_for_all")
         trainers = supervisor.spawn(
@@ -484,7 +513,7 @@ def main() -> int:
         supervisor.healthy.get()
     training = Training(trainers, supervisor, "nccl" if own_gpu else "gloo")
     if args.kill:
-        place = {"hosts": len(args.hosts) // 2} if args.hosts else {}
+        place = {"hosts": len(names) // 2} if args.hosts or job else {}
         training.killer = hosts.slice(**place).spawn_procs().spawn("killer", Killer)
         training.kill_in = (first_epoch + 2 * args.epochs) // 3
     with bill.phase("training"):
@@ -495,7 +524,9 @@ def main() -> int:
         checkpoint = trainers.slice(procs=0).checkpoint.call_one().get()
     with bill.phase("stop"):
         procs.stop().get()
-        if args.hosts:
+        if job:
+            job.kill()
+        elif args.hosts:
             hosts.stop().get()  # ends all processes there; the workers then serve other clients
     with bill.phase("files"):
         (args.out / "digits.pt").write_bytes(checkpoint)

@@ -23,7 +23,8 @@ from tests.network import unavailable
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NO_NAMESPACES = unavailable()
-PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+PARTS = {"jobs"}  # modules of programs
+PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in PARTS)
 
 
 def needs(*modules: str) -> pytest.MarkDecorator:
@@ -280,6 +281,25 @@ def test_train_digits(tmp_path: Path) -> None:
     phases = ["import", "spawn", "training", "evaluation", "stop", "files"]
     seconds = [number(rf"\n +{phase} +([\d.]+) ", out) for phase in phases]
     assert sum(seconds) <= number(r"\n +total +([\d.]+) ", out) + 0.05  # each figure is rounded
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_extras
+def test_train_digits_on_the_hosts_of_a_job(tmp_path: Path) -> None:
+    arguments = ("--device", "cpu", "--procs", "2", "--job", "local", "--job-hosts", "2")
+    out = example("train_digits", *arguments, cwd=tmp_path).stdout
+    assert number(r"test accuracy: ([\d.]+)", out) >= 0.95
+
+
+@pytest.mark.torch
+@with_extras
+def test_train_digits_refuses_what_no_job_knows(tmp_path: Path) -> None:
+    none = example("train_digits", "--job", "none", cwd=tmp_path, returncode=1)
+    assert "no such --job: none; known: local" in none.stderr
+    option = ("--job", "local", "--job-option", "colour=red")
+    refused = example("train_digits", *option, cwd=tmp_path, returncode=1)
+    assert "no such --job-option: colour" in refused.stderr
 
 
 THREE_TRAINERS = ("--procs", "3", "--epochs", "12", "--device", "cpu")

@@ -1,0 +1,65 @@
+"""The kinds of jobs that `train_digits.py --job` can start its trainers on.
+
+`JOBS` is a table: a name, and the function that describes the job. Each job has one mesh, called
+`trainers`. Options come from the command line, as texts: `--job-option partition=gpu`. A kind whose
+scheduler needs an extra package imports it in its function.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from monarch.job import JobTrait, ProcessJob, SSHJob
+
+MESH = "trainers"
+LOOPBACK = "127.0.0.1"
+
+Options = dict[str, str]
+
+
+@dataclass
+class Described:
+    """A job that was described, not yet started."""
+
+    job: JobTrait
+    names: Callable[[], list[str]]
+    """Names or addresses by which the hosts reach each other; called once the job runs."""
+
+
+def take(options: Options, **known: str) -> Options:
+    """Return the values of these options, by default the given ones; refuse all other options."""
+    if unknown := sorted(options.keys() - known.keys()):
+        sys.exit(f"error: no such --job-option: {', '.join(unknown)}; known: {', '.join(known)}")
+    return {**known, **options}
+
+
+def local(hosts: int, options: Options) -> Described:
+    """Describe hosts that are processes of this machine."""
+    take(options)
+    return Described(ProcessJob({MESH: hosts}), lambda: [LOOPBACK] * hosts)
+
+
+def ssh(hosts: int, options: Options) -> Described:
+    """Describe hosts that are reached by ssh: `hosts` (a,b,...), `python`, `port`, `args`."""
+    given = take(options, hosts=",".join([LOOPBACK] * hosts), python="python3", port="0", args="")
+    names = given["hosts"].split(",")
+    if len(names) != hosts:
+        sys.exit(f"error: --job-option hosts names {len(names)} hosts, --job-hosts says {hosts}")
+    job = SSHJob(given["python"], given["args"].split(), int(given["port"]))
+    job.add_mesh(MESH, names)
+    return Described(job, lambda: [name.rpartition("@")[2] for name in names])
+
+
+JOBS: dict[str, Callable[[int, Options], Described]] = {
+    "local": local,
+    "ssh": ssh,
+}
+
+
+def describe(name: str, hosts: int, options: list[str]) -> Described:
+    """Describe a job of this kind, with options such as ``partition=gpu``."""
+    if name not in JOBS:
+        sys.exit(f"error: no such --job: {name}; known: {', '.join(JOBS)}")
+    if wrong := [option for option in options if "=" not in option]:
+        sys.exit(f"error: --job-option {wrong[0]}: write it as name=value")
+    return JOBS[name](hosts, dict(option.split("=", 1) for option in options))
