@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monarch.job.command import exec_command
+    from monarch.job.component import Component
     from monarch.job.current import load_current_job, set_current_job
+    from monarch.job.format import savable
     from monarch.job.local import LocalJob
     from monarch.job.process import ProcessJob, hosts_from_config
     from monarch.job.saved import DEFAULT_JOB_PATH
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_JOB_PATH",
+    "Component",
     "JobState",
     "JobTrait",
     "LocalJob",
@@ -38,11 +41,13 @@ __all__ = [
     "job_load",
     "job_loads",
     "load_current_job",
+    "savable",
     "set_current_job",
     "shell",
 ]
 
 _HOMES = {
+    "Component": "component",
     "DEFAULT_JOB_PATH": "saved",
     "JobState": "state",
     "JobTrait": "trait",
@@ -54,6 +59,7 @@ _HOMES = {
     "job_load": "trait",
     "job_loads": "trait",
     "load_current_job": "current",
+    "savable": "format",
     "set_current_job": "current",
     "shell": "shell",
 }

@@ -1,65 +1,294 @@
-"""The content of the file of a saved job: a header line, and a pickle.
+"""The content of the file of a saved job: JSON, with a version, and never a pickle.
 
-    pymonarch job 2 <length of the pickle>
+    {
+      "pymonarch_job": 3,
+      "class": "train:MyJob",
+      "script": "train.py",
+      "attributes": {"_meshes": {"trainers": 2}, "_hosts": {"$tuple": [...]}, ...}
+    }
 
-The header is read first, so that the error for a file of another format names the format, and not
-some failure inside its pickle. Likewise a truncated file (a full disk, a file system where renaming
-is not atomic) is reported as truncated. Format 1, of earlier releases, is the pickle alone; it is
-read as well.
+Invariants:
+
+* Reading runs no code but the import of the module of ``class``, and methods of that class. The
+  class has to be a subclass of `JobTrait`; the name is that of a module, never a path. `saved.read`
+  has checked before that the file belongs to this user and that no other user can write it, as it
+  does for the file that names the module of a spec. So a file may lead to the same modules as a
+  spec, and to no other code.
+* Classes of values are never imported by name. A class declares itself (`savable`), and is known
+  once its module was imported, which the job's module does.
+* An attribute that is no such value is an error when the job is saved, which names the attribute.
+  A value of another type is never saved as something similar.
+
+Values are those of JSON. A tuple, a float that is not finite, and an instance of a savable class
+are objects with one key that begins with ``$``. The class of a running script is found in the
+script that reads: ``script`` is for the error text.
+
+Formats 1 and 2, of earlier releases, and the files of the reference implementation are pickles.
+They are recognized by their first bytes, and refused.
 """
 
 from __future__ import annotations
 
-import pickle
-from typing import Any
+import dataclasses
+import importlib
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, TypeGuard, TypeVar
 
-__all__ = ["decode", "encode"]
+__all__ = ["class_name", "decode", "encode", "find_class", "savable"]
 
-_MAGIC = b"pymonarch job "
-_VERSION = 2
+_VERSION = 3
+_KEY = "pymonarch_job"
+_OLD = b"pymonarch job "  # the first line of format 2, before a pickle
 _PICKLE = b"\x80"  # the first byte of each pickle since protocol 2
-_LONGEST_LINE = 64
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_T = TypeVar("_T", bound=type)
+
+_savable: dict[str, type] = {}
 
 
-def encode(job: Any) -> bytes:
-    """Return the content of a file for a job."""
-    import cloudpickle
+def savable(cls: _T) -> _T:
+    """Declare a class of values that jobs may keep in attributes. A decorator.
 
-    data: bytes = cloudpickle.dumps(job)
-    return _MAGIC + f"{_VERSION} {len(data)}\n".encode() + data
+    The class is a NamedTuple or a frozen dataclass whose fields are values that can be saved. When
+    a job is loaded its constructor is called with the fields by name, so a later release may add
+    fields with defaults. Raises TypeError for another class.
 
-
-def decode(data: bytes) -> Any:
-    """Return the object that `encode` was given. Runs code from `data`.
-
-    Raises ValueError with a description of the problem for data that cannot be read.
+    >>> from typing import NamedTuple
+    >>> @savable
+    ... class Address(NamedTuple):
+    ...     host: str
+    ...     port: int = 0
     """
-    if data.startswith(_MAGIC):
-        line, _, data = data.partition(b"\n")
-        try:
-            version, length = map(int, line[len(_MAGIC) : _LONGEST_LINE].split())
-        except ValueError:
-            raise ValueError("its first line is not that of a saved job") from None
-        if version != _VERSION:
-            raise ValueError(
-                f"it is of format {version}, and this release reads formats 1 and {_VERSION}: use "
-                "the release that wrote it, also for `monarch kill`"
-            )
-        if len(data) != length:
-            raise ValueError(
-                f"it has {len(data)} of its {length} bytes: it was not written to the end"
-            )
-    elif not data.startswith(_PICKLE):
-        raise ValueError("it is no saved job" if data else "it is empty")
+    kind: Any = cls
+    frozen = dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen
+    if not frozen and not (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        raise TypeError(f"{cls.__qualname__} is neither a NamedTuple nor a frozen dataclass")
+    _savable[class_name(cls)] = cls
+    return cls
+
+
+def class_name(cls: type) -> str:
+    """Return the name under which a class is saved, "module:qualname"."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def encode(cls: type, attributes: object, is_job: Callable[[object], bool]) -> bytes:
+    """Return the content of a file for a job of this class with these attributes.
+
+    `is_job` says whether a value is a job, which can be an attribute of another. Raises TypeError
+    for a value that cannot be saved, and ValueError for a class that could not be found again.
+    """
+    document = {_KEY: _VERSION, **_job(cls, attributes, is_job, "")}
+    return json.dumps(document, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def _job(
+    cls: type, attributes: object, is_job: Callable[[object], bool], where: str
+) -> dict[str, Any]:
+    name = class_name(cls)
     try:
-        return pickle.loads(data)
+        found = find_class(name)
+    except ValueError as error:
+        raise ValueError(f"a job of this class could not be loaded again: {error}") from error
+    if found is not cls:
+        raise ValueError(
+            f"{name} is another class now: a job of the former one could not be loaded again"
+        )
+    if not _is_object(attributes):
+        raise TypeError(
+            f"__getstate__ of {cls.__qualname__} has to return a dict, not "
+            f"{type(attributes).__name__}"
+        )
+    saved: dict[str, Any] = {}
+    for key, value in attributes.items():
+        if type(key) is not str:
+            raise TypeError(f"{cls.__qualname__} has an attribute {key!r}, which is no str")
+        try:
+            saved[key] = _plain(value, is_job, f"{where}{key}")
+        except _CannotSave as error:
+            raise TypeError(
+                f"attribute {error.where} of {cls.__qualname__} cannot be saved: {error.why}. Leave"
+                " it out in __getstate__, and make it again when it is needed"
+            ) from None
+        except RecursionError:
+            raise TypeError(
+                f"attribute {where}{key} of {cls.__qualname__} cannot be saved: it contains itself,"
+                " or is nested too deep"
+            ) from None
+    document: dict[str, Any] = {"class": name}
+    if cls.__module__ == "__main__":
+        document["script"] = getattr(sys.modules["__main__"], "__file__", None) or "a session"
+    return {**document, "attributes": saved}
+
+
+class _CannotSave(Exception):
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(where, why)
+        self.where = where
+        self.why = why
+
+
+def _plain(value: Any, is_job: Callable[[object], bool], where: str) -> Any:
+    """Return the JSON value for a value. `where` is its path, for errors."""
+    kind: Any = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if kind is list or kind is tuple:
+        items = [_plain(one, is_job, f"{where}[{n}]") for n, one in enumerate(value)]
+        return items if kind is list else {"$tuple": items}
+    if kind is dict:
+        for key in value:
+            if type(key) is not str:
+                raise _CannotSave(where, f"its key {key!r} is no str")
+        pairs = {key: _plain(one, is_job, f"{where}[{key!r}]") for key, one in value.items()}
+        return {"$dict": pairs} if any(key.startswith("$") for key in pairs) else pairs
+    if _savable.get(class_name(kind)) is kind:
+        fields = getattr(kind, "_fields", None)
+        names = fields or [field.name for field in dataclasses.fields(kind) if field.init]
+        pairs = {n: _plain(getattr(value, n), is_job, f"{where}.{n}") for n in names}
+        return {"$value": class_name(kind), "fields": pairs}
+    if is_job(value):
+        return {"$job": _job(kind, value.__getstate__(), is_job, f"{where}.")}
+    raise _CannotSave(
+        where,
+        f"it is of type {kind.__qualname__}, and a saved job has str, int, float, bool, None, "
+        "list, tuple, dict with str keys, and classes marked with monarch.job.savable",
+    )
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def decode(data: bytes, build: Callable[[type, dict[str, Any]], Any]) -> Any:
+    """Return the job that `encode` wrote; `build` makes it of its class and its attributes.
+
+    Imports the module of the job's class, and runs no other code from `data`. Raises ValueError
+    with a description of the problem for data that cannot be read.
+    """
+    _refuse_pickles(data)
+    try:
+        document = json.loads(data.decode(), parse_constant=_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deep for a saved job") from None
+    except ValueError as error:
+        if not data.lstrip().startswith(b"{"):
+            raise ValueError("it is no saved job") from None
+        raise ValueError(f"it is damaged, or was not written to the end ({error})") from None
+    pairs = document if _is_object(document) else {}
+    if _KEY not in pairs:
+        raise ValueError("it is no saved job")
+    if pairs[_KEY] != _VERSION:
+        raise ValueError(
+            f"it is of format {pairs[_KEY]!r}, and this release reads format {_VERSION}: use "
+            "the release that wrote it, also for `monarch kill`"
+        )
+    return _built(pairs, build)
+
+
+def _refuse_pickles(data: bytes) -> None:
+    if not data:
+        raise ValueError("it is empty")
+    if data.startswith((_PICKLE, _OLD)):
+        raise ValueError(
+            "it is a pickle, as earlier releases and the reference implementation write; reading "
+            "one runs the code in it, so this release does not. End that job with the release that "
+            "started it (`monarch kill`), then remove the file"
+        )
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _built(document: Any, build: Callable[[type, dict[str, Any]], Any]) -> Any:
+    pairs = document if _is_object(document) else {}
+    name, attributes = pairs.get("class"), pairs.get("attributes")
+    if not isinstance(name, str) or not _is_object(attributes):
+        raise ValueError("it has no class with attributes, as a job has")
+    script = pairs.get("script")
+    cls = find_class(name, str(script) if script else "")
+    return build(cls, {key: _value(value, build) for key, value in attributes.items()})
+
+
+def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
+def _is_list(value: Any) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+def _value(value: Any, build: Callable[[type, dict[str, Any]], Any]) -> Any:
+    if _is_list(value):
+        return [_value(one, build) for one in value]
+    if not _is_object(value):
+        return value
+    tag = next((key for key in value if key.startswith("$")), None)
+    if tag is None:
+        return {key: _value(one, build) for key, one in value.items()}
+    content = value[tag]
+    if tag == "$tuple" and _is_list(content) and len(value) == 1:
+        return tuple(_value(content, build))
+    if tag == "$dict" and _is_object(content) and len(value) == 1:
+        return {key: _value(one, build) for key, one in content.items()}
+    if tag == "$float" and content in ("nan", "inf", "-inf") and len(value) == 1:
+        return float(content)
+    if tag == "$job" and len(value) == 1:
+        return _built(content, build)
+    fields = value.get("fields")
+    if tag == "$value" and isinstance(content, str) and _is_object(fields):
+        cls = _savable.get(content)
+        if cls is None:
+            raise ValueError(f"it has a value of {content}, which the module of its class lacks")
+        known = {key: _value(one, build) for key, one in fields.items()}
+        try:
+            return cls(**known)
+        except Exception as error:
+            raise ValueError(f"its value of {content} does not fit that class: {error}") from error
+    raise ValueError(f"it has a value {tag!r} that this release cannot read")
+
+
+# -- classes by name -----------------------------------------------------------------------------
+
+
+def find_class(name: str, script: str = "") -> type:
+    """Import and return the class that is called ``"module:qualname"``.
+
+    `script` is where a class of the module ``__main__`` was defined, for the error. Raises
+    ValueError with a remedy.
+    """
+    module, colon, path = name.partition(":")
+    if "<locals>" in path:
+        raise ValueError(f"{name} is defined in a function: define it at the top of a module")
+    if not colon or not _NAME.fullmatch(module) or not _NAME.fullmatch(path):
+        raise ValueError(f"{name!r} is no name of a class")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            # Attributes of a class are looked up without descriptors, which would run code.
+            found = vars(found)[part] if isinstance(found, type) else getattr(found, part)
     except ImportError as error:
         raise ValueError(
-            f"its kind of job is defined in a module that cannot be imported here ({error}): run "
-            "in the directory of the script that defines it, or set PYTHONPATH"
+            f"its class is in a module that cannot be imported here ({error}): run in the "
+            "directory of the script that defines it, or set PYTHONPATH"
         ) from error
-    except Exception as error:
-        raise ValueError(
-            "it was written by another release, or by another program, and cannot be read by this "
-            f"one ({type(error).__name__}: {error})"
-        ) from error
+    except (AttributeError, KeyError):
+        if module == "__main__" and script:
+            raise ValueError(
+                f"its class {path} is defined in {os.path.basename(script)}, and not in the program"
+                " that reads it: run that script, or define the class in a module of its own"
+            ) from None
+        raise ValueError(f"module {module} has no class {path}") from None
+    if not isinstance(found, type):
+        raise ValueError(f"{name} is no class")  # noqa: TRY004 - an error of the file
+    return found

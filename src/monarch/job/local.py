@@ -50,6 +50,9 @@ class LocalJob(JobTrait):
     def _differs(self, spec: JobTrait) -> str:
         return ""  # no text: no host could be killed, so the replacement is not worth a message
 
+    def _should_spawn_telemetry_worker_collector_actors(self) -> bool:
+        return False
+
     def _create(self, client_script: str | None) -> None:
         if client_script is None:
             return

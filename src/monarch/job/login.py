@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from monarch._spi import attach_hosts
 from monarch.job.folder import make_folder, remove_folder, secret_file
+from monarch.job.format import savable
 from monarch.job.os_process import OsProcess, wait_for
 from monarch.job.state import JobState, leave
 from monarch.job.trait import JobTrait, changes
@@ -29,6 +30,7 @@ class ProcessState(NamedTuple):
     channel: str
 
 
+@savable
 class _Host(NamedTuple):
     name: str
     address: str
@@ -79,6 +81,11 @@ class LoginJob(JobTrait):
         if dead := self._dead():
             told.append(f"{len(dead)} of its hosts ended")
         return "; ".join(told) or "other options"
+
+    def _check_saved(self) -> None:
+        super()._check_saved()
+        if not all(isinstance(host, _Host) for hosts in self._hosts.values() for host in hosts):
+            raise ValueError("_hosts has other items than hosts")
 
     def _description(self) -> tuple[Any, ...]:
         """Return the values that are equal in two jobs if each can serve as the other."""

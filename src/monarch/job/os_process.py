@@ -14,6 +14,8 @@ import threading
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from monarch.job.format import savable
+
 __all__ = ["OsProcess", "descendants", "wait_for", "watch"]
 
 _log = logging.getLogger("monarch.job")
@@ -21,6 +23,7 @@ _log = logging.getLogger("monarch.job")
 _GONE = "ZX"  # states of a process that has exited but was not yet waited for
 
 
+@savable
 class OsProcess(NamedTuple):
     """A process number, and the start time of the process (0: the system does not report it)."""
 

@@ -96,7 +96,7 @@ class ProcessJob(JobTrait):
                 raise TypeError(f"meshes[{name!r}] must be a number of hosts, not {count!r}")
             if count < 1:
                 raise ValueError(f"meshes[{name!r}] must be at least 1, not {count}")
-        self._meshes = dict(meshes)
+        self._meshes = {str(name): int(count) for name, count in meshes.items()}
         self._env = dict(env or {})
         self._python = sys.version_info[:2]
         self._folder = ""
@@ -123,6 +123,12 @@ class ProcessJob(JobTrait):
         if dead := self._dead():
             told.append(f"{len(dead)} of its hosts ended")
         return "; ".join(told)
+
+    def _check_saved(self) -> None:
+        super()._check_saved()
+        hosts = [host for hosts in self._hosts.values() for host in hosts]
+        if [kind for host in hosts for kind in map(type, host)] != [str, OsProcess] * len(hosts):
+            raise ValueError("_hosts has other items than addresses and processes")
 
     def _is_kept(self) -> bool:
         if not self._grace or self.apply_id in (None, job_id()):  # (the job may be this script's)
@@ -154,6 +160,9 @@ class ProcessJob(JobTrait):
         if self._grace and isinstance(saved, ProcessJob) and saved.apply_id is not None:
             keep_job(saved.apply_id, self._grace, secret_file(saved._folder))
         return state
+
+    def _should_spawn_telemetry_worker_collector_actors(self) -> bool:
+        return False
 
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:

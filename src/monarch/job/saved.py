@@ -1,10 +1,14 @@
 """Files of saved jobs: how they are written, and whose files are trusted.
 
-A saved job is a pickle, since programs define kinds of jobs of their own, and a spec names a
-module. Reading either runs code. So a file is read only if it belongs to this user (or root) and no
-other user can write it. The directory ``.monarch`` and the directories below it are found without
-the user naming them, so they must fulfil the same condition and must not be links. Therefore a
-script or command that is started in another user's directory runs no code from there.
+A saved job names a class and its module, and a spec names a module. Reading either imports that
+module. So a file is read only if it belongs to this user (or root) and no other user can write it.
+The directory ``.monarch`` and the directories below it are found without the user naming them, so
+they must fulfil the same condition and must not be links. Therefore a script or command that is
+started in another user's directory runs no code from there.
+
+The names end in ``.pkl`` although the content is JSON (`format`). Programs and scripts of users
+name `DEFAULT_JOB_PATH`; and so the file of an earlier release, whose hosts may still run, is found
+and refused instead of overlooked.
 
 Every file is opened relative to the directory that was checked. Writing is atomic. A symbolic link
 is followed if it belongs to this user (or root).
@@ -37,10 +41,11 @@ __all__ = [
 ]
 
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
-"""The default path of the file in which the job of a directory is kept."""
+"""The default path of the file in which the job of a directory is kept, as JSON."""
 
 _CHECKED = os.path.dirname(DEFAULT_JOB_PATH)
 _MOST_LINKS = 8
+_LARGEST = 1 << 26  # bytes; the job of 10,000 hosts takes less than 2 MB
 # The errors of `flock` on a file system without locks.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL})
 _LOCK_LIMIT = 600.0  # seconds to wait for a lock: starting a job may take minutes
@@ -50,13 +55,17 @@ _PAUSE = 0.05  # seconds between two attempts to take a lock
 def read(filename: str) -> bytes:
     """Return the content of the file.
 
-    Raises FileNotFoundError, and PermissionError if another user may have written the file.
+    Raises FileNotFoundError; PermissionError if another user may have written the file; ValueError
+    for a file that is larger than any saved job.
     """
     with entered(filename) as (folder, name, path):
         fd = _opened(folder, name, path, os.O_RDONLY)
         with open(fd, "rb") as file:
             _check(os.fstat(fd), path)
-            return file.read()
+            data = file.read(_LARGEST + 1)
+            if len(data) > _LARGEST:
+                raise ValueError(f"{path} is no saved job: it has more than {_LARGEST >> 20} MiB")
+            return data
 
 
 def write(filename: str, data: bytes) -> None:
@@ -217,8 +226,8 @@ def _check(status: os.stat_result, path: str) -> None:
     _check_owner(status, path)
     if stat.S_IMODE(status.st_mode) & 0o022:
         raise PermissionError(
-            f"{path} can be written by others, and reading a saved job runs what is in it; if you "
-            f"trust it: chmod go-w {path}"
+            f"{path} can be written by others, and a saved job names a module that is imported; if "
+            f"you trust it: chmod go-w {path}"
         )
 
 

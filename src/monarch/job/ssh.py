@@ -130,7 +130,7 @@ class SSHJob(LoginJob):
         if isinstance(ssh_args, str):
             raise TypeError(f"ssh_args must be a list of arguments, not {ssh_args!r}")
         self._python_exe = python_exe
-        self._ssh_args = tuple(ssh_args)
+        self._ssh_args = tuple(map(str, ssh_args))
         self._port = monarch_port
         self._scheme = _TRANSPORTS[transport]
         self._python = sys.version_info[:2]

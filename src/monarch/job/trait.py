@@ -1,8 +1,8 @@
 """`JobTrait`: the base class of all kinds of jobs.
 
 A job is a *description* of hosts and, once applied, the facts about its *allocation*: process
-numbers and addresses. Both are pickled and connections are not, so another script that loads the
-job can connect to the same hosts.
+numbers and addresses. Both are attributes, which are saved as JSON (`format`), and connections are
+not. So another script that loads the job can connect to the same hosts.
 
 A script does not load the job itself. The script describes the job that it wants and asks for its
 `state`. If the job saved in the file (`cached_path`) runs and fits the description, that job is
@@ -22,10 +22,11 @@ import secrets
 import sys
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from monarch.job import lifeline
+from monarch.job.component import Component, connected, end_all
 from monarch.job.format import decode, encode
 from monarch.job.saved import DEFAULT_JOB_PATH, locked, read, remove, write
 from monarch.job.state import JobState
@@ -34,8 +35,6 @@ from monarch.job.users import User, has_joined, join, part, users
 __all__ = ["JobTrait", "changes", "job_load", "job_loads"]
 
 _log = logging.getLogger("monarch.job")
-_FORMAT = 1  # version of the pickled attributes
-
 _NOT_RUNNING = "not_running"
 _RUNNING = "running"
 
@@ -43,7 +42,7 @@ _RUNNING = "running"
 class JobTrait(ABC):
     """A description of hosts, and their allocation.
 
-    The kinds of jobs are its subclasses: `LocalJob`, `ProcessJob` and `SSHJob`.
+    The kinds of jobs are its subclasses, such as `LocalJob`, `ProcessJob` and `SSHJob`.
 
     >>> job = LocalJob(("trainers", "generators"))
     >>> state = job.state(cached_path=None)
@@ -60,6 +59,7 @@ class JobTrait(ABC):
     _status: str | JobTrait = _NOT_RUNNING  # or the saved job that serves this description
     _apply_id: str | None = None
     _folder = ""  # the allocation's directory on this machine, if any; users are listed there
+    _components: tuple[Component, ...] = ()
 
     # -- for programs ----------------------------------------------------------------------------
 
@@ -119,6 +119,10 @@ class JobTrait(ABC):
         with locked(cached_path):
             saved = self._saved(cached_path)
             if saved is not None:
+                saved._rebind_connection_inputs(self)
+                if saved._components != self._components:
+                    saved._components = self._components
+                    saved.dump(cached_path)
                 self._status = saved
             else:
                 self.apply()
@@ -140,23 +144,27 @@ class JobTrait(ABC):
             return
         job = self._running_as()
         part(job._folder)
+        end_all(job, job._components)
         job._kill()
         self._status = _NOT_RUNNING
 
     def dump(self, filename: str) -> None:
         """Write the job to a file, for `job_load`. Create its directory, and follow a link.
 
-        A running job that was written no longer ends with this script.
+        A running job that was written no longer ends with this script. Raises TypeError for an
+        attribute that cannot be saved, with its name, and ValueError for a class that another
+        script could not find.
         """
-        write(filename, self._pickled())
+        write(filename, self._encoded())
         lifeline.release(self._running_as()._folder)
 
     def dumps(self) -> bytes:
         """Return the job and the facts of its allocation as bytes, for `job_loads`.
 
-        As after `dump`, a running job no longer ends with this script.
+        They are JSON. As after `dump`, a running job no longer ends with this script, and the same
+        errors are raised.
         """
-        data = self._pickled()
+        data = self._encoded()
         lifeline.release(self._running_as()._folder)
         return data
 
@@ -186,13 +194,59 @@ class JobTrait(ABC):
         """Whether the hosts still run."""
         return self.can_run(self)
 
+    def _rebind_connection_inputs(self, spec: JobTrait) -> None:
+        """Take what is not saved, such as credentials, from `spec`, which this saved job serves."""
+        return
+
+    def _prepare_client_gateway(self) -> None:
+        """Prepare this script's way to the hosts. Called before each `_state`."""
+        return
+
+    def _requires_sidecar_gateway(self) -> bool:
+        """Whether processes beside this script need a way of their own to the hosts."""
+        return False
+
+    def _should_spawn_telemetry_worker_collector_actors(self) -> bool:
+        """Whether the hosts are other machines, so that telemetry has to collect events there."""
+        return True
+
+    def _cleanup_log_context(self) -> Mapping[str, object]:
+        """Return the names that a scheduler has for the allocation, for log messages."""
+        return {}
+
+    def _logs(self) -> Sequence[tuple[str, str]]:
+        """Return the logs of the hosts: names of hosts, and paths on this machine.
+
+        Instead of a path there may be a text in brackets that says where the log is.
+        """
+        return []
+
+    def _add_component(self, component: Component) -> None:
+        """Add a component. It replaces one of the same class, unless that allows several."""
+        kept = [
+            one for one in self._components if type(one) is not type(component) or component.several
+        ]
+        self._components = (*kept, component)
+
     # -- implementation --------------------------------------------------------------------------
+
+    def _check_saved(self) -> None:
+        """Check the attributes of this class after they were read from a file."""
+        if self._status not in (_NOT_RUNNING, _RUNNING):
+            raise ValueError(f"_status is {self._status!r}")
+        if not (self._apply_id is None or isinstance(self._apply_id, str)):
+            raise ValueError(f"_apply_id is {self._apply_id!r}")
+        if type(self._folder) is not str:
+            raise ValueError(f"_folder is {self._folder!r}")
+        if not all(isinstance(one, Component) for one in self._components):
+            raise ValueError(f"_components is {self._components!r}")
 
     def _running_as(self) -> JobTrait:
         return self._status if isinstance(self._status, JobTrait) else self
 
-    def _pickled(self) -> bytes:
-        return encode(self._running_as())
+    def _encoded(self) -> bytes:
+        job = self._running_as()
+        return encode(type(job), job.__getstate__(), lambda value: isinstance(value, JobTrait))
 
     def _join(self) -> None:
         """Register this script as a user of the job, so that no other script replaces the job."""
@@ -201,7 +255,7 @@ class JobTrait(ABC):
             join(folder)
 
     def _connect(self) -> JobState:
-        return self._running_as()._state()
+        return connected(self._running_as(), self._components)
 
     def _saved(self, path: str) -> JobTrait | None:
         """Return the job of this file if it can run this description; otherwise end that job.
@@ -230,10 +284,16 @@ class JobTrait(ABC):
                 f"monarch: the job of {path}, which {who} uses, is killed and replaced: {why}\n"
             )
         part(saved._folder)
+        end_all(saved, saved._components)
         try:
             saved._kill()
         except Exception:
-            _log.exception("could not end the job of %s; its processes may still run", path)
+            names = ", ".join(f"{key} {it}" for key, it in saved._cleanup_log_context().items())
+            _log.exception(
+                "could not end the job of %s%s; its processes may still run",
+                path,
+                f" ({names})" if names else "",
+            )
         remove(path)
         return None
 
@@ -242,14 +302,9 @@ class JobTrait(ABC):
         return False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_format": _FORMAT}
+        return dict(self.__dict__)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        found = state.pop("_format", None)
-        if found != _FORMAT:
-            raise ValueError(
-                f"it was saved in format {found}, and this release reads format {_FORMAT}"
-            )
         vars(self).update(state)
 
     # -- not in this release ---------------------------------------------------------------------
@@ -310,12 +365,12 @@ def _in_use(path: str, using: list[User], why: str) -> str:
 def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
     """Return the job that `JobTrait.dump`, or `JobTrait.state`, wrote to this file.
 
-    Runs code from the file, as unpickling does. Raises FileNotFoundError; PermissionError for a
-    file that another user may have written; ValueError for a file that holds no job, or a job of an
-    incompatible version.
+    Imports the module of the job's class, and runs no other code. Raises FileNotFoundError;
+    PermissionError for a file that another user may have written; ValueError for a file that holds
+    no job, or a job of an incompatible release, above all a pickle.
 
     >>> import tempfile, os
-    >>> path = os.path.join(tempfile.mkdtemp(), "job.pkl")
+    >>> path = os.path.join(tempfile.mkdtemp(), "job.json")
     >>> LocalJob(("trainers",)).dump(path)
     >>> job_load(path).active
     False
@@ -330,12 +385,24 @@ def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
 
 
 def job_loads(data: bytes) -> JobTrait:
-    """Return the job that `JobTrait.dumps` made these bytes of. Runs code: only for trusted bytes.
+    """Return the job that `JobTrait.dumps` made these bytes of.
 
-    Raises ValueError for bytes that hold no job, or a job of a release that this one cannot read;
-    TypeError for an object that is no job.
+    Imports the module of the job's class, by the name in the bytes: only for trusted bytes. Raises
+    ValueError for bytes that hold no job, or a job of a release that this one cannot read;
+    TypeError for the class of something else.
     """
-    job = decode(data)
-    if not isinstance(job, JobTrait):
-        raise TypeError(f"this is no job but {type(job).__name__}")
+    job: JobTrait = decode(data, _built)
+    return job
+
+
+def _built(cls: type, attributes: dict[str, Any]) -> JobTrait:
+    """Return a job of this class with these attributes, without a call of its constructor."""
+    if not issubclass(cls, JobTrait):
+        raise TypeError(f"this is no job but {cls.__name__}")
+    job = cls.__new__(cls)
+    try:
+        job.__setstate__(attributes)
+        job._check_saved()
+    except Exception as error:
+        raise ValueError(f"its attributes do not fit {cls.__name__}: {error}") from error
     return job

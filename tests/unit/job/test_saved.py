@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import errno
 import fcntl
+import json
 import os
 import pickle
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,12 +38,6 @@ def test_a_file_that_others_can_write_is_not_read(tmp_path: Path) -> None:
         job_load(str(path))
     with pytest.raises(PermissionError, match="can be written by others"):
         LocalJob().state(str(path))
-
-
-def test_another_format_is_refused() -> None:
-    state = {**LocalJob().__getstate__(), "_format": 99}
-    with pytest.raises(ValueError, match="saved in format 99, and this release reads format 1"):
-        LocalJob().__setstate__(state)
 
 
 def test_missing_files_are_not_found(tmp_path: Path) -> None:
@@ -95,7 +91,7 @@ kT!0Z)0V1b6;w2Vqa!ycyx7gWiK$4j23NgZeem`XfA4RVlHoUUvP47V`X!5l#B^ab5L?`V`X!5l#`T70
 Z*Fd7V{~O?lwFjJ314AwaBO*BX=Id)BsFF*WjJFoWi2o;Ffc7NFfcGJI503UEif=JFfcGMFfcGMF_er4UvqR}baiu-
 j0bXcZf<FAXOxTwUuJJ|ZDDkjO96FaE&
 """
-# The same job in the present format. Later releases must read it or report why they cannot.
+# The same job in the format with a first line.
 FORMAT_2 = """
 aCvQSZeem`Xdr5DVjwagG&VH~fCZJt0RR910001t3vF+1VRB<=E^2RLl#B{ca&Kd0b8|{>Vw97VDS?!Ilqie_UuSY*V`
 Y>_K!U&k00000j0azBWpij{bCi9Qj0kjcVQFq<a&weR0&|Q6UuAA~lzo(p0a%ob0Wp+wj0azEd30!RZj?&{OACgSj0az
@@ -107,26 +103,80 @@ cGMFfcGMF_er4UvqR}baiu-j0bXcZf<FAXOxTwUuJJ|ZDDkjO96FaE&
 """
 
 
+FOLDER = "/nonexistent/monarch_process_job_fixture"
+# The same job in the present format. Later releases must read it or report why they cannot.
+FORMAT_3 = {
+    "pymonarch_job": 3,
+    "class": "monarch.job:ProcessJob",
+    "attributes": {
+        "_grace": 0.0,
+        "_meshes": {"trainers": 2},
+        "_env": {},
+        "_python": {"$tuple": [3, 11]},
+        "_folder": FOLDER,
+        "_hosts": {
+            "trainers": [
+                {
+                    "$tuple": [
+                        f"ipc://{FOLDER}/{number}",
+                        {
+                            "$value": "monarch.job.os_process:OsProcess",
+                            "fields": {"pid": 2**22 + 1 + number, "started": 7 + number},
+                        },
+                    ]
+                }
+                for number in range(2)
+            ]
+        },
+        "_apply_id": "5f0e8c1e-0000-4000-8000-000000000001",
+        "_status": "running",
+    },
+}
+PICKLE = "it is a pickle, as earlier releases and the reference .* End that job with the release"
+
+
 @pytest.mark.parametrize("text", [FORMAT_1, FORMAT_2])
-def test_a_job_of_an_older_release_is_read(tmp_path: Path, text: str) -> None:
+def test_a_pickle_is_refused_with_a_hint(tmp_path: Path, text: str) -> None:
     path = tmp_path / "job.pkl"
     path.write_bytes(base64.b85decode(text.replace("\n", "")))
+    path.chmod(0o600)
+    for read in (job_load, LocalJob().state):
+        with pytest.raises(ValueError, match=PICKLE):
+            read(str(path))
+    assert path.exists()  # (the hosts of that job may still run)
+
+
+def test_a_job_of_this_format_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "job.pkl"
+    path.write_text(json.dumps(FORMAT_3))
     path.chmod(0o600)
     job = job_load(str(path))
     assert isinstance(job, ProcessJob)
     assert job.active
     assert job.apply_id == "5f0e8c1e-0000-4000-8000-000000000001"
     assert job._meshes == {"trainers": 2}
-    folder = "/nonexistent/monarch_process_job_fixture"
+    assert job._python == (3, 11)
     assert job._hosts == {
         "trainers": [
-            (f"ipc://{folder}/0", OsProcess(2**22 + 1, 7)),
-            (f"ipc://{folder}/1", OsProcess(2**22 + 2, 8)),
+            (f"ipc://{FOLDER}/0", OsProcess(2**22 + 1, 7)),
+            (f"ipc://{FOLDER}/1", OsProcess(2**22 + 2, 8)),
         ]
     }
     assert not job.can_run(job)
     assert "2 of its hosts ended" in job._differs(job)
+    assert json.loads(job.dumps()) == FORMAT_3
     job.kill()
+
+
+def wrong(**attributes: object) -> bytes:
+    """Return the bytes of a job with some other attributes."""
+    known: dict[str, Any] = FORMAT_3["attributes"]  # type: ignore[assignment]
+    return json.dumps({**FORMAT_3, "attributes": {**known, **attributes}}).encode()
+
+
+def named(name: object) -> bytes:
+    """Return the bytes of a job of another class."""
+    return json.dumps({**FORMAT_3, "class": name}).encode()
 
 
 @pytest.mark.parametrize(
@@ -134,26 +184,46 @@ def test_a_job_of_an_older_release_is_read(tmp_path: Path, text: str) -> None:
     [
         (b"", "it is empty"),
         (b"nonsense", "it is no saved job"),
-        (b"pymonarch job two 5\n12345", "its first line is not that of a saved job"),
-        (b"pymonarch job 3 5\n\x80\x05boom.", r"it is of format 3, and this release reads"),
-        (LocalJob().dumps()[:-7], r"it has \d+ of its \d+ bytes"),
-        (pickle.dumps(OsProcess(1)), "this is no job but OsProcess"),
+        (b"[1]", "it is no saved job"),
+        (b"{}", "it is no saved job"),
+        (b"\xff{", "it is no saved job"),
+        (b"pymonarch job 2 5\n12345", PICKLE),
+        (pickle.dumps(OsProcess(1)), PICKLE),
+        (b'{"pymonarch_job": 4}', r"it is of format 4, and this release reads"),
+        (b'{"pymonarch_job": 3}', "it has no class with attributes"),
+        (LocalJob().dumps()[:-7], r"it is damaged, or was not written to the end \("),
+        (b"{" + b'"a":[' * 100_000, "it is nested too deep|it is damaged"),
+        (b'{"pymonarch_job": NaN}', "it is damaged.*NaN is not JSON"),
+        (named(3), "it has no class with attributes"),
+        (named("os:system"), "os:system is no class"),
+        (named("subprocess:Popen"), "this is no job but Popen"),
+        (named("/tmp/evil:Job"), "'/tmp/evil:Job' is no name of a class"),
+        (named("monarch.job:LocalJob.can_run"), "monarch.job:LocalJob.can_run is no class"),
+        (named("monarch.job:NoSuchJob"), "module monarch.job has no class NoSuchJob"),
+        (named("no_such_module:Job"), "its class .* module that cannot be imported.*'no_such_mod"),
+        (named("a:<locals>.Job"), "is defined in a function"),
+        (named("__main__:TheirJob"), "module __main__ has no class TheirJob"),
+        (wrong(_status="maybe"), "its attributes do not fit ProcessJob: _status is 'maybe'"),
+        (wrong(_apply_id=7), "_apply_id is 7"),
+        (wrong(_folder=None), "_folder is None"),
+        (wrong(_hosts=5), "its attributes do not fit ProcessJob"),
+        (wrong(_hosts={"a": [["ipc://x", 3]]}), "_hosts has other items than addresses"),
+        (wrong(_components=[1]), r"_components is \[1\]"),
+        (wrong(_env={"$what": 1}), r"it has a value '\$what' that this release cannot read"),
+        (wrong(x={"$value": "os:stat_result", "fields": {}}), "it has a value of os:stat_result"),
         (
-            b"\x80\x04cmonarch.job\nNoSuchJob\n.",
-            r"it was written by another release.*\(AttributeError: .*NoSuchJob",
+            wrong(x={"$value": "monarch.job.os_process:OsProcess", "fields": {"what": 1}}),
+            "its value of monarch.job.os_process:OsProcess does not fit that class",
         ),
-        (
-            b"\x80\x04cno_such_module\nJob\n.",
-            "its kind .* module that cannot be imported.*'no_such_module'",
-        ),
-        (b"\x80\x04garbage", r"it was written by another release, or by another program"),
     ],
 )
 def test_what_cannot_be_read_says_why(tmp_path: Path, content: bytes, why: str) -> None:
     path = tmp_path / "job.pkl"
     path.write_bytes(content)
     path.chmod(0o600)
-    error = rf"^{re.escape(str(path))} cannot be read as a job: {why}.*; if its hosts have ended, "
+    error = (
+        rf"^{re.escape(str(path))} cannot be read as a job: .*{why}.*; if its hosts have ended, "
+    )
     with pytest.raises(ValueError, match=error):
         job_load(str(path))
     with pytest.raises(ValueError, match=error):
@@ -161,15 +231,25 @@ def test_what_cannot_be_read_says_why(tmp_path: Path, content: bytes, why: str) 
     assert path.read_bytes() == content
 
 
-def test_a_file_of_another_format_is_not_unpickled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", [b"", b"pymonarch job 2 %d\n", b"pymonarch job 3 %d\n"])
+def test_no_file_is_unpickled(tmp_path: Path, head: bytes) -> None:
     path = tmp_path / "job.pkl"
     made = tmp_path / "made"
     bomb = b"\x80\x04cos\nsystem\n(V" + f"touch {made}".encode() + b"\ntR."
-    path.write_bytes(f"pymonarch job 3 {len(bomb)}\n".encode() + bomb)
+    path.write_bytes((head % len(bomb) if head else head) + bomb)
     path.chmod(0o600)
-    with pytest.raises(ValueError, match="format 3"):
+    with pytest.raises(ValueError, match=PICKLE):
         job_load(str(path))
     assert not made.exists()
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "job.pkl"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # sparse
+    path.chmod(0o600)
+    with pytest.raises(ValueError, match="is no saved job: it has more than 64 MiB"):
+        job_load(str(path))
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
