@@ -29,7 +29,6 @@ They are recognized by their first bytes, and refused.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import math
@@ -37,7 +36,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 
 __all__ = ["class_name", "decode", "encode", "find_class", "savable"]
 
@@ -48,7 +47,13 @@ _PICKLE = b"\x80"  # the first byte of each pickle since protocol 2
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _T = TypeVar("_T", bound=type)
 
-_savable: dict[str, type] = {}
+
+class _Savable(NamedTuple):
+    cls: type
+    fields: tuple[str, ...]
+
+
+_savable: dict[str, _Savable] = {}
 
 
 def savable(cls: _T) -> _T:
@@ -64,11 +69,14 @@ def savable(cls: _T) -> _T:
     ...     host: str
     ...     port: int = 0
     """
-    kind: Any = cls
-    frozen = dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen
-    if not frozen and not (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+    names: Any = vars(cls).get("_fields") if issubclass(cls, tuple) else None
+    parameters: Any = vars(cls).get("__dataclass_params__")
+    if parameters is not None and parameters.frozen:
+        fields: dict[str, Any] = vars(cls)["__dataclass_fields__"]
+        names = [name for name, field in fields.items() if field.init]
+    if names is None:
         raise TypeError(f"{cls.__qualname__} is neither a NamedTuple nor a frozen dataclass")
-    _savable[class_name(cls)] = cls
+    _savable[class_name(cls)] = _Savable(cls, tuple(names))
     return cls
 
 
@@ -138,7 +146,7 @@ class _CannotSave(Exception):
 
 def _plain(value: Any, is_job: Callable[[object], bool], where: str) -> Any:
     """Return the JSON value for a value. `where` is its path, for errors."""
-    kind: Any = type(value)
+    kind = cast("type[Any]", type(value))
     if value is None or kind in (bool, int, str):
         return value
     if kind is float:
@@ -152,10 +160,9 @@ def _plain(value: Any, is_job: Callable[[object], bool], where: str) -> Any:
                 raise _CannotSave(where, f"its key {key!r} is no str")
         pairs = {key: _plain(one, is_job, f"{where}[{key!r}]") for key, one in value.items()}
         return {"$dict": pairs} if any(key.startswith("$") for key in pairs) else pairs
-    if _savable.get(class_name(kind)) is kind:
-        fields = getattr(kind, "_fields", None)
-        names = fields or [field.name for field in dataclasses.fields(kind) if field.init]
-        pairs = {n: _plain(getattr(value, n), is_job, f"{where}.{n}") for n in names}
+    known = _savable.get(class_name(kind))
+    if known is not None and known.cls is kind:
+        pairs = {n: _plain(getattr(value, n), is_job, f"{where}.{n}") for n in known.fields}
         return {"$value": class_name(kind), "fields": pairs}
     if is_job(value):
         return {"$job": _job(kind, value.__getstate__(), is_job, f"{where}.")}
@@ -247,12 +254,12 @@ def _value(value: Any, build: Callable[[type, dict[str, Any]], Any]) -> Any:
         return _built(content, build)
     fields = value.get("fields")
     if tag == "$value" and isinstance(content, str) and _is_object(fields):
-        cls = _savable.get(content)
-        if cls is None:
+        known = _savable.get(content)
+        if known is None:
             raise ValueError(f"it has a value of {content}, which the module of its class lacks")
-        known = {key: _value(one, build) for key, one in fields.items()}
+        given = {key: _value(one, build) for key, one in fields.items()}
         try:
-            return cls(**known)
+            return known.cls(**given)
         except Exception as error:
             raise ValueError(f"its value of {content} does not fit that class: {error}") from error
     raise ValueError(f"it has a value {tag!r} that this release cannot read")
