@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from monarch.job.local import LocalJob
     from monarch.job.process import ProcessJob, hosts_from_config
     from monarch.job.saved import DEFAULT_JOB_PATH
+    from monarch.job.service_identity import (
+        SERVICE_PROC_IDS_ENV,
+        SERVICE_PROC_RANK_ENV,
+        deserialize_service_proc_ids,
+        new_service_proc_id,
+        ranked_service_proc_id_from_env,
+        serialize_service_proc_ids,
+        service_proc_addr,
+        service_proc_addrs,
+    )
     from monarch.job.shell import shell
     from monarch.job.ssh import SSHJob
     from monarch.job.state import JobState
@@ -30,23 +40,39 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_JOB_PATH",
+    "SERVICE_PROC_IDS_ENV",
+    "SERVICE_PROC_RANK_ENV",
     "Component",
     "JobState",
     "JobTrait",
     "LocalJob",
     "ProcessJob",
     "SSHJob",
+    "deserialize_service_proc_ids",
     "exec_command",
     "hosts_from_config",
     "job_load",
     "job_loads",
     "load_current_job",
+    "new_service_proc_id",
+    "ranked_service_proc_id_from_env",
     "savable",
+    "serialize_service_proc_ids",
+    "service_proc_addr",
+    "service_proc_addrs",
     "set_current_job",
     "shell",
 ]
 
 _HOMES = {
+    "SERVICE_PROC_IDS_ENV": "service_identity",
+    "SERVICE_PROC_RANK_ENV": "service_identity",
+    "deserialize_service_proc_ids": "service_identity",
+    "new_service_proc_id": "service_identity",
+    "ranked_service_proc_id_from_env": "service_identity",
+    "serialize_service_proc_ids": "service_identity",
+    "service_proc_addr": "service_identity",
+    "service_proc_addrs": "service_identity",
     "Component": "component",
     "DEFAULT_JOB_PATH": "saved",
     "JobState": "state",
@@ -64,23 +90,13 @@ _HOMES = {
     "shell": "shell",
 }
 
-_SERVICES = "workers are known by their addresses; a service identity in front of one is accepted"
-
 #: Names of the interface that are not part of this release, each with a replacement.
 _MISSING = {
     "MeshAdminConfig": "there is no admin server yet",
     "PortForwarder": "there is no port forwarding yet; use ssh -L",
-    "SERVICE_PROC_IDS_ENV": _SERVICES,
-    "SERVICE_PROC_RANK_ENV": _SERVICES,
     "SlurmJob": "run `monarch worker` under srun, and attach_to_workers()",
     "TelemetryConfig": "there is no telemetry store yet; see monarch.actor.get_meter()",
-    "deserialize_service_proc_ids": _SERVICES,
     "kubernetes": "run `monarch worker` in pods, and attach_to_workers()",
-    "new_service_proc_id": _SERVICES,
-    "ranked_service_proc_id_from_env": _SERVICES,
-    "serialize_service_proc_ids": _SERVICES,
-    "service_proc_addr": _SERVICES,
-    "service_proc_addrs": _SERVICES,
     "spmd": "there are no SPMD jobs yet",
 }
 

@@ -36,7 +36,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 __all__ = ["class_name", "decode", "encode", "find_class", "savable"]
 
@@ -144,9 +144,13 @@ class _CannotSave(Exception):
         self.why = why
 
 
+def _type_of(value: object) -> type:
+    return type(value)
+
+
 def _plain(value: Any, is_job: Callable[[object], bool], where: str) -> Any:
     """Return the JSON value for a value. `where` is its path, for errors."""
-    kind = cast("type[Any]", type(value))
+    kind = _type_of(value)
     if value is None or kind in (bool, int, str):
         return value
     if kind is float:
