@@ -13,6 +13,7 @@ from monarch import _spi
 from monarch._tensors.core.special import ASK
 from monarch._tensors.errors import RemoteException
 from monarch._tensors.misplaced import place_of_call
+from monarch._tensors.pickled import pickled
 from monarch._tensors.tensor import Tensor
 from monarch._tensors.where import frames_of, here
 from monarch._tensors.worker.template import Lost, Raised, Reference
@@ -56,7 +57,7 @@ def fetch_shard(obj: T, shard: dict[str, int] | None = None, **coordinates: int)
     rank = rank_of(place.mesh, shard, coordinates)
     structure = pytree.tree_map(_reference, obj)
     refs = tuple(leaf._ref for leaf in leaves if type(leaf) is Tensor)
-    return request(place, ("fetch", (rank,), pickle.dumps(structure)), rank, refs)
+    return request(place, ("fetch", (rank,), pickled(structure)), rank, refs)
 
 
 def inspect(obj: T, shard: dict[str, int] | None = None, **coordinates: int) -> T:

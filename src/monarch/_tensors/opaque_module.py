@@ -30,7 +30,7 @@ class OpaqueModule:
     `call_method`.
 
     Args:
-        constructor: a class, a function, or the path of one.
+        constructor: a class, a function, or the path of one; or an `OpaqueRef` of modules.
         *args: arguments; a distributed tensor is the local one there.
         **kwargs: the same.
     """
@@ -40,6 +40,11 @@ class OpaqueModule:
         self._object = OpaqueObject(constructor, *rest, **kwargs)
         self._parameters: list[Any] | None = None
         self._learning = remote(_run)  # what it returns is remembered for this module
+
+    @property
+    def mesh(self) -> Any:
+        """The mesh whose processes have the modules."""
+        return self._object._key.mesh
 
     def parameters(self) -> list[Any]:
         """Return the parameters, as distributed tensors with the storage of the real ones.

@@ -8,7 +8,6 @@ is used of them. So `Pipe.recv` returns at once.
 from __future__ import annotations
 
 import functools
-import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -19,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch._tensors.active import active
 from monarch._tensors.core.metadata import Metadata, metadata_of
 from monarch._tensors.opaque_ref import OpaqueRef
+from monarch._tensors.pickled import pickled
 from monarch._tensors.propagate import fake_mode
 from monarch._tensors.remote import Remote, remote
 from monarch._tensors.tensor import Tensor
@@ -67,7 +67,7 @@ class Pipe:
         if max_messages < 1:
             raise ValueError(f"max_messages must be positive, not {max_messages}")
         self._mesh = mesh
-        call = pickle.dumps((fn._resolved(), args, kwargs))
+        call = pickled((fn._resolved(), args, kwargs))
         shown: Any = fn._propagator(FakePipe(), *args, **kwargs)
         self._shown = cast("Iterator[Any]", shown)
         self._handle = _open(mesh, call, max_messages)

@@ -3,18 +3,31 @@
 The script issues the steps of all stages in one order (`core.schedule`), and never waits. Each
 stage computes on one stream, and passes activations and gradients on by another one. A tensor that
 is passed on stays borrowed until the next stage takes it, so the copy runs beside computation.
+
+A schedule may divide a backward: `GradientGenerator` gives the gradient of the stage's input, which
+is passed on, and does the rest of its work when the gradients of the weights are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from monarch._tensors.core.schedule import SCHEDULES, Action, schedule
+from monarch._tensors.core.schedule import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    SCHEDULES,
+    WEIGHTS,
+    Action,
+    schedule,
+)
 from monarch._tensors.fetch import inspect
+from monarch._tensors.gradient import grad_generator
 from monarch._tensors.mesh import no_mesh
+from monarch._tensors.opaque_module import OpaqueModule
 from monarch._tensors.opaque_ref import OpaqueRef
 from monarch._tensors.remote import remote
 from monarch._tensors.transfer import to_mesh
@@ -32,10 +45,11 @@ class PipelineParallelism:
     Args:
         meshes: meshes of the same shape, which share no process.
         stages: the modules of each stage, which are applied in order. Stage number i is on the mesh
-            number ``i % len(meshes)``.
+            number ``i % len(meshes)``. An `OpaqueModule`, or an `OpaqueRef` of modules, was made on
+            that mesh and on the compute stream.
         compute_stream: where the stages compute.
         p2p_stream: where tensors are passed on; it may be the same.
-        schedule: "1f1b", "gpipe", or "dora-dfs", which is executed as "1f1b".
+        schedule: "zero-bubble" or "dora-dfs" (the same), "1f1b", or "gpipe".
         batch_size: the length of the first dimension of what `run` gets.
         microbatch_size: the same of the parts into which that is divided.
         loss_fn: called with the output of the last stage and what is expected; without it the
@@ -48,7 +62,7 @@ class PipelineParallelism:
     def __init__(
         self,
         meshes: list[DeviceMesh],
-        stages: list[list[torch.nn.Module]],
+        stages: list[list[torch.nn.Module | OpaqueModule | OpaqueRef]],
         compute_stream: Stream,
         p2p_stream: Stream,
         schedule: str = "dora-dfs",
@@ -64,10 +78,10 @@ class PipelineParallelism:
                 f"batch_size {batch_size} must be a multiple of microbatch_size {microbatch_size}"
             )
         for module in (module for stage in stages for module in stage):
-            if not isinstance(module, torch.nn.Module):
+            if not isinstance(module, torch.nn.Module | OpaqueModule | OpaqueRef):
                 raise TypeError(f"a stage is a list of modules of torch, and has {module!r}")
         self.meshes = list(meshes)
-        self.stages = [torch.nn.Sequential(*stage) for stage in stages]
+        self.stages = [_Stage(stage) for stage in stages]
         self.compute_stream = compute_stream
         self.p2p_stream = p2p_stream
         self.schedule = schedule
@@ -82,22 +96,34 @@ class PipelineParallelism:
         return stage % len(self.meshes)
 
     def initialize(self) -> None:
-        """Move the parameters and buffers of each stage to its mesh; once, before the first run."""
+        """Move the parameters and buffers of each stage to its mesh; once, before the first run.
+
+        They may be ordinary tensors, or be on a mesh of which that of the stage is a part: then
+        each process keeps its own. Blocks for an `OpaqueModule`, to fetch the shapes of its
+        parameters. Raises ValueError for one that is elsewhere.
+        """
         with self.compute_stream.activate():
             for number, stage in enumerate(self.stages):
-                to_mesh(stage, self._mesh(number), self.compute_stream)
+                mesh = self._mesh(number)
+                for module in stage.modules:
+                    if isinstance(module, OpaqueModule):
+                        _check_place(module, number, mesh)
+                    else:
+                        to_mesh(module, mesh, self.compute_stream)
 
     def configure_optimizers(self, config: Any, fn: Callable[[Any, Any], Any]) -> list[Any]:
         """Make the optimizer of each stage, ``fn(parameters, config)``; return them.
 
         From then on each run begins with their ``zero_grad()`` and ends with their ``step()``.
         """
-        self.optimizers = [fn(list(stage.parameters()), config) for stage in self.stages]
+        with self.compute_stream.activate():
+            self.optimizers = [fn(list(stage.parameters()), config) for stage in self.stages]
         return self.optimizers
 
     def copy_params_to_new_model(self, model: torch.nn.Module) -> None:
         """Copy all parameters into those of a local module, in order; blocks."""
-        own = [each for stage in self.stages for each in stage.parameters()]
+        with self.compute_stream.activate():
+            own = [each for stage in self.stages for each in stage.parameters()]
         theirs = list(model.parameters())
         if [each.shape for each in own] != [each.shape for each in theirs]:
             raise ValueError("the module does not have the parameters of the stages, in order")
@@ -144,15 +170,15 @@ class PipelineParallelism:
     def run_action(self, action: Action, batch: Any) -> None:
         """Issue one step of a run."""
         with self._mesh(action.stage).activate(), self.compute_stream.activate():
-            (self._backward if action.is_backward else self._forward)(action, batch)
+            self._steps[action.kind](self, action, batch)
 
     def _forward(self, action: Action, batch: _Batch) -> None:
         stage, _, number = action
-        passed = batch.passed.pop((stage, False, number), None)
+        passed = batch.passed.pop(action, None)
         given = batch.x[number] if passed is None else passed.take().requires_grad_()
         output = self.stages[stage](given)
         if stage + 1 < len(self.stages):
-            target = Action(stage + 1, False, number)
+            target = Action(stage + 1, FORWARD, number)
             batch.passed[target] = _Passed(self, output.detach(), target.stage)
         else:
             loss = output if self.loss_fn is None else self.loss_fn(output, batch.y[number])
@@ -168,11 +194,72 @@ class PipelineParallelism:
         passed = batch.passed.pop(action, None)
         torch.autograd.backward(output, None if passed is None else passed.take())
         if stage:
-            target = Action(stage - 1, True, number)
-            batch.passed[target] = _Passed(self, given.grad, target.stage)
+            self._pass_back(action, given.grad, batch)
+
+    def _input(self, action: Action, batch: _Batch) -> None:
+        """Do the part of a backward that the stage before waits for; the first stage has none."""
+        stage, _, number = action
+        given, output = batch.kept.pop((stage, number))
+        passed = batch.passed.pop(action, None)
+        weights = [each for each in self.stages[stage].parameters() if each.requires_grad]
+        inputs = [given] if stage else []
+        gradients = grad_generator(
+            output, [*inputs, *weights], [None if passed is None else passed.take()]
+        )
+        batch.begun[stage, number] = weights, gradients
+        if stage:
+            self._pass_back(action, next(gradients), batch)
+
+    def _weights(self, action: Action, batch: _Batch) -> None:
+        """Do the rest of a backward."""
+        weights, gradients = batch.begun.pop((action.stage, action.micro_batch))
+        with torch.no_grad():
+            for weight, gradient in zip(weights, gradients, strict=True):
+                if gradient is not None:
+                    weight.grad = gradient if weight.grad is None else weight.grad + gradient
+
+    def _pass_back(self, action: Action, gradient: Any, batch: _Batch) -> None:
+        target = Action(action.stage - 1, action.kind, action.micro_batch)
+        batch.passed[target] = _Passed(self, gradient, target.stage)
+
+    _steps: ClassVar[dict[str, Callable[[Any, Action, Any], None]]] = {
+        FORWARD: _forward,
+        BACKWARD: _backward,
+        INPUT: _input,
+        WEIGHTS: _weights,
+    }
 
     def _mesh(self, stage: int) -> DeviceMesh:
         return self.meshes[self.stage_to_rank(stage)]
+
+
+class _Stage:
+    """The modules of one stage."""
+
+    def __init__(self, modules: Iterable[Any]) -> None:
+        self.modules = [
+            OpaqueModule(module) if isinstance(module, OpaqueRef) else module for module in modules
+        ]
+
+    def __call__(self, value: Any) -> Any:
+        """Apply the modules in order."""
+        for module in self.modules:
+            value = module(value)
+        return value
+
+    def parameters(self) -> Iterator[Any]:
+        """Return the parameters of all modules, each once."""
+        found = {id(each): each for module in self.modules for each in module.parameters()}
+        return iter(found.values())
+
+
+def _check_place(module: OpaqueModule, number: int, mesh: DeviceMesh) -> None:
+    """Raise ValueError unless the modules in the processes are those of the stage's mesh."""
+    if module.mesh is not mesh:
+        raise ValueError(
+            f"the OpaqueModule of stage {number} is on {module.mesh!r}, and the stage on {mesh!r}; "
+            "make it while that mesh is active"
+        )
 
 
 class _Batch:
@@ -181,8 +268,9 @@ class _Batch:
     def __init__(self, x: Sequence[Any], y: Sequence[Any]) -> None:
         self.x = x
         self.y = y
-        self.passed: dict[tuple[int, bool, int], _Passed] = {}  # by the step that takes it
+        self.passed: dict[Action, _Passed] = {}  # by the step that takes it
         self.kept: dict[tuple[int, int], tuple[Any, Any]] = {}  # by stage and micro-batch
+        self.begun: dict[tuple[int, int], tuple[list[Any], Iterator[Any]]] = {}  # the same
         self.losses: list[Any] = []
 
 

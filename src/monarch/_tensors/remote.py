@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pickle
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast, overload
 
@@ -18,11 +17,12 @@ from monarch._tensors.dispatch import CONSTANTS, issue
 from monarch._tensors.fetch import Answers, ask, rank_of, request
 from monarch._tensors.function import ResolvableFunction, resolvable_function
 from monarch._tensors.misplaced import explain, place_at, place_of_call
+from monarch._tensors.pickled import pickled
 from monarch._tensors.propagate import propagate as propagate_fakes
 from monarch._tensors.tensor import Tensor
 from monarch._tensors.where import here
 from monarch._tensors.worker.template import Reference
-from monarch.actor import Shape, ValueMesh
+from monarch.actor import Port, Shape, ValueMesh, context
 from monarch.actor import Slice as NDSlice
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Remote:
             [tensor._meta for tensor in tensors],
             [id(tensor._aliases) for tensor in tensors],
         )
-        engine.learn(plan, ("user", function, *plan.definition()))
+        engine.learn(plan, _definition(plan))
         return plan
 
     # -- with the real result ---------------------------------------------------------------------
@@ -208,9 +208,52 @@ class Remote:
         )
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
-        """Run the function on all processes of the active mesh, without a result."""
-        place, ranks, _ = self._asked(args, kwargs)
-        self._ask(place, ranks, args, kwargs)
+        """Run the function on all processes of the active mesh, without a result.
+
+        An error is reported when the script ends, as that of an operation which no fetch needed.
+        """
+        place, _, mesh = self._asked(args, kwargs)
+        self._tell(place, mesh, args, kwargs)
+
+    def _tell(self, place: Place, mesh: Any, args: Any, kwargs: Any) -> None:
+        """Run the function on the processes of `mesh`, as an operation without results."""
+        told = Remote(self._function, "inspect")
+        told._resolvable = self._resolved()
+        engine = place.engine
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        tensors: list[Any] = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        there = engine.place(mesh, place.stream)
+        plan = told._plan(there, [_on_worker(leaf) for leaf in leaves], spec, tensors)
+        issue(plan, there, tensors, [tensor._ref for tensor in tensors], here())
+        engine.forget(plan)
+
+    def _send(self, args: Any, kwargs: Any, port: Any, selection: str) -> None:
+        """Run the function, and send what it returns to a port: `monarch.actor.send`.
+
+        The port gets an answer of each process, with the rank in the active mesh, or the exception.
+        """
+        if selection not in ("all", "choose"):
+            raise ValueError(f"selection must be 'all' or 'choose', not {selection!r}")
+        place, ranks, mesh = self._asked(args, kwargs)
+        if selection == "choose":
+            ranks, mesh = ranks[:1], mesh.slice(**dict.fromkeys(mesh.names, 0))
+        if port is None:
+            self._tell(place, mesh, args, kwargs)
+            return
+        reports = self._ask(place, ranks, args, kwargs)
+        instance = context().actor_instance
+
+        def pass_on() -> None:
+            for number, rank in enumerate(ranks):
+                answered: Port[Any] = Port(port, instance, number)
+                try:
+                    value = reports.get().of(rank)
+                except Exception as error:
+                    answered.exception(error)
+                else:
+                    answered.send(value)
+
+        _spi.start_thread("monarch-tensors-send", pass_on)
 
     def _asked(self, args: Any, kwargs: Any) -> tuple[Place, tuple[int, ...], Any]:
         mesh = active.mesh
@@ -236,7 +279,7 @@ class Remote:
             lambda leaf: Reference(leaf._ref) if type(leaf) is Tensor else _on_worker(leaf),
             (args, kwargs),
         )
-        return ("call", ranks, pickle.dumps((self._resolved(), args, kwargs)))
+        return ("call", ranks, pickled((self._resolved(), args, kwargs)))
 
     def _refs(self, args: Any, kwargs: Any) -> tuple[int, ...]:
         return tuple(x._ref for x in pytree.tree_leaves((args, kwargs)) if type(x) is Tensor)
@@ -307,6 +350,13 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """Propagate to no results."""
 
 
+def _definition(plan: Plan) -> tuple[Any, ...]:
+    """Return what the processes need for a plan; they unpickle its function at the first use."""
+    args, kwargs, *rest = plan.definition()
+    call = pickled((plan.function, args, kwargs))
+    return ("user", str(plan.function), call, None, *rest)
+
+
 class _Probed:
     """The plan of a function that ran for the first time, and what that call returns."""
 
@@ -331,7 +381,7 @@ def _probe(
     engine = place.engine
     where = here()
     ranks = tuple(place.mesh.processes)
-    call = pickle.dumps((function, args, kwargs), protocol=5)
+    call = pickled((function, args, kwargs))
     with engine.lock:
         kept = engine.new_ref()
         refs = tuple(tensor._ref for tensor in tensors)
@@ -348,7 +398,7 @@ def _probe(
         *(tuple(outputs), tuple(written), structure),
         picks=tuple(picks),
     )
-    engine.learn(plan, ("user", function, *plan.definition()))
+    engine.learn(plan, _definition(plan))
     bind = (BIND, kept, plan.picks)
     result = issue(plan, place, tensors, [t._ref for t in tensors], where, bind=bind)
     for number in plan.written:

@@ -59,6 +59,9 @@ def to_mesh(tensors: Any, mesh: DeviceMesh | ProcMesh, stream: Stream | None = N
     and gradients are moved. Ordinary tensors in it are sent to all processes of `mesh`. Make the
     optimizer after that, since the parameters are new objects.
 
+    A module may be moved to a part of its mesh with other dimensions. Each process there keeps
+    what it has.
+
     Args:
         tensors: a tensor, what `slice_mesh` returns, a module, or a structure with these.
         mesh: where to; of this or of another proc mesh.
@@ -101,7 +104,9 @@ def _copied(leaf: Any, mesh: DeviceMesh | ProcMesh, stream: Stream | None) -> An
 def _part(tensor: torch.Tensor, target: DeviceMesh | ProcMesh, stream: Stream | None) -> Tensor:
     """Return a tensor of a module on `target`."""
     if type(tensor) is Tensor:
-        return _copy(tensor, tensor.mesh, target, stream)
+        mesh = spawn_tensor_engine(target) if isinstance(target, ProcMesh) else target
+        source = mesh if _is_part(mesh, tensor.mesh) else tensor.mesh
+        return _copy(tensor, source, mesh, stream)
     if tensor.is_meta:
         raise ValueError(
             "the module has tensors without data (device 'meta'): give it data first, for example "
@@ -109,6 +114,11 @@ def _part(tensor: torch.Tensor, target: DeviceMesh | ProcMesh, stream: Stream | 
         )
     mesh = spawn_tensor_engine(target) if isinstance(target, ProcMesh) else target
     return constant(tensor, mesh.client.place(mesh, stream or get_active_stream()))
+
+
+def _is_part(mesh: DeviceMesh, other: DeviceMesh) -> bool:
+    """Whether all processes of a mesh are processes of another one."""
+    return mesh.client is other.client and set(mesh.processes) <= set(other.processes)
 
 
 def _copy(

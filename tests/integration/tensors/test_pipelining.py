@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from monarch import OpaqueRef, Stream, inspect, no_mesh, remote
+from monarch._tensors.opaque_module import OpaqueModule
 from monarch._tensors.pipelining import PipelineParallelism, get_parameter_udf
 
 pytestmark = pytest.mark.torch
@@ -27,7 +28,7 @@ def sgd(parameters: Any, lr: float) -> Any:
     return torch.optim.SGD(parameters, lr=lr)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero-bubble"])
 @pytest.mark.parametrize("streams", [1, 2])
 def test_losses_and_gradients_are_those_of_one_process(
     mesh: Any, schedule: str, streams: int
@@ -72,6 +73,56 @@ def test_losses_and_gradients_are_those_of_one_process(
     pipeline.copy_params_to_new_model(copied)
     for own, theirs in zip(copied.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(own, theirs)
+
+
+def test_modules_that_are_in_the_processes_or_on_the_whole_mesh(mesh: Any) -> None:
+    """The first stage is of `OpaqueModule`s, the second has an `OpaqueRef`, the third is moved."""
+    compute = Stream("compute")
+    meshes = [mesh.slice(host=0), mesh.slice(host=1)]
+
+    def made(layer: Any) -> Any:
+        for parameter in layer.parameters():
+            nn.init.constant_(parameter, 0.25)
+        return layer
+
+    with compute.activate():
+        with meshes[0].activate():
+            first = OpaqueModule(lambda: made(nn.Linear(2, 3)))
+        with meshes[1].activate():
+            second = remote(
+                lambda: OpaqueRef(made(nn.Linear(3, 3))), propagate=lambda: OpaqueRef(None)
+            )()
+        with mesh.activate():
+            third = made(nn.Linear(3, 1))
+    stages: Any = [[first, nn.Tanh()], [second], [third]]
+    pipeline = PipelineParallelism(
+        *(meshes, stages, compute, compute, "dora-dfs"), loss_fn=nn.functional.mse_loss
+    )
+    pipeline.initialize()
+    pipeline.configure_optimizers(0.1, sgd)
+    with meshes[0].activate(), compute.activate():
+        given, expected = torch.ones(4, 2), torch.ones(4, 1)
+        losses = [inspect(pipeline.run(given, expected)).item() for _ in range(3)]
+    alone = nn.Sequential(
+        made(nn.Linear(2, 3)), nn.Tanh(), made(nn.Linear(3, 3)), made(nn.Linear(3, 1))
+    )
+    optimizer = sgd(alone.parameters(), 0.1)
+    for loss in losses:
+        optimizer.zero_grad()
+        own = nn.functional.mse_loss(alone(torch.ones(4, 2)), torch.ones(4, 1))
+        assert loss == pytest.approx(own.item(), rel=1e-4)
+        own.backward()
+        optimizer.step()
+
+
+def test_an_opaque_module_on_another_mesh_than_its_stage(mesh: Any) -> None:
+    compute = Stream("compute")
+    with mesh.activate(), compute.activate():
+        module = OpaqueModule(nn.ReLU)
+    stages: Any = [[module]]
+    pipeline = PipelineParallelism([mesh.slice(host=0)], stages, compute, compute)
+    with pytest.raises(ValueError, match="OpaqueModule of stage 0 is on"):
+        pipeline.initialize()
 
 
 def test_a_parameter_of_a_module_in_the_processes(active: Any) -> None:

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from monarch import _spi
 from monarch._tensors.errors import CallFailed
+from monarch._tensors.pickled import pickled
 from monarch._tensors.worker.shares import RESULT, Key, hand_over, take
 
 if TYPE_CHECKING:
@@ -196,8 +197,8 @@ def call_failed(error: Exception, where: tuple[tuple[str, int, str], ...]) -> Ca
     trace = error.__traceback__
     own = trace.tb_next if trace is not None else None  # without the frame of this module
     text = "".join(traceback.format_exception(type(error), error, own or trace))
-    pickled: bytes | None = None
+    content: bytes | None = None
     with contextlib.suppress(Exception):  # user code; the text is there in any case
-        pickled = pickle.dumps(error)
-        pickle.loads(pickled)
-    return CallFailed(text, pickled, where)
+        content = pickled(error)
+        pickle.loads(content)
+    return CallFailed(text, content, where)

@@ -14,6 +14,8 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
+from monarch._tensors.pickled import pickled
+
 __all__ = ["PipeEnd", "PipeError"]
 
 _ITEM, _TAKEN, _ERROR = b"i", b"t", b"e"
@@ -54,7 +56,7 @@ class PipeEnd:
 
         Raises BrokenPipeError when the other end is closed, and the errors of pickling.
         """
-        data = pickle.dumps(value, protocol=5)
+        data = pickled(value)
         self._room.acquire()
         self._write(_ITEM, data)
 

@@ -41,6 +41,7 @@ from monarch._tensors.core.special import (
 )
 from monarch._tensors.core.template import DELETE, FIRST, Command
 from monarch._tensors.errors import CallFailed
+from monarch._tensors.pickled import pickled
 from monarch._tensors.worker.argument import GroupArgument, MeshArgument, here
 from monarch._tensors.worker.kept import Kept
 from monarch._tensors.worker.loans import Loans
@@ -99,12 +100,12 @@ class Table:
     def fail(self, seq: int, error: BaseException, index: int | None = None) -> Lost:
         """Note a failure, and return what stands for the lost values."""
         text = "".join(traceback.format_exception(type(error), error, _user_part(error)))
-        pickled: bytes | None = None
+        content: bytes | None = None
         with contextlib.suppress(Exception):  # user code; the text is there in any case
-            pickled = pickle.dumps(error)
-            pickle.loads(pickled)
+            content = pickled(error)
+            pickle.loads(content)
         with self._lock:
-            self._failures.append((seq, text[-_TEXT:], pickled, index))
+            self._failures.append((seq, text[-_TEXT:], content, index))
         return Lost(seq)
 
     def confirm(self, seq: int) -> None:
@@ -120,9 +121,9 @@ class Table:
 
     def call_failed(self, lost: Lost) -> CallFailed:
         """Return why an actor does not get a value that is lost."""
-        for seq, text, pickled, index in self.failures():
+        for seq, text, content, index in self.failures():
             if seq == lost.seq:
-                return CallFailed(text, pickled, lost=(self.name, self.rank, seq, index))
+                return CallFailed(text, content, lost=(self.name, self.rank, seq, index))
         text = f"operation {lost.seq} failed before"
         return CallFailed(text, None, lost=(self.name, self.rank, lost.seq, None))
 
@@ -501,7 +502,7 @@ class Question:
 def _raised(error: BaseException) -> Any:
     """Return the value that stands for an exception in an answer."""
     text = "".join(traceback.format_exception(type(error), error, _user_part(error)))
-    pickled: bytes | None = None
+    content: bytes | None = None
     with contextlib.suppress(Exception):  # user code; the text is there in any case
-        pickled = pickle.dumps(error)
-    return Raised(text, pickled)
+        content = pickled(error)
+    return Raised(text, content)

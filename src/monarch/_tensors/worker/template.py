@@ -8,6 +8,7 @@ called with gradients enabled, on tensors that do not require them.
 from __future__ import annotations
 
 import operator
+import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -87,15 +88,14 @@ class Template:
 def compiled(definition: Any) -> Template:
     """Return the template of a definition, as `dispatch` and `remote` make them."""
     kind, function, args, kwargs, tensors, new, picks, is_alone, written, expected = definition
+    if kind == "user":
+        run = _function(function, args, new, picks, is_alone, expected)
+        return Template(run, tensors, new, written)
     if kind == "actor":
         return Template(_call(function, new, picks, is_alone, expected), tensors, new, written)
-    if kind == "aten":
-        called = _operator(function)
-        return Template(
-            _line(called, args, kwargs, tensors, new, picks, is_alone), tensors, new, written
-        )
+    called = _operator(function)
     return Template(
-        _function(function, args, kwargs, new, picks, is_alone, expected), tensors, new, written
+        _line(called, args, kwargs, tensors, new, picks, is_alone), tensors, new, written
     )
 
 
@@ -149,27 +149,27 @@ def _line(
 
 
 def _function(
-    function: Any,
-    args: Any,
-    kwargs: Any,
+    name: str,
+    call: bytes,
     new: int,
     picks: tuple[int, ...],
     is_alone: bool,
     expected: tuple[Any, ...],
 ) -> Callable[[dict[int, Any], Command], None]:
-    """Return a function that executes commands of a function of the program."""
+    """Return a function that executes commands of a function of the program.
+
+    `call` is the pickle of the function and its constants. It is read at the first command: an
+    error in it is one of that operation.
+    """
     start = 1 + new
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    each = [*args, *kwargs.values()]
-    is_flat = len(each) == len(leaves) and all(map(operator.is_, each, leaves))
-    count, names = len(args), tuple(kwargs)
-    resolved: list[Any] = []
+    known: list[_Called] = []
 
     def run(values: dict[int, Any], command: Command) -> None:
-        if not resolved:
-            resolved.append(function.resolve())
+        if not known:
+            known.append(_Called(*pickle.loads(call)))
+        called = known[0]
         given = []
-        for leaf in leaves:
+        for leaf in called.leaves:
             if type(leaf) is Operand:
                 value = values[command[start + leaf.index]]
                 if type(value) is Lost:
@@ -179,16 +179,32 @@ def _function(
                 given.append(leaf.resolve())
             else:
                 given.append(leaf)
-        if is_flat:
-            arguments, keywords = given[:count], dict(zip(names, given[count:], strict=True))
-        else:
-            arguments, keywords = pytree.tree_unflatten(given, spec)
         with torch.enable_grad():
-            result = resolved[0](*arguments, **keywords)
-        for index, value in enumerate(_promised(function, result, new, picks, is_alone, expected)):
+            result = called(given)
+        for index, value in enumerate(_promised(name, result, new, picks, is_alone, expected)):
             values[command[1 + index]] = value
 
     return run
+
+
+class _Called:
+    """A function of the program, with what is the same in each call."""
+
+    def __init__(self, function: Any, args: Any, kwargs: Any) -> None:
+        self.leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        each = [*args, *kwargs.values()]
+        self._is_flat = len(each) == len(self.leaves) and all(map(operator.is_, each, self.leaves))
+        self._count = len(args)
+        self._names = tuple(kwargs)
+        self._resolved = function.resolve()
+
+    def __call__(self, given: list[Any]) -> Any:
+        """Call the function with `given` in the place of the leaves of its arguments."""
+        if self._is_flat:
+            keywords = dict(zip(self._names, given[self._count :], strict=True))
+            return self._resolved(*given[: self._count], **keywords)
+        arguments, keywords = pytree.tree_unflatten(given, self._spec)
+        return self._resolved(*arguments, **keywords)
 
 
 def _call(
