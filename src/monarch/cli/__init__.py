@@ -1,8 +1,9 @@
 """The ``monarch`` command.
 
-Its commands handle the jobs of a directory (``apply``, ``exec``, ``shell``, ``kill``, ``context``),
-run hosts (``worker``, ``certificates``), and diagnose a machine or a worker (``doctor``).
-``monarch COMMAND --help`` shows the options of each, with examples.
+Its commands handle the jobs of a directory (``apply``, ``exec``, ``shell``, ``status``, ``logs``,
+``kill``, ``context``) and of a machine (``ps``, ``gc``), run hosts (``worker``, ``certificates``),
+and diagnose a machine or a worker (``doctor``). ``monarch COMMAND --help`` shows the options of
+each, with examples.
 
 Results go to stdout, everything else to stderr. The exit status is 0; 1 after a failure, with one
 line about it; 2 for a wrong command line; 130 after Ctrl-C. ``exec`` and ``shell`` exit with the
@@ -24,6 +25,10 @@ _COMMANDS = {
     "exec": ("jobs", "run a command on its hosts"),
     "shell": ("jobs", "an interactive shell on one of its hosts"),
     "kill": ("jobs", "end the job and everything on its hosts"),
+    "status": ("status", "how the job of this directory is: since when, its users, its hosts"),
+    "logs": ("status", "the output of its hosts"),
+    "ps": ("status", "all jobs of this user on this machine"),
+    "gc": ("status", "remove what killed scripts left on this machine"),
     "context": ("jobs", "several jobs in one directory: create, use, rm, ls"),
     "worker": ("worker", "be a host for clients that attach"),
     "certificates": ("certificates", "make certificates for hosts that talk by TLS"),
@@ -75,7 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 1
     try:
-        if _COMMANDS[options.command][0] == "jobs":  # modules of this directory define the jobs
+        if _COMMANDS[options.command][0] in (
+            "jobs",
+            "status",
+        ):  # modules of this directory define the jobs
             from monarch._spi import with_folder, working_directory
 
             sys.path[:] = with_folder(sys.path, working_directory())

@@ -42,8 +42,8 @@ examples:
 The job is the one that `monarch apply` named in this directory (its spec, MODULE.ATTR, is kept in
 .monarch/<context>/spec); without a spec, the one that a script has started here with state().
 
-Each process has MONARCH_RANK_<dim> and MONARCH_SIZE_<dim> in its environment. The exit status is
-the largest of the command's.
+Each process has MONARCH_RANK_<dim> and MONARCH_SIZE_<dim> in its environment (also in capitals, as
+MONARCH_RANK_HOSTS). The exit status is the largest of the command's.
 """
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--one", action="store_true", help="the first host (default)")

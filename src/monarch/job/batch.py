@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Sequence
 
+from monarch.job.host_state import HostState
 from monarch.job.state import JobState
 from monarch.job.trait import JobTrait
 
@@ -40,6 +42,9 @@ class BatchJob(JobTrait):
 
     def _differs(self, spec: JobTrait) -> str:
         return self._job._differs(spec)
+
+    def _host_states(self) -> Sequence[HostState]:
+        return self._job._host_states()
 
     def _create(self, client_script: str | None) -> None:
         raise RuntimeError("a batch job is submitted through the job it runs: apply(script)")

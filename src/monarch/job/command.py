@@ -71,7 +71,8 @@ def exec_command(
         per_host: names and sizes of the dimensions per host, to run several processes on each.
         stdin: the input of each process.
 
-    Each process has ``MONARCH_RANK_<dim>`` and ``MONARCH_SIZE_<dim>`` in its environment. Status
+    Each process has ``MONARCH_RANK_<dim>`` and ``MONARCH_SIZE_<dim>`` in its environment, with the
+    name of the dimension as it is, and in capitals. Status
     127 means that there is no such program, 128 + n that signal n ended the command. The Future
     raises the failure of a process that runs a command. The call raises ValueError for an empty
     command, and for a rank or point outside the mesh.
@@ -183,8 +184,9 @@ class _Runner(Actor):
         environ = dict(os.environ)
         places = {name: (position, at.extent[name]) for name, position in at.items()}
         for name, (position, size) in {**places, **command.fixed}.items():
-            environ[f"MONARCH_RANK_{name}"] = str(position)
-            environ[f"MONARCH_SIZE_{name}"] = str(size)
+            for spelled in (name, name.upper()):
+                environ[f"MONARCH_RANK_{spelled}"] = str(position)
+                environ[f"MONARCH_SIZE_{spelled}"] = str(size)
         environ.update(command.env)
         workdir = command.workdir
         if workdir is None and os.path.isdir(command.here):

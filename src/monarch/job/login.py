@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from monarch._spi import attach_hosts
-from monarch.job.folder import make_folder, remove_folder, secret_file
+from monarch.job.folder import log_file, make_folder, remove_folder, secret_file
 from monarch.job.format import savable
+from monarch.job.host_state import HostState
 from monarch.job.os_process import OsProcess, wait_for
 from monarch.job.state import JobState, leave
 from monarch.job.trait import JobTrait, changes
@@ -148,6 +149,17 @@ class LoginJob(JobTrait):
         self._folder = ""
         if still:
             raise RuntimeError(f"these processes do not end: {[p.pid for p in still]}")
+
+    def _host_states(self) -> list[HostState]:
+        hosts = [
+            (mesh, rank, host)
+            for mesh, hosts in self._hosts.items()
+            for rank, host in enumerate(hosts)
+        ]
+        return [
+            HostState(mesh, rank, host.name, host.process.alive, log_file(self._folder, number))
+            for number, (mesh, rank, host) in enumerate(hosts)
+        ]
 
     def _dead(self) -> list[_Host]:
         return [host for hosts in self._hosts.values() for host in hosts if not host.process.alive]

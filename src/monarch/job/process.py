@@ -26,6 +26,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 
 from monarch._failover.handles import end_job, is_kept, keep_job
@@ -47,6 +48,8 @@ from monarch.job.folder import (
     remove_stale,
     secret_file,
 )
+from monarch.job.host_log import keep_small
+from monarch.job.host_state import HostState
 from monarch.job.os_process import OsProcess, descendants, wait_for, watch
 from monarch.job.saved import DEFAULT_JOB_PATH
 from monarch.job.state import JobState, leave
@@ -200,7 +203,7 @@ class ProcessJob(JobTrait):
             "MONARCH_JOB_SECRET_FILE": secret_file(self._folder),
         }
         try:
-            with open(log_file(self._folder, number), "wb") as log:
+            with open(log_file(self._folder, number), "ab") as log:  # see `host_log`
                 process = subprocess.Popen(
                     [*python_command(sys.executable, _HOST), address, *map(str, fds)],
                     stdin=subprocess.DEVNULL,
@@ -264,6 +267,19 @@ class ProcessJob(JobTrait):
 
     # -- the state of the hosts ------------------------------------------------------------------
 
+    def _host_states(self) -> list[HostState]:
+        hosts = [
+            (mesh, rank, process)
+            for mesh, hosts in self._hosts.items()
+            for rank, (_, process) in enumerate(hosts)
+        ]
+        return [
+            HostState(
+                mesh, rank, f"process {process.pid}", process.alive, log_file(self._folder, n)
+            )
+            for n, (mesh, rank, process) in enumerate(hosts)
+        ]
+
     def _dead(self) -> list[tuple[int, str, OsProcess]]:
         hosts = [(mesh, process) for mesh, hosts in self._hosts.items() for _, process in hosts]
         return [(n, mesh, host) for n, (mesh, host) in enumerate(hosts) if not host.alive]
@@ -304,6 +320,7 @@ def serve(address: str, fd: int, *lock: int) -> None:
     """
     from monarch._spi import serve_host
 
+    path = address.removeprefix("ipc://")
     line = socket.socket(fileno=fd)
     for one in (fd, *lock):
         os.set_inheritable(one, False)
@@ -320,6 +337,12 @@ def serve(address: str, fd: int, *lock: int) -> None:
             line.send(b"1")
         start_thread("monarch-lifeline", hold_on)
 
-    serve_host(address, listening)
+    stop = threading.Event()
+    log = log_file(os.path.dirname(path), int(os.path.basename(path)))
+    start_thread("monarch-host-log", lambda: keep_small(log, stop))
+    try:
+        serve_host(address, listening)
+    finally:
+        stop.set()
     if alone:  # the script exited without removing the directory
-        shutil.rmtree(os.path.dirname(address.removeprefix("ipc://")), ignore_errors=True)
+        shutil.rmtree(os.path.dirname(path), ignore_errors=True)

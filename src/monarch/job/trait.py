@@ -20,6 +20,7 @@ import logging
 import os
 import secrets
 import sys
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from typing import Any, NoReturn
 from monarch.job import lifeline
 from monarch.job.component import Component, connected, end_all
 from monarch.job.format import decode, encode
+from monarch.job.host_state import HostState
 from monarch.job.saved import DEFAULT_JOB_PATH, locked, read, remove, write
 from monarch.job.state import JobState
 from monarch.job.users import User, has_joined, join, part, users
@@ -58,6 +60,7 @@ class JobTrait(ABC):
 
     _status: str | JobTrait = _NOT_RUNNING  # or the saved job that serves this description
     _apply_id: str | None = None
+    _since: float | None = None  # when it was applied, in seconds since 1970; shown to people
     _folder = ""  # the allocation's directory on this machine, if any; users are listed there
     _components: tuple[Component, ...] = ()
 
@@ -91,6 +94,7 @@ class JobTrait(ABC):
         except BaseException:
             self._apply_id = None
             raise
+        self._since = time.time()  # noqa: TID251 - shown to people
         self._status = _RUNNING
 
     def state(self, cached_path: str | None = DEFAULT_JOB_PATH) -> JobState:
@@ -214,11 +218,8 @@ class JobTrait(ABC):
         """Return the names that a scheduler has for the allocation, for log messages."""
         return {}
 
-    def _logs(self) -> Sequence[tuple[str, str]]:
-        """Return the logs of the hosts: names of hosts, and paths on this machine.
-
-        Instead of a path there may be a text in brackets that says where the log is.
-        """
+    def _host_states(self) -> Sequence[HostState]:
+        """Return how each host is, for ``monarch status`` and ``logs``; none if unknown."""
         return []
 
     def _add_component(self, component: Component) -> None:
@@ -236,6 +237,8 @@ class JobTrait(ABC):
             raise ValueError(f"_status is {self._status!r}")
         if not (self._apply_id is None or isinstance(self._apply_id, str)):
             raise ValueError(f"_apply_id is {self._apply_id!r}")
+        if not (self._since is None or type(self._since) is float):
+            raise ValueError(f"_since is {self._since!r}")
         if type(self._folder) is not str:
             raise ValueError(f"_folder is {self._folder!r}")
         if not all(isinstance(one, Component) for one in self._components):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from monarch.job import job_load
-from monarch.job.os_process import descendants
+from monarch.job.os_process import descendants, wait_for
 
 WAIT = 60.0
 
@@ -73,7 +73,7 @@ def test_a_job_from_apply_to_kill(described: Path) -> None:
     hosts = [process for members in first._hosts.values() for _, process in members]  # type: ignore[attr-defined]
     assert said("apply").startswith("Job is ready (")
     assert job_load().apply_id == first.apply_id
-    assert said("exec", "-e", "X=1", "--", "sh", "-c", "echo $MONARCH_RANK_hosts $X") == "0 1\n"
+    assert said("exec", "-e", "X=1", "--", "sh", "-c", "echo $MONARCH_RANK_HOSTS $X") == "0 1\n"
     assert monarch("exec", "sh", "-c", "exit 7").returncode == 7
     assert said("exec", "--script", "-", stdin="echo $((1 + 1))\n") == "2\n"
     assert said("exec", "--point", "hosts=1", "sh", "-c", "echo $MONARCH_RANK_hosts") == "1\n"
@@ -106,6 +106,53 @@ def test_commands_find_the_job_that_a_script_has_started(directory: Path) -> Non
     finally:
         assert said("kill") == "Killed context 'default'\n"
     assert "No spec found at .monarch/default/spec" in failed("exec", "true")
+
+
+def test_status_and_logs_and_what_is_left(described: Path) -> None:
+    assert "context 'default' has no running job" in failed("status")
+    assert "context 'default' has no running job" in failed("logs")
+    said("apply", "described.job")
+    job: Any = job_load()
+    pids = [process.pid for members in job._hosts.values() for _, process in members]
+    lines = said("status").splitlines()
+    assert lines[0].startswith(f"context default: ProcessJob {job.apply_id}, since 20")
+    assert lines[1:] == [
+        "  used by no script of this machine",
+        f"  a 0: process {pids[0]} runs",
+        f"  a 1: process {pids[1]} runs",
+        f"  b 0: process {pids[2]} runs",
+    ]
+    listed = said("ps")
+    assert f"in {job._folder}\n  hosts: " in listed
+    assert all(str(pid) in listed for pid in pids)
+    # The output of a host, and of what actors print there without a script that reads it.
+    with Path(job._folder, "1.log").open("a") as file:
+        file.write("first\nsecond")
+    assert "first\nsecond\n" in said("logs", "--mesh", "a", "--rank", "1")
+    assert "[a 1] second\n" in said("logs")
+    assert "there is no such host; there are: a 0, a 1, b 0" in failed("logs", "--rank", "7")
+    following = subprocess.Popen(
+        [sys.executable, "-m", "monarch.cli", "logs", "-f", "--mesh", "a", "--rank", "1"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert following.stdout is not None
+    with following.stdout:
+        assert following.stdout.readline() == "first\n"
+        with Path(job._folder, "1.log").open("a") as file:
+            file.write(" line\nthird\n")
+        assert following.stdout.readline() == "second line\n"
+        assert following.stdout.readline() == "third\n"
+        assert f"directory {job._folder}" not in said("gc", "--dry-run")
+        job._hosts["a"][1][1].send(signal.SIGKILL)
+        assert wait_for([job._hosts["a"][1][1]], WAIT) == []
+        status = monarch("status")
+        assert status.returncode == 1
+        assert f"  a 1: process {pids[1]} has ended\n" in status.stdout
+        said("kill")
+        following.stdout.read()
+    assert following.wait(WAIT) == 0
+    assert job._folder not in said("ps")
 
 
 def test_contexts_have_jobs_of_their_own(described: Path) -> None:

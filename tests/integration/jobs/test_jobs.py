@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from monarch.job import (
     hosts_from_config,
     job_load,
     job_loads,
+    leftovers,
 )
 from monarch.job.os_process import OsProcess, descendants
 
@@ -224,6 +226,20 @@ def test_a_lost_host_is_named(killed: Any) -> None:
         assert time.monotonic() < deadline
     with pytest.raises(RuntimeError, match=rf"lost connection.*'a' \(pid {host.pid}\)"):
         job.state(cached_path=None)
+
+
+def test_hosts_whose_directory_is_lost_are_left_behind(killed: Any) -> None:
+    """No script can connect to them, since the secret is lost. Others are no leftovers."""
+    job, other = killed(ProcessJob({"a": 1})), killed(ProcessJob({"a": 1}))
+    job.apply()
+    other.apply()
+    (host,), (living,) = host_processes(job), host_processes(other)
+    shutil.rmtree(job._folder)
+    assert (host, job._folder) in leftovers.host_processes()
+    found = {one.process: one for one in leftovers.leftovers()}
+    assert living not in found
+    assert leftovers.remove(found[host])
+    assert not host.alive
 
 
 def test_a_host_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
