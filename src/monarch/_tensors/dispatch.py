@@ -62,8 +62,9 @@ class _Operator:
         varying: set[int | str] = set()
         if any(str(argument.type).find("Tensor") >= 0 for argument in arguments):
             for index, argument in enumerate(arguments):
-                # No Scalar or float of an operator with a tensor has an influence on a shape.
-                if str(argument.type) in ("number", "Scalar", "float"):
+                # None of these has an influence on a shape, if it is a number. A number in the
+                # place of a tensor, as in `x / 2`, is for torch a tensor without dimensions.
+                if str(argument.type) in ("number", "Scalar", "float", "Tensor", "Optional[Tensor]"):
                     varying.add(argument.name if argument.kwarg_only else index)
         self.varying = frozenset(varying)
 

@@ -7,6 +7,7 @@ machine's load.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -54,10 +55,13 @@ def test_operations_enter_few_functions(procs: ProcMesh) -> None:
 
     with procs.activate():
         x = torch.zeros(3, 4)
+        count = itertools.count(1)
         operations: dict[str, tuple[float, Callable[[], object]]] = {
             # Three of these are torch's own, at each operation under a mode of its dispatcher.
             "add": (15, lambda: x.add(1)),
             "add_": (14, lambda: x.add_(1)),
+            # A number that differs each time, as in Adam, needs no plan of its own.
+            "div": (15, lambda: x.div(1 / next(count))),
             "remote": (16, lambda: double(x)),
             # Of four processes; most are of the call of an actor, and of reading its answers.
             "fetch": (160, lambda: monarch.fetch_shard(x).result()),
