@@ -5,6 +5,11 @@ instead of sent. They are a *recording*, which the processes get once. From then
 command with the references of the arguments and of the results. The processes replay the recording
 in a table of values of its own, so the references in it need no translation. Other effects of the
 function than operations on tensors happen while it is recorded only.
+
+While it is recorded the function gets stand-ins for its arguments, with the storages of these. So a
+tensor that is an argument in one call is a captured tensor of the recording if the function has it
+otherwise, too. A recording serves calls whose arguments share storages with captured tensors in the
+same way.
 """
 
 from __future__ import annotations
@@ -52,6 +57,7 @@ class _Recording:
         outputs: for each result its metadata and the storage that it shares: the number of an
             argument or captured tensor, or of an earlier result n as -1 - n, or None.
         structure: the returned structure, with an `Operand` for each result.
+        overlap: for each argument the first captured tensor with the same storage; see `_overlap`.
     """
 
     number: int
@@ -61,6 +67,7 @@ class _Recording:
     written: tuple[int, ...]
     outputs: list[tuple[Metadata, int | None]]
     structure: Any
+    overlap: list[int | None]
     is_verified: bool = False
 
 
@@ -82,7 +89,7 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
     """
     if fn is None:
         return functools.partial(compile, verify=verify)
-    recordings: dict[Any, _Recording] = {}
+    recordings: dict[Any, list[_Recording]] = {}
 
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -96,12 +103,14 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
             return fn(*args, **kwargs)  # a part of another recording, or of a coalesced block
         _refuse_gradients(name, tensors)
         key = (spec, place, _kind(leaves))
-        recording = recordings.get(key)
+        known = recordings.setdefault(key, [])
+        recording = next((r for r in known if r.overlap == _overlap(tensors, r.captured)), None)
         if recording is None:
-            recording = recordings[key] = _record(fn, args, kwargs, tensors, place)
+            recording = _record(fn, leaves, spec, place)
+            known.append(recording)
             place.engine.history.recordings[recording.number] = recording.stacks
         elif verify and not recording.is_verified:
-            again = _record(fn, args, kwargs, tensors, place)
+            again = _record(fn, leaves, spec, place)
             _compare(name, recording, again)
             recording.is_verified = True
         return _replay(name, recording, place, tensors)
@@ -121,6 +130,24 @@ def _kind(leaves: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(kind)
 
 
+def _overlap(tensors: Sequence[Tensor], captured: Sequence[Tensor]) -> list[int | None]:
+    """Return for each argument the first captured tensor that has the same storage, or None."""
+    return [
+        next((n for n, other in enumerate(captured) if other._aliases is tensor._aliases), None)
+        for tensor in tensors
+    ]
+
+
+def _stand_ins(leaves: Sequence[Any], place: Place) -> dict[int, Tensor]:
+    """Return tensors in the place of the arguments, by the identity of these."""
+    made: dict[int, Tensor] = {}
+    for leaf in leaves:
+        if type(leaf) is Tensor and id(leaf) not in made:
+            stand_in = place.engine.tensor(leaf._meta, place, leaf._aliases)
+            made[id(leaf)] = stand_in.requires_grad_() if leaf.requires_grad else stand_in
+    return made
+
+
 def _refuse_gradients(name: str, tensors: Sequence[Any]) -> None:
     for tensor in tensors:
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -132,31 +159,35 @@ def _refuse_gradients(name: str, tensors: Sequence[Any]) -> None:
             )
 
 
-def _record(
-    fn: Callable[..., Any], args: Any, kwargs: Any, tensors: Sequence[Tensor], place: Place
-) -> _Recording:
+def _record(fn: Callable[..., Any], given: Sequence[Any], shape: Any, place: Place) -> _Recording:
     """Run `fn` and keep its commands instead of sending them."""
     engine = place.engine
     with engine.lock:
+        own = engine.new_ref()  # below the stand-ins, which are dropped with the rest
+        stand_ins = _stand_ins(given, place)
+        tensors = [stand_ins[id(leaf)] for leaf in given if id(leaf) in stand_ins]
+        args, kwargs = pytree.tree_unflatten(
+            [stand_ins.get(id(leaf), leaf) for leaf in given], shape
+        )
         first = engine.begin_recording()
         try:
             returned = fn(*args, **kwargs)
         except BaseException:
             engine.end_recording(place, first)
-            engine.drop_recorded(first, here())
+            engine.drop_recorded(own, here())
             raise
         commands, stacks = engine.end_recording(place, first)
         leaves, spec = pytree.tree_flatten(returned)
         results: list[Any] = [leaf for leaf in leaves if type(leaf) is Tensor]
         _refuse_gradients(getattr(fn, "__qualname__", str(fn)), results)
-        own = {tensor._ref for tensor in tensors}
+        arguments = {tensor._ref for tensor in tensors}
         used: dict[int, None] = {}
         written: set[int] = set()
         for command in commands:
             reads, defines = engine.history.references(command)
-            used.update((ref, None) for ref in reads if ref < first and ref not in own)
+            used.update((ref, None) for ref in reads if ref < first and ref not in arguments)
             written.update(ref for ref in defines if ref < first)
-        used.update((t._ref, None) for t in results if t._ref < first and t._ref not in own)
+        used.update((t._ref, None) for t in results if t._ref < first and t._ref not in arguments)
         captured = [engine.tensor_of(ref) for ref in used]
         outer = [*tensors, *captured]
         outputs: list[tuple[Metadata, int | None]] = []
@@ -175,11 +206,12 @@ def _record(
         )
         number = next(_numbers)
         engine.learn_recording(number, recorded)
-        engine.drop_recorded(first, here())
+        overlap = _overlap(tensors, captured)
+        engine.drop_recorded(own, here())
         numbers = tuple(n for n, tensor in enumerate(outer) if tensor._ref in written)
         structure = pytree.tree_unflatten(shown, spec)
-        forms = _forms(engine, commands, tensors)
-        return _Recording(number, forms, stacks, captured, numbers, outputs, structure)
+        forms = _forms(engine, commands, tensors, first)
+        return _Recording(number, forms, stacks, captured, numbers, outputs, structure, overlap)
 
 
 def _shares(leaf: Tensor, outer: Sequence[Tensor], earlier: Sequence[Tensor]) -> int | None:
@@ -224,10 +256,12 @@ def _replay(name: str, recording: _Recording, place: Place, tensors: Sequence[Te
     )
 
 
-def _forms(engine: Engine, commands: Sequence[Command], tensors: Sequence[Tensor]) -> list[Any]:
+def _forms(
+    engine: Engine, commands: Sequence[Command], tensors: Sequence[Tensor], first: int
+) -> list[Any]:
     """Return the commands in a form that is equal for equal recordings.
 
-    Each reference is replaced by where it comes from. Deletions are left out: when a tensor is
+    Each reference above `first` is replaced by where it comes from. Deletions are left out: when a tensor is
     released is no matter of the program alone.
     """
     origins: dict[int, Any] = {
@@ -248,7 +282,7 @@ def _forms(engine: Engine, commands: Sequence[Command], tensors: Sequence[Tensor
             constants = [given[n] for n in range(len(given)) if n not in plan.tensors]
             constants = [part for part in constants if type(part) is not tuple]
         sources = [origins.get(ref, ref) for ref in reads]
-        for place, ref in enumerate(defines):
+        for place, ref in enumerate(ref for ref in defines if ref > first):
             origins.setdefault(ref, ("made", number, place))
         forms.append((command[0], sources, constants))
         number += 1

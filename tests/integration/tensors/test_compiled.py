@@ -127,3 +127,25 @@ def test_a_failure_names_the_line_in_the_function(active: Any) -> None:
     assert "# the line" in str(caught.value)
     with pytest.raises(RemoteException, match="three"):
         inspect(total)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_an_argument_that_is_a_captured_tensor_in_some_calls(active: Any, verify: bool) -> None:
+    weight, other = torch.ones(2), torch.zeros(2)
+    kept: list[Any] = []
+
+    @compiled(verify=verify)
+    def step(x: Any) -> Any:
+        kept.append(x)
+        x.add_(1)
+        return weight * 10, weight.view(2, 1), x
+
+    for given, expected in ((weight, 20), (other, 20), (weight, 30), (other, 30), (weight, 40)):
+        times, view, same = step(given)
+        assert inspect(times).tolist() == [expected] * 2
+        view.mul_(1)
+        assert inspect(same).tolist() == inspect(given).tolist()
+        assert view._aliases is weight._aliases
+        assert same._aliases is given._aliases
+    assert all(x.dropped for x in kept)
+    assert not weight.dropped
