@@ -319,6 +319,7 @@ PATHS: dict[str, dict[str, str]] = {
     },
     "monarch.safe_torch": {"monarch._tensors.tensor": "torch"},
     "monarch.tensor_engine": {},
+    "monarch.tensorboard": {"monarch._tensors.tensorboard": "Tensorboard"},
     "monarch.timer": {
         "monarch._tensors.timer": """
             ExecutionTimer execution_timer_start execution_timer_stop get_execution_timer_average_ms

@@ -261,8 +261,8 @@ def _forms(
 ) -> list[Any]:
     """Return the commands in a form that is equal for equal recordings.
 
-    Each reference above `first` is replaced by where it comes from. Deletions are left out: when a tensor is
-    released is no matter of the program alone.
+    Each reference above `first` is replaced by where it comes from. Deletions are left out: when a
+    tensor is released is no matter of the program alone.
     """
     origins: dict[int, Any] = {
         tensor._ref: ("argument", number) for number, tensor in enumerate(tensors)

@@ -265,7 +265,7 @@ class Remote:
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         place = place_of_call(self._name(), args, kwargs, tensors)
         ranks = tuple(mesh.processes)
-        if not set(ranks) <= set(place.mesh.processes):
+        if mesh.client is not place.engine or not set(ranks) <= set(place.mesh.processes):
             raise ValueError(
                 f"the active mesh {mesh!r} is no part of {place.mesh!r}, where the tensors are"
             )
