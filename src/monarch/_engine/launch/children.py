@@ -12,10 +12,10 @@ for orphans after each SIGCHLD misses none: descendants of an orphan arrive once
 exited. Signals are sent by pid to children only: the pid of a child cannot be reused before the
 child is reaped here.
 
-Two kinds of orphans clean up after other processes and then exit: multiprocessing's resource
-tracker and torch's shared-memory manager. They are given `GRACE` seconds for it, counted from when
-no other orphan is left. Directories of exited procs are removed when no orphan is left (see
-`scratch`).
+Three kinds of orphans clean up after other processes and then exit: multiprocessing's resource
+tracker, torch's shared-memory manager, and the guard of a FUSE mount. They are given
+`GRACE` seconds for it, counted from when no other orphan is left. Directories of exited procs are
+removed when no orphan is left (see `scratch`).
 
 A process that runs as another user cannot be killed, and stays. On systems other than Linux there
 are no subreapers: orphans become children of the system's first process.
@@ -45,7 +45,7 @@ PATIENCE = 1.0
 """How many seconds all processes get to exit after a signal."""
 
 _CHANGES = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
-_JANITORS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+_JANITORS = (b"multiprocessing.resource_tracker", b"torch_shm_manager", b"auto_unmount")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 

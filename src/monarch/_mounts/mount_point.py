@@ -1,0 +1,155 @@
+"""A mount point: a directory on which a file system of this process appears, until it is released.
+
+``fusermount3`` mounts and unmounts, so no privilege is needed. It stays, as a process of its own,
+and unmounts if this process exits without having done so, however it exits (the option
+`auto_unmount`). So a dead mount point ("Transport endpoint is not connected") remains only where
+both were killed at once, and the next mount at that place removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import subprocess
+
+__all__ = ["MountPoint", "is_mounted"]
+
+_TOOL = "fusermount3"
+_DEVICE = "/dev/fuse"
+_PATIENCE = 60.0  # seconds for the tool to mount or unmount
+_READ_AHEAD = 1024  # KiB that the kernel requests at a time from a sequential reader
+
+
+class MountPoint:
+    """A mount at `path`; `fd` is the descriptor of its requests.
+
+    Creates the directory if necessary. Raises RuntimeError, in one line, if this host cannot mount,
+    if something is mounted there, or if the tool fails.
+    """
+
+    def __init__(self, path: str, label: str) -> None:
+        self.path = path
+        tool = shutil.which(_TOOL)
+        if not os.path.exists(_DEVICE):
+            raise RuntimeError(
+                f"cannot mount {path}: there is no {_DEVICE} here; load the kernel module "
+                "(`modprobe fuse`), or start the container with `--device /dev/fuse`"
+            )
+        if tool is None:
+            raise RuntimeError(
+                f"cannot mount {path}: there is no `{_TOOL}` here; install the package `fuse3`"
+            )
+        _release_dead(tool, path)
+        if is_mounted(path):
+            raise RuntimeError(
+                f"{path} is already mounted: unmount it, or choose another directory"
+            )
+        self._tool = tool
+        self._made = not os.path.isdir(path)
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise RuntimeError(f"cannot mount {path}: {error.strerror} (no directory)") from None
+        ours, theirs = socket.socketpair()
+        options = f"ro,nosuid,nodev,default_permissions,auto_unmount,fsname={label},subtype=monarch"
+        with theirs:
+            self._guard = subprocess.Popen(
+                [tool, "-o", options, "--", path],
+                env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+        self._line = ours  # the guard unmounts when this end is closed
+        ours.settimeout(_PATIENCE)
+        try:
+            _, fds, _, _ = socket.recv_fds(ours, 1, 1)
+        except OSError:
+            fds = []
+        if not fds:
+            self._guard.kill()
+            _, said = self._guard.communicate()
+            ours.close()
+            self._remove()
+            why = said.decode(errors="replace").strip().splitlines() or ["it exited"]
+            raise RuntimeError(f"cannot mount {path}: {why[-1]}")
+        assert self._guard.stderr is not None
+        self._guard.stderr.close()
+        self.fd = fds[0]
+        os.set_inheritable(self.fd, False)
+
+    def read_ahead(self) -> None:
+        """Ask the kernel for larger requests than its default of 128 KiB, if this user may."""
+        # As PermissionError: only root may set it, and the default works, at half the speed.
+        with contextlib.suppress(OSError):
+            device = os.stat(self.path).st_dev
+            name = f"{os.major(device)}:{os.minor(device)}"
+            with open(f"/sys/class/bdi/{name}/read_ahead_kb", "w") as file:
+                file.write(str(_READ_AHEAD))
+
+    def release(self) -> None:
+        """Unmount. Raises RuntimeError while a process uses the mount, and nothing changes then."""
+        done = subprocess.run(
+            [self._tool, "-u", "--", self.path],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
+        if done.returncode and is_mounted(self.path):
+            raise RuntimeError(f"failed to unmount {self.path}: {done.stderr.strip()}")
+        self._finish()
+
+    def abandon(self) -> None:
+        """Unmount now for new users; processes that use the mount keep it until they end."""
+        _detach(self._tool, self.path)
+        self._finish()
+
+    def _finish(self) -> None:
+        self._line.close()
+        self._guard.wait(_PATIENCE)
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._made:
+            with contextlib.suppress(OSError):  # it has other contents by now
+                os.rmdir(self.path)
+
+
+def is_mounted(path: str) -> bool:
+    """Whether a file system is mounted at this very path. Asks no file system."""
+    real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    wanted = real.encode(errors="surrogateescape")
+    with open("/proc/self/mountinfo", "rb") as file:
+        for line in file:
+            shown = line.split(b" ")[4]
+            if b"\\" in shown:  # blanks are written as octal numbers
+                shown = shown.decode("latin-1").encode().decode("unicode_escape").encode("latin-1")
+            if shown == wanted:
+                return True
+    return False
+
+
+def _release_dead(tool: str, path: str) -> None:
+    """Unmount what a killed process left at this path."""
+    try:
+        os.scandir(path).close()  # `stat` might be answered by the cache of the kernel
+    except OSError as error:
+        if error.errno == errno.ENOTCONN:
+            _detach(tool, path)
+
+
+def _detach(tool: str, path: str) -> None:
+    subprocess.run(
+        [tool, "-u", "-z", "--", path],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=_PATIENCE,
+        check=False,
+    )

@@ -1,0 +1,146 @@
+"""`remotemount`: a directory of the script's machine, shown on every host of a mesh."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from monarch._mounts.mounter import Mounter
+from monarch._mounts.source import Source
+from monarch._mounts.tree import Change
+from monarch._spi import spawn_watched
+from monarch.actor import ActorError, SupervisionError, this_host
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from monarch.actor import HostMesh
+
+_EXPECTED = (RuntimeError, ValueError)
+
+__all__ = ["MountHandler", "remotemount"]
+
+
+def remotemount(host_mesh: HostMesh, sourcepath: str, mntpoint: str | None = None) -> MountHandler:
+    """Return a handle that shows a directory of this machine on every host, read-only.
+
+    Args:
+        host_mesh: the hosts.
+        sourcepath: the directory.
+        mntpoint: where it appears on the hosts; None: at the same path. ``$SUBDIR`` stands for the
+            coordinates of the host, such as ``hosts_0``.
+
+    Nothing happens before `MountHandler.open`, or the ``with`` statement. Raises ValueError if
+    there is no such directory.
+    """
+    source = os.path.abspath(os.path.expanduser(sourcepath))
+    if not os.path.isdir(source):
+        raise ValueError(f"remotemount: there is no directory {source}")
+    return MountHandler(host_mesh, source, source if mntpoint is None else mntpoint)
+
+
+class MountHandler:
+    """A directory of the script's machine on other hosts; made by `remotemount`."""
+
+    def __init__(self, hosts: HostMesh, source: str, path: str) -> None:
+        self._hosts = hosts
+        self._source = source
+        self._path = path
+        self._procs: list[Any] = []
+        self._mounters: Any = None
+        self._origin: Any = None
+
+    def open(self) -> Self:
+        """Mount on all hosts, and return this handle. Blocks until every host shows all names.
+
+        Contents follow: small files at once in the background, the others when they are read. Does
+        nothing if it is open. Raises RuntimeError in one line that names the host if one cannot
+        mount; nothing is mounted then.
+        """
+        if self._mounters is not None:
+            return self
+        try:
+            here = this_host().spawn_procs(name="mount-source")
+            self._procs.append(here)
+            self._origin = here.spawn("source", Source, self._source)
+            there = self._hosts.spawn_procs(name="mount")
+            self._procs.append(there)
+            # Watched: the loss of a host is the business of the meshes that work there. Here it is
+            # raised by `refresh`, and otherwise reported when the script ends.
+            mounters, _ = spawn_watched(
+                there, "mount", Mounter, ended=lambda _: None, before_stop=lambda: None
+            )
+            found = self._origin.update.call_one().get()
+            assert found is not None
+            packed, place = found
+            _each(mounters.open, packed, self._path, place, self._origin, mounters)
+            mounters.prefill.call(*Change.unpack(packed).blocks).get()
+        except BaseException:
+            self._stop()
+            raise
+        self._mounters = mounters
+        atexit.register(self._stop)
+        return self
+
+    def refresh(self) -> None:
+        """Show the directory as it is now. Blocks until all hosts do; sends only what changed.
+
+        Files that are open keep the content that they had. Raises RuntimeError if it is not open.
+        """
+        if self._mounters is None:
+            raise RuntimeError("this mount is not open: call open() first")
+        found = self._origin.update.call_one().get()
+        if found is not None:
+            _each(self._mounters.update, found[0])
+
+    def close(self) -> None:
+        """Unmount on all hosts. Blocks. Does nothing if it is not open.
+
+        Raises RuntimeError ("failed to unmount ...") if a process on some host uses the mount: has
+        a file of it open, for example. The mount stays open there, and `close` may be called again.
+        """
+        if self._mounters is None:
+            return
+        _each(self._mounters.close, lost=False)
+        self._stop()
+
+    def _stop(self) -> None:
+        atexit.unregister(self._stop)
+        self._mounters = None
+        stopping = [procs.stop() for procs in self._procs]
+        self._procs.clear()
+        for each in stopping:
+            each.get()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "open" if self._mounters is not None else "closed"
+        return f"<remotemount of {self._source} at {self._path}, {state}>"
+
+
+def _each(method: Any, *args: Any, lost: bool = True) -> None:
+    """Call an endpoint on all hosts; raise the first error of the file system as it is.
+
+    Without `lost`, a host that was lost is no error.
+    """
+    for outcome in method.options(on_failure="partial").call(*args).get().values():
+        if isinstance(outcome, ActorError) and type(outcome.exception) in _EXPECTED:
+            raise type(outcome.exception)(f"{outcome.exception} (on {outcome.host})") from None
+        if isinstance(outcome, Exception) and (lost or not isinstance(outcome, SupervisionError)):
+            raise outcome
+
+
+MountHandler.__module__ = "monarch.remotemount"
+remotemount.__module__ = "monarch.remotemount"
