@@ -11,6 +11,7 @@ from __future__ import annotations
 import doctest
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,10 +22,16 @@ import pytest
 from monarch._engine.base.settings import KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
+with_fuse = pytest.mark.skipif(
+    not (os.path.exists("/dev/fuse") and shutil.which("fusermount3")),
+    reason="FUSE mounts need /dev/fuse and fusermount3 (package fuse3)",
+)
+
 DOCUMENTS = [
     "docs/getting_started.md",
     "docs/failures.md",
     "docs/jobs.md",
+    pytest.param("docs/mounts.md", marks=with_fuse),
     "docs/rdma.md",
     "docs/settings.md",
     pytest.param("docs/tensors.md", marks=pytest.mark.torch),

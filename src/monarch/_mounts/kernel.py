@@ -1,7 +1,7 @@
 """The FUSE protocol: the requests that the kernel writes for a mounted file system, and answers.
 
 `serve` reads requests from the descriptor of a mount and answers them from a `FileSystem`, until
-the mount is gone. The protocol is that of ``linux/fuse.h``, version 7.31, of which a read-only file
+it is unmounted. The protocol is that of ``linux/fuse.h``, version 7.31, of which a read-only file
 system needs a dozen requests.
 
 No library is used. libfuse's high-level interface, which `mfusepy` wraps, asks for a path and an
@@ -10,10 +10,10 @@ follow their path when a tree changes. Its low-level interface, which `pyfuse3` 
 compiler on every host. The protocol itself is smaller than either wrapper. docs/mounts.md has the
 measurements.
 
-What the kernel may keep decides the speed: names (also absent ones), attributes, links and contents
-stay in its cache until `Channel.forget_name` and `Channel.forget_node`. So a warm read of a file
-makes no request at all, not even for `open`: its first request is answered with ENOSYS, which the
-kernel takes as "never ask again".
+The speed depends on the kernel's cache. Names (also absent ones), attributes, links and contents
+stay there until `Channel.forget_name` and `Channel.forget_node`. So a warm read of a file
+makes no request at all, not even for `open` and `close`: their first requests are answered
+with ENOSYS, which the kernel takes as "never ask again".
 
 A request may be answered later, from any thread, and the thread that read it goes on with the next.
 The kernel sends an interruption when a signal ends the process that waits; without an answer to
@@ -37,7 +37,7 @@ FOREVER = 1 << 31
 """How many seconds the kernel keeps what does not change without notice."""
 
 _LOOKUP, _FORGET, _GETATTR, _READLINK, _OPEN, _READ, _STATFS, _RELEASE = 1, 2, 3, 5, 14, 15, 17, 18
-_FLUSH, _INIT, _OPENDIR, _READDIR, _RELEASEDIR, _INTERRUPT, _DESTROY = 25, 26, 27, 28, 29, 36, 38
+_INIT, _OPENDIR, _READDIR, _RELEASEDIR, _INTERRUPT, _DESTROY = 26, 27, 28, 29, 36, 38
 _BATCH_FORGET, _READDIRPLUS = 42, 44
 _INVALIDATE_NODE, _INVALIDATE_NAME = 2, 3
 
@@ -56,14 +56,17 @@ _DIRENT = struct.Struct("=QQII")
 _FLAGS = (
     1 << 0  # reads in parallel
     | 1 << 12  # another time of modification empties the cache of a file or directory
-    | 1 << 13  # listings with attributes
-    | 1 << 14  # ... when they are of use
     | 1 << 18  # look-ups in parallel
     | 1 << 22  # max_pages is set
     | 1 << 23  # links are cached
 )
-_NO_OPEN = 1 << 17
-_KEEP_CACHE, _CACHE_DIR = 1 << 1, 1 << 3
+_CACHED = (
+    1 << 13  # listings with attributes
+    | 1 << 14  # ... when they are of use
+    | 1 << 17  # the answer ENOSYS to an open, also of a directory
+    | 1 << 24
+)
+_KEEP_CACHE = 1 << 1
 _PAGES = 256  # of a read at most: 1 MiB
 _BUFFER = 1 << 16  # a request without data is far smaller
 
@@ -111,6 +114,10 @@ class FileSystem(Protocol):
         """Return the attributes of a node."""
         ...
 
+    def kind(self, node: int) -> int:
+        """Return the mode of a node, of which only the type counts. Must be quick."""
+        ...
+
     def entries(self, node: int) -> Sequence[tuple[bytes, int]]:
         """Return names and nodes of a directory."""
         ...
@@ -141,13 +148,13 @@ class Channel:
     Args:
         fd: the descriptor of the mount, which is closed at the end.
         files: answers the requests.
-        gone: called, on a thread of the channel, once nothing is mounted any longer.
+        ended: called, on a thread of the channel, once it is unmounted.
     """
 
-    def __init__(self, fd: int, files: FileSystem, gone: Callable[[], None]) -> None:
+    def __init__(self, fd: int, files: FileSystem, ended: Callable[[], None]) -> None:
         self._fd = fd
         self._files = files
-        self._gone = gone
+        self._ended = ended
         self._lasting = FOREVER if files.caches else 0
         self._owner = (os.getuid(), os.getgid())
         self._open: dict[int, Read] = {}  # requests for content that have no answer yet
@@ -163,7 +170,6 @@ class Channel:
             _READ: self._read,
             _STATFS: self._statfs,
             _RELEASE: self._done,
-            _FLUSH: self._done,
             _OPENDIR: self._open_folder,
             _READDIR: self._list,
             _READDIRPLUS: self._list_with_attributes,
@@ -202,7 +208,7 @@ class Channel:
 
     def _notify(self, code: int, body: bytes) -> None:
         header = _OUT.pack(_OUT.size + len(body), code, 0)
-        # ENOENT: the kernel does not have it. The others: the mount is gone.
+        # ENOENT: the kernel does not have it. The others: it is unmounted.
         with contextlib.suppress(FileNotFoundError, ConnectionError):
             self._write([header, body], 0)
 
@@ -212,7 +218,7 @@ class Channel:
         try:
             os.writev(self._fd, parts)
         except OSError as error:
-            # ENOENT: the request was interrupted. ENODEV and EBADF: the mount is gone.
+            # ENOENT: the request was interrupted. ENODEV and EBADF: it is unmounted.
             if error.errno not in (errno.ENOENT, errno.ENODEV, errno.EBADF, errno.ENOTCONN):
                 raise
 
@@ -237,7 +243,7 @@ class Channel:
             if last:
                 os.close(self._fd)
                 self._fd = -1
-                self._gone()
+                self._ended()
 
     def _handle(self, request: memoryview) -> None:
         _, operation, unique, node, *_ = _IN.unpack_from(request)
@@ -257,7 +263,7 @@ class Channel:
 
     def _init(self, unique: int, _node: int, body: memoryview) -> None:
         _, _, ahead, offered = _INIT_IN.unpack_from(body)
-        flags = _FLAGS | (_NO_OPEN if self._files.caches else 0)
+        flags = _FLAGS | (_CACHED if self._files.caches else 0)
         out = _INIT_OUT.pack(
             7, 31, max(ahead, 1 << 20), flags & offered, 64, 48, 4096, 1, _PAGES, 0, *[0] * 8
         )
@@ -311,35 +317,41 @@ class Channel:
             self.refuse(other, errno.EINTR)
 
     def _open_folder(self, unique: int, node: int, body: memoryview) -> None:
+        if self._files.caches:
+            self.refuse(unique, errno.ENOSYS)
+            return
         with self._lock:
             self._handles += 1
             handle = self._handles
         self._listings[handle] = self._files.entries(node)
-        flags = _KEEP_CACHE | _CACHE_DIR if self._files.caches else 0
-        self.answer(unique, [_OPEN_OUT.pack(handle, flags, 0)])
+        self.answer(unique, [_OPEN_OUT.pack(handle, 0, 0)])
 
     def _list(self, unique: int, node: int, body: memoryview) -> None:
-        self._page(unique, body, lambda _entry: b"")
+        self._page(unique, node, body, lambda _entry: b"")
 
     def _list_with_attributes(self, unique: int, node: int, body: memoryview) -> None:
-        self._page(unique, body, self._entry)
+        self._page(unique, node, body, self._entry)
 
-    def _page(self, unique: int, body: memoryview, before: Callable[[int], bytes]) -> None:
+    def _page(
+        self, unique: int, node: int, body: memoryview, before: Callable[[int], bytes]
+    ) -> None:
         handle, offset, room = _READ_IN.unpack_from(body)
         page = bytearray()
-        entries = self._listings[handle]
+        # A listing has an open directory as its key, or its node where none are reported.
+        key = handle or -node
+        entries = self._listings.get(key)
+        if entries is None or (not handle and not offset):
+            entries = self._listings[key] = self._files.entries(node)
         for at in range(offset, len(entries)):
-            name, node = entries[at]
-            try:
-                one = before(node)
-                mode = self._files.attributes(node).mode
-            except FileNotFoundError:  # removed since
-                continue
-            one += _DIRENT.pack(node, at + 1, len(name), mode >> 12) + name
+            name, child = entries[at]
+            kind = self._files.kind(child) >> 12
+            one = before(child) + _DIRENT.pack(child, at + 1, len(name), kind) + name
             one += bytes(-len(one) % 8)
             if len(page) + len(one) > room:
                 break
             page += one
+        if not page and not handle:
+            self._listings.pop(key, None)
         self.answer(unique, [bytes(page)])
 
     def _close_folder(self, unique: int, node: int, body: memoryview) -> None:

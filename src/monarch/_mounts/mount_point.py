@@ -11,16 +11,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import socket
 import subprocess
 
-__all__ = ["MountPoint", "is_mounted"]
+__all__ = ["MountPoint", "is_mounted", "mounted"]
 
 _TOOL = "fusermount3"
 _DEVICE = "/dev/fuse"
 _PATIENCE = 60.0  # seconds for the tool to mount or unmount
 _READ_AHEAD = 1024  # KiB that the kernel requests at a time from a sequential reader
+
+
+_OCTAL = re.compile(rb"\\([0-7]{3})")  # how blanks and the like are written in mountinfo
 
 
 class MountPoint:
@@ -123,16 +127,19 @@ class MountPoint:
 
 def is_mounted(path: str) -> bool:
     """Whether a file system is mounted at this very path. Asks no file system."""
+    return mounted(path) is not None
+
+
+def mounted(path: str) -> str | None:
+    """Return the label of what is mounted at this very path, or None. Asks no file system."""
     real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     wanted = real.encode(errors="surrogateescape")
     with open("/proc/self/mountinfo", "rb") as file:
-        for line in file:
-            shown = line.split(b" ")[4]
-            if b"\\" in shown:  # blanks are written as octal numbers
-                shown = shown.decode("latin-1").encode().decode("unicode_escape").encode("latin-1")
-            if shown == wanted:
-                return True
-    return False
+        for line in reversed(file.readlines()):
+            fields = line.split(b" ")
+            if _OCTAL.sub(lambda found: bytes([int(found[1], 8)]), fields[4]) == wanted:
+                return fields[fields.index(b"-") + 2].decode(errors="replace")
+    return None
 
 
 def _release_dead(tool: str, path: str) -> None:

@@ -10,24 +10,18 @@ from typing import Any
 
 from monarch._mounts.delivery import Block, Delivery, Shelf, parent_of
 from monarch._mounts.kernel import Attributes, Channel, Read
-from monarch._mounts.mount_point import MountPoint
+from monarch._mounts.mount_point import MountPoint, mounted
+from monarch._mounts.parties import subdirectory
 from monarch._mounts.plan import BLOCK
 from monarch._mounts.source import Place, place_of
 from monarch._mounts.tree import Change, Tree
 from monarch._spi import start_thread
 from monarch.actor import Actor, current_rank, endpoint
 
-__all__ = ["Mounter", "subdirectory"]
+__all__ = ["Mounter"]
 
 _THREADS = 3  # they never wait for content
 _AHEAD = 2  # blocks that are fetched ahead of a sequential reader
-
-
-def subdirectory(path: str) -> str:
-    """Return a path with ``$SUBDIR`` replaced by the coordinates of this process: ``hosts_0``."""
-    point = current_rank()
-    here = "_".join(f"{label}_{point[label]}" for label in point.extent.labels)
-    return path.replace("$SUBDIR", here)
 
 
 class _Files:
@@ -52,6 +46,9 @@ class _Files:
         tree, row = self._tree, node - 1
         return Attributes(tree.modes[row], tree.sizes[row], tree.times[row])
 
+    def kind(self, node: int) -> int:
+        return self._tree.modes[node - 1]
+
     def entries(self, node: int) -> Sequence[tuple[bytes, int]]:
         with self._lock:
             found = self._tree.folder(node - 1)
@@ -69,7 +66,7 @@ class _Files:
         return True
 
     def abandon(self, request: Read) -> None:
-        """The block is fetched all the same; `_resume` finds that nobody waits."""
+        """The block is fetched all the same; the answer has no receiver."""
 
     def read(self, request: Read) -> None:
         row = request.node - 1
@@ -117,9 +114,15 @@ class Mounter(Actor):
 
     @endpoint
     def open(
-        self, packed: bytes, path: str, origin: Place | None, source: Any, mounters: Any
+        self,
+        packed: bytes,
+        path: str,
+        origin: Place | None,
+        shared: bool,
+        source: Any,
+        mounters: Any,
     ) -> str:
-        """Mount; return where."""
+        """Mount; return where. With `shared`, another mount of the same directory will do."""
         path = os.path.abspath(subdirectory(path))
         if origin is not None and place_of(path) == origin:
             raise ValueError(
@@ -131,7 +134,10 @@ class Mounter(Actor):
         providers = [source]
         if above is not None:
             providers.insert(0, mounters.flatten("rank").slice(rank=above))
-        self._point = MountPoint(path, "monarch")
+        label = "monarch" if origin is None else "monarch-{}-{}-{}".format(*origin)
+        if shared and mounted(path) == label and os.path.isdir(path):
+            return path
+        self._point = MountPoint(path, label)
         change = Change.unpack(packed)
         tree = Tree()
         tree.apply(change)
@@ -145,14 +151,14 @@ class Mounter(Actor):
     @endpoint
     def prefill(self, first: int, last: int) -> None:
         """Begin to fetch small files."""
-        assert self._delivery is not None
-        self._delivery.prefill(range(first, last))
+        if self._delivery is not None:
+            self._delivery.prefill(range(first, last))
 
     @endpoint
     def update(self, packed: bytes) -> None:
         """Show the next version of the tree."""
-        assert self._files is not None
-        assert self._channel is not None
+        if self._files is None or self._channel is None or self._delivery is None:
+            return  # the mount is that of another script
         change = Change.unpack(packed)
         self._files.apply(change)
         names = [*zip(change.parents, change.names, strict=True), *change.removed]
@@ -160,7 +166,6 @@ class Mounter(Actor):
             self._channel.forget_name(parent + 1, name)
         for row in {*(parent for parent, _ in names), *(row for row, _, _ in change.touched)}:
             self._channel.forget_node(row + 1)
-        assert self._delivery is not None
         self._delivery.prefill(range(*change.blocks))
 
     @endpoint(explicit_response_port=True)

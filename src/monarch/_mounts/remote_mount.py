@@ -8,17 +8,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from monarch._mounts.mounter import Mounter
+from monarch._mounts.parties import each, stop, watched
 from monarch._mounts.source import Source
 from monarch._mounts.tree import Change
-from monarch._spi import spawn_watched
-from monarch.actor import ActorError, SupervisionError, this_host
+from monarch.actor import this_host
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from monarch.actor import HostMesh
-
-_EXPECTED = (RuntimeError, ValueError)
 
 __all__ = ["MountHandler", "remotemount"]
 
@@ -32,7 +30,7 @@ def remotemount(host_mesh: HostMesh, sourcepath: str, mntpoint: str | None = Non
         mntpoint: where it appears on the hosts; None: at the same path. ``$SUBDIR`` stands for the
             coordinates of the host, such as ``hosts_0``.
 
-    Nothing happens before `MountHandler.open`, or the ``with`` statement. Raises ValueError if
+    The directory appears with `MountHandler.open`, or the ``with`` statement. Raises ValueError if
     there is no such directory.
     """
     source = os.path.abspath(os.path.expanduser(sourcepath))
@@ -51,6 +49,7 @@ class MountHandler:
         self._procs: list[Any] = []
         self._mounters: Any = None
         self._origin: Any = None
+        self._shared = False  # whether a mount of another script will do
 
     def open(self) -> Self:
         """Mount on all hosts, and return this handle. Blocks until every host shows all names.
@@ -67,15 +66,11 @@ class MountHandler:
             self._origin = here.spawn("source", Source, self._source)
             there = self._hosts.spawn_procs(name="mount")
             self._procs.append(there)
-            # Watched: the loss of a host is the business of the meshes that work there. Here it is
-            # raised by `refresh`, and otherwise reported when the script ends.
-            mounters, _ = spawn_watched(
-                there, "mount", Mounter, ended=lambda _: None, before_stop=lambda: None
-            )
+            mounters = watched(there, Mounter)
             found = self._origin.update.call_one().get()
             assert found is not None
             packed, place = found
-            _each(mounters.open, packed, self._path, place, self._origin, mounters)
+            each(mounters.open, packed, self._path, place, self._shared, self._origin, mounters)
             mounters.prefill.call(*Change.unpack(packed).blocks).get()
         except BaseException:
             self._stop()
@@ -93,7 +88,7 @@ class MountHandler:
             raise RuntimeError("this mount is not open: call open() first")
         found = self._origin.update.call_one().get()
         if found is not None:
-            _each(self._mounters.update, found[0])
+            each(self._mounters.update, found[0])
 
     def close(self) -> None:
         """Unmount on all hosts. Blocks. Does nothing if it is not open.
@@ -103,16 +98,13 @@ class MountHandler:
         """
         if self._mounters is None:
             return
-        _each(self._mounters.close, lost=False)
+        each(self._mounters.close, lost=False)
         self._stop()
 
     def _stop(self) -> None:
         atexit.unregister(self._stop)
         self._mounters = None
-        stopping = [procs.stop() for procs in self._procs]
-        self._procs.clear()
-        for each in stopping:
-            each.get()
+        stop(self._procs)
 
     def __enter__(self) -> Self:
         return self.open()
@@ -128,18 +120,6 @@ class MountHandler:
     def __repr__(self) -> str:
         state = "open" if self._mounters is not None else "closed"
         return f"<remotemount of {self._source} at {self._path}, {state}>"
-
-
-def _each(method: Any, *args: Any, lost: bool = True) -> None:
-    """Call an endpoint on all hosts; raise the first error of the file system as it is.
-
-    Without `lost`, a host that was lost is no error.
-    """
-    for outcome in method.options(on_failure="partial").call(*args).get().values():
-        if isinstance(outcome, ActorError) and type(outcome.exception) in _EXPECTED:
-            raise type(outcome.exception)(f"{outcome.exception} (on {outcome.host})") from None
-        if isinstance(outcome, Exception) and (lost or not isinstance(outcome, SupervisionError)):
-            raise outcome
 
 
 MountHandler.__module__ = "monarch.remotemount"

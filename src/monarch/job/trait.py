@@ -23,13 +23,14 @@ import sys
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from monarch.job import lifeline
 from monarch.job.component import Component, connected, end_all
 from monarch.job.format import decode, encode
 from monarch.job.host_state import HostState
+from monarch.job.mounts import GatherMountOption, names_of, remote_mount_option
 from monarch.job.saved import DEFAULT_JOB_PATH, locked, read, remove, write
 from monarch.job.state import JobState
 from monarch.job.users import User, has_joined, join, part, users
@@ -171,6 +172,48 @@ class JobTrait(ABC):
         data = self._encoded()
         lifeline.release(self._running_as()._folder)
         return data
+
+    def remote_mount(
+        self,
+        source: str,
+        mntpoint: str | None = None,
+        meshes: Iterable[str] | None = None,
+        python_exe: str | None = ".venv/bin/python",
+    ) -> None:
+        """Declare that the hosts see a directory of this machine, from the next `state` on.
+
+        Args:
+            source: the directory. It is read-only there; see `monarch.remotemount`.
+            mntpoint: where it appears on the hosts; None: at the same path.
+            meshes: the names of the meshes whose hosts see it; None: all.
+            python_exe: an interpreter below the directory, which the processes on those meshes run;
+                None: they run the one that they would run without this.
+
+        Each further `state` shows the changes that were made meanwhile. The mount ends with this
+        script, or with `kill`. Raises ValueError if there is no such directory or interpreter.
+        `state` raises the errors of `monarch.remotemount`.
+        """
+        self._add_component(remote_mount_option(source, mntpoint, meshes, python_exe))
+
+    def gather_mount(
+        self,
+        remote_mount_point: str,
+        local_mount_point: str,
+        meshes: Iterable[str] | None = None,
+    ) -> None:
+        """Declare that a directory of each host appears on this machine, from the next `state` on.
+
+        Args:
+            remote_mount_point: the directory on the hosts; ``$SUBDIR`` stands for the coordinates
+                of a host.
+            local_mount_point: where the hosts' directories appear, as ``hosts_0`` and so on.
+            meshes: the names of the meshes; None: all. Several meshes have a directory each.
+
+        The mount ends with this script, or with `kill`. `state` raises the errors of
+        `monarch.gather_mount`.
+        """
+        option = GatherMountOption(remote_mount_point, local_mount_point, names_of(meshes))
+        self._add_component(option)
 
     @abstractmethod
     def can_run(self, spec: JobTrait) -> bool:
@@ -330,16 +373,6 @@ class JobTrait(ABC):
     def telemetry_query_client(self) -> NoReturn:
         """Not in this release: raises RuntimeError, as without telemetry."""
         raise RuntimeError("the job has no distributed telemetry configured: not in this release")
-
-    def remote_mount(self, *_args: Any, **_options: Any) -> NoReturn:
-        """Not in this release: raises NotImplementedError."""
-        raise NotImplementedError(
-            "remote_mount: there are no mounts in this release; share a file system, or copy"
-        )
-
-    def gather_mount(self, *_args: Any, **_options: Any) -> NoReturn:
-        """Not in this release: raises NotImplementedError."""
-        raise NotImplementedError("gather_mount: there are no mounts in this release")
 
 
 JobTrait.__module__ = "monarch.job"

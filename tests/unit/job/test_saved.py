@@ -68,7 +68,7 @@ def test_what_is_missing_says_so(name: str) -> None:
 
 def test_what_a_kind_of_job_cannot_do_says_so() -> None:
     job = LocalJob()
-    for call in (job.enable_telemetry, job.enable_admin, job.remote_mount, job.gather_mount):
+    for call in (job.enable_telemetry, job.enable_admin):
         with pytest.raises(NotImplementedError, match="in this release"):
             call()
 
