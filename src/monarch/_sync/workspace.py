@@ -3,7 +3,8 @@
 One actor per host receives the list of files that should exist, answers which of them differ, and
 receives those (`file_tree`). So all data uses the authenticated links between hosts, each file is
 read once for all hosts, an unchanged tree costs one round trip, and no other program has to be
-installed.
+installed. Hosts that all lack the same files, as new ones do, receive them as calls of one mesh,
+which go down the tree of hosts where there are many.
 
 Rejected: rsync, which the reference calls. Its daemon has no adequate authentication, and its other
 transport is a remote shell, which attached hosts need not have. To carry its protocol over our
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._spi import new_uid
 from monarch._sync.file_tree import Chunk, Copy, Entry, scan
-from monarch.actor import Actor, endpoint
+from monarch.actor import Actor, current_rank, endpoint
 
 if TYPE_CHECKING:
     from monarch._spi import Attachment
@@ -89,12 +90,7 @@ async def _sync_tree(keepers: Any, tree: _Tree, roots: list[str]) -> set[str]:
     entries = await asyncio.to_thread(scan, tree.source)
     # Files of a conda environment contain its path, which may be a different one on a host.
     moved = [root if tree.variable == _CONDA and root != tree.source else "" for root in roots]
-    answers = await asyncio.gather(
-        *(
-            _one(keepers, rank).adapt.call_one(root, run, entries, not moved[rank])
-            for rank, root in enumerate(roots)
-        )
-    )
+    answers = (await keepers.adapt.call(roots, run, entries, [not path for path in moved])).values()
     by_path = {entry.path: entry for entry in entries}
     groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for rank, (wanted, _) in enumerate(answers):
@@ -102,9 +98,12 @@ async def _sync_tree(keepers: Any, tree: _Tree, roots: list[str]) -> set[str]:
     for (place, wanted), ranks in groups.items():
         chunks = _read(tree.source, [by_path[path] for path in wanted], place)
         while batch := await asyncio.to_thread(_next_batch, chunks):
-            await asyncio.gather(
-                *(_one(keepers, rank).put.call_one(roots[rank], run, batch) for rank in ranks)
-            )
+            if len(ranks) == len(roots):
+                await keepers.put.call(run, batch)
+            else:
+                await asyncio.gather(
+                    *(_one(keepers, rank).put.call_one(run, batch) for rank in ranks)
+                )
     return {
         os.path.join(root, path)
         for root, (wanted, removed) in zip(roots, answers, strict=True)
@@ -213,6 +212,7 @@ class _Keeper(Actor):
 
     def __init__(self) -> None:
         self._name = f"{new_uid():x}"
+        self._root = ""  # the directory at hand
 
     @endpoint
     def places(self, variables: list[str]) -> dict[str, str | None]:
@@ -220,18 +220,21 @@ class _Keeper(Actor):
 
     @endpoint
     def adapt(
-        self, root: str, run: str, entries: list[Entry], sizes: bool
+        self, roots: list[str], run: str, entries: list[Entry], sizes: list[bool]
     ) -> tuple[list[str], list[str]]:
-        return self._copy(root, run).adapt(entries, sizes=sizes)
+        """Begin with the directory that `roots` names for this host."""
+        rank = current_rank().rank
+        self._root = roots[rank]
+        return self._copy(run).adapt(entries, sizes=sizes[rank])
 
     @endpoint
-    def put(self, root: str, run: str, chunks: list[Chunk]) -> None:
-        copy = self._copy(root, run)
+    def put(self, run: str, chunks: list[Chunk]) -> None:
+        copy = self._copy(run)
         for chunk in chunks:
             copy.put(chunk)
 
-    def _copy(self, root: str, run: str) -> Copy:
-        return Copy(root, run, self._name)
+    def _copy(self, run: str) -> Copy:
+        return Copy(self._root, run, self._name)
 
 
 class _Reloader(Actor):

@@ -64,7 +64,13 @@ class _Operator:
             for index, argument in enumerate(arguments):
                 # None of these has an influence on a shape, if it is a number. A number in the
                 # place of a tensor, as in `x / 2`, is for torch a tensor without dimensions.
-                if str(argument.type) in ("number", "Scalar", "float", "Tensor", "Optional[Tensor]"):
+                if str(argument.type) in (
+                    "number",
+                    "Scalar",
+                    "float",
+                    "Tensor",
+                    "Optional[Tensor]",
+                ):
                     varying.add(argument.name if argument.kwarg_only else index)
         self.varying = frozenset(varying)
 

@@ -157,6 +157,8 @@ def test_refresh_shows_what_changed(source: Path, mount: MountHandler, shown: li
     assert not [path for path in shown if (path / "new").exists()]  # the kernel remembers that
     assert sorted(os.listdir(shown[0])) == ["empty", "sub"]
     with open(shown[0] / "sub" / "file") as open_before:
+        assert open_before.read() == "content"  # it has arrived, before it changes
+        open_before.seek(0)
         (source / "sub" / "file").write_text("changed")
         (source / "new").write_text("new")
         (source / "empty").unlink()
