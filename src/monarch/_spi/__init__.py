@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Verdict,
     )
     from monarch._engine.launch import own_folder
+    from monarch._engine.launch.children import die_with_parent
     from monarch._engine.launch.interpreter import (
         WITHOUT_CWD,
         python_command,
@@ -217,6 +218,7 @@ __all__ = [
     "decode",
     "decode_body",
     "dial",
+    "die_with_parent",
     "direct_way",
     "encode",
     "environment",
@@ -291,6 +293,7 @@ _NAMES = {
     "_engine.base.settings": "settings",
     "_engine.base.verdict": "FAILED INFRASTRUCTURE NOT_CREATED STOPPED USER Verdict",
     "_engine.launch": "own_folder",
+    "_engine.launch.children": "die_with_parent",
     "_engine.launch.interpreter": "WITHOUT_CWD python_command with_folder working_directory",
     "_engine.mesh.call.context": "Instance process_context",
     "_engine.mesh.meshes.actor_mesh": "ActorMesh Blueprint replacements spawn_actors",

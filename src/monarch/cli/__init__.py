@@ -30,6 +30,7 @@ _COMMANDS = {
     "ps": ("status", "all jobs of this user on this machine"),
     "gc": ("status", "remove what killed scripts left on this machine"),
     "context": ("jobs", "several jobs in one directory: create, use, rm, ls"),
+    "run": ("run", "run a torchrun script on the hosts of the job, or on this machine"),
     "worker": ("worker", "be a host for clients that attach"),
     "certificates": ("certificates", "make certificates for hosts that talk by TLS"),
     "doctor": ("doctor", "what this machine offers; whether a worker can be reached, and why not"),
@@ -40,6 +41,7 @@ examples:
   monarch apply train.job          start the job that train.py defines as `job`
   monarch exec --all -- nvidia-smi run a command on all its hosts
   monarch kill                     end it
+  monarch run --nproc-per-node 4 train.py   what torchrun does
   monarch worker tcp://node1:4444  serve this machine as a host
   monarch doctor tcp://node1:4444  can that host be reached from here?
 """

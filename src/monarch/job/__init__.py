@@ -96,7 +96,6 @@ _MISSING = {
     "PortForwarder": "there is no port forwarding yet; use ssh -L",
     "SlurmJob": "run `monarch worker` under srun, and attach_to_workers()",
     "TelemetryConfig": "there is no telemetry store yet; see monarch.actor.get_meter()",
-    "spmd": "there are no SPMD jobs yet",
 }
 
 

@@ -1,0 +1,43 @@
+"""SPMD programs on meshes: a torchrun script runs on every process, with torchrun's variables.
+
+>>> from monarch.actor import this_host
+>>> from monarch.spmd import SPMDActor, setup_torch_elastic_env
+>>> procs = this_host().spawn_procs({"gpus": 2})
+>>> setup_torch_elastic_env(procs)          # torch.distributed.init_process_group() works now
+>>> procs.stop().get()
+
+`SPMDActor` also runs a whole script on each process of a mesh, and `monarch.job.spmd` does so for a
+job. The parts are `variables` (pure: torchrun's environment variables), `store` (the rendezvous,
+which the first process holds open), `script` (run a script as ``__main__``), `actor` and `setup`.
+Each name is loaded when it is first used, and torch with the first rendezvous.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monarch.spmd.actor import SPMDActor
+    from monarch.spmd.setup import setup_torch_elastic_env, setup_torch_elastic_env_async
+
+__all__ = ["SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
+
+_HOMES = {
+    "SPMDActor": "actor",
+    "setup_torch_elastic_env": "setup",
+    "setup_torch_elastic_env_async": "setup",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

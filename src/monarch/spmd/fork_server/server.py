@@ -1,0 +1,230 @@
+"""The fork server's process: one thread, which waits for requests, children and time.
+
+Ranks belong to the connection that asked for them. When it closes, however that happens, their
+process groups are killed. So a host, or a driver, that is killed leaves no rank behind. Ranks die
+with the server, too (``PR_SET_PDEATHSIG``).
+
+Requests are ``fork`` (answered by ``forked`` or ``refused``), ``signal`` and ``devices``; a rank's
+exit is reported by ``exit`` with its wait status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from monarch._spi import die_with_parent
+from monarch.spmd.fork_server.message import Messages, send
+from monarch.spmd.fork_server.rank import Rank, restore_signals
+
+__all__ = ["main"]
+
+# Programs import these a little later than torch: an optimizer loads the last. They are imported
+# between two launches, so the first launch does not wait for what it may not need.
+_LATER = ("torch.distributed", "torch.nn.parallel", "torch._dynamo")
+
+
+class _Connection:
+    """A launch, by its socket; `ranks` are the pids of its processes, with the number of each."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.messages = Messages(sock)
+        self.ranks: dict[int, int] = {}
+
+    def tell(self, **message: Any) -> None:
+        with contextlib.suppress(OSError):  # it has ended; its EOF is read next
+            send(self.sock, message)
+
+    def signal(self, number: int) -> None:
+        for pid in self.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)  # it has no group yet if it was just forked
+                os.killpg(pid, number)
+
+
+class _Server:
+    """The state of the process. Without a `path`, `sock` is the one connection that it serves."""
+
+    def __init__(self, sock: socket.socket, path: str, keep: float) -> None:
+        self._path = path
+        self._listening = sock if path else None
+        self._keep = keep
+        self._later = list(_LATER) if "torch" in sys.modules and keep else []
+        self._served = False
+        self._connections: set[_Connection] = set()
+        self._pids: dict[int, _Connection] = {}
+        self._selector = selectors.DefaultSelector()
+        if path:
+            self._selector.register(sock, selectors.EVENT_READ)
+        else:
+            self._connected(sock)
+        self._pipe = self._child, wake = os.pipe()
+        for fd in self._pipe:
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._selector.register(self._child, selectors.EVENT_READ)
+
+    def serve(self) -> Rank | None:
+        """Serve until idle for `keep` seconds. Return None then; in a forked child, its rank."""
+        idle = time.monotonic()
+        while True:
+            busy = bool(self._connections or self._pids)
+            if busy:
+                idle = time.monotonic()
+            left = None if busy else idle + self._keep - time.monotonic()
+            if not busy and self._served and self._later and not self._selector.select(0):
+                _import(self._later.pop(0))
+                gc.freeze()
+                continue
+            if left is not None and left <= 0 and self._end():
+                return None
+            for key, _ in self._selector.select(left):
+                if key.fileobj is self._listening:
+                    self._accept()
+                elif key.fileobj == self._child:
+                    self._reap()
+                else:
+                    rank = self._handle(key.data)
+                    if rank is not None:
+                        return rank
+
+    def _end(self) -> bool:
+        """Remove the socket, unless a launch is just connecting."""
+        if self._listening is None:
+            return True
+        folder = os.open(os.path.dirname(self._path), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # held by those who connect
+            if select.select([self._listening], [], [], 0)[0]:
+                return False
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+            return True
+        finally:
+            os.close(folder)
+
+    def _accept(self) -> None:
+        assert self._listening is not None
+        self._connected(self._listening.accept()[0])
+
+    def _connected(self, sock: socket.socket) -> None:
+        connection = _Connection(sock)
+        self._connections.add(connection)
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _handle(self, connection: _Connection) -> Rank | None:
+        try:
+            arrived = connection.messages.read()
+        except EOFError:
+            self._selector.unregister(connection.sock)
+            self._connections.discard(connection)
+            connection.sock.close()
+            connection.signal(signal.SIGKILL)
+            return None
+        for message, fds in arrived:
+            if message["op"] == "fork":
+                rank = self._fork(connection, message, fds)
+                if rank is not None:
+                    return rank
+            elif message["op"] == "signal":
+                connection.signal(message["number"])
+            elif message["op"] == "devices":
+                connection.tell(op="devices", counts=_devices())
+        return None
+
+    def _fork(
+        self, connection: _Connection, message: dict[str, Any], fds: list[int]
+    ) -> Rank | None:
+        rank = Rank(message["kind"], message["program"], message["environ"], message["folder"], fds)
+        ours = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            connection.tell(op="refused", rank=message["rank"], text=str(error))
+            pid = -1
+        if pid == 0:
+            restore_signals()
+            self._leave()
+            _die_with(ours)
+            return rank
+        self._served = True
+        for fd in fds:
+            os.close(fd)
+        if pid > 0:
+            connection.ranks[pid] = message["rank"]
+            self._pids[pid] = connection
+            connection.tell(op="forked", rank=message["rank"], pid=pid)
+        return None
+
+    def _leave(self) -> None:
+        """In a rank: close what is the server's, before the numbers mean other descriptors."""
+        self._selector.close()
+        if self._listening is not None:
+            self._listening.close()
+        for connection in self._connections:
+            connection.sock.close()
+        for fd in self._pipe:
+            os.close(fd)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._child, 1 << 12)
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            pid = found.si_pid
+            connection = self._pids.pop(pid, None)
+            if connection is not None:
+                # Children that the rank has left behind. The number is the rank's until the wait.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            if connection is not None:
+                connection.tell(op="exit", rank=connection.ranks.pop(pid), status=status)
+
+
+def _devices() -> dict[str, int]:
+    """Return how many devices of each kind there are; nothing is initialised."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return {"cpu": os.cpu_count() or 1, "gpu": 0, "xpu": 0}
+    xpu = torch.xpu.device_count() if hasattr(torch, "xpu") else 0
+    return {"cpu": os.cpu_count() or 1, "gpu": torch.cuda.device_count(), "xpu": xpu}
+
+
+def _import(name: str) -> None:
+    with contextlib.suppress(ImportError):  # the program's own import reports it
+        importlib.import_module(name)
+
+
+def _die_with(parent: int) -> None:
+    die_with_parent()
+    if os.getppid() != parent:  # it has exited before the request
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(fd: int, keep: float, path: str, modules: list[str]) -> None:
+    """Run the fork server, or a rank: the main function of both processes."""
+    for name in modules:
+        _import(name)
+    gc.collect()
+    gc.freeze()
+    rank = _Server(socket.socket(fileno=fd), path, keep).serve()
+    if rank is not None:
+        rank.run()

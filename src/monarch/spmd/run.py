@@ -1,0 +1,346 @@
+"""Run a program on all ranks, as torchrun does: start, watch, try again, report.
+
+One attempt starts all ranks. The first rank that fails ends the attempt: the others get SIGTERM,
+and SIGKILL after `Launch.shutdown_timeout`. As long as attempts are left, the next one starts at
+once on the hosts that are left, with a new rendezvous. The program goes on from its checkpoint, as
+under torchrun. A host that is lost counts as a failure, too. `Launch.least` says with how many
+hosts the program may go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch.actor import Channel, HostMesh
+from monarch.spmd.host_ranks import Exited, HostRanks, Output, RankSpec
+from monarch.spmd.torchrun import Launch
+from monarch.spmd.variables import torchrun_variables
+
+__all__ = ["Failure", "Result", "run"]
+
+_TAIL = 1 << 13  # bytes of a failed rank's stderr that are kept
+_LINES = 30  # lines of it that are shown
+_ENDING = 60.0  # seconds for hosts to report exits after SIGKILL
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first failure of an attempt. `rank` is -1 for the loss of a host."""
+
+    attempt: int
+    rank: int
+    host: str
+    text: str
+    stderr: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        what = f"host {self.host} was lost" if self.rank < 0 else f"rank {self.rank} on {self.host}"
+        return f"{what}: {self.text}"
+
+
+@dataclass
+class Result:
+    """The outcome of a launch: its failures by attempt, and whether the last attempt succeeded."""
+
+    succeeded: bool = False
+    attempts: int = 0
+    failures: list[Failure] = field(default_factory=list["Failure"])
+    seconds: float = 0.0
+
+
+class _Host:
+    """A host with its actor, and the machine's name."""
+
+    def __init__(self, number: int, ranks: Any) -> None:
+        self.number = number
+        self.ranks = ranks
+        self.count = 0
+        self.machine = ""
+        self.lost: asyncio.Task[None] | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        return self.lost is not None and self.lost.done()
+
+    @property
+    def name(self) -> str:
+        return self.machine.partition(" ")[0] or f"number {self.number}"
+
+
+def run(
+    launch: Launch,
+    hosts: HostMesh,
+    show: Callable[[int, int, bytes], None],
+    *,
+    say: Callable[[str], None] = lambda _text: None,
+    environ: dict[str, str] | None = None,
+    variables: dict[str, str] | None = None,
+    modules: Sequence[str] = ("torch",),
+    keep: float = 0.0,
+    folder: str | None = None,
+) -> Result:
+    """Run a launch on these hosts. Blocks until the program has ended on all ranks.
+
+    Args:
+        launch: what is run.
+        hosts: a mesh of hosts, of one dimension or none.
+        show: is called with the rank, the stream (1: stdout, 2: stderr) and the bytes of output.
+        say: is called with a line of text about failures and attempts.
+        environ: the environment of all ranks; None: that of each host, with `variables`.
+        variables: environment variables of all ranks, over those of the hosts.
+        modules: what the fork servers import before they fork ranks.
+        keep: how many seconds fork servers wait for another launch.
+        folder: the working directory of ranks, on hosts that have it; None: that of this process.
+
+    Failures of ranks and hosts are in the result. Raises ValueError if there are fewer hosts than
+    the launch needs, and RuntimeError if no rank can be started.
+    """
+    return asyncio.run(
+        _Run(launch, hosts, show, say, environ, variables or {}, modules, keep, folder).go()
+    )
+
+
+class _Run:
+    def __init__(
+        self,
+        launch: Launch,
+        hosts: HostMesh,
+        show: Callable[[int, int, bytes], None],
+        say: Callable[[str], None],
+        environ: dict[str, str] | None,
+        variables: dict[str, str],
+        modules: Sequence[str],
+        keep: float,
+        folder: str | None,
+    ) -> None:
+        count = hosts.extent.nelements
+        self._least = launch.least or count
+        if count < self._least:
+            raise ValueError(f"--nnodes {launch.least}: there are only {count} hosts")
+        most = launch.most or count
+        if count > most:
+            first: dict[str, Any] = {hosts.extent.labels[0]: slice(0, most)}
+            hosts = hosts.slice(**first)
+        self._launch = launch
+        self._mesh = hosts
+        self._show = show
+        self._say = say
+        self._environ = environ
+        self._variables = variables
+        self._modules = list(modules)
+        self._keep = keep
+        self._folder = os.getcwd() if folder is None else folder
+        self._events: asyncio.Queue[Output | Exited | _Host] = asyncio.Queue()
+        self._result = Result()
+
+    async def go(self) -> Result:
+        began = time.monotonic()
+        port, receiver = Channel[Output | Exited].open()
+        procs = self._mesh.spawn_procs()
+        reader = None
+        hosts: list[_Host] = []
+        try:
+            actors = procs.spawn(
+                "ranks",
+                HostRanks,
+                self._launch,
+                self._folder,
+                self._environ,
+                self._variables,
+                self._modules,
+                self._keep,
+                port,
+            )
+            reader = asyncio.create_task(self._read(receiver))
+            labels = actors.extent.labels
+            for number in range(actors.extent.nelements):
+                place: dict[str, Any] = dict.fromkeys(labels, number)
+                host = _Host(number, actors.slice(**place))
+                host.lost = asyncio.create_task(self._watch(host))
+                hosts.append(host)
+            await self._attempts(hosts)
+        finally:
+            for host in hosts:
+                if not host.is_lost:
+                    host.ranks.finish.broadcast()
+            tasks = [task for task in (reader, *(host.lost for host in hosts)) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await procs.stop()
+        self._result.seconds = time.monotonic() - began
+        return self._result
+
+    async def _attempts(self, hosts: list[_Host]) -> None:
+        result = self._result
+        left = hosts
+        while True:
+            result.attempts += 1
+            failure = await self._attempt(result.attempts - 1, left)
+            left = [host for host in left if not host.is_lost]
+            if failure is None:
+                result.succeeded = True
+                return
+            result.failures.append(failure)
+            tries = self._launch.max_restarts - result.attempts + 1
+            if tries <= 0 or len(left) < self._least:
+                if tries > 0:
+                    self._say(
+                        f"{len(left)} hosts are left, and the program needs {self._least} "
+                        "(--nnodes)"
+                    )
+                return
+            last = self._launch.max_restarts + 1
+            self._say(f"{failure}; attempt {result.attempts + 1} of at most {last} starts")
+
+    async def _attempt(self, attempt: int, hosts: list[_Host]) -> Failure | None:
+        """Run the program once. Return the first failure, or None."""
+        running: dict[int, _Host] = {}
+        tails: dict[int, bytearray] = {}
+        try:
+            for host in hosts:
+                host.count, host.machine = await host.ranks.processes.call_one()
+            counts = {host.count for host in hosts}
+            if len(counts) > 1:
+                raise RuntimeError(f"hosts differ in their devices ({sorted(counts)}): give "
+                                   "--nproc-per-node a number")  # fmt: skip
+            address, port = await self._rendezvous(hosts)
+            local, world = hosts[0].count, sum(host.count for host in hosts)
+            for place, host in enumerate(hosts):
+                specs = [
+                    self._spec(attempt, place * local + number, local, world, address, port)
+                    for number in range(local)
+                ]
+                running.update({spec.rank: host for spec in specs})
+                await host.ranks.start.call_one(attempt, specs)
+        except Exception as error:
+            lost = next((host for host in hosts if host.is_lost), None)
+            await self._end(attempt, running, tails)
+            if lost is None:
+                raise
+            return Failure(attempt, -1, lost.name, _first_line(error))
+        failure = await self._events_of(attempt, running, tails)
+        if failure is not None:
+            await self._end(attempt, running, tails)
+        return failure
+
+    async def _rendezvous(self, hosts: list[_Host]) -> tuple[str, int]:
+        launch = self._launch
+        address = launch.master_addr
+        if not address and len({host.machine for host in hosts}) == 1:
+            address = "127.0.0.1"
+        found: tuple[str, int] = await hosts[0].ranks.open_store.call_one(
+            "127.0.0.1" if address in ("127.0.0.1", "localhost") else "", launch.master_port
+        )
+        return address or found[0], found[1]
+
+    def _spec(
+        self, attempt: int, rank: int, local: int, world: int, address: str, port: int
+    ) -> RankSpec:
+        launch = self._launch
+        local_rank = rank % local
+        variables = torchrun_variables(rank, world, local, address, port, launch.role)
+        variables["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
+        variables["TORCHELASTIC_MAX_RESTARTS"] = str(launch.max_restarts)
+        variables["TORCHELASTIC_RUN_ID"] = launch.run_id
+        if launch.virtual_local_rank:
+            variables["LOCAL_RANK"] = "0"
+            variables["CUDA_VISIBLE_DEVICES"] = str(local_rank)
+        return RankSpec(rank, local_rank, variables)
+
+    async def _events_of(
+        self, attempt: int, running: dict[int, _Host], tails: dict[int, bytearray]
+    ) -> Failure | None:
+        """Handle events until all ranks have exited, or one has failed."""
+        while running:
+            event = await self._events.get()
+            if isinstance(event, _Host):
+                return self._host_lost(attempt, event, running)
+            if event.attempt != attempt:
+                continue
+            if isinstance(event, Output):
+                self._output(event, tails)
+                continue
+            host = running.pop(event.rank)
+            if event.status:
+                text = tails.get(event.rank, bytearray()).decode(errors="replace")
+                stderr = tuple(text.splitlines()[-_LINES:])
+                return Failure(attempt, event.rank, host.name, _ending(event.status), stderr)
+        return None
+
+    def _host_lost(self, attempt: int, host: _Host, running: dict[int, _Host]) -> Failure:
+        for rank in [rank for rank, its in running.items() if its is host]:
+            del running[rank]
+        error = host.lost.exception() if host.lost is not None else None
+        return Failure(attempt, -1, host.name, _first_line(error) if error else "it has ended")
+
+    def _output(self, event: Output, tails: dict[int, bytearray]) -> None:
+        if event.stream == 2:
+            tail = tails.setdefault(event.rank, bytearray())
+            tail += event.data
+            del tail[:-_TAIL]
+        if event.shown:
+            self._show(event.rank, event.stream, event.data)
+
+    async def _end(
+        self, attempt: int, running: dict[int, _Host], tails: dict[int, bytearray]
+    ) -> None:
+        """End the ranks that run, and wait for their exits."""
+        for number, patience in (
+            (signal.SIGTERM, self._launch.shutdown_timeout),
+            (signal.SIGKILL, _ENDING),
+        ):
+            for host in set(running.values()):
+                if not host.is_lost:
+                    with contextlib.suppress(Exception):
+                        await host.ranks.signal.call_one(int(number))
+            drain = asyncio.create_task(self._drain(attempt, running, tails))
+            done, _ = await asyncio.wait({drain}, timeout=patience)
+            if done:
+                return
+            drain.cancel()
+            await asyncio.gather(drain, return_exceptions=True)
+
+    async def _drain(
+        self, attempt: int, running: dict[int, _Host], tails: dict[int, bytearray]
+    ) -> None:
+        while running:
+            event = await self._events.get()
+            if isinstance(event, _Host):
+                self._host_lost(attempt, event, running)
+            elif event.attempt == attempt and isinstance(event, Output):
+                self._output(event, tails)
+            elif event.attempt == attempt:
+                running.pop(event.rank, None)
+
+    async def _read(self, receiver: Any) -> None:
+        while True:
+            self._events.put_nowait(await receiver.recv())
+
+    async def _watch(self, host: _Host) -> None:
+        try:
+            await host.ranks.wait.call_one()
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            self._events.put_nowait(host)
+            raise
+
+
+def _ending(status: int) -> str:
+    """Return the meaning of a wait status in words."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return f"killed by {signal.Signals(number).name}"
+    return f"exited with status {os.waitstatus_to_exitcode(status)}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

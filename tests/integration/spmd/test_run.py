@@ -1,0 +1,190 @@
+"""``monarch run``: programs for torchrun, with ranks and hosts that fail."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch.actor import HostMesh
+from monarch.job import ProcessJob
+from monarch.spmd.run import run
+from monarch.spmd.torchrun import Launch
+
+from .conftest import until
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+WAIT = 240
+
+GROUP = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+def reduce():
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return int(total.item())
+"""
+
+
+class Program:
+    """A script in a directory of its own."""
+
+    def __init__(self, folder: Path, environ: dict[str, str]) -> None:
+        self.folder = folder
+        self.environ = environ
+
+    def start(self, source: str, *words: str) -> subprocess.Popen[str]:
+        (self.folder / "train.py").write_text(source)
+        options = [word for word in words if word.startswith("--")]
+        rest = [word for word in words if not word.startswith("--")]
+        return subprocess.Popen(
+            [sys.executable, "-m", "monarch.cli", "run", *options, "train.py", *rest],
+            cwd=self.folder,
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, source: str, *words: str) -> tuple[int, list[str], list[str]]:
+        with self.start(source, *words) as process:
+            out, err = process.communicate(timeout=WAIT)
+        return process.returncode, sorted(out.splitlines()), err.splitlines()
+
+
+@pytest.fixture
+def program(tmp_path: Path, environ: dict[str, str]) -> Program:
+    return Program(tmp_path, environ)
+
+
+def test_a_program_is_run_as_torchrun_does(program: Program) -> None:
+    source = GROUP + "print(reduce(), sys.argv, __name__, os.environ['LOCAL_RANK'])"
+    status, out, err = program(source, "--nproc-per-node=2", "--role=trainer", "hello")
+    assert (status, err) == (0, [])
+    expected = "2 ['train.py', 'hello'] __main__"
+    assert out == [f"[rank 0] {expected} 0", f"[rank 1] {expected} 1"]
+
+
+def test_a_second_launch_finds_the_first_ones_fork_server(program: Program) -> None:
+    source = "import os, sys; print(os.getppid(), 'torch' in sys.modules)"
+    first, second = (program(source, "--no-prefix") for _ in range(2))
+    assert first == second
+    assert first[1][0].endswith("True")
+
+
+def test_a_rank_that_is_killed(program: Program) -> None:
+    """All ranks start again, though the others wait for the killed one."""
+    source = GROUP + (
+        "if rank == 1 and attempt == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "print(attempt, reduce())"
+    )
+    status, out, err = program(source, "--nproc-per-node=2", "--max-restarts=1")
+    assert (status, out) == (0, ["[rank 0] 1 2", "[rank 1] 1 2"])
+    assert "rank 1" in err[0]
+    assert "killed by SIGKILL; attempt 2 of at most 2 starts" in err[0]
+    assert "done after 1 failure" in err[-1]
+
+
+def test_the_first_failure_is_the_last_line(program: Program) -> None:
+    source = GROUP + "if rank == 1: raise KeyError('the cause')\nreduce()"
+    status, out, err = program(source, "--nproc-per-node=2")
+    assert (status, out) == (1, [])
+    assert err[-1].startswith("monarch run: failed: rank 1 on ")
+    assert "  KeyError: 'the cause'" in err
+    assert not any("monarch/spmd" in line for line in err)  # the traceback begins in the script
+
+
+def test_an_exit_status(program: Program) -> None:
+    status, _, err = program("import sys; sys.exit(3)")
+    assert status == 1
+    assert err[-1].endswith("exited with status 3")
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_ranks_end_with_the_command(program: Program, ending: signal.Signals) -> None:
+    source = "import os, time; print(os.getpid()); time.sleep(1000)"
+    with program.start(source, "--nproc-per-node=2", "--no-prefix") as process:
+        assert process.stdout is not None
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(ending)
+        process.communicate(timeout=WAIT)
+    assert process.returncode == (130 if ending == signal.SIGINT else -ending)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_files(program: Program) -> None:
+    source = "import sys; print('out'); print('err', file=sys.stderr)"
+    words = ("--nproc-per-node=2", "--log-dir=logs", "--redirects=1", "--tee=1:2", "--rdzv-id=7")
+    status, out, err = program(source, *words)
+    assert (status, out, sorted(err)) == (0, [], ["[rank 0] err", "[rank 1] err"])
+    found = {
+        str(path.relative_to(program.folder)): path.read_text()
+        for path in program.folder.rglob("*.log")
+    }
+    assert found == {
+        "logs/7/attempt_0/0/stdout.log": "out\n",
+        "logs/7/attempt_0/1/stdout.log": "out\n",
+        "logs/7/attempt_0/1/stderr.log": "err\n",
+    }
+
+
+def test_a_wrong_command_line(program: Program) -> None:
+    status, out, err = program("", "--rdzv-backend=etcd")
+    assert (status, out, len(err)) == (2, [], 1)
+    assert "--rdzv-backend etcd" in err[0]
+
+
+# -- hosts -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[HostMesh, ProcessJob]]:
+    job = ProcessJob({"trainers": 2})
+    yield job.state(cached_path=None).trainers, job
+    job.kill()
+
+
+@pytest.mark.failures
+def test_a_host_that_is_lost(hosts: tuple[HostMesh, ProcessJob], tmp_path: Path) -> None:
+    """The program goes on with the host that is left, if that is enough."""
+    mesh, job = hosts
+    script = tmp_path / "train.py"
+    script.write_text(
+        GROUP + f"open({str(tmp_path / 'rank')!r} + str(rank), 'w').close()\n"
+        "world = int(os.environ['WORLD_SIZE'])\n"
+        "if world == 4: time.sleep(1000)\n"
+        "print(world, reduce())"
+    )
+    shown: list[tuple[int, int, bytes]] = []
+    said: list[str] = []
+    launch = Launch((str(script),), least=1, most=2, per_host=2, max_restarts=1)
+    _, process = job._hosts["trainers"][1]
+
+    def kill_host() -> None:
+        until(lambda: all((tmp_path / f"rank{rank}").exists() for rank in range(4)))
+        process.send(signal.SIGKILL)
+
+    import threading
+
+    killer = threading.Thread(target=kill_host)
+    killer.start()
+    result = run(launch, mesh, lambda *output: shown.append(output), say=said.append)
+    killer.join()
+    assert result.succeeded, said
+    assert b"".join(data for _, _, data in shown).splitlines() == [b"2 2", b"2 2"]
+    assert [failure.rank for failure in result.failures] == [-1]
+    assert "was lost" in said[0]
+
+
+def test_too_few_hosts(hosts: tuple[HostMesh, ProcessJob]) -> None:
+    with pytest.raises(ValueError, match="--nnodes 3: there are only 2 hosts"):
+        run(Launch(("x",), least=3, most=3), hosts[0], lambda *_output: None)
