@@ -99,6 +99,22 @@ class AutogradGraph:
         ordered = sorted(work, key=lambda step: step.order)
         return [(step, step.outputs_for(work[step])) for step in ordered]
 
+    def dot(self) -> str:
+        """Return the graph in the language of Graphviz: nodes in their order, requests as boxes."""
+        lines = ["digraph backward {"]
+        for step in sorted(self._steps.values(), key=lambda step: step.order):
+            lines.append(f'  n{step.order} [label="{step.order} {step.node.name()}"];')
+            for number, fed in sorted(step.outputs.items()):
+                if fed.reader is not None:
+                    lines.append(f'  n{step.order} -> n{fed.reader.order} [label="{number}"];')
+                lines += [
+                    f'  n{step.order} -> r{index} [label="{number}"];'
+                    for index, request in enumerate(self.requests)
+                    if request is fed
+                ]
+        lines += [f'  r{n} [shape=box, label="gradient {n}"];' for n in range(len(self.requests))]
+        return "\n".join([*lines, "}\n"])
+
     def clear(self) -> None:
         """Forget everything: steps and sums refer to each other."""
         for step in self._steps.values():

@@ -265,6 +265,9 @@ class Engine:
                 self._end(error)
         if self._loss is not None:
             self._unwatch()
+            for receiver in list(self._peers):
+                if receiver.ended is None:
+                    receiver.workers.peer_lost.broadcast(self.name)
             self.workers.stop()  # those that are left give up the tensors' memory
         if not self.history.unraised():
             _engines.discard(self)

@@ -29,6 +29,8 @@ Rejected: an extension in C++, which has to be built for one version of torch ex
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -74,6 +76,9 @@ class GradientGenerator(Iterator[Any]):
     iteration. The saved tensors of nodes that have run are released, so the same graph can be
     differentiated once.
 
+    With ``TORCH_MONARCH_GRAD_GENERATOR_DUMP=1`` in the environment the graph is written to the
+    standard error, in the language of Graphviz.
+
     >>> import torch
     >>> w, b = torch.ones(2, requires_grad=True), torch.zeros(2, requires_grad=True)
     >>> loss = (3 * w + b).sum()
@@ -96,6 +101,8 @@ class GradientGenerator(Iterator[Any]):
         given += [None] * (len(starts) - len(given))
         seeds = [_seed(root, gradient) for root, gradient in zip(starts, given, strict=True)]
         graph = AutogradGraph(starts, _several(with_respect_to))
+        if os.environ.get("TORCH_MONARCH_GRAD_GENERATOR_DUMP") == "1":
+            sys.stderr.write(graph.dot())
         # Neither refers to this object, so a generator that is dropped frees its graph at once.
         self._gradients = _Pass(graph, starts, context_restorer or _no_context).run(seeds)
 

@@ -148,7 +148,7 @@ def _copy(
     sender.emit(here_place, (SEND, tensor._ref, number, pairs, sender.peer(receiver)), where)
     ref = receiver.new_ref()
     known = tensor._ref if sender is receiver else 0
-    receiver.emit(there, (RECEIVE, ref, number, pairs, known, result), where)
+    receiver.emit(there, (RECEIVE, ref, number, pairs, known, result, sender.name), where)
     return new_tensor(result, there, ref, Aliases())
 
 

@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 import torch
 
 from monarch import fetch_shard, inspect, remote
+from monarch._tensors.errors import RemoteException
 from monarch._tensors.mesh import spawn_tensor_engine
 from monarch.actor import Actor, SupervisionError, Supervisor, this_host
 
@@ -160,6 +161,25 @@ def test_the_loss_of_a_process_fails_fetches_and_is_no_interrupt() -> None:
     with pytest.raises(SupervisionError):
         value.mesh.exit()
     procs.stop().get(timeout=60)
+
+
+def _end_here(x: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+@pytest.mark.failures
+def test_a_copy_from_a_mesh_that_is_lost_fails_before_its_deadline() -> None:
+    first, second = (this_host().spawn_procs({"gpus": 1}) for _ in range(2))
+    with first.activate():
+        value = remote(_end_here, propagate=lambda x: x.clone())(torch.ones(1))
+    copied = value.to_mesh(second)
+    with pytest.raises(RemoteException, match="rank 0 did not arrive: a process of its mesh"):
+        fetch_shard(copied).get(timeout=150)  # less than the deadline of a copy
+    with pytest.raises(SupervisionError):
+        value.mesh.exit()
+    for procs in (first, second):
+        procs.stop().get(timeout=60)
 
 
 def test_the_first_operation_may_fail() -> None:

@@ -141,3 +141,40 @@ def test_an_error_of_a_broadcast_is_not_lost(mesh: Any) -> None:
     with pytest.raises(RemoteException, match="nobody waits") as raised:
         mesh.client.sync()
     assert raised.value.ranks == [2, 3]
+
+
+DEBUGGED = """
+import os, socket
+import torch
+from monarch import inspect, remote
+from monarch.actor import debug_controller, this_host
+
+def stop(x):
+    import pdb
+    pdb.set_trace()
+    return x + 1
+
+os.environ["MONARCH_DEBUG_SERVER_PORT"] = "0"
+procs = this_host().spawn_procs({"gpus": 1})
+with procs.activate():
+    y = remote(stop, propagate=lambda x: x.clone())(torch.ones(1))
+    y * 2
+    remote(lambda: 1).choose()  # sends what was issued
+    debug_controller().wait_pending_session.call_one().get(timeout=120)
+    with socket.create_connection(debug_controller().address.call_one().get(timeout=60)) as person:
+        person.sendall(b"continue\\nquit\\n")
+        while person.recv(4096):
+            pass
+    print(inspect(y).item())
+procs.stop().get()
+"""
+
+
+def test_set_trace_of_pdb_reaches_the_debugger(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(DEBUGGED)
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ended.stdout.splitlines()[-1] == "2.0", ended.stderr
+    assert ended.returncode == 0

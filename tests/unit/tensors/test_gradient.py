@@ -713,3 +713,22 @@ def test_the_operations_on_wrapped_tensors_are_those_of_torch() -> None:
     ours = Counter(Wrapper.operations)
     assert theirs - ours == Counter()
     assert ours - theirs == Counter({"aten.new_zeros.default": 2, "aten.mul.Tensor": 2})
+
+
+def test_the_graph_is_written_for_graphviz(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    monkeypatch.setenv("TORCH_MONARCH_GRAD_GENERATOR_DUMP", "1")
+    assert len(list(GradientGenerator((x * y).sum(), [y, x]))) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "digraph backward {",
+        '  n0 [label="0 SumBackward0"];',
+        '  n0 -> n1 [label="0"];',
+        '  n1 [label="1 MulBackward0"];',
+        '  n1 -> r1 [label="0"];',
+        '  n1 -> r0 [label="1"];',
+        '  r0 [shape=box, label="gradient 0"];',
+        '  r1 [shape=box, label="gradient 1"];',
+        "}",
+    ]

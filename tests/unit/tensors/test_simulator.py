@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -707,6 +708,11 @@ def test_the_graph_has_commands_and_their_order(tmp_path: Path) -> None:
     ir = simulated._ir
     assert ir is not None
 
+    ir.export_borrows_csv(str(path))
+    with open(path, newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["from"], row["to"]) == ("main", "other")
+    assert int(row["lent"]) < int(row["first use"]) < int(row["last use"]) < int(row["returned"])
     assert nodes["aten.cos"]["after"] == [nodes["aten.mm"]["id"]]
     assert nodes["all_reduce"]["after"] == [nodes["aten.mm"]["id"], nodes["aten.cos"]["id"]]
     ir.import_timing({"CallFunction:aten.mm:(3x4)x(4x3):float32": 12.5})

@@ -37,7 +37,7 @@ REDUCE = 3
 SEND = 4
 """``(SEND, source, number, pairs, peers)``: send from the first rank of each pair to the second."""
 RECEIVE = 5
-"""``(RECEIVE, result, number, pairs, source, metadata)``: take what was sent.
+"""``(RECEIVE, result, number, pairs, source, metadata, engine)``: take what was sent by an engine.
 
 `source` is 0 if it is a tensor of another engine.
 """

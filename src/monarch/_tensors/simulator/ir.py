@@ -55,10 +55,13 @@ class IRGraph:
         self._awaited: dict[tuple[tuple[int, ...], int], list[int]] = {}
         self._storages: list[tuple[int, int, int, str, int]] = []
         self._timing: dict[str, float] = {}
+        self._borrows: dict[int, dict[str, object]] = {}
 
     def insert_node(self, command: Command) -> None:
         """Add a command. Commands come in the order of the program."""
         at = (command.at.ranks, command.at.stream)
+        if isinstance(command, Mark | Await):
+            self._note_borrow(command)
         if isinstance(command, Mark):
             if at in self._last:
                 self._marks[command.event] = self._last[at]
@@ -197,6 +200,28 @@ class IRGraph:
             writer.writerow(["command", "storage", "event"])
             for seq, storage, _, _, ranks in self._storages:
                 writer.writerow([seq, storage, "made" if ranks else "released"])
+
+    def _note_borrow(self, command: Mark | Await) -> None:
+        kind, number = command.event
+        row = self._borrows.setdefault(number, {})
+        begins = isinstance(command, Mark)
+        if kind == "loan":
+            row["lent" if begins else "first use"] = command.seq
+            row["from" if begins else "to"] = command.at.name
+        else:
+            row["last use" if begins else "returned"] = command.seq
+
+    def export_borrows_csv(self, filename: str) -> None:
+        """Write the borrows: number, both streams, and the commands between which they last.
+
+        A borrow without a use has no command for it.
+        """
+        columns = ["from", "to", "lent", "first use", "last use", "returned"]
+        with open(filename, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["borrow", *columns])
+            for number, row in self._borrows.items():
+                writer.writerow([number, *(row.get(column, "") for column in columns)])
 
     def export_sendtensors_csv(self, filename: str) -> None:
         """Write the copies: command, bytes, number of pairs."""

@@ -281,7 +281,7 @@ class SimulatedWorkers:
         self._engine.execute(Send(seq, at, number, pairs, table[source].metadata))
 
     def _receive(self, seq: int, at: At, command: Command, table: _Table) -> None:
-        _, result, number, pairs, _, meta = command
+        _, result, number, pairs, _, meta, _ = command
         value, made = self._new(meta)
         self._put(table, result, value)
         self._engine.execute(Receive(seq, at, number, pairs, meta, (made,)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pdb  # noqa: T100 - it is replaced
 import pickle
+import sys
 from typing import Any
 
 from monarch import _spi
@@ -31,6 +33,9 @@ class TensorWorker(Actor):
         rank = current_rank().rank
         enter(rank, sizes)
         share_cores(neighbours)
+        if sys.breakpointhook is not sys.__breakpointhook__:
+            # The process has no terminal; its breakpoints are those of monarch's debugger.
+            pdb.set_trace = sys.breakpointhook
         self._table = Table(name, rank, sizes, address)
         self._streams: dict[int, StreamThread] = {}
         self._places: dict[int, StreamThread | None] = {}
@@ -65,6 +70,11 @@ class TensorWorker(Actor):
     def deliver(self, key: tuple[int, int], value: Any) -> None:
         """Take a value from another worker."""
         self._table.transfers.arrive(key, value)
+
+    @endpoint
+    def peer_lost(self, engine: str) -> None:
+        """Let no stream wait for values of another engine, which has lost a process."""
+        self._table.transfers.end(engine)
 
     @endpoint
     def give_up(self, number: int, error: Exception) -> None:

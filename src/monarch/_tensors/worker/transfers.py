@@ -26,6 +26,7 @@ class Transfers:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._arrived: dict[tuple[int, int], Any] = {}
+        self._ended: set[str] = set()  # engines that send nothing from now on
         self._changed = threading.Condition()
 
     def send(self, command: Command, values: dict[int, Any]) -> None:
@@ -47,16 +48,28 @@ class Transfers:
             self._arrived[key] = value
             self._changed.notify_all()
 
+    def end(self, sender: str) -> None:
+        """Let no stream wait for values of another engine, as it has lost a process."""
+        with self._changed:
+            self._ended.add(sender)
+            self._changed.notify_all()
+
     def receive(self, command: Command, values: dict[int, Any]) -> None:
         """Execute a `RECEIVE` command: wait for the value of the partner."""
-        _, ref, number, pairs, source, meta = command
+        _, ref, number, pairs, source, meta, engine = command
         table = self._table
         key = (number, table.rank)
         with self._changed:
-            if not self._changed.wait_for(
-                lambda: key in self._arrived, timeout=table.collective_timeout
-            ):
-                sender = next(s for s, target in pairs if target == table.rank)
+            arrived = self._changed.wait_for(
+                lambda: key in self._arrived or engine in self._ended,
+                timeout=table.collective_timeout,
+            )
+            sender = next(s for s, target in pairs if target == table.rank)
+            if arrived and key not in self._arrived:
+                raise RuntimeError(
+                    f"the tensor from rank {sender} did not arrive: a process of its mesh is lost"
+                )
+            if not arrived:
                 raise RuntimeError(
                     f"the tensor from rank {sender} did not arrive within "
                     f"{table.collective_timeout:g} s"
