@@ -8,6 +8,7 @@ scheduler needs an extra package imports it in its function.
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from monarch.job import JobTrait, ProcessJob, SSHJob
 
@@ -50,7 +51,29 @@ def ssh(hosts: int, options: Options) -> Described:
     return Described(job, lambda: [name.rpartition("@")[2] for name in names])
 
 
+def kubernetes(hosts: int, options: Options) -> Described:
+    """Describe pods of a cluster.
+
+    Options: `namespace`, `image` (none: attach to pods that exist), `secret` (of such pods),
+    `kubeconfig` (none: this program is in a pod), `operator` and `port_forward` (yes or no).
+    """
+    from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
+
+    known = {"namespace": "default", "image": "", "secret": "", "kubeconfig": ""}
+    given = take(options, **known, operator="yes", port_forward="yes")
+    job = KubernetesJob(
+        given["namespace"],
+        kubeconfig=KubeConfig.from_path(given["kubeconfig"]) if given["kubeconfig"] else None,
+        operator=given["operator"] == "yes",
+        secret=given["secret"] or None,
+        port_forward=None if given["port_forward"] == "yes" else False,
+    )
+    job.add_mesh(MESH, hosts, image_spec=ImageSpec(given["image"]) if given["image"] else None)
+    return Described(job, lambda: [str(urlsplit(one).hostname) for one in job.addresses])
+
+
 JOBS: dict[str, Callable[[int, Options], Described]] = {
+    "kubernetes": kubernetes,
     "local": local,
     "ssh": ssh,
 }

@@ -9,6 +9,8 @@ It is set up by environment variables, which the pod's template has:
     does: see docs/security.md.
 ``MONARCH_POD_NAMESPACE``, ``MONARCH_POD_NAME``
     The pod, from the downward API; needed where clients come through a forwarded port.
+``MONARCH_SERVICE_PROC_IDS``, ``MONARCH_SERVICE_PROC_RANK``
+    The service ids of the mesh, and the rank of this pod (`service_identity`); optional.
 ``MONARCH_BIND_ADDRESS``
     The IP address where the worker listens; all addresses of the pod by default. A forwarded port
     leads to the pod's loopback address, so it needs that default.
@@ -25,6 +27,7 @@ import sys
 from monarch._spi import SecretError, serve_host
 from monarch.job.node import SECRET_VARIABLE, kept_secret, take_secret
 from monarch.job.pod import BIND_VARIABLE, NAMES, PORT, PORT_VARIABLE, forwarded_host
+from monarch.job.service_identity import ranked_service_proc_id_from_env, service_proc_addr
 
 __all__ = ["main"]
 
@@ -40,6 +43,10 @@ def main() -> None:
     if namespace and pod:
         names.append(f"tcp://{forwarded_host(namespace, pod)}:{given}")
     with contextlib.ExitStack() as stack:
+        try:
+            address = service_proc_addr(address, ranked_service_proc_id_from_env())
+        except ValueError as error:
+            sys.exit(f"monarch worker: {error}")
         if os.environ.get(SECRET_VARIABLE):
             stack.enter_context(kept_secret(take_secret()))
         try:

@@ -109,6 +109,7 @@ def test_provision_connect_and_kill(
     labels = cluster.objects[kind, "ml", "generators"]["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "q"
 
+    assert len(set(job.addresses)) == 3
     saved = job_load()
     assert saved.can_run(job)
     assert ranks(saved.state().trainers) == ["0", "1"]
@@ -176,9 +177,12 @@ def test_objects_that_exist_are_changed_and_keep_their_secret(cluster: Cluster) 
     first = described(cluster)
     first.state(cached_path=None)
     secret = cluster.objects["secrets", "ml", "trainers-secret"]["data"]
+    (ids,) = first._ids.values()
+    assert len(json.loads(ids)) == 2
     second = described(cluster)
-    second.state(cached_path=None)
+    assert ranks(second.state(cached_path=None).trainers) == ["0", "1"]
     assert cluster.objects["secrets", "ml", "trainers-secret"]["data"] == secret
+    assert list(second._ids.values()) == [ids]
     assert any(request.startswith("PATCH") for request in cluster.requests)
     second.kill()
     assert nothing_is_left(cluster)
@@ -256,7 +260,7 @@ def test_a_pod_that_is_deleted_is_a_failure_of_its_host_and_comes_back(
 # -- waiting ---------------------------------------------------------------------------------------
 
 
-def waiting_for(cluster: Cluster, during: Callable[[], None], timeout: float = WAIT) -> list[str]:
+def waiting_for(cluster: Cluster, during: Callable[[], None]) -> list[str]:
     """Return the addresses that a wait for two pods without processes leads to.
 
     `during` is called once the pods are watched.
@@ -280,7 +284,7 @@ def waiting_for(cluster: Cluster, during: Callable[[], None], timeout: float = W
     thread.start()
     api = Api("ml", KubeConfig.from_path(cluster.kubeconfig()))
     try:
-        return [pod.address for pod in waiting.wait_for_pods(api, mesh, timeout)]
+        return [pod.address for pod in waiting.wait_for_pods(api, mesh, WAIT)]
     finally:
         thread.join()
         api.close()
@@ -369,9 +373,16 @@ def test_pages_that_expire_are_asked_for_again(
 
 
 def test_a_mesh_that_is_never_complete(cluster: Cluster) -> None:
-    text = r"^Watch ended with 1/2 ranks\. Missing ranks: \[1\] \(.*\)$"
-    with pytest.raises(RuntimeError, match=text):
-        waiting_for(cluster, lambda: None, 1)
+    for index in range(2):
+        cluster.add_pod(f"p{index}", {**LABELS, INDEX: str(index)})
+    cluster.make_ready("p0")
+    mesh = described(cluster, None)._meshes["trainers"]
+    api = Api("ml", KubeConfig.from_path(cluster.kubeconfig()))
+    with pytest.raises(RuntimeError) as error:
+        waiting.wait_for_pods(api, mesh, 1)
+    text = "Watch ended with 1/2 ranks. Missing ranks: [1] (p1: not ready)"
+    assert str(error.value) == text
+    api.close()
 
 
 def test_a_slow_start_is_reported(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
@@ -385,7 +396,9 @@ def test_a_slow_start_is_reported(cluster: Cluster, capfd: pytest.CaptureFixture
         cluster.make_ready("p1", "10.0.0.2")
 
     assert waiting_for(cluster, during) == BOTH
-    line = "monarch: waiting for 1 of the 2 pods of mesh 'trainers' in namespace 'ml' ... ("
+    line = (
+        "monarch: waiting for 1 of the 2 pods of mesh 'trainers' in namespace 'ml' (p1: not ready)"
+    )
     assert line in "".join(said)
 
 
@@ -431,6 +444,7 @@ def test_an_api_that_stops_while_pods_are_awaited(
     [
         ("GET", "secrets"),
         ("POST", "secrets"),
+        ("GET", "monarchmeshes"),
         ("POST", "monarchmeshes"),
         ("GET", "pods"),
         ("WATCH", "pods"),

@@ -156,6 +156,18 @@ def test_the_template_of_an_image() -> None:
     assert "resources" not in plain["containers"][0]
 
 
+def test_service_ids_are_found_where_they_were_put() -> None:
+    template = manifests.template_of(IMAGE, 4444, "key")
+    named = manifests.with_ids(template, '["service<1>"]')
+    assert template == manifests.template_of(IMAGE, 4444, "key")
+    for place in ("podTemplate", "template"):
+        found = {"spec": {"replicas": 1, place: named}}
+        assert manifests.ids_of(found, 1) == '["service<1>"]'
+        assert manifests.ids_of(found, 2) is None
+    assert manifests.ids_of({"spec": {"replicas": 1, "template": template}}, 1) is None
+    assert manifests.ids_of({}, 1) is None
+
+
 def test_the_objects_of_a_mesh_are_those_of_the_api() -> None:
     described = job()
     described.add_mesh("trainers", 3, image_spec=IMAGE, labels={"a": "b"}, annotations={"c": "d"})

@@ -129,7 +129,7 @@ def test_an_error_asks_for_a_new_list() -> None:
             },
             "Unschedulable: 0/3 nodes: no GPU",
         ),
-        ({}, ""),
+        ({}, "not ready"),
     ],
 )
 def test_why_a_pod_does_not_serve(status: dict[str, Any], why: str) -> None:

@@ -47,6 +47,12 @@ from monarch.job.kubernetes.specification import (
 )
 from monarch.job.kubernetes.waiting import wait_for_pods
 from monarch.job.pod import PORT
+from monarch.job.service_identity import (
+    allocate_service_proc_ids,
+    deserialize_service_proc_ids,
+    serialize_service_proc_ids,
+    service_proc_addrs,
+)
 from monarch.job.state import JobState, leave
 from monarch.job.trait import JobTrait, changes
 from monarch.job.users import part as part_from
@@ -134,7 +140,8 @@ class KubernetesJob(JobTrait):
         self._meshes: dict[str, Mesh] = {}
         self._folder = ""
         self._objects: list[tuple[str, str, str]] = []  # kind, name, uid
-        self._addresses: list[str] = []
+        self._ids: dict[str, str] = {}  # the service ids of each mesh that has some
+        self._addresses: list[str] = []  # as they were given to `attach_hosts`, for `leave`
         if self._in_memory:
             _configs[self] = kubeconfig
 
@@ -204,6 +211,13 @@ class KubernetesJob(JobTrait):
             annotations=dict(annotations or {}),
             own_template=pod_template is not None,
         )
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of the workers that `state` connected to last, mesh by mesh, by rank."""
+        job = self._running_as()
+        found = job._addresses if isinstance(job, KubernetesJob) else []
+        return [address.rpartition("@")[2] for address in found]
 
     def can_run(self, spec: JobTrait) -> bool:
         """Whether `spec` describes the same job, and all pods are ready within five seconds."""
@@ -353,6 +367,14 @@ class KubernetesJob(JobTrait):
             self._own(cluster, manifests.SECRET, body, made)
 
     def _provision(self, cluster: Cluster, mesh: Mesh, made: list[tuple[str, str, str]]) -> None:
+        if not mesh.own_template and mesh.template is not None:
+            kind = manifests.MONARCH_MESH if self._operator else manifests.STATEFUL_SET
+            found = cluster.read(kind, mesh.name)
+            known = manifests.ids_of(found, mesh.replicas) if found is not None else None
+            # The pods of an object that keeps its size go on running, so they keep their ids.
+            ids = known or serialize_service_proc_ids(allocate_service_proc_ids(mesh.replicas))
+            self._ids[mesh.name] = ids
+            mesh = mesh._replace(template=manifests.with_ids(mesh.template, ids))
         for kind, body in manifests.objects_of(mesh, self._namespace, operator=self._operator):
             self._own(cluster, kind, body, made)
 
@@ -406,14 +428,14 @@ class KubernetesJob(JobTrait):
                 for name, mesh in self._meshes.items()
             }
         self._enter(next(iter(pods.values()))[0])
-        self._addresses = [pod.address for each in pods.values() for pod in each]
         secret = secret_file(self._folder) if self._has_secret else None
-        return JobState(
-            {
-                name: attach_hosts([pod.address for pod in each], secret)
-                for name, each in pods.items()
-            }
-        )
+        ids = {name: deserialize_service_proc_ids(ids) for name, ids in self._ids.items()}
+        called = {
+            name: service_proc_addrs([pod.address for pod in each], ids.get(name))
+            for name, each in pods.items()
+        }
+        self._addresses = [address for each in called.values() for address in each]
+        return JobState({name: attach_hosts(each, secret) for name, each in called.items()})
 
     @property
     def _has_secret(self) -> bool:
@@ -507,6 +529,7 @@ class KubernetesJob(JobTrait):
                 for kind, name, uid in reversed(self._objects):
                     cluster.delete(_KINDS[kind], name, uid)
         self._objects = []
+        self._ids = {}
         if self._folder:
             remove_folder(self._folder)
         self._folder = ""

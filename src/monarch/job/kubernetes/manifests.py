@@ -19,6 +19,7 @@ from monarch.job.kubernetes.answer import items, part, text
 from monarch.job.kubernetes.specification import RANK_LABEL, ImageSpec, Mesh, labels_of
 from monarch.job.node import SECRET_VARIABLE
 from monarch.job.pod import NAMES, PORT_VARIABLE
+from monarch.job.service_identity import SERVICE_PROC_IDS_ENV, SERVICE_PROC_RANK_ENV
 
 __all__ = [
     "MONARCH_MESH",
@@ -40,8 +41,6 @@ __all__ = [
 
 _BOOTSTRAP = "from monarch.job.pod_worker import main; main()"
 _KEY = "secret"
-_IDS = "MONARCH_SERVICE_PROC_IDS"
-_RANK = "MONARCH_SERVICE_PROC_RANK"
 _CONTAINER = "worker"
 
 
@@ -77,7 +76,7 @@ def template_of(spec: ImageSpec, port: int, secret: str) -> dict[str, Any]:
             {"name": PORT_VARIABLE, "value": str(port)},
             _field(NAMES[0], "metadata.namespace"),
             _field(NAMES[1], "metadata.name"),
-            _field(_RANK, f"metadata.labels['{RANK_LABEL}']"),
+            _field(SERVICE_PROC_RANK_ENV, f"metadata.labels['{RANK_LABEL}']"),
             {
                 "name": SECRET_VARIABLE,
                 "valueFrom": {"secretKeyRef": {"name": secret, "key": _KEY}},
@@ -174,7 +173,7 @@ def content_of(found: dict[str, Any]) -> str | None:
 def with_ids(template: dict[str, Any], ids: str) -> dict[str, Any]:
     """Return a template of `template_of` in which the workers have these service ids."""
     copied: dict[str, Any] = json.loads(json.dumps(template))
-    copied["spec"]["containers"][0]["env"].append({"name": _IDS, "value": ids})
+    copied["spec"]["containers"][0]["env"].append({"name": SERVICE_PROC_IDS_ENV, "value": ids})
     return copied
 
 
@@ -186,7 +185,7 @@ def ids_of(found: dict[str, Any], replicas: int) -> str | None:
     template = part(spec, "podTemplate") or part(spec, "template")
     for container in items(part(template, "spec"), "containers"):
         for variable in items(container, "env"):
-            if text(variable, "name") == _IDS:
+            if text(variable, "name") == SERVICE_PROC_IDS_ENV:
                 return text(variable, "value") or None
     return None
 

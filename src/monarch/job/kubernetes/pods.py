@@ -84,7 +84,7 @@ def _obstacle(status: Mapping[str, Any]) -> str:
         kind, now = text(condition, "type"), text(condition, "status")
         if (kind, now) == ("PodScheduled", "False"):
             return _sentence(text(condition, "reason"), text(condition, "message"))
-    return text(status, "reason") or text(status, "phase")
+    return text(status, "reason") or text(status, "phase") or "not ready"
 
 
 def _sentence(reason: str, message: str) -> str:

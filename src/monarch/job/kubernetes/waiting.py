@@ -22,6 +22,7 @@ __all__ = ["wait_for_pods"]
 
 _log = logging.getLogger("monarch.job")
 _WATCH = 60.0  # seconds of one watch
+_LEAST = 10.0  # seconds for a list, also shortly before the deadline
 _PATIENCE = 30.0  # seconds within which the API has to answer again
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts
 
@@ -51,7 +52,7 @@ def wait_for_pods(cluster: Cluster, mesh: Mesh, timeout: float | None) -> list[P
             try:
                 left = deadline - time.monotonic()
                 if not pods.version:
-                    limit = max(1.0, min(_WATCH, left))
+                    limit = max(_LEAST, min(_WATCH, left))
                     pods.listed(*cluster.list_pods(mesh.selector, limit))
                     failing_since = math.inf
                     _warn(pods)
