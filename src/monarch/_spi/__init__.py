@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         why_unreachable,
     )
     from monarch._engine.runtime.admission.host_identity import listener_names, meant, path_end
+    from monarch._engine.runtime.admission.public_name import own_name
     from monarch._engine.runtime.admission.secret import (
         SecretError,
         find_secret,
@@ -244,6 +245,7 @@ __all__ = [
     "open_door",
     "open_stream",
     "own_folder",
+    "own_name",
     "own_uid",
     "parse_duration",
     "path_end",
@@ -314,6 +316,7 @@ _NAMES = {
         "Arrival CLAIM Greeting PATIENCE Route Wire dial direct_way introduce why_unreachable"
     ),
     "_engine.runtime.admission.host_identity": "listener_names meant path_end",
+    "_engine.runtime.admission.public_name": "own_name",
     "_engine.runtime.admission.secret": "SecretError find_secret settings_of take_settings",
     "_engine.runtime.agent.client": (
         "client_proc current_proc save_handle start_agent succeed when_forked"

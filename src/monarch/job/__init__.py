@@ -6,8 +6,10 @@
 <HostMesh {}>
 
 `ProcessJob` runs each host as a process of this machine. `SSHJob` starts hosts on machines that
-accept a login by ``ssh``. The next script finds a running job through the file that
-`JobTrait.state` writes; see docs/jobs.md. Each name is loaded when it is first used.
+accept a login by ``ssh``. `MPIJob`, `RayJob` and `LauncherJob` start them by other programs, and
+`NodesJob` is a script that a launcher has started on each host. The next script finds a running job
+through the file that `JobTrait.state` writes; see docs/jobs.md. Each name is loaded when it is
+first used.
 """
 
 from __future__ import annotations
@@ -20,8 +22,12 @@ if TYPE_CHECKING:
     from monarch.job.component import Component
     from monarch.job.current import load_current_job, set_current_job
     from monarch.job.format import savable
+    from monarch.job.launcher import LauncherJob
     from monarch.job.local import LocalJob
+    from monarch.job.mpi import MPIJob
+    from monarch.job.nodes import NodesJob
     from monarch.job.process import ProcessJob, hosts_from_config
+    from monarch.job.ray import RayJob
     from monarch.job.saved import DEFAULT_JOB_PATH
     from monarch.job.service_identity import (
         SERVICE_PROC_IDS_ENV,
@@ -45,8 +51,12 @@ __all__ = [
     "Component",
     "JobState",
     "JobTrait",
+    "LauncherJob",
     "LocalJob",
+    "MPIJob",
+    "NodesJob",
     "ProcessJob",
+    "RayJob",
     "SSHJob",
     "deserialize_service_proc_ids",
     "exec_command",
@@ -77,8 +87,12 @@ _HOMES = {
     "DEFAULT_JOB_PATH": "saved",
     "JobState": "state",
     "JobTrait": "trait",
+    "LauncherJob": "launcher",
     "LocalJob": "local",
+    "MPIJob": "mpi",
+    "NodesJob": "nodes",
     "ProcessJob": "process",
+    "RayJob": "ray",
     "SSHJob": "ssh",
     "exec_command": "command",
     "hosts_from_config": "process",
