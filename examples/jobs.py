@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from monarch.job import JobTrait, ProcessJob, SSHJob
+from monarch.job import JobTrait, MPIJob, ProcessJob, RayJob, SSHJob
 
 MESH = "trainers"
 LOOPBACK = "127.0.0.1"
@@ -72,9 +72,31 @@ def kubernetes(hosts: int, options: Options) -> Described:
     return Described(job, lambda: [str(urlsplit(one).hostname) for one in job.addresses])
 
 
+def mpi(hosts: int, options: Options) -> Described:
+    """Describe hosts that `mpirun` starts: its options `args`, and the `address` to listen at."""
+    given = take(options, args="", address="tcp://*:0")
+    job = MPIJob({MESH: hosts}, mpi_args=given["args"].split(), address=given["address"])
+    return Described(job, job.host_names)
+
+
+def ray(hosts: int, options: Options) -> Described:
+    """Describe hosts on the nodes of the Ray cluster `cluster`."""
+    given = take(options, cluster="auto", cpus="1", gpus="0", address="tcp://*:0")
+    job = RayJob(
+        {MESH: hosts},
+        given["cluster"],
+        num_cpus=float(given["cpus"]),
+        num_gpus=float(given["gpus"]),
+        address=given["address"],
+    )
+    return Described(job, job.host_names)
+
+
 JOBS: dict[str, Callable[[int, Options], Described]] = {
     "kubernetes": kubernetes,
     "local": local,
+    "mpi": mpi,
+    "ray": ray,
     "ssh": ssh,
 }
 

@@ -102,6 +102,7 @@ class _Keeper:
 
     def end(self) -> None:
         """End the workers and the launcher; remove the directory if no script is left to do it."""
+        self._line.close()  # with the connections that were sent and not yet received
         for worker in self._workers:
             worker.close()
         if self._workers:

@@ -56,7 +56,7 @@ from monarch.job.trait import JobTrait, changes
 
 __all__ = ["LauncherJob"]
 
-_PREFIX = "monarch-launched-"
+_PREFIX = "monarch-launched-job-"
 _GRACE = 60.0  # seconds for the keeper to end the launcher
 _WORKER = "from monarch.job.reporting_host import main; main()"
 _KEEPER = "from monarch.job.keeper import main; main()"
@@ -160,6 +160,16 @@ class LauncherJob(JobTrait):
         if lost := self._lost():
             told.append(lost)
         return "; ".join(told)
+
+    def host_names(self) -> list[str]:
+        """Return a name or IP address of each host, by rank, where other hosts reach it.
+
+        Raises RuntimeError if the job does not run.
+        """
+        job = self._running_as()
+        if not isinstance(job, LauncherJob) or not job._hosts:
+            raise RuntimeError("the job does not run: call apply() or state() first")
+        return [ChannelAddr.parse(one).host for hosts in job._hosts.values() for one in hosts]
 
     # -- for subclasses --------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@
 rank 0 becomes the driver, and runs the script. All others become workers where they create the job,
 and never return from there. A further worker beside the driver serves the driver's own host.
 
-All processes compute where the driver listens from the launcher's variables, or are told by
+All processes compute where the driver listens from the launcher's variables, or read it in
 ``MONARCH_RENDEZVOUS``. They are not children of one process that could make a secret for them, so
 they use the secret of the launch (``MONARCH_JOB_SECRET``) or else that of the user, as workers that
 are started by hand.

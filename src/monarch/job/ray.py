@@ -21,6 +21,7 @@ from monarch.job.launcher import LauncherJob
 __all__ = ["RayJob"]
 
 _LAUNCHER = "from monarch.job.ray_launcher import main; main()"
+_PLACEMENT = 0.8  # of the time to start: so that Ray's error comes before the job's own
 _STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
 
 
@@ -103,7 +104,7 @@ class RayJob(LauncherJob):
             "strategy": self._strategy,
             "count": self._count,
             "python": [] if self._python_exe is None else shlex.split(self._python_exe),
-            "limit": 0.8 * self._limit,  # so that its error comes before the job's own
+            "limit": _PLACEMENT * self._limit,
         }
         return [*python_command(sys.executable, _LAUNCHER), json.dumps(told)]
 

@@ -24,6 +24,10 @@ class Worker(Actor):
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
 
+    @endpoint
+    def namespace(self) -> str:
+        return os.readlink("/proc/self/ns/pid")
+
 
 def pids(hosts: Any) -> list[int]:
     """Return the processes of a mesh of actors on these hosts."""
@@ -42,8 +46,8 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + WAIT
+def until(condition: Callable[[], Any], limit: float = WAIT) -> None:
+    deadline = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

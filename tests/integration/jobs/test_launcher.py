@@ -55,7 +55,10 @@ def described(
 def test_hosts_from_start_to_kill(mark: str, killed: Any) -> None:
     """The meshes have the hosts in the order of the ranks, whatever order they come in."""
     job = killed(described(mark, launch(3, "2,0,1"), {"a": 2, "b": 1}))
+    with pytest.raises(RuntimeError, match="the job does not run"):
+        job.host_names()
     state = job.state(cached_path=None)
+    assert job.host_names() == ["127.0.0.1"] * 3
     workers = state.a.spawn_procs().spawn("workers", Worker)
     assert workers.variable.call("RANK").get(timeout=WAIT).values() == ["0", "1"]
     path = Path(workers.slice(hosts=0).variable.call_one("MONARCH_JOB_SECRET_FILE").get(WAIT))

@@ -27,11 +27,25 @@ REMOTE_SHELL = """#!/bin/bash
 # Runs a command for a "host" on this machine.
 while [[ $1 == -* ]]; do shift; done
 export HOST_OF_THE_TEST=$1; shift
-exec setsid bash -c "$*"
+# With a name of its own: daemons of MPI on one host share files, and remove each other's.
+exec setsid unshare --uts bash -c "hostname $HOST_OF_THE_TEST; $*"
 """
-needs_mpi = pytest.mark.skipif(
-    shutil.which("mpirun") is None, reason="needs mpirun (Debian: openmpi-bin)"
-)
+
+
+def lacks() -> str:
+    """Return what this machine lacks for the tests with a real mpirun; an empty string if it can."""
+    if shutil.which("mpirun") is None:
+        return "needs mpirun (Debian: openmpi-bin)"
+    if shutil.which("hostname") is None:
+        return "needs hostname (Debian: hostname)"
+    try:
+        subprocess.run(["unshare", "--uts", "true"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "needs namespaces for names of hosts (root)"
+    return ""
+
+
+needs_mpi = pytest.mark.skipif(bool(lacks()), reason=lacks())
 
 
 @pytest.fixture
