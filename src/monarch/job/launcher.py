@@ -44,6 +44,7 @@ from monarch.job.folder import (
     remove_stale,
     secret_file,
 )
+from monarch.job.host_state import HostState
 from monarch.job.keeper import CONNECTION, ended_file
 from monarch.job.node import SECRET_VARIABLE
 from monarch.job.os_process import OsProcess, wait_for, watch
@@ -59,7 +60,8 @@ __all__ = ["LauncherJob"]
 _PREFIX = "monarch-launched-job-"
 _GRACE = 60.0  # seconds for the keeper to end the launcher
 _WORKER = "from monarch.job.reporting_host import main; main()"
-_KEEPER = "from monarch.job.keeper import main; main()"
+_KEEPER = "from monarch.job.host_state import HostState
+from monarch.job.keeper import main; main()"
 _EVERYWHERE = ("::", "0.0.0.0")  # noqa: S104 - looked for, not listened at
 _MOST_LOG = 1 << 16  # bytes of a launcher's output that are searched for causes
 _MOST = 800  # characters of it that an error shows
@@ -170,6 +172,24 @@ class LauncherJob(JobTrait):
         if not isinstance(job, LauncherJob) or not job._hosts:
             raise RuntimeError("the job does not run: call apply() or state() first")
         return [ChannelAddr.parse(one).host for hosts in job._hosts.values() for one in hosts]
+
+    def _check_saved(self) -> None:
+        super()._check_saved()
+        if self._keeper is not None and not isinstance(self._keeper, OsProcess):
+            raise ValueError("_keeper is no process")
+
+    def _host_states(self) -> list[HostState]:
+        ended = self._ended_ranks() if self._alive() else list(range(self._count))
+        hosts = [
+            (mesh, rank, ChannelAddr.parse(address).host)
+            for mesh, addresses in self._hosts.items()
+            for rank, address in enumerate(addresses)
+        ]
+        log = log_file(self._folder, 0)  # a launcher collects the output of all hosts
+        return [
+            HostState(mesh, rank, name, number not in ended, log)
+            for number, (mesh, rank, name) in enumerate(hosts)
+        ]
 
     # -- for subclasses --------------------------------------------------------------------------
 
@@ -350,10 +370,16 @@ class LauncherJob(JobTrait):
 
     def _lost(self) -> str:
         """Return in words what has ended of a running job; an empty string if all of it runs."""
-        if self._keeper is None or not self._keeper.alive:
+        if not self._alive():
             return f"`{self._launcher[0]}` ended"
-        ended = [n for n in range(self._count) if os.path.exists(ended_file(self._folder, n))]
+        ended = self._ended_ranks()
         return f"the hosts of rank {', '.join(map(str, ended))} ended" if ended else ""
+
+    def _alive(self) -> bool:
+        return self._keeper is not None and self._keeper.alive
+
+    def _ended_ranks(self) -> list[int]:
+        return [n for n in range(self._count) if os.path.exists(ended_file(self._folder, n))]
 
 
 LauncherJob.__module__ = "monarch.job"

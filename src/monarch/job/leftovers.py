@@ -30,7 +30,10 @@ from monarch.job.users import User, users
 
 __all__ = ["Leftover", "LocalJobFolder", "host_processes", "job_folders", "leftovers", "remove"]
 
-_LOCKED = ("monarch-process-job-", "monarch-ssh-job-", "monarch-node-", "monarch-scratch-")
+_LOCKED = (
+    *("monarch-process-job-", "monarch-ssh-job-", "monarch-launched-job-"),
+    *("monarch-node-", "monarch-scratch-"),
+)
 _FOLDER = re.compile(r"monarch-([a-z0-9_]+(?:-[a-z0-9_]+)*)-job-[a-z0-9_]{8}")
 _SECRET = b"MONARCH_JOB_SECRET_FILE="
 _HOST = b"from monarch.job.process import serve"

@@ -136,6 +136,8 @@ def test_a_host_that_ended_is_noticed(mark: str, killed: Any, faults: list[Any])
     (worker,) = [one for one in marked(mark) if is_worker(one, rank=1) and one != pid]
     os.kill(worker, signal.SIGTERM)
     until(lambda: os.path.exists(ended_file(job._folder, 1)))
+    states = [(state.mesh, state.rank, state.healthy) for state in job._host_states()]
+    assert states == [("a", 0, True), ("b", 0, False)]
     assert not job.can_run(described(mark, launch(2, "0,1")))
     with pytest.raises(RuntimeError, match=r"lost connection to the hosts: .* rank 1 ended"):
         job.state(cached_path=None)

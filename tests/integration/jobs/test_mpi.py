@@ -33,7 +33,7 @@ exec setsid unshare --uts bash -c "hostname $HOST_OF_THE_TEST; $*"
 
 
 def lacks() -> str:
-    """Return what this machine lacks for the tests with a real mpirun; an empty string if it can."""
+    """Return what this machine lacks for a real mpirun; an empty string if nothing."""
     if shutil.which("mpirun") is None:
         return "needs mpirun (Debian: openmpi-bin)"
     if shutil.which("hostname") is None:
