@@ -60,8 +60,7 @@ __all__ = ["LauncherJob"]
 _PREFIX = "monarch-launched-job-"
 _GRACE = 60.0  # seconds for the keeper to end the launcher
 _WORKER = "from monarch.job.reporting_host import main; main()"
-_KEEPER = "from monarch.job.host_state import HostState
-from monarch.job.keeper import main; main()"
+_KEEPER = "from monarch.job.keeper import main; main()"
 _EVERYWHERE = ("::", "0.0.0.0")  # noqa: S104 - looked for, not listened at
 _MOST_LOG = 1 << 16  # bytes of a launcher's output that are searched for causes
 _MOST = 800  # characters of it that an error shows
