@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from monarch._spi import MeshTrait
 from monarch._tensors.active import Guard, active
@@ -233,7 +233,8 @@ def activate(mesh: DeviceMesh | None) -> Guard:
     entered = contextlib.ExitStack()
     if mesh is not None:
         entered.enter_context(mesh.client.beneath())
-    entered.enter_context(_Mode(mesh) if mesh is not None else _Local())
+    # Without a mode a local operation enters no Python; a distributed tensor dispatches itself.
+    entered.enter_context(_Mode(mesh) if mesh is not None else _disable_current_modes())
     _change(mesh)
 
     def end() -> None:
@@ -263,18 +264,6 @@ def _both(mesh: DeviceMesh | None, stream: Stream) -> Generator[None, None, None
 
 
 on_stream_change.append(_note)
-
-
-class _Local(TorchDispatchMode):  # type: ignore[misc]  # torch is optional
-    """Runs operations locally, although a mesh is active outside."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from torch.utils._python_dispatch import _disable_current_modes
-
-        if any(issubclass(kind, Tensor) for kind in types):
-            return dispatch(func, args, kwargs or {}, None)
-        with _disable_current_modes():
-            return func(*args, **(kwargs or {}))
 
 
 class _NoMesh:
