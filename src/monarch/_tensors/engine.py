@@ -580,7 +580,8 @@ def _push_before_calls(_process: int) -> None:
 
     def push() -> None:
         for engine in tuple(_engines):
-            engine.push()
+            if engine._runs:  # most have nothing to send, and some have ended
+                engine.push()
 
     _spi.before_calls(push)
 
