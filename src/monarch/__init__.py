@@ -86,7 +86,9 @@ _compat.install()
 
 def __getattr__(name: str) -> Any:
     if home := _HOMES.get(name):
-        return _compat.resolve(home)
+        # Kept, so that the next use is that of an ordinary attribute.
+        found = globals()[name] = _compat.resolve(home)
+        return found
     if name in _MODULES:
         import importlib
 

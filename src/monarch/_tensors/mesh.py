@@ -17,7 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from monarch._spi import MeshTrait
 from monarch._tensors.active import Guard, active
+from monarch._tensors.core.cache import Cache
 from monarch._tensors.core.metadata import Metadata
+from monarch._tensors.core.reduction import Reduction
 from monarch._tensors.core.special import COORDINATE
 from monarch._tensors.dispatch import dispatch
 from monarch._tensors.engine import Engine, engine_of
@@ -42,6 +44,7 @@ __all__ = [
 on_mesh_change: list[Callable[[Any, Any], None]] = []
 """Called with the old and the new mesh (or None) when another one becomes active."""
 
+_REDUCTIONS = 1024  # distinct ones that a mesh keeps, twice
 _INT64 = Metadata((), (), 0, torch.int64, torch.device("cpu"))
 
 
@@ -54,6 +57,7 @@ class DeviceMesh(MeshTrait):
         client: the engine that issues the operations.
         processes: the ranks, in the proc mesh.
         names: the dimensions.
+        reductions: the work of reductions, which a batch of commands has once if it is one object.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class DeviceMesh(MeshTrait):
         self.names = tuple(names)
         self.mesh_name = mesh_name
         self.is_whole = list(processes) == list(range(len(client.procs)))
+        self.reductions: Cache[Reduction] = Cache(_REDUCTIONS, lambda _: None)
         self._places: dict[Stream, Place] = {}
         self._active: list[Guard] = []
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -18,6 +17,9 @@ from monarch._tensors.misplaced import explain, refuse
 from monarch._tensors.stream import get_active_stream
 from monarch._tensors.tensor import Tensor, new_tensor
 from monarch._tensors.where import here
+
+if TYPE_CHECKING:
+    from monarch._tensors.mesh import DeviceMesh
 
 __all__ = ["reduce", "reduce_", "reduce_one"]
 
@@ -47,6 +49,8 @@ def reduce(
     do not fit it, and TypeError for a tensor that requires a gradient, is not on the active stream,
     or does not fit `scatter`.
     """
+    if type(tensors) is Tensor:
+        return reduce_one(tensors, dims, reduction, scatter, mesh, _inplace, None)
     return pytree.tree_map(
         lambda leaf: (
             reduce_one(leaf, dims, reduction, scatter, mesh, _inplace, None)
@@ -84,23 +88,22 @@ def reduce_one(
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, not {kind!r}")
     if type(tensor) is not Tensor:
         raise explain("reduce", (tensor,), {}, active.mesh, None)
-    owner = tensor.mesh
-    names = (dims,) if isinstance(dims, str) else tuple(dims) or owner.names
-    for name in names:
-        if name not in owner.names:
-            raise KeyError(f"dim {name} not found: {owner!r} has {owner.sizes}")
-    if len(set(names)) != len(names):
-        raise ValueError(f"repeated dimension in {names}")
-    if len(names) > 1 and (kind == "stack" or scatter):
-        what = "scatter" if scatter else "stack"
-        raise ValueError(f"{what} is not valid for multiple dimensions: {names}")
+    place = tensor._place
+    owner = place.mesh
+    given = (dims if isinstance(dims, str) else tuple(dims), kind, scatter, tensor._meta)
+    spec = owner.reductions.get(given)
+    if spec is None:
+        spec = _spec(owner, *given)
+        owner.reductions.put(given, spec)
     if inplace and out is not None:
         raise ValueError("reduce_ writes into its argument; out= is not possible")
     if inplace and scatter and kind != "stack":
         raise ValueError("reduce_ cannot scatter: the result is smaller than the argument")
     if inplace and kind == "stack" and not scatter:
         raise ValueError("reduce_ cannot stack: the result is larger than the argument")
-    place = owner.client.place(owner, get_active_stream())
+    stream = get_active_stream()
+    if place.stream is not stream:
+        place = place.engine.place(owner, stream)
     targets = [tensor] if out is None else [tensor, out]
     for target in targets:
         if (
@@ -117,7 +120,7 @@ def reduce_one(
                 "it requires a gradient, which a reduction does "
                 "not pass on; use torch.no_grad(), or grad_function for a gradient",
             )
-    meta = _result(tensor, owner.size(names), kind, scatter)
+    meta = spec.result
     written = tensor if inplace else out
     if written is not None:
         if written._meta.size != meta.size or written._meta.dtype is not meta.dtype:
@@ -129,8 +132,6 @@ def reduce_one(
             raise refuse(
                 "reduce", written, "MUTATING_BORROW", "it would be mutated while it is borrowed"
             )
-    numbers = tuple(index for index, name in enumerate(owner.names) if name in names)
-    spec = _spec(owner.processes, numbers, names, kind, scatter, tensor._meta, meta)
     engine = place.engine
     engine.rendezvous()
     ref = engine.new_ref()
@@ -149,13 +150,26 @@ def reduce_one(
     return written if inplace else result
 
 
-_spec = functools.lru_cache(maxsize=1024)(Reduction)
-"""The same object for the same work: a batch of commands has it once."""
+def _spec(
+    owner: DeviceMesh, dims: str | tuple[str, ...], kind: str, scatter: bool, meta: Metadata
+) -> Reduction:
+    """Return the work for a reduction; raise the errors of `reduce` about its arguments."""
+    names = (dims,) if isinstance(dims, str) else dims or owner.names
+    for name in names:
+        if name not in owner.names:
+            raise KeyError(f"dim {name} not found: {owner!r} has {owner.sizes}")
+    if len(set(names)) != len(names):
+        raise ValueError(f"repeated dimension in {names}")
+    if len(names) > 1 and (kind == "stack" or scatter):
+        what = "scatter" if scatter else "stack"
+        raise ValueError(f"{what} is not valid for multiple dimensions: {names}")
+    numbers = tuple(index for index, name in enumerate(owner.names) if name in names)
+    result = _result(meta, owner.size(names), kind, scatter)
+    return Reduction(owner.processes, numbers, names, kind, scatter, meta, result)
 
 
-def _result(tensor: Tensor, size: int, kind: str, scatter: bool) -> Metadata:
+def _result(meta: Metadata, size: int, kind: str, scatter: bool) -> Metadata:
     """Return the metadata of a reduction over `size` processes."""
-    meta = tensor._meta
     shape = meta.size
     if scatter:
         if not shape or shape[0] != size:

@@ -11,6 +11,7 @@ client knows that the result is lost everywhere.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -37,6 +38,8 @@ _OPS = {
     "bor": dist.ReduceOp.BOR,
     "bxor": dist.ReduceOp.BXOR,
 }
+
+_members = functools.lru_cache(maxsize=256)(members)
 
 
 class Collective:
@@ -109,7 +112,7 @@ class Collective:
         if lost is not None:
             meta = spec.source
             value = torch.zeros(meta.size, dtype=meta.dtype, device=meta.device)
-        ranks = members(spec.ranks, spec.dims, self._table.rank)
+        ranks = _members(spec.ranks, spec.dims, self._table.rank)
         written = values[out] if out else None
         target = written if isinstance(written, torch.Tensor) and lost is None else None
         try:
