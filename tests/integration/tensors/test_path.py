@@ -63,7 +63,7 @@ def test_operations_enter_few_functions(procs: ProcMesh) -> None:
             # A number that differs each time, as in Adam, needs no plan of its own.
             "div": (15, lambda: x.div(1 / next(count))),
             "remote": (16, lambda: double(x)),
-            "reduce": (13, lambda: monarch.reduce(x, "gpus")),
+            "reduce": (13, lambda: monarch.reduce(x, "gpu")),
             # Of four processes; most are of the call of an actor, and of reading its answers.
             "fetch": (160, lambda: monarch.fetch_shard(x).result()),
         }
