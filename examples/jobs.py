@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from monarch.job import JobTrait, MPIJob, ProcessJob, RayJob, SSHJob
+from monarch.job import JobTrait, MPIJob, ProcessJob, RayJob, SlurmJob, SSHJob
 
 MESH = "trainers"
 LOOPBACK = "127.0.0.1"
@@ -92,11 +92,27 @@ def ray(hosts: int, options: Options) -> Described:
     return Described(job, job.host_names)
 
 
+def slurm(hosts: int, options: Options) -> Described:
+    """Describe nodes of a Slurm job: `partition`, `time`, `gpus` per node, `python`, `port`."""
+    given = take(options, partition="", time="", gpus="", python="python3", port="22222")
+    job = SlurmJob(
+        {MESH: hosts},
+        python_exe=given["python"],
+        partition=given["partition"] or None,
+        time_limit=given["time"] or None,
+        gpus_per_node=int(given["gpus"]) if given["gpus"] else None,
+        monarch_port=int(given["port"]),
+        log_dir="out",
+    )
+    return Described(job, lambda: [urlsplit(url).hostname or "" for url in job.workers])
+
+
 JOBS: dict[str, Callable[[int, Options], Described]] = {
     "kubernetes": kubernetes,
     "local": local,
     "mpi": mpi,
     "ray": ray,
+    "slurm": slurm,
     "ssh": ssh,
 }
 

@@ -124,6 +124,7 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch.job.batch": "BatchJob",
         "monarch.job.login": "LoginJob ProcessState",
     },
+    "monarch._src.job.slurm": {"monarch.job": "SlurmJob"},
     "monarch._src.rdma.rdma": {
         "monarch.rdma": """
             RDMAAction RDMABuffer RDMAReadTransferWarning RDMATcpFallbackWarning

@@ -6,7 +6,8 @@
 <HostMesh {}>
 
 `ProcessJob` runs each host as a process of this machine. `SSHJob` starts hosts on machines that
-accept a login by ``ssh``. `MPIJob`, `RayJob` and `LauncherJob` start them by other programs, and
+accept a login by ``ssh``; `SlurmJob` has Slurm allocate them. `MPIJob`, `RayJob` and `LauncherJob`
+start them by other programs, and
 `NodesJob` is a script that a launcher has started on each host. The next script finds a running job
 through the file that `JobTrait.state` writes; see docs/jobs.md. Each name is loaded when it is
 first used.
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         service_proc_addrs,
     )
     from monarch.job.shell import shell
+    from monarch.job.slurm.job import SlurmJob
     from monarch.job.ssh import SSHJob
     from monarch.job.state import JobState
     from monarch.job.trait import JobTrait, job_load, job_loads
@@ -58,6 +60,7 @@ __all__ = [
     "ProcessJob",
     "RayJob",
     "SSHJob",
+    "SlurmJob",
     "deserialize_service_proc_ids",
     "exec_command",
     "hosts_from_config",
@@ -94,6 +97,7 @@ _HOMES = {
     "ProcessJob": "process",
     "RayJob": "ray",
     "SSHJob": "ssh",
+    "SlurmJob": "slurm.job",
     "exec_command": "command",
     "hosts_from_config": "process",
     "job_load": "trait",
@@ -108,7 +112,6 @@ _HOMES = {
 _MISSING = {
     "MeshAdminConfig": "there is no admin server yet",
     "PortForwarder": "there is no port forwarding yet; use ssh -L",
-    "SlurmJob": "run `monarch worker` under srun, and attach_to_workers()",
     "TelemetryConfig": "there is no telemetry store yet; see monarch.actor.get_meter()",
 }
 
@@ -120,7 +123,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     if instead := _MISSING.get(name):
-        # ImportError, so that `from monarch.job import SlurmJob` shows this text.
+        # ImportError, so that `from monarch.job import kubernetes` shows this text.
         raise ImportError(
             f"monarch.job.{name} is not part of this release: {instead}", name=__name__
         )

@@ -34,8 +34,16 @@ class BatchJob(JobTrait):
         return self._job.apply_id
 
     def can_run(self, spec: JobTrait) -> bool:
-        """Whether this is the script of the batch job; if so, the job will end with the script."""
+        """Whether this is the script of the batch job; if so, the job will end with the script.
+
+        Raises RuntimeError in another script while the batch job runs: it must not be replaced.
+        """
         if os.environ.get(BATCH_VARIABLE) != "1":
+            if self._job._is_running():
+                raise RuntimeError(
+                    "the file has a batch job that still runs, for its own script: end it "
+                    "(`monarch kill`), or name another file: state(cached_path=...)"
+                )
             return False
         atexit.register(self._kill)
         return True
@@ -45,6 +53,9 @@ class BatchJob(JobTrait):
 
     def _host_states(self) -> Sequence[HostState]:
         return self._job._host_states()
+
+    def _is_running(self) -> bool:
+        return self._job._is_running()
 
     def _create(self, client_script: str | None) -> None:
         raise RuntimeError("a batch job is submitted through the job it runs: apply(script)")
