@@ -32,8 +32,8 @@ PACKAGES = "slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins"
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
 SEARCHED = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # where daemons are
 LIMIT = 120.0  # seconds for the cluster to start
-BOUND = ("setpriv", "--pdeathsig", "KILL")  # ends with the process that started it
-NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+BOUND = ("setpriv", "--pdeathsig=KILL")  # ends with the process that started it
+NAMESPACE = ("unshare", "-p", "-f", "--kill-child", "--mount-proc")
 CONFIGURATION = """\
 ClusterName=demo
 SlurmctldHost={host}(127.0.0.1)
@@ -107,7 +107,7 @@ class Cluster:
             names |= {"log-file": "munged.log", "seed-file": "seed"}
             self.start(
                 "munged",
-                *("munged", "--foreground", "--num-threads=2"),
+                *("munged", "-F", "--num-threads=2"),
                 *(f"--{option}={self.folder / name}" for option, name in names.items()),
             )
             self.wait_for("munge", (self.folder / "munge.socket").exists)
@@ -168,7 +168,7 @@ class Cluster:
 
     def idle(self) -> int:
         """Return how many nodes wait for a job."""
-        states = self.command("sinfo", "--noheader", "--Node", "--format=%T").split()
+        states = self.command("sinfo", "-h", "-N", "--format=%T").split()
         return states.count("idle")
 
     def wait_for(self, what: str, condition: Callable[[], object]) -> None:
@@ -214,11 +214,9 @@ def main() -> int:
     with Cluster(args.nodes) as cluster:
         print(cluster.command("sinfo").strip(), flush=True)
         python = f"--job-option=python={sys.executable}"
-        command = [sys.executable, str(TRAINING), "--job", "slurm", python, *training]
+        command = [sys.executable, str(TRAINING), "--job=slurm", python, *training]
         if args.shell:
             command = [os.environ.get("SHELL", "/bin/sh")]
-        elif "--device" not in training:
-            command += ["--device", "cpu"]
         status = subprocess.run(command, env=cluster.environ, check=False).returncode
         print(cluster.command("squeue", "--states=all", "--format=%i %j %T %N").strip())
         return status

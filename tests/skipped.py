@@ -12,6 +12,7 @@ REMEDIES = {
     r"needs the command ip\b|needs the command tc\b": "apt-get install iproute2",
     r"needs the command nft\b": "apt-get install nftables",
     r"\bsshd?\b": "apt-get install openssh-client openssh-server",
+    r"Slurm": "as root: apt-get install slurmctld slurmd slurm-client munge",
     r"needs root on Linux": "run the tests as root",
     r"needs (network namespaces|TAP devices)": "a kernel, or a container, that allows these",
     r"'torch'|needs torch|\btorch\b": "pip install '.[torch]'",

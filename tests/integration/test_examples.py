@@ -35,6 +35,7 @@ def needs(*modules: str) -> pytest.MarkDecorator:
 NEEDED = {
     "checkpoint_fanout": ("numpy", "rich"),
     "crawler": (),
+    "demo_slurm": ("torch", "sklearn", "matplotlib", "rich"),
     "demo_hosts": ("torch", "sklearn", "matplotlib", "rich", "cryptography"),
     "parameter_server": ("torch",),
     "ping_pong": (),
@@ -109,6 +110,7 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         pytest.param("transformer_pipeline", "--stages", marks=with_torch),
         pytest.param("transformer_tensor_parallel", "--procs", marks=with_torch),
         pytest.param("demo_hosts", "--machines", marks=with_extras),
+        ("demo_slurm", "--nodes"),
     ],
 )
 def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(

@@ -50,6 +50,7 @@ _log = logging.getLogger("monarch.job")
 _PREFIX = "monarch-slurm-job-"
 _PATIENCE = 10.0  # seconds during which squeue may fail, as while the controller restarts
 _END_LIMIT = 120.0  # seconds for a cancelled job to release its nodes
+_ATTACH_LIMIT = 60.0  # seconds for the gateway to listen
 _PAUSES = 0.1, 2.0  # seconds between two questions to Slurm: at first, and at most
 _SHARE = 20  # a pause is this part of the time waited so far, so that long waits ask seldom
 _LAST = 2000  # bytes at the end of a log that an error shows
@@ -435,7 +436,7 @@ class SlurmJob(JobTrait):
         through = self._attach_to or (self._hosts[0] if self._out_of_cluster else None)
         if through is not None and not in_batch() and gateway() != through:
             os.environ[_SECRET_FILE_VARIABLE] = secret  # the gateway is a worker of this job
-            attach(through)
+            _attach(through)
         hosts = iter(self._hosts)
         return {
             name: attach_hosts([next(hosts) for _ in range(count)], secret)
@@ -507,7 +508,9 @@ class SlurmJob(JobTrait):
         return int(os.environ["SLURM_JOB_ID"]) if in_batch() else self._job_id
 
     def _secret_file(self) -> str:
-        return os.environ[_SECRET_FILE_VARIABLE] if in_batch() else secret_file(self._folder)
+        if in_batch():
+            return os.environ[_SECRET_FILE_VARIABLE]
+        return secret_file(self._folder) if self._folder else ""
 
     def _look(self) -> SlurmState | None:
         number = self._id()
@@ -523,6 +526,19 @@ def in_batch() -> bool:
     """Whether this process belongs to the script of a batch job that Slurm runs."""
     needed = ("SLURM_JOB_ID", _SECRET_FILE_VARIABLE)
     return os.environ.get(BATCH_VARIABLE) == "1" and all(map(os.environ.get, needed))
+
+
+def _attach(through: str) -> None:
+    """Attach through a worker that may not listen yet. Raises RuntimeError."""
+    with progress(f"waiting for {through}"):
+        for waited in _pauses():
+            try:
+                attach(through)
+            except RuntimeError as error:
+                if not isinstance(error.__cause__, OSError) or waited >= _ATTACH_LIMIT:
+                    raise
+            else:
+                return
 
 
 def _pauses() -> Iterator[float]:
