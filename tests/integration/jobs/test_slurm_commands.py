@@ -80,6 +80,8 @@ def test_a_job_that_runs(job: Any, commands: Any) -> None:
     state = job.state(cached_path=None)
     assert [dict(mesh.extent) for mesh in (state.a, state.b)] == [{"hosts": 1}, {"hosts": 1}]
     assert job.workers == ["tcp://127.77.0.1:1", "tcp://127.77.0.2:1"]
+    states = [(one.mesh, one.rank, one.name, one.healthy) for one in job._host_states()]
+    assert states == [("a", 0, "127.77.0.1", True), ("b", 0, "127.77.0.2", True)]
     script = Path("script").read_text()
     assert "#SBATCH --nodes=2" in script
     assert "#SBATCH --exclusive" in script

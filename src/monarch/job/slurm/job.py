@@ -32,6 +32,7 @@ from monarch.actor import attach
 from monarch.job import lifeline
 from monarch.job.batch import BATCH_VARIABLE, BatchJob
 from monarch.job.folder import make_folder, remove_folder, secret_file
+from monarch.job.host_state import HostState
 from monarch.job.node import SECRET_VARIABLE
 from monarch.job.saved import DEFAULT_JOB_PATH, remove
 from monarch.job.scheduler_command import SchedulerError
@@ -252,6 +253,19 @@ class SlurmJob(JobTrait):
     def _is_running(self) -> bool:
         state = self._look()
         return state is not None and not state.ended
+
+    def _host_states(self) -> list[HostState]:
+        """Return a state for each node: that of the Slurm job, since Slurm has no other."""
+        state = self._look()
+        alive = state is not None and not state.ended
+        nodes = iter(state.nodes if state is not None and state.running else ())
+        log = self._logs[-1] if self._logs and os.path.exists(self._logs[-1]) else ""
+        where = f"in {self._logs[-1]}, on another file system" if self._logs else ""
+        return [
+            HostState(mesh, rank, next(nodes, f"Slurm job {self._id()}"), alive, log, where)
+            for mesh, count in self._meshes.items()
+            for rank in range(count)
+        ]
 
     # -- starting --------------------------------------------------------------------------------
 
