@@ -15,6 +15,7 @@ REMEDIES = {
     r"Slurm": "as root: apt-get install slurmctld slurmd slurm-client munge",
     r"needs root on Linux": "run the tests as root",
     r"needs (network namespaces|TAP devices)": "a kernel, or a container, that allows these",
+    r"torchx": "pip install '.[torchx]'",
     r"'torch'|needs torch|\btorch\b": "pip install '.[torch]'",
     r"NIXL is not installed": "pip install '.[rdma]'",
     r"'cryptography'|needs cryptography": "pip install '.[tls]'",

@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-__all__ = ["main"]
+__all__ = ["execute", "main", "make_parser"]
 
 _COMMANDS = {
     "apply": ("jobs", "start the job of this directory, or find it running"),
@@ -47,9 +47,8 @@ examples:
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+def make_parser(asked: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the command line; only the command `asked` has its options."""
     parser = argparse.ArgumentParser(
         prog="monarch",
         description="Actors on meshes of processes: jobs, hosts and diagnosis.",
@@ -59,8 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    # Only the module of the requested command is loaded: the first word that is no option.
-    asked = next((word for word in words if not word.startswith("-")), None)
     for name, (home, text) in _COMMANDS.items():
         command = commands.add_parser(
             name,
@@ -72,7 +69,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
             module = importlib.import_module(f"monarch.cli.{home}")
             add: Callable[[argparse.ArgumentParser], None] = getattr(module, f"add_{name}")
             add(command)
-    options = parser.parse_args(words)
+    return parser
+
+
+def _parse(words: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    # Only the module of the requested command is loaded: the first word that is no option.
+    parser = make_parser(next((word for word in words if not word.startswith("-")), None))
+    return parser, parser.parse_args(words)
+
+
+def execute(words: Sequence[str]) -> int:
+    """Run one command, for programs. Return its exit status, and raise its errors."""
+    return _run(_parse(words)[1])
+
+
+def _run(options: argparse.Namespace) -> int:
+    # Modules of this directory define the jobs.
+    if _COMMANDS[options.command][0] in ("jobs", "status"):
+        from monarch._spi import with_folder, working_directory
+
+        sys.path[:] = with_folder(sys.path, working_directory())
+    status: int = options.run(options)
+    return status
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser, options = _parse(words)
     if options.version:
         import monarch
 
@@ -82,14 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 1
     try:
-        if _COMMANDS[options.command][0] in (
-            "jobs",
-            "status",
-        ):  # modules of this directory define the jobs
-            from monarch._spi import with_folder, working_directory
-
-            sys.path[:] = with_folder(sys.path, working_directory())
-        status: int = options.run(options)
+        return _run(options)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader has closed the pipe, as in `monarch ... | head`
@@ -101,4 +118,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = str(error) or type(error).__name__
         print(f"monarch {options.command}: {text}", file=sys.stderr)
         return 1
-    return status

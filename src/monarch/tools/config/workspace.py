@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ACTIVE_CONDA_ENV", "Workspace"]
+from monarch.tools.config.environment import CondaEnvironment, Environment
 
-ACTIVE_CONDA_ENV = "active"
+__all__ = ["ACTIVE_CONDA_ENV", "CondaEnvironment", "Environment", "Workspace"]
+
+ACTIVE_CONDA_ENV = CondaEnvironment()
 """Stands for the conda environment that is active in the script's process, if there is one."""
 
 _Path = str | os.PathLike[str]
@@ -31,7 +33,7 @@ class Workspace:
     def __init__(
         self,
         dirs: Sequence[_Path] | Mapping[_Path, _Path] | None = None,
-        env: str | None = ACTIVE_CONDA_ENV,
+        env: Environment | None = ACTIVE_CONDA_ENV,
     ) -> None:
         if isinstance(dirs, (str, os.PathLike)):
             raise TypeError(f"dirs must be a list or a dict of directories, not {dirs!r}")
@@ -57,6 +59,21 @@ class Workspace:
         """
         for source, below in self.dirs.items():
             shutil.copytree(source, Path(outdir) / below, symlinks=True, dirs_exist_ok=True)
+
+    def set_env_vars(self, appdef: Any) -> None:
+        """Set ``WORKSPACE_DIR``, ``PYTHONPATH`` and ``CONDA_DIR`` for all roles of an app.
+
+        `appdef` is a ``torchx.specs.AppDef``. The directories are below the image of the role. A
+        variable that a role has already keeps its value; ``PYTHONPATH`` is put before it.
+        """
+        for role in appdef.roles:
+            base = role.env.setdefault("WORKSPACE_DIR", "${img_root}/workspace")
+            paths = [f"{base}/{below}" for below in self.dirs.values()]
+            former = role.env.get("PYTHONPATH")
+            if paths:
+                role.env["PYTHONPATH"] = ":".join([*paths, *([former] if former else [])])
+            if self.env is not None:
+                role.env.setdefault("CONDA_DIR", "${img_root}/conda")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Workspace):
