@@ -32,6 +32,7 @@ DOCUMENTS = [
     "docs/failures.md",
     "docs/jobs.md",
     pytest.param("docs/mounts.md", marks=with_fuse),
+    "docs/jobs/local.md",
     "docs/rdma.md",
     "docs/settings.md",
     pytest.param("docs/tensors.md", marks=pytest.mark.torch),

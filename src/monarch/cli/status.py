@@ -39,7 +39,7 @@ examples:
   monarch logs --mesh trainers    of one mesh
 
 The output is that of the hosts and of all processes on them. Hosts of other machines may keep it
-there; the command then says where. The largest part of a log that is kept is 128 MiB.
+there; the command then says where. Of a ProcessJob, the last 64 to 128 MiB of each host are kept.
 """
     parser.add_argument("-f", "--follow", action="store_true", help="wait for more output")
     parser.add_argument("--mesh", metavar="NAME", help="only hosts of this mesh")
