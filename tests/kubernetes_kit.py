@@ -122,9 +122,9 @@ class Cluster:
         body = {"metadata": {"name": name, "labels": labels}, "spec": spec or {"containers": []}}
         return self.create("pods", "ml", body)
 
-    def make_ready(self, name: str, ip: str = "10.0.0.1") -> None:
+    def make_ready(self, name: str, ip: str = "10.0.0.1", namespace: str = "ml") -> None:
         with self.changed:
-            pod = json.loads(json.dumps(self.pod(name)))
+            pod = json.loads(json.dumps(self.pod(name, namespace)))
             pod["status"] = {
                 "phase": "Running",
                 "podIP": ip,
@@ -292,7 +292,7 @@ class Cluster:
                 stderr=log,
                 start_new_session=True,
             )
-        self.make_ready(name, ip)
+        self.make_ready(name, ip, namespace)
 
     def _environ(self, pod: Object, container: Object, ip: str) -> dict[str, str]:
         """Resolve the variables of a container, as a kubelet does."""

@@ -75,7 +75,7 @@ def described(cluster: Cluster, image: ImageSpec | None = IMAGE, **options: Any)
         "port_forward": False,
         **options,
     }
-    job = KubernetesJob("ml", **given)
+    job = KubernetesJob(given.pop("namespace", "ml"), **given)
     job.add_mesh("trainers", 2, image_spec=image)
     return job
 
@@ -603,7 +603,7 @@ import sys
 sys.path.insert(0, {root!r})
 from monarch.job.kubernetes import *  # noqa: E402
 from tests.integration.jobs.test_kubernetes import ranks
-job = KubernetesJob("ml", {wait}, KubeConfig.from_path(sys.argv[1]))
+job = KubernetesJob({namespace!r}, {wait}, KubeConfig.from_path(sys.argv[1]))
 job.add_mesh("trainers", 2, image_spec=ImageSpec("train:1"))
 print(*ranks(job.state().trainers), open(job._running_as()._folder + "/forward.json").read())
 if len(sys.argv) > 2:
@@ -616,13 +616,16 @@ def test_clients_outside_share_a_forwarded_port(
 ) -> None:
     kubectl(KUBECTL.format(python=sys.executable, folder=str(tmp_path / "ips")))
     (tmp_path / "ips").mkdir()
-    owner = described(cluster)  # the pods' addresses have to be known to kubectl
+    namespace = f"ml{os.getpid()}"  # another run of the tests has other forwarded addresses
+    owner = described(
+        cluster, namespace=namespace
+    )  # the pods' addresses have to be known to kubectl
     owner.apply()
     for index in range(2):
         name = f"trainers-{index}"
-        (tmp_path / "ips" / name).write_text(cluster.pod(name)["status"]["podIP"])
+        (tmp_path / "ips" / name).write_text(cluster.pod(name, namespace)["status"]["podIP"])
     root = str(Path(__file__).resolve().parents[3])
-    program = IN_FROM_OUTSIDE.format(root=root, wait=WAIT)
+    program = IN_FROM_OUTSIDE.format(root=root, wait=WAIT, namespace=namespace)
     first = run(program, str(cluster.kubeconfig()))
     second = run(program, str(cluster.kubeconfig()), "kill")
     assert first == second

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +255,18 @@ def test_the_manifests_of_the_documents() -> None:
     assert {"Role", "RoleBinding", "ServiceAccount", "StatefulSet"} <= {b["kind"] for b in found}
     for body in found:
         checked(CLASSES[body["kind"]], json.loads(json.dumps(body)))
+
+
+def test_without_the_client_the_import_names_the_extra() -> None:
+    program = "import sys; sys.modules['kubernetes'] = None; import monarch.job.kubernetes"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("RuntimeError: monarch.job.kubernetes needs the client of Kubernetes")
+    assert last.endswith("pip install 'pymonarch[kubernetes]'")
+
+
+def test_a_pod_needs_no_client() -> None:
+    program = "import sys; sys.modules['kubernetes'] = None; import monarch.job.pod_worker"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
