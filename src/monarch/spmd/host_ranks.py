@@ -140,7 +140,8 @@ class HostRanks(Actor):
     @concurrent_endpoint
     async def signal(self, number: int) -> None:
         """Send a signal to all ranks here, with their child processes."""
-        send(self._sock, {"op": "signal", "number": number})
+        with self._answered, contextlib.suppress(BrokenPipeError):  # no server: no ranks
+            send(self._sock, {"op": "signal", "number": number})
 
     @concurrent_endpoint
     async def wait(self) -> None:

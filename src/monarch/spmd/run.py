@@ -15,6 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,9 +103,14 @@ def run(
     Failures of ranks and hosts are in the result. Raises ValueError if there are fewer hosts than
     the launch needs, and RuntimeError if no rank can be started.
     """
-    return asyncio.run(
-        _Run(launch, hosts, show, say, environ, variables or {}, modules, keep, folder).go()
-    )
+    running = _Run(launch, hosts, show, say, environ, variables or {}, modules, keep, folder)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(running.go())
+    # The thread of a notebook's cell has an event loop, which cannot run another one.
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, running.go()).result()
 
 
 class _Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch.actor import HostMesh
+from monarch.actor import HostMesh, this_host
 from monarch.job import ProcessJob
 from monarch.spmd.run import run
 from monarch.spmd.torchrun import Launch
@@ -188,3 +189,16 @@ def test_a_host_that_is_lost(hosts: tuple[HostMesh, ProcessJob], tmp_path: Path)
 def test_too_few_hosts(hosts: tuple[HostMesh, ProcessJob]) -> None:
     with pytest.raises(ValueError, match="--nnodes 3: there are only 2 hosts"):
         run(Launch(("x",), least=3, most=3), hosts[0], lambda *_output: None)
+
+
+def test_a_notebook_has_an_event_loop(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('ran')")
+    shown: list[bytes] = []
+
+    async def cell() -> bool:
+        launch = Launch((str(tmp_path / "train.py"),))
+        show = lambda _rank, _stream, data: shown.append(data)
+        return run(launch, this_host(), show, modules=()).succeeded
+
+    assert asyncio.run(cell())
+    assert shown == [b"ran\n"]
