@@ -102,7 +102,7 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
         if place.engine.is_held:
             return fn(*args, **kwargs)  # a part of another recording, or of a coalesced block
         _refuse_gradients(name, tensors)
-        key = (spec, place, _kind(leaves))
+        key = (_structure(spec), place, _kind(leaves))
         known = recordings.setdefault(key, [])
         recording = next((r for r in known if r.overlap == _overlap(tensors, r.captured)), None)
         if recording is None:
@@ -116,6 +116,15 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
         return _replay(name, recording, place, tensors)
 
     return compiled
+
+
+def _structure(spec: Any) -> Any:
+    """Return a key for the structure of arguments: in torch 2.6 a TreeSpec has no hash."""
+    try:
+        hash(spec)
+    except TypeError:
+        return repr(spec)
+    return spec
 
 
 def _kind(leaves: Sequence[Any]) -> tuple[Any, ...]:

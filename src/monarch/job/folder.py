@@ -26,12 +26,16 @@ __all__ = [
     "remove_folder",
     "remove_stale",
     "secret_file",
+    "use_secret",
 ]
 
 _LONGEST_PATH = 100  # bytes of a Unix socket's path: systems allow 104 to 108
 _LAST = 2000  # bytes at the end of a log that an error shows
 
+_SECRET_VARIABLE = "MONARCH_JOB_SECRET_FILE"  # noqa: S105 - the name of the variable
+
 _locks: dict[str, int] = {}
+_before: dict[str, str | None] = {}  # the variable's value before `use_secret`
 
 
 def make_folder(prefix: str) -> str:
@@ -53,8 +57,24 @@ def lock_of(folder: str) -> list[int]:
     return [_locks[folder]] if folder in _locks else []
 
 
+def use_secret(folder: str) -> None:
+    """Have this process prove to know the job's secret when it attaches through a gateway.
+
+    A gateway is a worker of the job, and a client with a gateway has no other job. `remove_folder`
+    takes it back.
+    """
+    _before.setdefault(folder, os.environ.get(_SECRET_VARIABLE))
+    os.environ[_SECRET_VARIABLE] = secret_file(folder)
+
+
 def remove_folder(folder: str) -> None:
     """Remove a job's directory, once all processes that use it have exited."""
+    if folder in _before:
+        before = _before.pop(folder)
+        if os.environ.get(_SECRET_VARIABLE) == secret_file(folder):
+            del os.environ[_SECRET_VARIABLE]
+            if before is not None:
+                os.environ[_SECRET_VARIABLE] = before
     shutil.rmtree(folder, ignore_errors=True)
     if folder in _locks:
         os.close(_locks.pop(folder))

@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 
 from monarch.job import folder as module
-from monarch.job.folder import lock_of, make_folder, remove_folder, remove_stale, secret_file
+from monarch.job.folder import (
+    lock_of,
+    make_folder,
+    remove_folder,
+    remove_stale,
+    secret_file,
+    use_secret,
+)
 
 PREFIX = "monarch-test-job-"
 
@@ -90,3 +97,19 @@ def test_a_child_that_the_script_forks_does_not_keep_it() -> None:
         remove_stale(PREFIX)
         assert not os.path.exists(folder)
     os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("before", [None, "/before"])
+def test_a_secret_that_is_used_is_given_back(before: str | None) -> None:
+    """A process that attached through a gateway has its former secret once the job is killed."""
+    variable = "MONARCH_JOB_SECRET_FILE"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(variable, raising=False)
+        if before is not None:
+            patch.setenv(variable, before)
+        folder = make_folder("monarch-test-")
+        for _ in range(2):
+            use_secret(folder)
+            assert os.environ[variable] == secret_file(folder)
+        remove_folder(folder)
+        assert os.environ.get(variable) == before

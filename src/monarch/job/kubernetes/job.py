@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from monarch._spi import attach_hosts
 from monarch.actor import attach
-from monarch.job.folder import make_folder, remove_folder, secret_file
+from monarch.job.folder import make_folder, remove_folder, secret_file, use_secret
 from monarch.job.kubernetes import manifests, port_forward
 from monarch.job.kubernetes.answer import items, part, text
 from monarch.job.kubernetes.cluster import Cluster
@@ -482,8 +482,7 @@ class KubernetesJob(JobTrait):
         if address is None:
             return
         if self._has_secret:
-            # The gateway has the secret of the job, and a client with a gateway has no other job.
-            os.environ["MONARCH_JOB_SECRET_FILE"] = secret_file(self._folder)
+            use_secret(self._folder)
         attach(address)
 
     @contextlib.contextmanager

@@ -31,7 +31,7 @@ from monarch._spi import attach_hosts, gateway, progress
 from monarch.actor import attach
 from monarch.job import lifeline
 from monarch.job.batch import BATCH_VARIABLE, BatchJob
-from monarch.job.folder import make_folder, remove_folder, secret_file
+from monarch.job.folder import make_folder, remove_folder, secret_file, use_secret
 from monarch.job.host_state import HostState
 from monarch.job.node import SECRET_VARIABLE
 from monarch.job.saved import DEFAULT_JOB_PATH, remove
@@ -449,7 +449,7 @@ class SlurmJob(JobTrait):
         secret = self._secret_file()
         through = self._attach_to or (self._hosts[0] if self._out_of_cluster else None)
         if through is not None and not in_batch() and gateway() != through:
-            os.environ[_SECRET_FILE_VARIABLE] = secret  # the gateway is a worker of this job
+            use_secret(self._folder)
             _attach(through)
         hosts = iter(self._hosts)
         return {
