@@ -298,7 +298,8 @@ def test_train_digits_on_the_hosts_of_a_job(tmp_path: Path) -> None:
 @with_extras
 def test_train_digits_refuses_what_no_job_knows(tmp_path: Path) -> None:
     none = example("train_digits", "--job", "none", cwd=tmp_path, returncode=1)
-    assert "no such --job: none; known: local" in none.stderr
+    assert "no such --job: none; known: " in none.stderr
+    assert "local" in none.stderr
     option = ("--job", "local", "--job-option", "colour=red")
     refused = example("train_digits", *option, cwd=tmp_path, returncode=1)
     assert "no such --job-option: colour" in refused.stderr
