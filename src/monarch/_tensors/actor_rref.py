@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from monarch import _spi
 from monarch._tensors.active import active
 from monarch._tensors.actor_argument import ranks_of_actors
+from monarch._tensors.core.cache import structure_key
 from monarch._tensors.core.template import Operand, Plan
 from monarch._tensors.dispatch import issue
 from monarch._tensors.mesh import mesh_of
@@ -130,7 +131,7 @@ def _plan(
     storages = [id(tensor._aliases) for tensor in tensors]
     first = {storage: number for number, storage in reversed(list(enumerate(storages)))}
     pattern = tuple(first[storage] for storage in storages)
-    key = ("rref", propagator, endpoint.method, spec, tuple(constants), pattern)
+    key = ("rref", propagator, endpoint.method, structure_key(spec), tuple(constants), pattern)
     try:
         plan = engine.cache.get(key)
         is_cached = True

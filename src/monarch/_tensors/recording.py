@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from monarch._tensors.active import active
 from monarch._tensors.core.aliases import Aliases, Stack
+from monarch._tensors.core.cache import structure_key
 from monarch._tensors.core.metadata import Metadata
 from monarch._tensors.core.recorded import Recorded
 from monarch._tensors.core.special import REPLAY
@@ -102,7 +103,7 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
         if place.engine.is_held:
             return fn(*args, **kwargs)  # a part of another recording, or of a coalesced block
         _refuse_gradients(name, tensors)
-        key = (_structure(spec), place, _kind(leaves))
+        key = (structure_key(spec), place, _kind(leaves))
         known = recordings.setdefault(key, [])
         recording = next((r for r in known if r.overlap == _overlap(tensors, r.captured)), None)
         if recording is None:
@@ -116,15 +117,6 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
         return _replay(name, recording, place, tensors)
 
     return compiled
-
-
-def _structure(spec: Any) -> Any:
-    """Return a key for the structure of arguments: in torch 2.6 a TreeSpec has no hash."""
-    try:
-        hash(spec)
-    except TypeError:
-        return repr(spec)
-    return spec
 
 
 def _kind(leaves: Sequence[Any]) -> tuple[Any, ...]:

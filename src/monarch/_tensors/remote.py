@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from monarch import _spi
 from monarch._tensors.active import active
+from monarch._tensors.core.cache import structure_key
 from monarch._tensors.core.special import BIND, PROBE
 from monarch._tensors.core.template import Operand, Plan
 from monarch._tensors.dispatch import CONSTANTS, issue
@@ -116,7 +117,7 @@ class Remote:
     def _structured(self, args: Any, kwargs: Any) -> tuple[list[Any], list[Any]]:
         """Return the key of a call and its tensors, if there are lists or dicts among arguments."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        key: list[Any] = [self, spec]
+        key: list[Any] = [self, structure_key(spec)]
         tensors: list[Any] = []
         for leaf in map(_on_worker, leaves):
             if isinstance(leaf, torch.Tensor):

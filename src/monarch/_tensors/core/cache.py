@@ -8,9 +8,9 @@ without the bookkeeping of an exact order.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-__all__ = ["Cache"]
+__all__ = ["Cache", "structure_key"]
 
 V = TypeVar("V")
 
@@ -52,3 +52,12 @@ class Cache(Generic[V]):
             for value_of_old in old.values():
                 self._forgotten(value_of_old)
         young[key] = value
+
+
+def structure_key(spec: Any) -> Any:
+    """Return a key for the structure of arguments: in torch 2.6 a TreeSpec has no hash."""
+    try:
+        hash(spec)
+    except TypeError:
+        return repr(spec)
+    return spec
