@@ -37,8 +37,11 @@ def main() -> None:
     try:
         _serve(node, options)
     except _CannotStart as error:
+        # Before the step is ended, which kills this process as well.
+        sys.stderr.write(f"monarch: no worker on node {node}: {error}\n")
+        sys.stderr.flush()
         _end_step()
-        sys.exit(f"monarch: no worker on node {node}: {error}")
+        sys.exit(1)
 
 
 class _CannotStart(Exception):
