@@ -1,6 +1,6 @@
 """`gather_mount`: a directory of every host, shown on the script's machine.
 
-Nothing is copied ahead, and names and attributes are asked for at each use: a file that grows on
+Files are not copied ahead, and names and attributes are asked for at each use: a file that grows on
 its host grows here. The kernel keeps contents until time or size of the file change, which it asks
 for at each read. A reader gets pieces of up to 1 MiB, and pieces of that size move by
 `RDMABuffer`.

@@ -53,7 +53,7 @@ from monarch.job.rendezvous import Meeting
 from monarch.job.reporting_host import ADDRESS_VARIABLE
 from monarch.job.scheduler_command import one_line
 from monarch.job.state import JobState, leave
-from monarch.job.trait import JobTrait, changes
+from monarch.job.trait import JobTrait, changes, check_meshes
 
 __all__ = ["LauncherJob"]
 
@@ -108,11 +108,7 @@ class LauncherJob(JobTrait):
             raise TypeError(
                 f"launcher must be a list: a command and its arguments, not {launcher!r}"
             )
-        for name, count in meshes.items():
-            if isinstance(count, bool) or not isinstance(count, int):
-                raise TypeError(f"meshes[{name!r}] must be a number of hosts, not {count!r}")
-            if count < 1:
-                raise ValueError(f"meshes[{name!r}] must be at least 1, not {count}")
+        check_meshes(meshes)
         if not address.startswith("tcp://"):
             raise ValueError(f"address must be such as tcp://*:0, not {address!r}")
         ChannelAddr.parse(address)  # raises for an impossible one

@@ -38,7 +38,7 @@ class RemoteMountOption(Component):
     python: str | None
 
     def connect(self, job: JobTrait, meshes: dict[str, HostMesh]) -> dict[str, HostMesh]:
-        """Mount on all meshes. What is mounted already is refreshed."""
+        """Mount on all meshes; refresh the mounts that exist."""
         from monarch._mounts.remote_mount import remotemount
 
         for name in _names(self.meshes, meshes):

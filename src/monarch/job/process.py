@@ -53,7 +53,7 @@ from monarch.job.host_state import HostState
 from monarch.job.os_process import OsProcess, descendants, wait_for, watch
 from monarch.job.saved import DEFAULT_JOB_PATH
 from monarch.job.state import JobState, leave
-from monarch.job.trait import JobTrait, changes, job_load
+from monarch.job.trait import JobTrait, changes, check_meshes, job_load
 
 __all__ = ["ProcessJob", "hosts_from_config"]
 
@@ -94,11 +94,7 @@ class ProcessJob(JobTrait):
     ) -> None:
         super().__init__()
         self._grace = 0.0 if grace is None else parse_duration(grace) / 1e9
-        for name, count in meshes.items():
-            if isinstance(count, bool) or not isinstance(count, int):
-                raise TypeError(f"meshes[{name!r}] must be a number of hosts, not {count!r}")
-            if count < 1:
-                raise ValueError(f"meshes[{name!r}] must be at least 1, not {count}")
+        check_meshes(meshes)
         self._meshes = {str(name): int(count) for name, count in meshes.items()}
         self._env = dict(env or {})
         self._python = sys.version_info[:2]

@@ -1,8 +1,8 @@
 """Run a command of a scheduler, such as ``sbatch``, ``kubectl`` or ``mpirun --version``.
 
 Each way to fail (a missing command, a hang, an exit status, an output that makes no sense) ends in
-a `SchedulerError` of one line: the command, its message, and a remedy. Commands get no terminal, so
-none can ask a question that nobody sees.
+a `SchedulerError` of one line: the command, its message, and a remedy. A command
+gets no terminal, so it cannot wait for an answer to a question.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from monarch.job.saved import DEFAULT_JOB_PATH, locked, read, remove, write
 from monarch.job.state import JobState
 from monarch.job.users import User, has_joined, join, part, users
 
-__all__ = ["JobTrait", "changes", "job_load", "job_loads"]
+__all__ = ["JobTrait", "changes", "check_meshes", "job_load", "job_loads"]
 
 _log = logging.getLogger("monarch.job")
 _NOT_RUNNING = "not_running"
@@ -376,6 +376,15 @@ class JobTrait(ABC):
 
 
 JobTrait.__module__ = "monarch.job"
+
+
+def check_meshes(meshes: Mapping[str, int]) -> None:
+    """Check the number of hosts of each mesh. Raises TypeError and ValueError."""
+    for name, count in meshes.items():
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise TypeError(f"meshes[{name!r}] must be a number of hosts, not {count!r}")
+        if count < 1:
+            raise ValueError(f"meshes[{name!r}] must be at least 1, not {count}")
 
 
 def changes(what: str, before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
 
 from monarch.actor import Actor, context, endpoint
-from monarch.spmd.network import AddrType, get_ipaddr
+from monarch.spmd.network import AddrType, get_ipaddr, host_name, machine
 from monarch.spmd.script import run_script
 from monarch.spmd.store import open_store
 from monarch.spmd.variables import torchrun_variables
@@ -45,9 +44,7 @@ class SPMDActor(Actor):
         The store listens at all addresses, or at the address that is returned. Raises RuntimeError
         if the host has no address of this kind.
         """
-        name = socket.getfqdn()
-        if name.startswith("localhost"):  # the machine resolves its own name to loopback
-            name = socket.gethostname()
+        name = host_name()
         if use_ipaddr is None:
             return name, open_store("")
         address = get_ipaddr(name, 0, use_ipaddr)
@@ -61,8 +58,7 @@ class SPMDActor(Actor):
     @endpoint
     def host(self) -> str:
         """Return a name of this machine; hosts of a network namespace of their own have another."""
-        space = os.stat("/proc/self/ns/net").st_ino if os.path.exists("/proc/self/ns/net") else 0
-        return f"{socket.gethostname()} {space}"
+        return machine()
 
     @endpoint
     def setup_env(self, master_addr: str, master_port: int) -> None:

@@ -21,6 +21,7 @@ from monarch._spi import start_thread
 from monarch.actor import Actor, Port, concurrent_endpoint
 from monarch.spmd.fork_server.finder import connect, start
 from monarch.spmd.fork_server.message import Messages, send
+from monarch.spmd.network import host_name, machine
 from monarch.spmd.store import listen
 from monarch.spmd.torchrun import Launch
 
@@ -120,7 +121,7 @@ class HostRanks(Actor):
 
         Waits until the fork server has imported its modules.
         """
-        return await _in_thread(self._count), _machine()
+        return await _in_thread(self._count), machine()
 
     @concurrent_endpoint
     async def open_store(self, address: str, port: int) -> tuple[str, int]:
@@ -128,7 +129,7 @@ class HostRanks(Actor):
         if self._store is not None:
             self._store.close()
         self._store = listen(address, port)
-        return address or _name(), self._store.getsockname()[1]
+        return address or host_name(), self._store.getsockname()[1]
 
     @concurrent_endpoint
     async def start(self, attempt: int, ranks: list[RankSpec]) -> None:
@@ -168,7 +169,7 @@ class HostRanks(Actor):
         count: int = counts[wanted]
         if not count:
             raise RuntimeError(
-                f"--nproc-per-node {wanted}: {_name()} has no such device; give a number"
+                f"--nproc-per-node {wanted}: {host_name()} has no such device; give a number"
             )
         return count
 
@@ -205,7 +206,7 @@ class HostRanks(Actor):
                 self._store.close()
                 self._store = None
         if answer["op"] == "refused":
-            raise RuntimeError(f"{_name()} cannot start rank {spec.rank}: {answer['text']}")
+            raise RuntimeError(f"{host_name()} cannot start rank {spec.rank}: {answer['text']}")
 
     def _file(self, local_rank: int, stream: int) -> BinaryIO | None:
         if not self._launch.to_file(local_rank, stream):
@@ -226,7 +227,7 @@ class HostRanks(Actor):
             while not self._answers:
                 if self._lost:
                     raise RuntimeError(
-                        f"the process that forks ranks on {_name()} has exited: is the machine "
+                        f"the process that forks ranks on {host_name()} has exited: is the machine "
                         "out of memory?"
                     )
                 self._answered.wait()
@@ -302,17 +303,6 @@ def rank_environ(variables: Mapping[str, str]) -> dict[str, str]:
     """Return this process's environment for ranks: without the engine's own variables."""
     own = {name: v for name, v in os.environ.items() if not name.startswith(_INTERNAL)}
     return {**own, **variables}
-
-
-def _name() -> str:
-    name = socket.getfqdn()
-    return socket.gethostname() if name.startswith("localhost") else name
-
-
-def _machine() -> str:
-    """Return a name of this machine; a network namespace of its own is another machine."""
-    path = "/proc/self/ns/net"
-    return f"{socket.gethostname()} {os.stat(path).st_ino if os.path.exists(path) else 0}"
 
 
 async def _in_thread(function: Any, *arguments: Any) -> Any:

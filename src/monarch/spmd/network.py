@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import ipaddress
+import os
 import socket
 
-__all__ = ["AddrType", "get_ipaddr", "get_sockaddr"]
+__all__ = ["AddrType", "get_ipaddr", "get_sockaddr", "host_name", "machine"]
 
 
 class AddrType(enum.Enum):
@@ -45,6 +46,19 @@ def get_ipaddr(hostname: str, port: int, addr_type: AddrType = AddrType.Default)
         f"the host {hostname!r} has no usable {addr_type.name} address, only: "
         + (", ".join(sorted({str(entry[4][0]) for entry in found})) or "none")
     )
+
+
+def host_name() -> str:
+    """Return the name of this host for others to dial."""
+    name = socket.getfqdn()
+    # The machine may resolve its own name to loopback.
+    return socket.gethostname() if name.startswith("localhost") else name
+
+
+def machine() -> str:
+    """Return a name of this machine; a network namespace of its own is another machine."""
+    path = "/proc/self/ns/net"
+    return f"{socket.gethostname()} {os.stat(path).st_ino if os.path.exists(path) else 0}"
 
 
 def get_sockaddr(hostname: str, port: int) -> str:

@@ -1,4 +1,4 @@
-"""What scripts define travels: objects, classes, functions and errors of ``__main__``."""
+"""Definitions of scripts travel: objects, classes, functions and errors of ``__main__``."""
 
 from __future__ import annotations
 

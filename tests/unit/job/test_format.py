@@ -249,7 +249,7 @@ BASE = AJob(a=(1, 2.5), b={"$x": None}, c=[Address("h")], d="text").dumps()
 
 @given(st.data())
 def test_damaged_bytes_are_an_error_or_a_job(data: st.DataObject) -> None:
-    """Nothing but ValueError and TypeError is raised for bytes that were changed in some places."""
+    """Only ValueError and TypeError are raised for bytes that were changed in some places."""
     content = bytearray(BASE)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(content) - 1))

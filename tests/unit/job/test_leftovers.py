@@ -1,4 +1,4 @@
-"""What earlier scripts left on this machine: found, and removed unless something alive uses it."""
+"""Leftovers of earlier scripts are found, and removed unless a live process uses them."""
 
 from __future__ import annotations
 

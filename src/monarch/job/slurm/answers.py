@@ -1,4 +1,4 @@
-"""What Slurm's commands print, as values.
+"""The output of Slurm's commands, as values.
 
 Formats differ between releases. Slurm 22 prints a job's state as a string and newer releases print
 a list of flags. Allocated nodes are a list of objects, in one of two places, or a compressed text
