@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch.actor import Channel, HostMesh
+from monarch.actor import ActorError, Channel, HostMesh, SupervisionError
 from monarch.spmd.host_ranks import Exited, HostRanks, Output, RankSpec
 from monarch.spmd.torchrun import Launch
 from monarch.spmd.variables import torchrun_variables
@@ -189,11 +189,15 @@ class _Run:
         left = hosts
         while True:
             result.attempts += 1
-            failure = await self._attempt(result.attempts - 1, left)
-            left = [host for host in left if not host.is_lost]
-            if failure is None:
+            failed = await self._attempt(result.attempts - 1, left)
+            if failed is None:
                 result.succeeded = True
                 return
+            failure, culprit = failed
+            await asyncio.gather(*map(self._confirm, left))
+            left = [host for host in left if not host.is_lost]
+            if culprit.is_lost and failure.rank >= 0:
+                failure = self._host_lost(failure.attempt, culprit, {})
             result.failures.append(failure)
             tries = self._launch.max_restarts - result.attempts + 1
             if tries <= 0 or len(left) < self._least:
@@ -206,8 +210,22 @@ class _Run:
             last = self._launch.max_restarts + 1
             self._say(f"{failure}; attempt {result.attempts + 1} of at most {last} starts")
 
-    async def _attempt(self, attempt: int, hosts: list[_Host]) -> Failure | None:
-        """Run the program once. Return the first failure, or None."""
+    async def _confirm(self, host: _Host) -> None:
+        """Wait until this host has answered, or is known to be lost.
+
+        The ranks of a dying host exit before its loss is reported. Without this, that loss would be
+        reported as the exit of a rank, and the next attempt would include the host.
+        """
+        try:
+            await host.ranks.processes.call_one()
+        except ActorError:
+            pass  # of a host that is there; the next attempt raises it
+        except Exception:
+            if host.lost is not None:
+                await asyncio.wait({host.lost}, timeout=_ENDING)
+
+    async def _attempt(self, attempt: int, hosts: list[_Host]) -> tuple[Failure, _Host] | None:
+        """Run the program once. Return the first failure and its host, or None."""
         running: dict[int, _Host] = {}
         tails: dict[int, bytearray] = {}
         try:
@@ -231,11 +249,11 @@ class _Run:
             await self._end(attempt, running, tails)
             if lost is None:
                 raise
-            return Failure(attempt, -1, lost.name, _first_line(error))
-        failure = await self._events_of(attempt, running, tails)
-        if failure is not None:
+            return Failure(attempt, -1, lost.name, _first_line(error)), lost
+        failed = await self._events_of(attempt, running, tails)
+        if failed is not None:
             await self._end(attempt, running, tails)
-        return failure
+        return failed
 
     async def _rendezvous(self, hosts: list[_Host]) -> tuple[str, int]:
         launch = self._launch
@@ -263,12 +281,12 @@ class _Run:
 
     async def _events_of(
         self, attempt: int, running: dict[int, _Host], tails: dict[int, bytearray]
-    ) -> Failure | None:
+    ) -> tuple[Failure, _Host] | None:
         """Handle events until all ranks have exited, or one has failed."""
         while running:
             event = await self._events.get()
             if isinstance(event, _Host):
-                return self._host_lost(attempt, event, running)
+                return self._host_lost(attempt, event, running), event
             if event.attempt != attempt:
                 continue
             if isinstance(event, Output):
@@ -278,7 +296,8 @@ class _Run:
             if event.status:
                 text = tails.get(event.rank, bytearray()).decode(errors="replace")
                 stderr = tuple(text.splitlines()[-_LINES:])
-                return Failure(attempt, event.rank, host.name, _ending(event.status), stderr)
+                ending = _ending(event.status)
+                return Failure(attempt, event.rank, host.name, ending, stderr), host
         return None
 
     def _host_lost(self, attempt: int, host: _Host, running: dict[int, _Host]) -> Failure:
@@ -349,4 +368,6 @@ def _ending(status: int) -> str:
 
 
 def _first_line(error: BaseException) -> str:
+    if isinstance(error, SupervisionError) and error.failure is not None:
+        error = RuntimeError(error.failure.root.error)
     return (str(error) or type(error).__name__).splitlines()[0]

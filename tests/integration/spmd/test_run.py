@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -156,14 +157,23 @@ def hosts() -> Iterator[tuple[HostMesh, ProcessJob]]:
 
 @pytest.mark.failures
 def test_a_host_that_is_lost(hosts: tuple[HostMesh, ProcessJob], tmp_path: Path) -> None:
-    """The program goes on with the host that is left, if that is enough."""
+    """The program goes on with the host that is left, if that is enough.
+
+    A rank of the host exits, and the others are being ended, before the loss of the host is known.
+    """
     mesh, job = hosts
     script = tmp_path / "train.py"
     script.write_text(
-        GROUP + f"open({str(tmp_path / 'rank')!r} + str(rank), 'w').close()\n"
-        "world = int(os.environ['WORLD_SIZE'])\n"
-        "if world == 4: time.sleep(1000)\n"
-        "print(world, reduce())"
+        GROUP + f"folder = {str(tmp_path)!r}\n"
+        "def end(*_):\n"
+        "    open(f'{folder}/ending', 'w').close()\n"
+        "    while not os.path.exists(f'{folder}/killed'): time.sleep(0.01)\n"
+        "    os._exit(0)\n"
+        "if int(os.environ['WORLD_SIZE']) == 4:\n"
+        "    signal.signal(signal.SIGTERM, end)\n"
+        "    os.symlink(str(os.getpid()), f'{folder}/rank{rank}')\n"
+        "    time.sleep(1000)\n"
+        "print(os.environ['WORLD_SIZE'], reduce())"
     )
     shown: list[tuple[int, int, bytes]] = []
     said: list[str] = []
@@ -171,8 +181,12 @@ def test_a_host_that_is_lost(hosts: tuple[HostMesh, ProcessJob], tmp_path: Path)
     _, process = job._hosts["trainers"][1]
 
     def kill_host() -> None:
-        until(lambda: all((tmp_path / f"rank{rank}").exists() for rank in range(4)))
+        ranks = [tmp_path / f"rank{rank}" for rank in range(4)]
+        until(lambda: all(rank.is_symlink() for rank in ranks))
+        os.kill(int(ranks[2].readlink().name), signal.SIGKILL)
+        until(lambda: (tmp_path / "ending").exists())
         process.send(signal.SIGKILL)
+        (tmp_path / "killed").touch()
 
     import threading
 
@@ -183,7 +197,8 @@ def test_a_host_that_is_lost(hosts: tuple[HostMesh, ProcessJob], tmp_path: Path)
     assert result.succeeded, said
     assert b"".join(data for _, _, data in shown).splitlines() == [b"2 2", b"2 2"]
     assert [failure.rank for failure in result.failures] == [-1]
-    assert "was lost" in said[0]
+    assert "was lost: " in said[0]
+    assert "have failed" not in said[0]  # the cause is shown, and not its consequences
 
 
 def test_too_few_hosts(hosts: tuple[HostMesh, ProcessJob]) -> None:
