@@ -6,9 +6,9 @@
 <HostMesh {}>
 
 `ProcessJob` runs each host as a process of this machine. `SSHJob` starts hosts on machines that
-accept a login by ``ssh``; `SlurmJob` has Slurm allocate them. `MPIJob`, `RayJob` and `LauncherJob`
-start them by other programs, and
-`NodesJob` is a script that a launcher has started on each host. The next script finds a running job
+accept a login by ``ssh``; `SlurmJob` has Slurm allocate them, `SkyPilotJob` rents them in a cloud.
+`MPIJob`, `RayJob` and `LauncherJob` start them by other programs, and `NodesJob` is a script that a
+launcher has started on each host. The next script finds a running job
 through the file that `JobTrait.state` writes; see docs/jobs.md. Each name is loaded when it is
 first used.
 """
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         service_proc_addrs,
     )
     from monarch.job.shell import shell
+    from monarch.job.skypilot.job import SkyPilotJob
     from monarch.job.slurm.job import SlurmJob
     from monarch.job.ssh import SSHJob
     from monarch.job.state import JobState
@@ -60,6 +61,7 @@ __all__ = [
     "ProcessJob",
     "RayJob",
     "SSHJob",
+    "SkyPilotJob",
     "SlurmJob",
     "deserialize_service_proc_ids",
     "exec_command",
@@ -97,6 +99,7 @@ _HOMES = {
     "ProcessJob": "process",
     "RayJob": "ray",
     "SSHJob": "ssh",
+    "SkyPilotJob": "skypilot.job",
     "SlurmJob": "slurm.job",
     "exec_command": "command",
     "hosts_from_config": "process",

@@ -22,18 +22,17 @@ import logging
 import os
 import socket
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch._spi import attach_hosts, gateway, progress
-from monarch.actor import attach
 from monarch.job import lifeline
+from monarch.job.attaching import attach_patiently
 from monarch.job.batch import BATCH_VARIABLE, BatchJob
 from monarch.job.folder import make_folder, remove_folder, secret_file, use_secret
 from monarch.job.host_state import HostState
 from monarch.job.node import SECRET_VARIABLE
+from monarch.job.pauses import pauses
 from monarch.job.saved import DEFAULT_JOB_PATH, remove
 from monarch.job.scheduler_command import SchedulerError
 from monarch.job.slurm.answers import SlurmState
@@ -51,9 +50,6 @@ _log = logging.getLogger("monarch.job")
 _PREFIX = "monarch-slurm-job-"
 _PATIENCE = 10.0  # seconds during which squeue may fail, as while the controller restarts
 _END_LIMIT = 120.0  # seconds for a cancelled job to release its nodes
-_ATTACH_LIMIT = 60.0  # seconds for the gateway to listen
-_PAUSES = 0.1, 2.0  # seconds between two questions to Slurm: at first, and at most
-_SHARE = 20  # a pause is this part of the time waited so far, so that long waits ask seldom
 _LAST = 2000  # bytes at the end of a log that an error shows
 _SECRET_FILE_VARIABLE = "MONARCH_JOB_SECRET_FILE"  # noqa: S105 - the name of the variable
 
@@ -401,7 +397,7 @@ class SlurmJob(JobTrait):
 
         limit = self._start_timeout
         with progress(text):
-            for waited in _pauses():
+            for waited in pauses():
                 state = self._look_patiently(number)
                 if state is None:
                     raise RuntimeError(f"Slurm no longer knows job {number}")
@@ -425,7 +421,7 @@ class SlurmJob(JobTrait):
 
     def _look_patiently(self, number: int) -> SlurmState | None:
         """As `Scheduler.look`, again if it fails: the controller may be restarting."""
-        for waited in _pauses():
+        for waited in pauses():
             try:
                 return self._scheduler().look(number)
             except SchedulerError:
@@ -450,7 +446,7 @@ class SlurmJob(JobTrait):
         through = self._attach_to or (self._hosts[0] if self._out_of_cluster else None)
         if through is not None and not in_batch() and gateway() != through:
             use_secret(self._folder)
-            _attach(through)
+            attach_patiently(through)
         hosts = iter(self._hosts)
         return {
             name: attach_hosts([next(hosts) for _ in range(count)], secret)
@@ -468,7 +464,7 @@ class SlurmJob(JobTrait):
         if number is not None:
             scheduler = self._scheduler()
             scheduler.cancel(number)
-            for waited in _pauses():
+            for waited in pauses():
                 state = scheduler.look(number)
                 if state is None or state.released:
                     break
@@ -540,31 +536,6 @@ def in_batch() -> bool:
     """Whether this process belongs to the script of a batch job that Slurm runs."""
     needed = ("SLURM_JOB_ID", _SECRET_FILE_VARIABLE)
     return os.environ.get(BATCH_VARIABLE) == "1" and all(map(os.environ.get, needed))
-
-
-def _attach(through: str) -> None:
-    """Attach through a worker that may not listen yet. Raises RuntimeError."""
-    with progress(f"waiting for {through}"):
-        for waited in _pauses():
-            try:
-                attach(through)
-            except RuntimeError as error:
-                if not isinstance(error.__cause__, OSError) or waited >= _ATTACH_LIMIT:
-                    raise
-            else:
-                return
-
-
-def _pauses() -> Iterator[float]:
-    """Yield the seconds waited so far, again and again, after pauses that become longer."""
-    start = time.monotonic()
-    wait: Callable[[float], object] = threading.Event().wait
-    shortest, longest = _PAUSES
-    while True:
-        began = time.monotonic()
-        yield began - start
-        taken = time.monotonic() - began  # an answer that takes long is asked for less often
-        wait(min(longest, max(shortest, taken, (time.monotonic() - start) / _SHARE)))
 
 
 def _is_ip(text: str) -> bool:
