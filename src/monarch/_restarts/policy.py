@@ -17,7 +17,7 @@ one_for_all    the others are terminated, then all are started
 rest_for_one   those after it in the order are terminated, then they and it are started
 =============  ==============================================================================
 
-A child is always in one of three states, and every input is a line of this table:
+A child that is to run is in one of three states, and every input is a line of this table:
 
 =============  ===========================  ======================  ===========================
                alive                        ending (terminating)    down (start when due)
@@ -25,10 +25,18 @@ A child is always in one of three states, and every input is a line of this tabl
 failed         the strategy's restart       becomes down            ignored
 stopped        forgotten                    becomes down            forgotten, no longer wanted
 started        runs from now on             too late: ignored       ignored
+no place       becomes vacant               ignored                 ignored
 =============  ===========================  ======================  ===========================
+
+A fourth state is for children whose host was lost, while no other host can take its place. A
+*vacant* child does not exist, and its mesh goes on without it, as long as at least `min_size`
+children of the mesh are left. With fewer the supervisor gives up. When there is a place, the child
+is due at once; with the strategies that replace several children, the others are terminated as if
+it had failed, since a group that grows has to be formed anew. That is no fault.
 
 Invariants:
 
+- A vacant child is ignored by all rules until it is placed, or stopped.
 - A child is started only after its predecessor is confirmed to have exited. With the strategies
   that replace several children, none is started before all terminated ones have exited: the new
   ones must not meet the old ones, which is why they are replaced together.
@@ -105,6 +113,7 @@ class Restarts:
         within: the window, and how long a child must run for its delay to be reset; seconds.
         backoff: delay of a child's second restart, doubled for each further one; seconds.
         max_backoff: the longest delay; seconds.
+        min_size: the least number of children with which a mesh goes on; None: all.
 
     >>> core = Restarts("one_for_one", max_restarts=1, within=5, backoff=0.1, max_backoff=1)
     >>> core.add_children(0, range(2))
@@ -128,7 +137,9 @@ class Restarts:
         "_given_up",
         "_max_backoff",
         "_max_restarts",
+        "_min_size",
         "_strategy",
+        "_vacant",
         "_within",
     )
 
@@ -140,6 +151,7 @@ class Restarts:
         within: float,
         backoff: float,
         max_backoff: float,
+        min_size: int | None = None,
     ) -> None:
         if strategy not in ("one_for_one", "one_for_all", "rest_for_one"):
             raise ValueError(
@@ -155,7 +167,10 @@ class Restarts:
                 f"expected 0 <= backoff <= max_backoff, got backoff={backoff} and "
                 f"max_backoff={max_backoff}"
             )
+        if min_size is not None and min_size < 1:
+            raise ValueError(f"min_size must be at least 1, got {min_size}")
         self._strategy = strategy
+        self._min_size = min_size
         self._max_restarts = max_restarts
         self._within = within
         self._backoff = backoff
@@ -165,6 +180,7 @@ class Restarts:
         self._alive: dict[Child, float | None] = {}
         self._ending: set[Child] = set()
         self._down: dict[Child, float] = {}
+        self._vacant: set[Child] = set()
         self._delay: dict[Child, float] = {}  # of the next restart of a child that has failed
         self._faults: deque[float] = deque()  # times of the faults within the window
         self._cause: Child | None = None  # the child whose failure exceeded the intensity
@@ -184,16 +200,27 @@ class Restarts:
 
     @property
     def settled(self) -> bool:
-        """Whether every child runs: none is ending, down or starting."""
+        """Whether every child that has a place runs: none is ending, down or starting."""
         return not self._ending and not self._down and None not in self._alive.values()
 
     def is_alive(self, child: Child) -> bool:
         """Whether the child is starting or runs, according to the reports."""
         return child in self._alive
 
+    def runs(self, child: Child) -> bool:
+        """Whether the child has been started, or was there from the beginning, and has not ended.
+
+        A child that the owner has started counts from then on, see `add_children`.
+        """
+        return self._alive.get(child) is not None
+
+    def is_vacant(self, child: Child) -> bool:
+        """Whether the child waits for a place."""
+        return child in self._vacant
+
     def has_children(self, mesh: int) -> bool:
-        """Whether any rank of `mesh` is alive, ending or due to restart."""
-        places: tuple[Iterable[Child], ...] = (self._alive, self._ending, self._down)
+        """Whether any rank of `mesh` is alive, ending, due to restart or vacant."""
+        places: tuple[Iterable[Child], ...] = (self._alive, self._ending, self._down, self._vacant)
         return any(child[0] == mesh for place in places for child in place)
 
     def add_children(self, mesh: int, ranks: Iterable[int]) -> list[Effect]:
@@ -211,6 +238,7 @@ class Restarts:
             for child in [child for child in place if child[0] == mesh]:
                 del place[child]
         self._ending = {child for child in self._ending if child[0] != mesh}
+        self._vacant = {child for child in self._vacant if child[0] != mesh}
         return self._proceed(now)
 
     def child_started(self, child: Child, now: float) -> None:
@@ -226,7 +254,32 @@ class Restarts:
             self._alive.pop(child, None)
             self._down.pop(child, None)
             self._delay.pop(child, None)
+            self._vacant.discard(child)
         return self._proceed(now)
+
+    def children_vacant(self, children: Collection[Child], now: float) -> list[Effect]:
+        """Report that these children, which were to be started, have no host to run on."""
+        vacant = sorted(child for child in children if child in self._alive)
+        for child in vacant:
+            del self._alive[child]
+            self._vacant.add(child)
+        left = [child for place in (self._alive, self._ending, self._down) for child in place]
+        for child in vacant:
+            size = sum(other[0] == child[0] for other in left)
+            if self._cause is None and (self._min_size is None or size < self._min_size):
+                self._cause = child
+                self._down.clear()
+                return [*self._terminate(self._concerned(child), now), *self._proceed(now)]
+        return self._proceed(now)
+
+    def children_placed(self, children: Collection[Child], now: float) -> list[Effect]:
+        """Report that there is a host for these vacant children; they are due at once."""
+        placed = sorted(self._vacant.intersection(children))
+        if not placed or self._cause is not None:
+            return []
+        self._vacant.difference_update(placed)
+        self._down.update(dict.fromkeys(placed, now))
+        return [*self._terminate(self._concerned(placed[0]), now), *self._proceed(now)]
 
     def child_failed(self, child: Child, now: float) -> list[Effect]:
         """Report that the child failed, while it started or while it ran."""

@@ -11,6 +11,10 @@ reach the new one: `epoch_barrier` sees to that for an actor, and if the process
 replaced as well they are lost with its sockets. The new incarnation is constructed from the class
 and the arguments given to `spawn`, which were pickled at that time and kept.
 
+When a whole host is lost, its ranks wait until another worker serves the host (`lost_hosts`); then
+they are replaced as if the host had only lost its processes. If there is no worker for the host and
+the mesh may be smaller, the ranks are vacant, and the search is repeated.
+
 All decisions are made on the reactor thread, in the order in which events arrive, so no locks are
 needed. Exits are grouped by process before they are reported to the core: an exit of a process ends
 all actors in it, and counts as one fault.
@@ -21,13 +25,15 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
+from monarch._restarts.lost_hosts import LostHosts, Spares
 from monarch._restarts.policy import Child, Effect, Restarts, Start, Strategy, Terminate
 from monarch._spi import (
     FAILED,
     FAILURE,
+    HOME,
     INFRASTRUCTURE,
     NOT_CREATED,
     QUERY,
@@ -63,6 +69,9 @@ __all__ = ["Restarted", "Supervisor"]
 P = ParamSpec("P")
 TActor = TypeVar("TActor", bound=Actor)
 
+_SEARCH_AGAIN = 1.0  # seconds before a second search for a host, doubled for each further one
+_LONGEST_PAUSE = 15.0  # seconds between two searches
+
 
 class Restarted(NamedTuple):
     """One replacement of one rank.
@@ -74,6 +83,7 @@ class Restarted(NamedTuple):
         reason: the report of the failure of the previous incarnation. For a rank that was replaced
             along with another, the reason with which it was stopped.
         seconds: time from the failure until the new incarnation was constructed and restored.
+        host: the address of the worker on whose host it runs; empty for this machine.
     """
 
     mesh_name: str
@@ -81,6 +91,7 @@ class Restarted(NamedTuple):
     incarnation: int
     reason: str
     seconds: float
+    host: str = ""
 
 
 class _Supervised:
@@ -137,6 +148,23 @@ class Supervisor:
             Must be a plain function. It runs between messages of the actor that owns the
             supervisor or, in a script, on a thread of its own. An exception counts as a failure of
             a mesh of the owner.
+        spares: where the ranks of a lost host go: a `HostMesh` of spare hosts; a job, which starts
+            a new host in the place of the lost one (`JobTrait.replace_host`); a function that takes
+            the address of the lost host's worker and returns that of another one; or a list of
+            these, in the order of their use. The spare hosts belong to the supervisor: a host that
+            is used as a spare loses what else this program runs there. None: the ranks come back
+            when the worker loop of their host answers again.
+        min_size: the number of ranks with which a mesh may go on while there is no host for the
+            others. Those are started as soon as there is one; with ``"one_for_all"`` and
+            ``"rest_for_one"`` other ranks are replaced along with them, as after a failure. None:
+            without a host for all ranks the supervisor tries again `max_restarts` times, and gives
+            up.
+
+    The ranks of a lost host are started on the host's own worker, if it answers at once, or else on
+    a spare host. Mesh, slices, and handles in other processes refer to the ranks there, whoever
+    spawned them. A worker that was replaced becomes a spare, once it answers. If the lost host was
+    only cut off, its processes end by themselves; none of their messages is delivered after the
+    loss has been reported.
 
     While a rank is down, calls to it raise `SupervisionError` immediately. Calls to other ranks,
     and to slices without this rank, are not affected. A rank that exits deliberately (``stop``,
@@ -176,6 +204,8 @@ class Supervisor:
         fresh_process: bool = False,
         patience: float = 3.0,
         on_restart: Callable[[Restarted], object] | None = None,
+        spares: Spares | Sequence[Spares] | None = None,
+        min_size: int | None = None,
     ) -> None:
         import inspect
 
@@ -189,7 +219,9 @@ class Supervisor:
             within=within,
             backoff=backoff,
             max_backoff=max_backoff,
+            min_size=min_size,
         )
+        self._min_size = min_size
         self._limits = f"max_restarts={max_restarts} within {within:g} s"
         self._owner = context().actor_instance
         self._proc = client_proc()
@@ -207,6 +239,11 @@ class Supervisor:
         self._waiting: list[Future[None]] = []
         self._unreported: set[Child] = set()  # known to have failed; `child_ended` will be called
         self._fallen: Failure | None = None
+        self._hosts: LostHosts | None = None
+        if spares is not None or min_size is not None:
+            self._hosts = LostHosts(self._proc, spares, self._host_found, self._no_host)
+        self._lost: dict[str, float] = {}  # lost hosts, and the pause before the next search
+        self._held: dict[str, list[Child]] = {}  # to start when there is a worker for the host
 
     # -- for users -------------------------------------------------------------------------------
 
@@ -245,10 +282,23 @@ class Supervisor:
         """The replacements so far, oldest first."""
         return list(self._restarts)
 
+    def running(self, mesh: Any) -> list[int]:
+        """Return the ranks of a supervised mesh that run now: constructed, and restored if replaced.
+
+        `mesh` is what `spawn` returned, or a slice of it; the ranks are those of the whole mesh.
+        Empty if this supervisor does not supervise the mesh, or has given up.
+        """
+        known = self._by_uid.get(getattr(mesh, "_uid", 0))
+        if known is None:
+            return []
+        ranks = range(len(known.owned.links))
+        return [rank for rank in ranks if self._core.runs((known.index, rank))]
+
     @property
     def healthy(self) -> Future[None]:
         """A future that resolves once every rank runs: constructed, and restored if replaced.
 
+        With `min_size`, ranks for which there is no host do not count; `running` has the others.
         The future raises `SupervisionError` if the supervisor has given up, or does so meanwhile.
         """
         future: _Asking = _Asking._new()
@@ -367,7 +417,7 @@ class Supervisor:
         groups: dict[object, list[Child]] = {}
         for uid, child, failure in ended:
             known = self._meshes.get(child[0])
-            if known is None:
+            if known is None or self._is_held(child):
                 continue
             if failure.kind == FAILED:
                 self._causes[child] = failure
@@ -377,6 +427,8 @@ class Supervisor:
                 verdict = failure.verdict
                 of_many = verdict.cause == INFRASTRUCTURE and not verdict.pid
                 groups.setdefault(verdict if of_many else uid, []).append(child)
+                if of_many:
+                    self._host_lost(known, child[1])
             else:
                 self._stopped(child, now)
         for children in groups.values():
@@ -401,6 +453,11 @@ class Supervisor:
         """End a running rank, so that it can be replaced along with one that failed."""
         known = self._meshes[child[0]]
         rank = child[1]
+        if self._is_held(child):  # it has not been started
+            for held in self._held.values():
+                held[:] = [other for other in held if other != child]
+            self._proc.reactor.call_soon(self._forget, child)
+            return
         link = known.owned.links[rank]
         reason = "replaced along with a rank that failed"
         known.since[rank] = (environment.current.now(), reason)
@@ -409,10 +466,73 @@ class Supervisor:
             return
         _Ending(self, known, rank, link).ask(reason, self._patience)
 
+    # -- lost hosts ------------------------------------------------------------------------------
+
+    def _host_of(self, known: _Supervised, rank: int) -> str:
+        """Return the host of a rank; empty if its process was spawned by another process."""
+        procs = known.mesh._proc_mesh
+        recipe = procs._recipe
+        return "" if recipe is None else recipe.entries[procs._shape.ndslice[rank]]["host"]
+
+    def _is_held(self, child: Child) -> bool:
+        return any(child in held for held in self._held.values())
+
+    def _host_lost(self, known: _Supervised, rank: int) -> None:
+        """Search a worker for the host of a rank, which was lost with it."""
+        host = self._host_of(known, rank)
+        if self._hosts is not None and host not in ("", HOME, self._proc.spec.get("host", HOME)):
+            if host not in self._lost:
+                self._lost[host] = _SEARCH_AGAIN
+                self._hosts.search(host)
+
+    def _host_found(self, host: str) -> None:
+        """Start the ranks that waited for a worker of `host`, and those that had no place."""
+        self._lost.pop(host, None)
+        now = environment.current.now()
+        held = [child for child in self._held.pop(host, []) if child[0] in self._meshes]
+        vacant = [child for child in self._children_on(host) if self._core.is_vacant(child)]
+        self._start(tuple(held))
+        self._perform(self._core.children_placed(vacant, now))
+
+    def _children_on(self, host: str) -> list[Child]:
+        return [
+            (known.index, rank)
+            for known in self._by_uid.values()
+            for rank in range(len(known.owned.links))
+            if self._host_of(known, rank) == host
+        ]
+
+    def _no_host(self, host: str, why: str) -> None:
+        """Handle that no worker was found for `host`."""
+        held = self._held.pop(host, [])
+        if self._min_size is None:
+            text = f"no worker can serve in the place of host {host}:\n{why}"
+            for index, rank in held:
+                known = self._meshes.get(index)
+                if known is not None:
+                    known.owned.gone.pop(rank, None)
+                    self._book(known, rank, Verdict(FAILED, text, INFRASTRUCTURE))
+            return
+        self._perform(self._core.children_vacant(held, environment.current.now()))
+        pause = self._lost[host]
+        self._lost[host] = min(2 * pause, _LONGEST_PAUSE)
+        self._proc.reactor.call_later(pause, functools.partial(self._search_again, host))
+
+    def _search_again(self, host: str) -> None:
+        if self._hosts is not None and host in self._lost and self._children_on(host):
+            self._hosts.search(host)
+
+    # -- starting --------------------------------------------------------------------------------
+
     def _start(self, children: tuple[Child, ...]) -> None:
         launches: list[Callable[[], None]] = []
         for index, rank in children:
             known = self._meshes[index]
+            host = self._host_of(known, rank)
+            if self._hosts is not None and host in self._lost:
+                self._held.setdefault(host, []).append((index, rank))
+                self._hosts.search(host)
+                continue
             with known.restarting:
                 if known.stopped or known.mesh._proc_mesh._stopped:
                     self._proc.reactor.call_soon(self._forget, (index, rank))
@@ -462,7 +582,10 @@ class Supervisor:
         incarnation = known.incarnations[rank]
         if incarnation and rank in known.since:
             since, reason = known.since.pop(rank)
-            event = Restarted(known.mesh._mesh_name, rank, incarnation, reason, now - since)
+            host = self._host_of(known, rank)
+            where = self._hosts.address(host) if self._hosts is not None else host
+            seconds = now - since
+            event = Restarted(known.mesh._mesh_name, rank, incarnation, reason, seconds, where)
             self._restarts.append(event)
             self._announce(event)
         self._tell_waiting()
@@ -504,6 +627,8 @@ class Supervisor:
         known = self._meshes[cause[0]]
         last = self._causes[cause]
         note = f"not restarted again: that would be more than {self._limits}"
+        if self._core.is_vacant(cause):
+            note = f"no host for it, and its mesh may not go on with fewer than {self._min_size}"
         verdict = last.verdict._replace(error=f"{last.error}\n({note})")
         self._fallen = fallen = Failure(
             last.actor, verdict, last.mesh_name, last.ranks, last.child, last.raised, last.others
@@ -532,6 +657,7 @@ class _Asking(Gather[None]):
         supervisor = self._supervisor
         supervisor._drain()
         noted = {child for ends in supervisor._dying.values() for child, _ in ends}
+        noted.update(*supervisor._held.values())
         self._asked = [
             (known, rank, known.ends[rank])
             for known in supervisor._by_uid.values()

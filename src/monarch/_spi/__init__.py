@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         replacements,
         spawn_actors,
     )
-    from monarch._engine.mesh.meshes.attachment import Attachment, let_go, occupy
+    from monarch._engine.mesh.meshes.attachment import Attachment, let_go, occupy, rebind
     from monarch._engine.mesh.meshes.host_mesh import before_spawn
     from monarch._engine.mesh.meshes.proc_mesh import announce, check_constructor
     from monarch._engine.mesh.results.future import RAISED, VALUE, Future
@@ -254,6 +254,7 @@ __all__ = [
     "python_command",
     "raise_loss",
     "reactor_call",
+    "rebind",
     "rebuild_error",
     "renounce",
     "replacements",
@@ -299,7 +300,7 @@ _NAMES = {
     "_engine.launch.interpreter": "WITHOUT_CWD python_command with_folder working_directory",
     "_engine.mesh.call.context": "Instance process_context",
     "_engine.mesh.meshes.actor_mesh": "ActorMesh Blueprint replacements spawn_actors",
-    "_engine.mesh.meshes.attachment": "Attachment let_go occupy",
+    "_engine.mesh.meshes.attachment": "Attachment let_go occupy rebind",
     "_engine.mesh.meshes.host_mesh": "before_spawn",
     "_engine.mesh.meshes.proc_mesh": "announce check_constructor",
     "_engine.mesh.results.future": "Future RAISED VALUE",

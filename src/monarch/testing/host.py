@@ -51,7 +51,8 @@ class SimHosts(Hosts):
         self._world = agent.world
         self._hostname = agent.hostname
         # Every host that there is may be dialed, but for home.
-        self.addresses = {f"host{ident}": _url(ident) for ident in range(1, count)}
+        self._named = {f"host{ident}": _url(ident) for ident in range(1, count)}
+        self.addresses = dict(self._named)
 
     def _find_key(self, host: str) -> bytes:
         return KEY
@@ -62,8 +63,11 @@ class SimHosts(Hosts):
     def attach_all(self, asker: int, request: control.Attach) -> None:
         """See `Hosts.attach_all`; the hosts that `simulate` names have their addresses here."""
         given = request["hosts"].items()
-        hosts = {host: self.addresses.get(host, address) for host, address in given}
+        hosts = {host: self._named.get(host, address) for host, address in given}
         super().attach_all(asker, {**request, "hosts": hosts})
+
+    def _locate(self, address: str) -> str:
+        return self._named.get(address, address)
 
     def peer_host_lost(self, peer_host: PeerHost, reason: str, *, farewell: bool) -> None:
         """See `Hosts.peer_host_lost`."""

@@ -95,6 +95,7 @@ class SimWorker:
             "from": host,
             "reign": reign,
             "number": session,
+            "origin": purpose.get("origin", 0),
         }
         scheduler = self._world.scheduler
         when = scheduler.now + scheduler.random.random() * JITTER

@@ -13,6 +13,9 @@ Invariants:
   run, and the worker may start one for a dial that home began before it gave the last agent up.
   A host that reached such an agent would lose it, and all it asked there, when home's next session
   begins.
+* An agent that home has given up reaches no other host: it states its own number, and each host
+  refuses numbers below the latest that it knows from home (*fencing*). The agent may be on another
+  machine than its successor, cut off from home and not from the others.
 * Two homes of one job are not compared, since one host may learn of the next home later than
   another host does. Then the agent is the same one.
 """
@@ -23,7 +26,17 @@ from typing import NamedTuple
 
 from monarch._engine.base.home import HOME
 
-__all__ = ["FORWARD", "REFUSE", "REPLACE", "START", "Running", "Visit", "choose", "session_number"]
+__all__ = [
+    "FORWARD",
+    "REFUSE",
+    "REPLACE",
+    "START",
+    "Running",
+    "Visit",
+    "choose",
+    "is_fenced",
+    "session_number",
+]
 
 START = "start an agent"
 FORWARD = "pass the connection to the agent"
@@ -36,6 +49,15 @@ _COUNT = 32  # low bits of a number that count the sessions of one home
 def session_number(reign: int, count: int) -> int:
     """Return the number of home's session `count`; `reign` tells a home from the job's others."""
     return reign << _COUNT | count
+
+
+def is_fenced(number: int, least: int) -> bool:
+    """Whether an agent of this number is outdated, if home has said that `least` is its successor.
+
+    >>> is_fenced(6, 7), is_fenced(7, 7), is_fenced(session_number(1, 1), 7)
+    (True, False, False)
+    """
+    return number < least and number >> _COUNT == least >> _COUNT
 
 
 class Running(NamedTuple):

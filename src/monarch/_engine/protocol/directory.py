@@ -336,12 +336,12 @@ class Directory:
         if verdict is None:
             return []
         former = f"{host}#{self.here}{len(self._former)}"
-        self._former.add(former)
-        self._lost[former] = verdict
         for procs in (*self._lives.values(), self._guests):
             for uid, at in procs.items():
                 if at == host and uid != self.membership.client:
                     procs[uid] = former
+                    self._former.add(former)
+                    self._lost[former] = verdict
         return self._spread({"op": "found", "host": host})
 
     def host_left(self, host: str, text: str) -> list[Effect]:

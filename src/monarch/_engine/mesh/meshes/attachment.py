@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from monarch._engine.base.verdict import Verdict
     from monarch._engine.mesh.meshes.proc_mesh import ProcMesh
 
-__all__ = ["Attachment", "check", "let_go", "occupy"]
+__all__ = ["Attachment", "check", "let_go", "occupy", "rebind"]
 
 _SHUT_DOWN = "HostMesh has already been shut down"  # programs match this
 _STOPPED = "`HostMesh` has already been stopped"
@@ -177,6 +177,7 @@ _users: Counter[str] = Counter()  # host -> number of attachments that use it
 _left: dict[str, str] = {}  # released host -> text of errors
 _number = itertools.count(1)
 _leaving: dict[int, Future[None]] = {}  # number of a request to the agent -> its future
+_rebinding: dict[str, list[Future[str]]] = {}  # host that another worker is to serve
 
 
 def check(hosts: Iterable[str]) -> None:
@@ -214,6 +215,41 @@ def let_go(workers: Iterable[str]) -> Future[None]:
     return leaving
 
 
+def rebind(host: str, address: str, timeout: float) -> Future[str]:
+    """Have the worker at `address` serve `host`, which was lost; return a future at once.
+
+    All that names the host means the other worker then: meshes, handles of lost processes, and
+    their copies everywhere. The future is the address of the worker that serves the host: another
+    one than asked for, if another process asks at the same time. It raises RuntimeError if the
+    worker is not reached within `timeout` seconds, or serves another lost host. The same worker may
+    serve the host again. If the address is that of another host of the job, that host is released.
+    """
+    proc = client_proc()
+    future: Future[str] = Future._new()
+    proc.notices.setdefault("rebound", _on_rebound)
+    proc.when_agent_fails(_on_agent_failed)
+    _rebinding.setdefault(host, []).append(future)
+    proc.tell_agent({"op": "rebind", "host": host, "address": address, "timeout": timeout})
+    late = {"host": host, "error": f"the client's host agent did not answer within {timeout:g} s"}
+    # The client's host, which makes the connection, may be lost.
+    timer = proc.reactor.call_later(timeout + 2 * settings.host_timeout, lambda: _on_rebound(late))
+    future._notify(timer.cancel)
+    return future
+
+
+def _on_rebound(message: dict[str, Any]) -> None:
+    host, error = message["host"], message["error"]
+    address = message.get("address", "")
+    if error is None:
+        _left.pop(host, None)
+        if address != host and _users.pop(address, 0):  # it was a host of its own until now
+            for attachment in list(_attachments):
+                attachment._uses.discard(address)
+            _left[address] = f"This host's worker has taken the place of {host}"
+    for future in _rebinding.pop(host, ()):
+        future._resolve(*((VALUE, address) if error is None else (RAISED, RuntimeError(error))))
+
+
 def occupy(hosts: Iterable[str]) -> None:
     """Keep these hosts when an attachment is stopped.
 
@@ -235,6 +271,8 @@ def _on_attaching(message: dict[str, Any]) -> None:
 def _on_agent_failed(verdict: Verdict) -> None:
     for host in list(_attaching):
         _on_attached({"host": host, "error": verdict.error})
+    for host in list(_rebinding):
+        _on_rebound({"host": host, "error": verdict.error})
     for number in list(_leaving):
         if client_proc().agent is None:  # the hosts are released: their connections have closed
             _on_detached({"number": number})

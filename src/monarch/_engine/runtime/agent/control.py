@@ -150,6 +150,14 @@ class Attach(TypedDict):
     environ: dict[str, str]
 
 
+class Rebind(TypedDict):
+    """Serve a lost host by the worker at this address; answered with ``rebound``."""
+
+    host: str
+    address: str
+    timeout: float
+
+
 class Detach(TypedDict):
     """Leave hosts, and with `shutdown` end their workers; answered with ``detached``."""
 
@@ -171,6 +179,7 @@ class Connection(_Connection, TypedDict("_From", {"from": str}), total=False):
     claim: bool
     reign: int
     number: int
+    origin: int
 
 
 class _Keep(TypedDict):
@@ -260,6 +269,7 @@ _REQUESTS: Mapping[str, Any] = MappingProxyType(
         "logging": Logging,
         "preload": Preload,
         "ready": Ready,
+        "rebind": Rebind,
         "remember": Remember,
         "spawn": Spawn,
         "way": WayTo,

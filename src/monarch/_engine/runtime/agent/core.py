@@ -149,6 +149,10 @@ class OtherHosts(Protocol[_EndT_contra]):
         """Begin a session with a host whose last one ended."""
         ...
 
+    def rebind(self, asker: int, request: _Fields) -> None:
+        """Serve a lost host by another worker; home only. The answer is a notice for `asker`."""
+        ...
+
     def give_up(self, host: str, reason: str) -> bool:
         """End the session with `host`; return whether there was one."""
         ...
@@ -237,6 +241,7 @@ class AgentCore(Generic[End]):
             "introduce": self._on_introduce,
             "kill": lambda asker, message, ends: self.kill(message["uids"]),
             "logging": lambda asker, message, ends: self.set_output(asker, message),
+            "rebind": lambda asker, message, ends: self.rebind(asker, message),
             "spawn": self._on_spawn,
         }
 
@@ -314,6 +319,13 @@ class AgentCore(Generic[End]):
     def ask_there(self, asker: int, host: str, request: Mapping[str, Any]) -> None:
         """Pass a request of a member on to the agent of another host."""
         self.perform(self.directory.ask_there(asker, host, request))
+
+    def rebind(self, asker: int, request: _Fields) -> None:
+        """Serve a lost host by another worker; home does that, for all hosts."""
+        if self.here == HOME:
+            self._hosts.rebind(asker, request)
+        else:
+            self.ask_there(asker, HOME, request)
 
     def set_output(self, asker: int, request: _Fields) -> None:
         """Stream the output of procs to the client, or not, and set the procs' log level."""
@@ -438,6 +450,8 @@ class AgentCore(Generic[End]):
             self.kill(request["uids"])
         elif op == "logging":
             self.set_output(asker, request)
+        elif op == "rebind":
+            self.rebind(asker, request)
         elif op in _OUTPUT_REQUESTS:
             self._shell.asked(asker, request)
         else:

@@ -3,6 +3,10 @@
 A `PeerHost` is the session with the agent of another host. At home the client gives the addresses
 (``attach``), and home passes them on, so that the other hosts can dial one another. Each agent
 dials hosts on threads, or answers the connections that its worker passes on.
+
+The name of a host is a place in the job, which the worker of another machine may take over when
+the host was lost (`rebind`). Then all that names the host means the other machine. The agent on the
+first one may still run, cut off from home: its connections are refused (`is_fenced`).
 """
 
 from __future__ import annotations
@@ -10,13 +14,13 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._engine.base.address import ChannelAddr
 from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
-from monarch._engine.protocol.agent_choice import session_number
+from monarch._engine.protocol.agent_choice import is_fenced, session_number
 from monarch._engine.runtime.agent.control import Attach, Connection
 from monarch._engine.runtime.agent.core import AgentCore
 from monarch._engine.runtime.cast.relay import CastRelay
@@ -123,6 +127,10 @@ class Hosts:
         self._trusting = False  # of workers that admit any peer and prove nothing
         self._attaching: dict[str, int] = {}  # by host: the member that waits for it
         self._attach_limits: dict[str, float] = {}  # by host: seconds to wait, if not the default
+        self._rebinding: dict[str, list[int]] = {}  # by host: the procs that wait for it
+        self._bound: dict[str, str] = {}  # by host that was rebound: its address, as asked for
+        self._number = 0  # home's session with this host, which names this agent
+        self._least: dict[str, int] = {}  # by host: the least number of an agent that is not fenced
 
     @property
     def casts(self) -> CastRelay:
@@ -209,7 +217,7 @@ class Hosts:
         peer_host = self._peer_hosts.get(host)
         if peer_host is None:
             # A worker that is being attached may not have started yet; others run, or have run.
-            new = host in self._attaching
+            new = host in self._attaching or host in self._rebinding
             patience = (
                 self._attach_limits.get(host, settings.mesh_attach_config_timeout)
                 if new
@@ -258,6 +266,7 @@ class Hosts:
             # This names the agent, see `protocol.agent_choice`.
             "session": peer_host.number if home else self._agents.get(peer_host.name, 0),
             "reign": self.reign if self._awaits(peer_host.name) else 0,
+            "origin": self._number,
         }
 
         timeout = max(settings.host_timeout / 3, 0.5)
@@ -325,6 +334,49 @@ class Hosts:
                 self.peer_host_up(self._peer_hosts[host])
         self.spread(self._directory())
 
+    def rebind(self, asker: int, request: Mapping[str, Any]) -> None:
+        """Serve a lost host by the worker at another address, at home.
+
+        The proc `asker`, of any host, is notified whether the worker was reached. If the address is
+        that of another host of the job, that one is released: the worker has one agent for each
+        client.
+        """
+        host, address = request["host"], self._locate(request["address"])
+        core = self._agent.core
+        known = self._peer_hosts.get(host)
+        self._rebinding.setdefault(host, []).append(asker)
+        if known is not None and known.link.up:
+            self._tell_rebound(host, None)
+            return
+        if len(self._rebinding[host]) > 1:  # one address at a time
+            return
+        for other, at in self.addresses.items():
+            if at != address or other == host:
+                continue
+            if other in self._bound and other in self._peer_hosts:
+                self._tell_rebound(host, f"the worker at {address} serves in the place of {other}")
+                return
+            if other in self._secrets:
+                self._secrets[host] = self._secrets[other]
+            if other in self._peer_hosts:
+                core.detach([other], lambda: None, shutdown=False)
+        self.addresses[host] = address
+        self._bound[host] = request["address"]
+        core.perform(core.directory.host_found(host))
+        self._attach_limits[host] = request["timeout"]
+        self._peer_host(host)
+        self.spread(self._directory())
+
+    def _locate(self, address: str) -> str:
+        """Return the address to dial for an address that a program names."""
+        return address
+
+    def _tell_rebound(self, host: str, error: str | None) -> None:
+        address = self._bound.get(host, host)
+        notice = {"op": "rebound", "host": host, "address": address, "error": error}
+        for asker in self._rebinding.pop(host, ()):
+            self._agent.core.answer(asker, notice)
+
     def take_over(self, request: Connection, fd: int) -> None:
         """Use a connection that the worker has accepted: of home, or of another host of the job.
 
@@ -339,7 +391,7 @@ class Hosts:
                 self._agent.keep_job().answer_claim(sock)
             else:
                 reign, number = request.get("reign", 0), request.get("number", 0)
-                self._adopt(request["from"], sock, reign, number)
+                self._adopt(request["from"], sock, reign, number, request.get("origin", 0))
 
         key = bytes.fromhex(request["session"])
         if not request["tls"]:
@@ -382,8 +434,17 @@ class Hosts:
             steps_aside=False,
         )
 
-    def _adopt(self, host: str, sock: Wire, reign: int, number: int) -> None:
-        """Use an authenticated connection of another host; a higher `reign` is of a new home."""
+    def _adopt(self, host: str, sock: Wire, reign: int, number: int, origin: int) -> None:
+        """Use an authenticated connection of another host; a higher `reign` is of a new home.
+
+        `number` is the session of home that the dialer means, `origin` the one that names it.
+        """
+        if host == HOME:
+            self._number = max(number, self._number)
+        elif is_fenced(origin, max(self._agents.get(host, 0), self._least.get(host, 0))):
+            self._agent.audit("fenced", host=host)
+            sock.close()
+            return
         if host == HOME and reign > self.reign:
             if not self._agent.keep_job().may_come_home(reign):
                 sock.close()
@@ -409,6 +470,7 @@ class Hosts:
         self._tell_attacher(host, "attached", error)
         self._attaching.pop(host, None)
         self._attach_limits.pop(host, None)
+        self._tell_rebound(host, error)
 
     def _tell_attacher(self, host: str, op: str, error: str | None) -> None:
         asker = self._attaching.get(host, 0)
@@ -496,5 +558,8 @@ class Hosts:
             self._agent.end()
         else:
             if message["op"] == "lost":
-                self._agents.pop(message["host"], None)  # until home has another session with it
+                # Until home has another session with it.
+                number = self._agents.pop(message["host"], 0)
+                if number:
+                    self._least[message["host"]] = number + 1
             self._agent.core.heard(peer_host.name, peer_host.way, message)

@@ -190,8 +190,9 @@ class Worker:
         try:
             client, host, here = purpose["client"], purpose["from"], purpose["as"]
             session, reign = purpose["session"], purpose.get("reign", 0)
-            if not all(isinstance(number, int) for number in (client, session, reign)):
-                raise TypeError("client, session or reign")
+            numbers = (client, session, reign, purpose.get("origin", 0))
+            if not all(isinstance(number, int) for number in numbers):
+                raise TypeError("client, session, reign or origin")
             if not all(isinstance(name, str) for name in (host, here)):
                 raise TypeError("from or as")
         except (LookupError, TypeError) as error:
@@ -218,7 +219,8 @@ class Worker:
             authenticated=arrival.authenticated,
             certificate=arrival.certificate,
         )
-        self._pass_on(job, arrival, address, {"from": host, "reign": reign, "number": session})
+        more = {"reign": reign, "number": session, "origin": purpose.get("origin", 0)}
+        self._pass_on(job, arrival, address, {"from": host, **more})
 
     def _pass_on(self, job: _Job, arrival: Arrival, address: Any, more: dict[str, Any]) -> None:
         message = {
