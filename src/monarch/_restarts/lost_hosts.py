@@ -11,7 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from monarch._restarts.places import Ask, Effect, Exhausted, Found, Places
-from monarch._spi import HOME, headline, rebind, settings, start_thread
+from monarch._spi import (
+    HOME,
+    addresses_of,
+    as_written,
+    headline,
+    is_simulated,
+    rebind,
+    settings,
+    start_thread,
+)
 from monarch.actor import HostMesh
 
 if TYPE_CHECKING:
@@ -64,7 +73,7 @@ class LostHosts:
         self._exhausted = exhausted
         self._sources: list[Replace] = []
         addresses: list[str] = []
-        several: Sequence[Any] = spares if isinstance(spares, (list, tuple)) else [spares]
+        several: Any = spares if isinstance(spares, (list, tuple)) else [spares]
         for given in several:
             if isinstance(given, HostMesh):
                 addresses += given._names()
@@ -90,7 +99,7 @@ class LostHosts:
 
     def address(self, host: str) -> str:
         """Return the address of the worker that serves `host`, or served it last."""
-        return self._core.address(host)
+        return as_written(self._core.address(host))
 
     def search(self, host: str) -> None:
         """Find a worker for `host`, unless a search is under way; on the reactor thread."""
@@ -106,8 +115,8 @@ class LostHosts:
             host, address = effect
             start_thread("monarch-replace-host", lambda: self._ask(host, address))
         else:
-            host, address, seconds = effect
-            future = rebind(host, address, seconds)
+            host, address, seconds, last = effect
+            future = rebind(host, address, seconds, once=not last)
 
             def settled() -> None:
                 self._proc.reactor.call_soon(self._tried, host, address, future)
@@ -127,7 +136,9 @@ class LostHosts:
         reasons: list[str] = []
         for source in self._sources:
             try:
-                offered = source(address)
+                offered = source(as_written(address))
+                if not is_simulated():
+                    offered = str(addresses_of([offered])[0])
             except Exception as error:
                 reasons.append(headline(error))
             else:

@@ -17,8 +17,9 @@ Invariants:
 - The worker of a host that was replaced becomes a spare. A spare that was not reached remains one,
   and is tried after the others.
 - While there is another candidate, a worker has `quick` seconds to answer if it is known to have
-  been lost, and `patience` seconds if it is not. The last candidate has `longest` seconds, since a
-  worker may be restarted by its machine.
+  been lost, and `patience` seconds if it is not; a connection that is refused ends the try. The
+  last candidate has `longest` seconds, and is dialed again, since a worker may be restarted by its
+  machine.
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ __all__ = ["Ask", "Effect", "Exhausted", "Found", "Places", "Try"]
 
 
 class Try(NamedTuple):
-    """Effect: have the worker at `address` serve `host`; report `bound` or `failed`."""
+    """Effect: have the worker at `address` serve `host`; report `bound` or `failed`.
+
+    `last`: there is no other candidate, so a dial that fails is repeated.
+    """
 
     host: str
     address: str
     seconds: float
+    last: bool
 
 
 class Ask(NamedTuple):
@@ -83,9 +88,9 @@ class Places:
 
     >>> places = Places(["c"], has_source=False, quick=0.5, patience=3.0, longest=9.0)
     >>> places.search("a")
-    Try(host='a', address='a', seconds=0.5)
+    Try(host='a', address='a', seconds=0.5, last=False)
     >>> places.failed("a", "a: no answer")
-    Try(host='a', address='c', seconds=9.0)
+    Try(host='a', address='c', seconds=9.0, last=True)
     >>> places.bound("a", "c")
     Found(host='a', address='c')
     >>> places.address("a"), places.free
@@ -169,11 +174,12 @@ class Places:
     def _try(self, host: str, search: _Search, address: str) -> Try:
         search.tried.add(address)
         others = any(other not in search.tried for other in self.free)
-        if not others and (search.asked or not self._has_source):
+        last = not others and (search.asked or not self._has_source)
+        if last:
             seconds = self._longest
         elif address in self._fresh:
             seconds = self._patience
         else:
             seconds = self._quick
         search.trying = address
-        return Try(host, address, seconds)
+        return Try(host, address, seconds, last)

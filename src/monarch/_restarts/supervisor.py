@@ -283,7 +283,7 @@ class Supervisor:
         return list(self._restarts)
 
     def running(self, mesh: Any) -> list[int]:
-        """Return the ranks of a supervised mesh that run now: constructed, and restored if replaced.
+        """Return the ranks of a supervised mesh that run now, constructed and restored.
 
         `mesh` is what `spawn` returned, or a slice of it; the ranks are those of the whole mesh.
         Empty if this supervisor does not supervise the mesh, or has given up.
@@ -480,10 +480,11 @@ class Supervisor:
     def _host_lost(self, known: _Supervised, rank: int) -> None:
         """Search a worker for the host of a rank, which was lost with it."""
         host = self._host_of(known, rank)
-        if self._hosts is not None and host not in ("", HOME, self._proc.spec.get("host", HOME)):
-            if host not in self._lost:
-                self._lost[host] = _SEARCH_AGAIN
-                self._hosts.search(host)
+        if self._hosts is None or host in ("", HOME, self._proc.spec.get("host", HOME)):
+            return
+        if host not in self._lost:
+            self._lost[host] = _SEARCH_AGAIN
+            self._hosts.search(host)
 
     def _host_found(self, host: str) -> None:
         """Start the ranks that waited for a worker of `host`, and those that had no place."""

@@ -47,7 +47,13 @@ if TYPE_CHECKING:
         replacements,
         spawn_actors,
     )
-    from monarch._engine.mesh.meshes.attachment import Attachment, let_go, occupy, rebind
+    from monarch._engine.mesh.meshes.attachment import (
+        Attachment,
+        as_written,
+        let_go,
+        occupy,
+        rebind,
+    )
     from monarch._engine.mesh.meshes.host_mesh import before_spawn
     from monarch._engine.mesh.meshes.proc_mesh import announce, check_constructor
     from monarch._engine.mesh.results.future import RAISED, VALUE, Future
@@ -205,6 +211,7 @@ __all__ = [
     "Wire",
     "addresses_of",
     "announce",
+    "as_written",
     "ask",
     "at_actor_end",
     "at_call_end",
@@ -300,7 +307,7 @@ _NAMES = {
     "_engine.launch.interpreter": "WITHOUT_CWD python_command with_folder working_directory",
     "_engine.mesh.call.context": "Instance process_context",
     "_engine.mesh.meshes.actor_mesh": "ActorMesh Blueprint replacements spawn_actors",
-    "_engine.mesh.meshes.attachment": "Attachment let_go occupy rebind",
+    "_engine.mesh.meshes.attachment": "Attachment as_written let_go occupy rebind",
     "_engine.mesh.meshes.host_mesh": "before_spawn",
     "_engine.mesh.meshes.proc_mesh": "announce check_constructor",
     "_engine.mesh.results.future": "Future RAISED VALUE",

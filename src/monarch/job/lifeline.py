@@ -16,7 +16,7 @@ import socket
 
 from monarch._spi import when_forked
 
-__all__ = ["STAY", "add", "cut", "outlived", "release"]
+__all__ = ["STAY", "add", "cut", "is_held", "outlived", "release"]
 
 STAY = b"s"
 _lines: dict[str, list[socket.socket]] = {}
@@ -38,6 +38,11 @@ def release(folder: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # the host has exited
             line.send(STAY)
     cut(folder)
+
+
+def is_held(folder: str) -> bool:
+    """Whether this script holds lifelines of this job: its hosts end with the script."""
+    return folder in _lines
 
 
 def cut(folder: str) -> None:

@@ -223,6 +223,31 @@ class ProcessJob(JobTrait):
             why = "ended before it listened"
         raise RuntimeError(f"host {number} of the job {why}{self._last_words(number)}")
 
+    def _replace_host(self, address: str) -> str:
+        """Start a host in the place of a lost one, at the same address; end what is left of it."""
+        places = [(mesh, rank) for mesh, hosts in self._hosts.items() for rank in range(len(hosts))]
+        known = [self._hosts[mesh][rank][0] for mesh, rank in places]
+        if address not in known:
+            raise ValueError(f"the job has no host at {address}; its hosts are {', '.join(known)}")
+        number = known.index(address)
+        mesh, rank = places[number]
+        old = self._hosts[mesh][rank][1]
+        left = [*descendants([old]), old]
+        for process in left:
+            process.send(signal.SIGKILL)
+        if wait_for(left, _GRACE):
+            raise RuntimeError(f"host {number} of the job does not end (pid {old.pid})")
+        stays = not lifeline.is_held(self._folder)  # the hosts outlive this script
+        address, started, line = self._start(f"{mesh}_{rank}", number)
+        self._hosts[mesh][rank] = (address, OsProcess.of(started.pid))
+        try:
+            self._await(number, line)
+        finally:
+            watch(started)
+            if stays:
+                lifeline.release(self._folder)
+        return address
+
     def _state(self) -> JobState:
         dead = self._dead()
         if dead:

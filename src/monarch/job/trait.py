@@ -153,6 +153,21 @@ class JobTrait(ABC):
         job._kill()
         self._status = _NOT_RUNNING
 
+    def replace_host(self, address: str) -> str:
+        """Replace a host of the running job that was lost; return the address of its new worker.
+
+        Args:
+            address: the address of the worker that was lost. What is left of it is ended.
+
+        A `Supervisor` that was given the job as its `spares` calls this. Blocks until the new
+        worker listens. A job that was saved before has to be saved again. Raises RuntimeError if no
+        host can be started, ValueError if the job has no host at the address, and
+        NotImplementedError for kinds of jobs that cannot replace a host.
+        """
+        if not self.active:
+            raise RuntimeError("the job does not run: it has no hosts to replace")
+        return self._running_as()._replace_host(address)
+
     def dump(self, filename: str) -> None:
         """Write the job to a file, for `job_load`. Create its directory, and follow a link.
 
@@ -232,6 +247,13 @@ class JobTrait(ABC):
     @abstractmethod
     def _kill(self) -> None:
         """Release the hosts, in whatever state they are; also called after a failed `_create`."""
+
+    def _replace_host(self, address: str) -> str:
+        """See `replace_host`."""
+        raise NotImplementedError(
+            f"{type(self).__name__} cannot replace a lost host: give the Supervisor spare hosts, "
+            "as a mesh of their own in this job"
+        )
 
     def _differs(self, spec: JobTrait) -> str:
         """Return in a few words why `can_run` is False for `spec`."""

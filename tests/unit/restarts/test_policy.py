@@ -13,13 +13,21 @@ STRATEGIES = ["one_for_one", "one_for_all", "rest_for_one"]
 A, B, C, D = CHILDREN = (0, 0), (0, 1), (1, 0), (1, 1)
 
 
-def supervisor(strategy="one_for_one", max_restarts=10, within=60.0, backoff=1.0, max_backoff=8.0):
+def supervisor(
+    strategy="one_for_one",
+    max_restarts=10,
+    within=60.0,
+    backoff=1.0,
+    max_backoff=8.0,
+    min_size=None,
+):
     core = Restarts(
         strategy,
         max_restarts=max_restarts,
         within=within,
         backoff=backoff,
         max_backoff=max_backoff,
+        min_size=min_size,
     )
     assert [] == core.add_children(0, [0, 1]) == core.add_children(1, [0, 1])
     return core
@@ -237,9 +245,65 @@ def test_reports_about_strangers_are_no_news() -> None:
     assert not core.giving_up
 
 
+# --------------------------------------------------------------------------------------------------
+# Children without a place
+# --------------------------------------------------------------------------------------------------
+
+
+def lose(core: Restarts, *children: Child, now: float = 1.0) -> list[Effect]:
+    """Let children fail, and turn out to have no host when they are to be started."""
+    effects = core.children_failed(children, now)
+    for effect in list(effects):
+        if isinstance(effect, Terminate):
+            for child in effect.children:
+                effects += core.child_stopped(child, now)
+    return core.children_vacant(children, now)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "terminated"),
+    [("one_for_one", ()), ("rest_for_one", (D, C)), ("one_for_all", (D, C, A))],
+)
+def test_a_vacant_child_is_started_when_there_is_a_place(strategy, terminated) -> None:
+    core = supervisor(strategy, max_restarts=1, min_size=1)
+    assert lose(core, B) == []
+    for child in (A, C, D):
+        core.child_started(child, 1.5)
+    assert core.settled
+    assert core.is_vacant(B)
+    assert not core.runs(B)
+    effects = core.children_placed({B}, 500.0)
+    if terminated:
+        same([Terminate(terminated)], effects)
+        *_, effects = [core.child_stopped(child, 500.0) for child in terminated]
+    same([Start(tuple(sorted({B, *terminated})))], effects)
+    assert not core.giving_up  # growing is no fault
+
+
+@pytest.mark.parametrize("min_size", [None, 2])
+def test_a_mesh_that_becomes_too_small_is_given_up(min_size) -> None:
+    core = supervisor(max_restarts=5, min_size=min_size)
+    core.child_failed(B, 1.0)
+    same([Terminate((D, C, A))], core.children_vacant({B}, 1.0))
+    assert core.children_placed({B}, 1.0) == []
+    for child in (A, C):
+        assert core.child_stopped(child, 2.0) == []
+    same([GiveUp(B)], core.child_stopped(D, 2.0))
+
+
+def test_a_vacant_child_can_be_stopped() -> None:
+    core = supervisor(min_size=1)
+    lose(core, A)
+    assert core.has_children(0)
+    assert [] == core.child_stopped(A, 1.0) == core.children_placed({A}, 1.0)
+    core.child_stopped(B, 1.0)
+    assert not core.has_children(0)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"min_size": 0},
         {"strategy": "all_for_one"},
         {"max_restarts": -1},
         {"within": 0.0},
@@ -269,8 +333,9 @@ class Supervised(RuleBasedStateMachine):
         within=st.sampled_from([1.0, 5.0, 30.0]),
         backoff=st.sampled_from([0.0, 0.5, 4.0]),
         sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+        min_size=st.sampled_from([None, 1, 2]),
     )
-    def begin(self, strategy, max_restarts, within, backoff, sizes) -> None:
+    def begin(self, strategy, max_restarts, within, backoff, sizes, min_size) -> None:
         self.strategy, self.max_restarts, self.within = strategy, max_restarts, within
         self.core = Restarts(
             strategy,
@@ -278,8 +343,11 @@ class Supervised(RuleBasedStateMachine):
             within=within,
             backoff=backoff,
             max_backoff=backoff * 4,
+            min_size=min_size,
         )
         self.now = 0.0
+        self.min_size = min_size
+        self.vacant: set[Child] = set()  # the wanted children that have no place
         self.world: dict[Child, str] = {}  # the live incarnation of each child
         self.wanted: set[Child] = set()  # the children that were not stopped deliberately
         self.faults: list[float] = []  # the times of faults that led to a restart
@@ -300,6 +368,7 @@ class Supervised(RuleBasedStateMachine):
                 assert not self.core.giving_up
                 assert list(effect.children) == sorted(set(effect.children))
                 assert self.wanted.issuperset(effect.children)
+                assert not self.vacant.intersection(effect.children)
                 assert not self.world.keys() & set(effect.children), "two incarnations of one child"
                 if self.strategy != "one_for_one":
                     assert ENDING not in self.world.values(), "the new ones meet the old ones"
@@ -345,6 +414,40 @@ class Supervised(RuleBasedStateMachine):
         self.core.child_started(child, self.now)
 
     @rule(data=st.data())
+    @precondition(lambda self: STARTING in self.world.values())
+    def find_no_place(self, data) -> None:
+        """Let some children that were to be started turn out to have no host."""
+        starting = sorted(child for child, state in self.world.items() if state == STARTING)
+        lost = data.draw(st.sets(st.sampled_from(starting), min_size=1, max_size=3))
+        for child in lost:
+            del self.world[child]
+        self.vacant |= lost
+        was = self.core.giving_up
+        effects = self.core.children_vacant(lost, self.now)
+        if not was:
+            left = self.wanted - self.vacant
+            sizes = [sum(child[0] == mesh for child in left) for mesh, _ in lost]
+            assert self.core.giving_up == (self.min_size is None or min(sizes) < self.min_size)
+        self.carry_out(effects)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.vacant)
+    def find_a_place(self, data) -> None:
+        placed = data.draw(st.sets(st.sampled_from(sorted(self.vacant)), min_size=1, max_size=3))
+        effects = self.core.children_placed(placed, self.now)
+        if not self.core.giving_up:
+            self.vacant -= placed
+        self.carry_out(effects)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.vacant)
+    def stop_what_has_no_place(self, data) -> None:
+        child = data.draw(st.sampled_from(sorted(self.vacant)))
+        self.vacant.discard(child)
+        self.wanted.discard(child)
+        self.carry_out(self.core.child_stopped(child, self.now))
+
+    @rule(data=st.data())
     @precondition(lambda self: ENDING in self.world.values())
     def end_as_asked(self, data) -> None:
         ending = sorted(child for child, state in self.world.items() if state == ENDING)
@@ -365,6 +468,7 @@ class Supervised(RuleBasedStateMachine):
     def remove(self, data) -> None:
         mesh = data.draw(st.integers(0, self.meshes - 1))
         self.wanted = {child for child in self.wanted if child[0] != mesh}
+        self.vacant = {child for child in self.vacant if child[0] != mesh}
         self.world = {child: state for child, state in self.world.items() if child[0] != mesh}
         self.carry_out(self.core.remove(mesh, self.now))
 
@@ -390,7 +494,7 @@ class Supervised(RuleBasedStateMachine):
     @invariant()
     def somebody_is_at_work(self) -> None:
         """Check that a child that is down is awaited, or that its restart has a deadline."""
-        down = self.wanted - self.world.keys()
+        down = self.wanted - self.world.keys() - self.vacant
         if down and not self.core.giving_up:
             assert self.core.deadline is not None or ENDING in self.world.values()
 
@@ -408,7 +512,7 @@ class Supervised(RuleBasedStateMachine):
             assert self.gave_up is not None
             assert not self.world
         else:
-            assert self.wanted == self.world.keys()
+            assert self.wanted == self.world.keys() | self.vacant
 
 
 TestSupervised = Supervised.TestCase

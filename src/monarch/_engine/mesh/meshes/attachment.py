@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from monarch._engine.base.verdict import Verdict
     from monarch._engine.mesh.meshes.proc_mesh import ProcMesh
 
-__all__ = ["Attachment", "check", "let_go", "occupy", "rebind"]
+__all__ = ["Attachment", "as_written", "check", "let_go", "occupy", "rebind"]
 
 _SHUT_DOWN = "HostMesh has already been shut down"  # programs match this
 _STOPPED = "`HostMesh` has already been stopped"
@@ -215,13 +215,19 @@ def let_go(workers: Iterable[str]) -> Future[None]:
     return leaving
 
 
-def rebind(host: str, address: str, timeout: float) -> Future[str]:
+def as_written(host: str) -> str:
+    """Return the address of a host as this program wrote it; the name, if another one did."""
+    return next((text for text, name in _names.items() if name == host), host)
+
+
+def rebind(host: str, address: str, timeout: float, *, once: bool) -> Future[str]:
     """Have the worker at `address` serve `host`, which was lost; return a future at once.
 
     All that names the host means the other worker then: meshes, handles of lost processes, and
     their copies everywhere. The future is the address of the worker that serves the host: another
     one than asked for, if another process asks at the same time. It raises RuntimeError if the
-    worker is not reached within `timeout` seconds, or serves another lost host. The same worker may
+    worker is not reached within `timeout` seconds, with `once` by a single dial, or if it serves
+    another lost host. The same worker may
     serve the host again. If the address is that of another host of the job, that host is released.
     """
     proc = client_proc()
@@ -229,7 +235,8 @@ def rebind(host: str, address: str, timeout: float) -> Future[str]:
     proc.notices.setdefault("rebound", _on_rebound)
     proc.when_agent_fails(_on_agent_failed)
     _rebinding.setdefault(host, []).append(future)
-    proc.tell_agent({"op": "rebind", "host": host, "address": address, "timeout": timeout})
+    request = {"op": "rebind", "host": host, "address": address, "timeout": timeout, "once": once}
+    proc.tell_agent(request)
     late = {"host": host, "error": f"the client's host agent did not answer within {timeout:g} s"}
     # The client's host, which makes the connection, may be lost.
     timer = proc.reactor.call_later(timeout + 2 * settings.host_timeout, lambda: _on_rebound(late))

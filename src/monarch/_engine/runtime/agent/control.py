@@ -156,6 +156,7 @@ class Rebind(TypedDict):
     host: str
     address: str
     timeout: float
+    once: bool
 
 
 class Detach(TypedDict):

@@ -129,6 +129,7 @@ class Hosts:
         self._attach_limits: dict[str, float] = {}  # by host: seconds to wait, if not the default
         self._rebinding: dict[str, list[int]] = {}  # by host: the procs that wait for it
         self._bound: dict[str, str] = {}  # by host that was rebound: its address, as asked for
+        self._dialed_once: set[str] = set()  # hosts to give up when a dial fails
         self._number = 0  # home's session with this host, which names this agent
         self._least: dict[str, int] = {}  # by host: the least number of an agent that is not fenced
 
@@ -292,9 +293,9 @@ class Hosts:
         environments.current.start_thread("monarch-dial", run)
 
     def _dial_failed(self, peer_host: PeerHost, problem: str) -> None:
-        """Report why a dial failed to the member that waits for the host; more dials follow."""
+        """Report why a dial failed to the member that waits for the host; more dials may follow."""
         self._tell_attacher(peer_host.name, "attaching", problem)
-        peer_host.dial_failed(problem, for_good=False)
+        peer_host.dial_failed(problem, for_good=peer_host.name in self._dialed_once)
 
     def _find_key(self, host: str) -> bytes:
         """Return the key of the job that a host belongs to. Raises SecretError."""
@@ -364,6 +365,8 @@ class Hosts:
         self._bound[host] = request["address"]
         core.perform(core.directory.host_found(host))
         self._attach_limits[host] = request["timeout"]
+        if request["once"]:
+            self._dialed_once.add(host)
         self._peer_host(host)
         self.spread(self._directory())
 
@@ -470,6 +473,7 @@ class Hosts:
         self._tell_attacher(host, "attached", error)
         self._attaching.pop(host, None)
         self._attach_limits.pop(host, None)
+        self._dialed_once.discard(host)
         self._tell_rebound(host, error)
 
     def _tell_attacher(self, host: str, op: str, error: str | None) -> None:

@@ -1,0 +1,315 @@
+"""Lost hosts in the simulator: their ranks go to spares, or wait for a host, and old procs are out.
+
+Every program checks the same promises: handles refer to the ranks on the new host, from whatever
+host they are used; each call has one outcome; and no message of a rank that was reported lost is
+executed afterwards.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+import monarch.actor
+from monarch.actor import (
+    Actor,
+    SupervisionError,
+    Supervisor,
+    current_rank,
+    endpoint,
+    this_host,
+)
+from monarch.testing import (
+    CrashAgent,
+    CrashHost,
+    Delay,
+    Partition,
+    Request,
+    simulate,
+)
+
+
+class Worker(Actor):
+    """Adds up numbers in a ledger; says where it runs."""
+
+    def __init__(self, ledger=None):
+        self.ledger = ledger
+        self.incarnation = 0
+
+    def __restart__(self, restart):
+        self.incarnation = restart.incarnation
+
+    @endpoint
+    def where(self):
+        return socket.gethostname()
+
+    @endpoint
+    def ask(self, others):
+        return list(others.where.call().get().values())
+
+    @endpoint
+    def write(self, number):
+        who = current_rank().rank, self.incarnation, number
+        self.ledger.add.call_one(*who).get()
+        return who
+
+    @endpoint
+    def babble(self, times, pause):
+        """Send numbers to the ledger, without waiting for answers."""
+        for number in range(times):
+            self.ledger.add.broadcast(current_rank().rank, self.incarnation, number)
+            time.sleep(pause)
+
+
+class Ledger(Actor):
+    def __init__(self):
+        self.entries = []
+
+    @endpoint
+    def add(self, rank, incarnation, number):
+        self.entries.append((time.monotonic(), rank, incarnation, number))
+
+    @endpoint
+    def read(self):
+        return self.entries
+
+
+def places_of(lost, spare):
+    """Return where the six ranks of a mesh on host0, host1 and host2 are after a loss."""
+    names = ["host0", "host1", "host2"]
+    names[lost] = spare
+    return [name for name in names for _ in range(2)]
+
+
+def use(hosts, seconds):
+    """Call a supervised mesh for a while, from here and from another host; check all promises."""
+    supervisor = Supervisor(max_restarts=3, within=60, spares=hosts.slice(hosts=3))
+    ledger = this_host().spawn_procs().spawn("ledger", Ledger)
+    procs = hosts.slice(hosts=slice(0, 3)).spawn_procs({"gpus": 2})
+    workers = supervisor.spawn(procs, "w", Worker, ledger)
+    peer = hosts.slice(hosts=2).spawn_procs().spawn("peer", Worker)
+    answered, number = [], 0
+    while time.monotonic() < seconds:
+        number += 1
+        try:
+            answered += workers.write.call(number).get().values()
+        except SupervisionError:
+            supervisor.healthy.get()
+        time.sleep(0.1)
+    supervisor.healthy.get()
+    now = list(workers.where.call().get().values())
+    assert peer.ask.call_one(workers).get() == now
+    stranger = hosts.slice(hosts=2).spawn_procs().spawn("stranger", Worker)
+    assert stranger.ask.call_one(workers).get() == now
+    assert supervisor.running(workers) == list(range(6))
+    written = [entry[1:] for entry in ledger.read.call_one().get()]
+    assert len(written) == len(set(written)), "a message was executed twice"
+    assert set(answered) <= set(written)
+    again = sorted((event.rank, event.incarnation, event.host) for event in supervisor.restarts)
+    return now, again
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_ranks_of_a_lost_host_go_to_the_spare(seed):
+    done = simulate(lambda hosts: use(hosts, 8.0), hosts=4, faults=[CrashHost(2.0, 1)], seed=seed)
+    assert done.value == (places_of(1, "host3"), [(2, 1, "host3"), (3, 1, "host3")])
+
+
+@pytest.mark.parametrize("place", ["before_arrival", "while_running", "before_reply"])
+@pytest.mark.parametrize("nth", [1, 4, 9])
+def test_a_host_that_is_lost_at_any_place_of_a_message(nth, place):
+    fault = CrashHost(Request(nth, "w", place), 1)
+    done = simulate(lambda hosts: use(hosts, 8.0), hosts=4, faults=[fault], seed=nth)
+    assert done.value == (places_of(1, "host3"), [(2, 1, "host3"), (3, 1, "host3")])
+
+
+def test_a_host_whose_worker_answers_keeps_its_ranks():
+    done = simulate(lambda hosts: use(hosts, 4.0), hosts=4, faults=[CrashAgent(2.0, 1)])
+    assert done.value == (places_of(1, "host1"), [(2, 1, "host1"), (3, 1, "host1")])
+
+
+def test_the_time_to_recover_is_at_most_a_second_more_than_the_detectors():
+    def main(hosts):
+        supervisor = Supervisor(max_restarts=3, within=60, spares=hosts.slice(hosts=2))
+        workers = supervisor.spawn(hosts.slice(hosts=1).spawn_procs({"gpus": 8}), "w", Worker)
+        workers.where.call().get()
+        time.sleep(5 - time.monotonic())
+        try:
+            while True:
+                workers.where.call().get()
+                time.sleep(0.01)
+        except SupervisionError:
+            reported = time.monotonic()
+        supervisor.healthy.get()
+        return reported, time.monotonic()
+
+    reported, healthy = simulate(main, hosts=3, faults=[CrashHost(5.0, 1)]).value
+    assert 5 < reported < 5 + 3.1
+    assert healthy - reported < 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("one_way", [False, True])
+def test_a_host_that_was_cut_off_and_comes_back_has_no_effect(seed, one_way, monkeypatch):
+    """Old ranks send to an actor on another host, from which they are not cut off."""
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: None)
+
+    def main(hosts):
+        ledger = hosts.slice(hosts=2).spawn_procs().spawn("ledger", Ledger)
+        supervisor = Supervisor(max_restarts=3, within=60, spares=hosts.slice(hosts=3))
+        procs = hosts.slice(hosts=1).spawn_procs({"gpus": 2})
+        workers = supervisor.spawn(procs, "w", Worker, ledger)
+        workers.where.call().get()
+        workers.babble.broadcast(2_000, 0.01)
+        time.sleep(4)
+        supervisor.healthy.get()
+        while len(supervisor.restarts) < 2:
+            time.sleep(0.01)
+        back = time.monotonic()
+        assert set(workers.where.call().get().values()) == {"host3"}
+        workers.babble.broadcast(300, 0.01)
+        time.sleep(20)
+        assert set(workers.where.call().get().values()) == {"host3"}
+        return back, ledger.read.call_one().get()
+
+    faults = [Partition(2.0, 1, 0, seconds=10, one_way=one_way)]
+    back, entries = simulate(main, hosts=4, faults=faults, seed=seed).value
+    old = [when for when, _, incarnation, _ in entries if not incarnation]
+    new = [(rank, number) for _, rank, incarnation, number in entries if incarnation == 1]
+    assert min(old) < 2
+    assert max(old) < back, "a message of the old incarnation was executed"
+    assert sorted(new) == [(rank, number) for rank in (0, 1) for number in range(300)]
+
+
+@pytest.mark.parametrize("strategy", ["one_for_one", "one_for_all"])
+def test_a_mesh_goes_on_smaller_and_grows_when_the_host_is_back(strategy):
+    def main(hosts):
+        supervisor = Supervisor(strategy, max_restarts=3, within=60, min_size=4)
+        workers = supervisor.spawn(hosts.spawn_procs({"gpus": 2}), "w", Worker)
+        workers.where.call().get()
+        time.sleep(6)
+        supervisor.healthy.get()
+        while supervisor.running(workers) != [0, 1, 4, 5]:
+            time.sleep(0.1)
+        shrunk = time.monotonic()
+        some = workers.where.options(on_failure="partial").call().get()
+        assert [host for _, host in some.successes()] == ["host0"] * 2 + ["host2"] * 2
+        with pytest.raises(SupervisionError, match="host1 is unreachable"):
+            workers.where.call().get()
+        while supervisor.running(workers) != list(range(6)):
+            time.sleep(0.1)
+        supervisor.healthy.get()
+        assert list(workers.where.call().get().values()) == places_of(1, "host1")
+        return shrunk, time.monotonic(), {event.rank for event in supervisor.restarts}
+
+    cut = Partition(2.0, 1, None, seconds=100)
+    shrunk, grown, again = simulate(main, hosts=3, faults=[cut]).value
+    assert shrunk < 30
+    assert 102 < grown < 135
+    assert again == ({2, 3} if strategy == "one_for_one" else set(range(6)))
+
+
+def test_a_mesh_that_becomes_too_small_is_given_up(monkeypatch):
+    faults = []
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", faults.append)
+
+    def main(hosts):
+        supervisor = Supervisor(max_restarts=3, within=60, min_size=5)
+        workers = supervisor.spawn(hosts.spawn_procs({"gpus": 2}), "w", Worker)
+        workers.where.call().get()
+        time.sleep(6)
+        with pytest.raises(SupervisionError, match="may not go on with fewer than 5"):
+            supervisor.healthy.get()
+        assert supervisor.running(workers) == []
+
+    simulate(main, hosts=3, faults=[CrashHost(2.0, 1)])
+    assert [fault.mesh_name.partition("-")[0] for fault in faults] == ["w"]
+
+
+def test_without_any_host_the_supervisor_gives_up(monkeypatch):
+    faults = []
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", faults.append)
+
+    def main(hosts):
+        def replace(address):
+            raise RuntimeError(f"the quota is used up: nothing for {address}")
+
+        supervisor = Supervisor(max_restarts=2, within=600, spares=replace)
+        workers = supervisor.spawn(hosts.spawn_procs(), "w", Worker)
+        workers.where.call().get()
+        time.sleep(5)
+        with pytest.raises(SupervisionError, match="the quota is used up: nothing for host1"):
+            supervisor.healthy.get()
+
+    simulate(main, hosts=2, faults=[CrashHost(2.0, 1)])
+    assert len(faults) == 1
+
+
+class Manager(Actor):
+    """Supervises from a host that is not the script's."""
+
+    def __init__(self, hosts, spares):
+        self.supervisor = Supervisor(max_restarts=3, within=60, spares=spares)
+        self.workers = self.supervisor.spawn(hosts.spawn_procs({"gpus": 2}), "w", Worker)
+
+    @endpoint
+    def where(self):
+        try:
+            return list(self.workers.where.call().get().values())
+        except SupervisionError:
+            self.supervisor.healthy.get()
+            return None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_actor_on_another_host_supervises(seed):
+    def main(hosts):
+        team = hosts.slice(hosts=slice(0, 3))
+        team.spawn_procs().spawn("first", Worker).where.call().get()  # the script's agent dials
+        procs = hosts.slice(hosts=2).spawn_procs()
+        manager = procs.spawn("manager", Manager, team, hosts.slice(hosts=3))
+        assert manager.where.call_one().get() == places_of(1, "host1")
+        time.sleep(5)
+        while (places := manager.where.call_one().get()) is None:
+            time.sleep(0.1)
+        return places
+
+    faults = [CrashHost(2.0, 1), Delay(2.0, 0, 2, seconds=60, by=0.05)]
+    assert simulate(main, hosts=4, faults=faults, seed=seed).value == places_of(1, "host3")
+
+
+def test_hosts_that_are_lost_one_after_the_other_and_at_once(monkeypatch):
+    def main(hosts):
+        supervisor = Supervisor(max_restarts=9, within=60, spares=hosts.slice(hosts=slice(4, 8)))
+        workers = supervisor.spawn(hosts.slice(hosts=slice(0, 4)).spawn_procs(), "w", Worker)
+        workers.where.call().get()
+        time.sleep(60)
+        supervisor.healthy.get()
+        return list(workers.where.call().get().values())
+
+    # host4 takes the place of a host, and is lost as well.
+    lost = [CrashHost(2.0, 1), CrashHost(2.0, 2), CrashHost(20.0, 4), CrashHost(40.0, 3)]
+    places = simulate(main, hosts=8, faults=lost).value
+    assert places[0] == "host0"
+    assert set(places[1:]) == {"host5", "host6", "host7"}
+
+
+def test_two_supervisors_of_one_host_agree():
+    def main(hosts):
+        spares = hosts.slice(hosts=slice(2, 4))
+        meshes = []
+        for name in ("a", "b"):
+            supervisor = Supervisor(max_restarts=3, within=60, spares=spares)
+            mesh = supervisor.spawn(hosts.slice(hosts=1).spawn_procs(), name, Worker)
+            meshes.append((supervisor, mesh))
+        plain = Supervisor(max_restarts=3, within=60)
+        third = plain.spawn(hosts.slice(hosts=1).spawn_procs(), "c", Worker)
+        meshes.append((plain, third))
+        time.sleep(12)
+        for supervisor, _ in meshes:
+            supervisor.healthy.get()
+        return [mesh.where.call_one().get() for _, mesh in meshes]
+
+    assert simulate(main, hosts=4, faults=[CrashHost(2.0, 1)]).value == ["host2"] * 3
