@@ -267,7 +267,9 @@ class Manager(Actor):
 def test_an_actor_on_another_host_supervises(seed):
     def main(hosts):
         team = hosts.slice(hosts=slice(0, 3))
-        team.spawn_procs().spawn("first", Worker).where.call().get()  # the script's agent dials
+        first = team.spawn_procs()  # the script's agent dials all hosts
+        first.spawn("first", Worker).where.call().get()
+        first.stop().get()
         procs = hosts.slice(hosts=2).spawn_procs()
         manager = procs.spawn("manager", Manager, team, hosts.slice(hosts=3))
         assert manager.where.call_one().get() == places_of(1, "host1")

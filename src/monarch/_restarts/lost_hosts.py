@@ -8,7 +8,7 @@ to wait for a scheduler. Everything else happens on the reactor thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from monarch._restarts.places import Ask, Effect, Exhausted, Found, Places
 from monarch._spi import (
@@ -73,14 +73,16 @@ class LostHosts:
         self._exhausted = exhausted
         self._sources: list[Replace] = []
         addresses: list[str] = []
-        several: Any = spares if isinstance(spares, (list, tuple)) else [spares]
+        several: list[Any] = [spares]
+        if isinstance(spares, (list, tuple)):
+            several = [*spares]
         for given in several:
             if isinstance(given, HostMesh):
                 addresses += given._names()
             elif isinstance(given, HostSource):
                 self._sources.append(given.replace_host)
             elif callable(given):
-                self._sources.append(given)
+                self._sources.append(cast("Replace", given))
             elif given is not None:
                 raise TypeError(
                     "spares must be a HostMesh, a job, or a function that takes the address of a "
