@@ -239,11 +239,14 @@ class Cluster:
         self.options = options
         self.nodes: list[subprocess.Popen[bytes]] = []
 
-    def run(self) -> None:
+    def prepare(self, pid: int) -> None:
+        """Make it known, before the launch returns."""
         self.folder.mkdir(parents=True)
-        _write(self.folder / "pid", str(os.getpid()))
+        _write(self.folder / "pid", str(pid))
         _write(self.folder / "task", json.dumps({**self.task, "launch": self.options}))
         _write(self.request / "state", "RUNNING")
+
+    def run(self) -> None:
         _until(lambda: not (HOME / "hold").exists())
         if refused := _read(HOME / "refuse"):
             _write(self.request / "error", refused)
@@ -319,21 +322,24 @@ class Down(BaseException):
 
 
 def main() -> None:
-    told = json.loads(sys.stdin.read())
-    if os.fork():  # the cluster belongs to no script
-        os._exit(0)
-    os.setsid()
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
+    cluster = Cluster(*json.loads(sys.stdin.read()))
 
     def down(_number: int, _frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Down
 
     signal.signal(signal.SIGTERM, down)
-    cluster = Cluster(*told)
+    ready_in, ready_out = os.pipe()
     try:
+        if pid := os.fork():  # the cluster belongs to no script
+            cluster.prepare(pid)
+            os.write(ready_out, b"x")
+            os._exit(0)
+        os.setsid()
+        os.read(ready_in, 1)
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
         cluster.run()
         while cluster.folder.exists():  # up, though its job has ended
             time.sleep(0.05)

@@ -169,9 +169,16 @@ def when_gone(uid: int, callback: Callable[[str], None]) -> None:
 # -- side streams: bytes between processes, beside the links (see runtime.proc.side_stream) --------
 
 
-def serve_streams(purpose: str, handler: Callable[[socket.socket, Caller], None]) -> None:
-    """Call `handler(stream, caller)` on the reactor thread when a process opens a side stream."""
-    client_proc().streams[purpose] = handler
+def serve_streams(purpose: str, handler: Callable[[socket.socket, Caller], None] | None) -> None:
+    """Call `handler(stream, caller)` on the reactor thread when a process opens a side stream.
+
+    None: refuse them from now on.
+    """
+    streams = client_proc().streams
+    if handler is None:
+        streams.pop(purpose, None)
+    else:
+        streams[purpose] = handler
 
 
 def open_stream(uid: int, purpose: str) -> socket.socket:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from monarch.job.local import LocalJob
     from monarch.job.mpi import MPIJob
     from monarch.job.nodes import NodesJob
+    from monarch.job.port_forwarder import PortForwarder
     from monarch.job.process import ProcessJob, hosts_from_config
     from monarch.job.ray import RayJob
     from monarch.job.saved import DEFAULT_JOB_PATH
@@ -58,6 +59,7 @@ __all__ = [
     "LocalJob",
     "MPIJob",
     "NodesJob",
+    "PortForwarder",
     "ProcessJob",
     "RayJob",
     "SSHJob",
@@ -96,6 +98,7 @@ _HOMES = {
     "LocalJob": "local",
     "MPIJob": "mpi",
     "NodesJob": "nodes",
+    "PortForwarder": "port_forwarder",
     "ProcessJob": "process",
     "RayJob": "ray",
     "SSHJob": "ssh",
@@ -114,7 +117,6 @@ _HOMES = {
 #: Names of the interface that are not part of this release, each with a replacement.
 _MISSING = {
     "MeshAdminConfig": "there is no admin server yet",
-    "PortForwarder": "there is no port forwarding yet; use ssh -L",
     "TelemetryConfig": "there is no telemetry store yet; see monarch.actor.get_meter()",
 }
 
