@@ -48,12 +48,15 @@ _OPEN = 'exec "$@" <>"$0" >&0 2>&0'
 
 
 def shell(
-    host_mesh: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None
+    host_mesh_singleton: HostMesh,
+    *,
+    env: Mapping[str, str] | None = None,
+    workdir: str | None = None,
 ) -> int:
     """Run a shell on a host, with stdin and stdout as keyboard and screen; return its exit status.
 
     Args:
-        host_mesh: a mesh of one host.
+        host_mesh_singleton: a mesh of one host.
         env: additional environment variables of the shell.
         workdir: the shell's working directory. Default: the path of the current directory if the
             host has such a directory, otherwise the working directory of the host.
@@ -64,13 +67,15 @@ def shell(
     the shell has exited. Raises ValueError for a mesh that is not of size 1, and the failure of the
     host if it fails.
     """
-    if len(host_mesh) != 1:
-        raise ValueError(f"a shell runs on one host, and this is a mesh of {host_mesh.extent}")
+    if len(host_mesh_singleton) != 1:
+        raise ValueError(
+            f"a shell runs on one host, and this is a mesh of {host_mesh_singleton.extent}"
+        )
     if not os.isatty(0):
         given = sys.stdin.buffer.read()
-        return exec_command(host_mesh, _RUN_INPUT, env, workdir, stdin=given).get()
+        return exec_command(host_mesh_singleton, _RUN_INPUT, env, workdir, stdin=given).get()
     context()  # create the client on the calling thread
-    procs = host_mesh.spawn_procs(name="shell")
+    procs = host_mesh_singleton.spawn_procs(name="shell")
     try:
         environ = {"TERM": os.environ.get("TERM", "dumb"), **(env or {})}
         remote = procs.spawn("shell", _Shell, environ, workdir, os.getcwd(), *_window())
