@@ -130,6 +130,7 @@ if TYPE_CHECKING:
         before_calls,
         call_later,
         failed,
+        is_gone,
         is_simulated,
         open_door,
         open_stream,
@@ -240,6 +241,7 @@ __all__ = [
     "instrument",
     "introduce",
     "is_engine_frame",
+    "is_gone",
     "is_simulated",
     "key_name",
     "let_go",
@@ -349,9 +351,9 @@ _NAMES = {
     "_engine.wire.codec": "decode encode",
     "_engine.wire.frame": "CALL FAILURE Frame PROBE QUERY STOP",
     "_spi.process": (
-        "Promise at_actor_end at_call_end before_calls call_later failed is_simulated open_door "
-        "open_stream own_uid reactor_call resolved serve_streams settled start_thread successor_of "
-        "then when_gone"
+        "Promise at_actor_end at_call_end before_calls call_later failed is_gone is_simulated "
+        "open_door open_stream own_uid reactor_call resolved serve_streams settled start_thread "
+        "successor_of then when_gone"
     ),
     "_spi.watched": "fail_at_exit raise_loss spawn_watched",
 }

@@ -24,6 +24,7 @@ __all__ = [
     "before_calls",
     "call_later",
     "failed",
+    "is_gone",
     "is_simulated",
     "open_door",
     "open_stream",
@@ -159,6 +160,12 @@ def own_uid() -> int:
 def successor_of(uid: int) -> int:
     """Return the id of the process that replaces `uid` now; `uid` itself unless restarted."""
     return client_proc().newest(uid)
+
+
+def is_gone(uid: int) -> bool:
+    """Whether this process knows that process `uid` has exited, is lost, or was replaced."""
+    proc = client_proc()
+    return uid in proc.verdicts or uid in proc.successors
 
 
 def when_gone(uid: int, callback: Callable[[str], None]) -> None:

@@ -73,6 +73,7 @@ class Engine:
         self._unwatch: Callable[[], None] = _nothing
         self.ended: Exception | None = None  # why no operation is possible
         self._loss: _spi.Failure | None = None
+        self._uids: list[int] = []  # the processes
         self.lock = threading.RLock()
         self._peers: dict[Engine, int] = {}
         self.live: dict[int, Live] = {}
@@ -111,6 +112,7 @@ class Engine:
     def _start(self) -> None:
         """Spawn the workers, and start the thread that sends what is collected."""
         procs = self.procs
+        self._uids = list(map(_spi.successor_of, procs._uids()))
         self.name = f"{_spi.own_uid():x}.{next(_counter)}"
         hosts = 1 if procs._hosts is None else len(procs._hosts)
         self.workers, self._unwatch = _spi.spawn_watched(
@@ -283,8 +285,16 @@ class Engine:
             self.ended = RuntimeError("a process of the mesh is lost")
             self._begun.set()
 
+    def has_ended(self) -> bool:
+        """Whether no operation is possible, also if the loss of a process is not yet noted here.
+
+        A failed fetch, or the end of a restart, may wake the program before `_lose` is called.
+        """
+        return self.ended is not None or any(map(_spi.is_gone, self._uids))
+
     def _end(self, error: Exception) -> None:
-        if self.ended is None:
+        """Note why no operation is possible; the loss of a process is noted by `_lose`."""
+        if self.ended is None and not any(map(_spi.is_gone, self._uids)):
             self.ended = error
 
     def _refuse(self) -> NoReturn:
@@ -312,7 +322,8 @@ class Engine:
                 "not be known",
                 self.procs,
             )
-        self._end(RuntimeError("the processes of this mesh have been stopped"))
+        if self.ended is None:
+            self.ended = RuntimeError("the processes of this mesh have been stopped")
 
     def hold(self) -> None:
         """Send what is collected, and nothing more until `release` or `discard`."""
@@ -604,7 +615,7 @@ def engine_of(procs: ProcMesh) -> Engine:
     """
     with _lock:
         known = _of.setdefault(procs._base, [])
-        known[:] = [engine for engine in known if engine.ended is None]
+        known[:] = [engine for engine in known if not engine.has_ended()]
         for engine in known:
             if engine.covers(procs):
                 return engine

@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 import torch
 
 from monarch import fetch_shard, inspect, remote
+from monarch._tensors.engine import Engine
 from monarch._tensors.errors import RemoteException
 from monarch._tensors.mesh import spawn_tensor_engine
 from monarch.actor import Actor, SupervisionError, Supervisor, this_host
@@ -216,4 +217,36 @@ def test_a_supervised_mesh_is_activated_again_after_a_loss() -> None:
         after = pids.call().get(timeout=60)
     assert before.item(gpus=0) == after.item(gpus=0)
     assert before.item(gpus=1) != after.item(gpus=1)
+    procs.stop().get(timeout=60)
+
+
+@pytest.mark.failures
+def test_an_activation_after_a_restart_is_new_although_the_loss_is_noted_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late: list[tuple[Engine, Any]] = []
+    procs = this_host().spawn_procs({"gpus": 2})
+    supervisor = Supervisor(max_restarts=3, within=60)
+    supervisor.spawn(procs, "guard", Guard)
+    pids = remote(os.getpid)
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "_lose", lambda *given: late.append(given))
+        with procs.activate():
+            old = torch.ones(2)
+            os.kill(pids.call().get(timeout=60).item(gpus=1), signal.SIGKILL)
+            with pytest.raises(SupervisionError):
+                _fetch_often(old)
+        with procs.activate():  # no reuse of what is lost, before the restart
+            assert spawn_tensor_engine(procs).client is not old.mesh.client
+        supervisor.healthy.get(timeout=60)
+    with procs.activate():
+        new = (torch.ones(2) + procs.rank_tensor("gpus")).reduce("gpus")
+        assert inspect(new, gpus=1).tolist() == [3.0, 3.0]
+        engine = new.mesh.client
+        for noted in late:
+            Engine._lose(*noted)
+        assert spawn_tensor_engine(procs).client is engine
+        assert inspect(new + 1, gpus=0).tolist() == [4.0, 4.0]
+        with pytest.raises(SupervisionError, match=r"Killed\(sig=9\)"):
+            old.add(1)
     procs.stop().get(timeout=60)
