@@ -22,6 +22,7 @@ __all__ = ["Guard", "active"]
 class _Active(threading.local):
     mesh: Any = None  # a DeviceMesh
     stream: Any = None  # a Stream
+    recording: Any = None  # the `Session` of a compiled function that is recorded
 
 
 active = _Active()

@@ -11,13 +11,13 @@ both may read and neither may write.
 from __future__ import annotations
 
 import functools
-import itertools
 import warnings
 import weakref
 from typing import TYPE_CHECKING
 
+from monarch._tensors.active import active
 from monarch._tensors.core.aliases import Aliases
-from monarch._tensors.core.special import BORROW, LEND, RECLAIM, RETURN
+from monarch._tensors.core.special import BORROW, LEND, RECLAIM, RETURN, new_number
 from monarch._tensors.misplaced import explain
 from monarch._tensors.tensor import Tensor, new_tensor
 from monarch._tensors.where import here, text_of
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Borrow", "borrow"]
 
-_numbers = itertools.count()
-
 
 class Borrow:
     """The borrow of one tensor by one stream; leaving its ``with`` block drops it.
@@ -41,7 +39,7 @@ class Borrow:
     """
 
     def __init__(self, tensor: Tensor, stream: Stream, mutable: bool) -> None:
-        self._number = next(_numbers)
+        self._number = new_number()
         self._where = here()
         self._dropped = True  # until it has begun
         origin = tensor._aliases
@@ -60,20 +58,43 @@ class Borrow:
         there = engine.place(place.mesh, stream)
         engine.emit(place, (LEND, self._number, tensor._ref), self._where)
         self.tensor = new_tensor(tensor._meta, there, engine.new_ref(), aliases)
+        if active.recording is not None:
+            active.recording.borrows.append(self)
 
     @property
     def traceback_string(self) -> str:
         """Where the borrow began."""
         return text_of(self._where)
 
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the borrow has ended."""
+        return self._dropped
+
     def drop(self) -> None:
         """End the borrow: the borrowed tensor and its views become unusable, the rights return.
 
         Later work of the first stream on the tensor waits for what the borrower has issued until
         now. A second call has no effect.
+
+        Raises ValueError in a compiled function that did not begin the borrow.
         """
         if self._dropped:
             return
+        if active.recording is not None and self not in active.recording.borrows:
+            raise ValueError(
+                "a compiled function cannot drop a borrow that began outside of it: drop it after "
+                f"the call. It began here:\n{text_of(self._where)}"
+            )
+        self._end()
+
+    def abandon(self) -> None:
+        """End the borrow without commands, as those that began it are not sent."""
+        self._dropped = True
+        self.tensor._aliases.arriving = None
+        self._source._aliases.give_back(self._number)
+
+    def _end(self) -> None:
         self._dropped = True
         where = here()
         source, borrowed = self._source, self.tensor
@@ -111,7 +132,7 @@ class Borrow:
                 ResourceWarning,
                 stacklevel=2,
             )
-            self.drop()
+            self._end()
 
 
 def _arrive(reference: weakref.ref[Borrow]) -> None:

@@ -26,12 +26,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch import _spi
+from monarch._tensors.active import active
 from monarch._tensors.core.aliases import Aliases, Stack
 from monarch._tensors.core.cache import Cache
 from monarch._tensors.core.history import Failure, History, Run
 from monarch._tensors.core.metadata import Metadata
 from monarch._tensors.core.recorded import Recorded
-from monarch._tensors.core.special import ASK, SHARE
+from monarch._tensors.core.special import ASK, BORROW, RECLAIM, RETURN, SHARE
 from monarch._tensors.core.template import DELETE, FIRST, Command, Plan
 from monarch._tensors.errors import RemoteException, rebuilt
 from monarch._tensors.place import Place
@@ -65,7 +66,13 @@ class Engine:
     is_simulated = False
 
     def __init__(self, procs: ProcMesh) -> None:
+        if active.recording is not None:
+            raise NotImplementedError(
+                f"a compiled function cannot be the first to use {procs}: activate it once before "
+                "the function is called"
+            )
         self.procs = procs
+        self.serial = next(_serials)
         self.name = ""
         self.workers: Any = None
         self._keeping: Future[int] | None = None
@@ -95,6 +102,7 @@ class Engine:
         self._waiting = 0  # commands that are not sent
         self._defined: list[Any] = []  # templates and places that the workers do not know yet
         self._places: list[Place] = []
+        self._joint: dict[tuple[int, ...], Place] = {}
         self._outstanding: deque[Future[Any]] = deque()
         self._batches = 0
         self._timed = False
@@ -153,6 +161,21 @@ class Engine:
                 self._defined.append(("place", place.number, ranks, stream.number, stream.default))
                 mesh._places[stream] = place
         return place
+
+    def joint_place(self, numbers: Sequence[int]) -> Place:
+        """Return the place of commands that several places get; they are given by their numbers."""
+        known = tuple(dict.fromkeys(numbers))
+        with self.lock:
+            first = self._places[known[0]]
+            if len(known) == 1:
+                return first
+            place = self._joint.get(known)
+            if place is None:
+                place = Place(self, first.mesh, first.stream, len(self._places))
+                self._places.append(place)
+                self._joint[known] = place
+                self._defined.append(("joint", place.number, known))
+            return place
 
     def tensor(self, meta: Metadata, place: Place, aliases: Aliases | None = None) -> Tensor:
         """Return a new tensor with a reference of its own."""
@@ -230,6 +253,8 @@ class Engine:
         with self.lock:
             if self.ended is not None:
                 self._refuse()
+            if self._held and active.recording is not None:
+                active.recording.check(self)
             if self._dead or len(self._dead_later) > self._later:
                 self._bury()
             seq = self._append(place, command, where)
@@ -349,10 +374,14 @@ class Engine:
             self._later = 0  # so that recordings of the same calls have the same deletions
             return self.new_ref()
 
-    def end_recording(self, place: Place, first: int) -> tuple[list[Command], list[Stack]]:
-        """Return the commands since `begin_recording` and where they were issued, unsent.
+    def end_recording(
+        self, first: int, number: int
+    ) -> tuple[list[Command], list[Stack], list[Place]]:
+        """Return the commands since `begin_recording`, where they were issued, and their places.
 
-        Raises NotImplementedError if some are not for `place`.
+        They are not sent. Those that are no part of the function stay to be sent: deletions of
+        tensors that were there before (below `first`), and the first use and the end of borrows
+        that began before; the numbers of these are below `number`.
         """
         with self.lock:
             runs, self._runs, self._run = self._runs, [], None
@@ -363,26 +392,26 @@ class Engine:
             self._later = _LATER
             commands: list[Command] = []
             stacks: list[Stack] = []
-            is_elsewhere = False
+            places: list[Place] = []
             for run in runs:
+                place = self._places[run.place]
                 for command, where in zip(run.commands, run.stacks, strict=True):
-                    if command[0] != DELETE:
-                        is_elsewhere = is_elsewhere or run.place != place.number
-                        commands.append(command)
-                        stacks.append(where)
-                        continue
-                    outer = tuple(ref for ref in command[1:] if ref < first)
-                    if outer:  # released meanwhile, and no part of the function
-                        self._append(self._places[run.place], (DELETE, *outer), ())
-                    inner = tuple(ref for ref in command[1:] if ref >= first)
-                    if inner:
+                    if command[0] == DELETE:
+                        outer = tuple(ref for ref in command[1:] if ref < first)
+                        if outer:
+                            self._append(place, (DELETE, *outer), ())
+                        inner = tuple(ref for ref in command[1:] if ref >= first)
+                        if not inner:
+                            continue
                         commands.append((DELETE, *inner))
-                        stacks.append(where)
-            if is_elsewhere:
-                raise NotImplementedError(
-                    "the operations of a compiled function must be on one mesh and stream"
-                )
-            return commands, stacks
+                    elif _is_of_borrow_before(command, number):
+                        self._append(place, command, where)
+                        continue
+                    else:
+                        commands.append(command)
+                    stacks.append(where)
+                    places.append(place)
+            return commands, stacks, places
 
     def learn_recording(self, number: int, recorded: Recorded) -> None:
         """Let the workers know a recording before its first use."""
@@ -601,7 +630,15 @@ def _nothing() -> None:
     """Do nothing: no stop of processes is awaited."""
 
 
+def _is_of_borrow_before(command: Command, number: int) -> bool:
+    """Whether a command uses or ends a borrow whose number is below `number`."""
+    if command[0] == BORROW:
+        return bool(command[2] < number)
+    return command[0] in (RETURN, RECLAIM) and command[1] < number
+
+
 _counter = itertools.count()
+_serials = itertools.count()
 _log = logging.getLogger("monarch.tensors")
 _engines: set[Engine] = set()  # that may know of errors which nothing has raised
 _of: dict[int, list[Engine]] = {}  # by the base of the uids of a `spawn_procs`

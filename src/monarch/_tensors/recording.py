@@ -10,14 +10,20 @@ While it is recorded the function gets stand-ins for its arguments, with the sto
 tensor that is an argument in one call is a captured tensor of the recording if the function has it
 otherwise, too. A recording serves calls whose arguments share storages with captured tensors in the
 same way.
+
+A function may use several streams and meshes. Each stream of a process replays its own part (see
+`core.recorded`), so the streams wait for each other where the function says so, and nowhere else.
+For each engine there is a recording with a command of its own. The parts of a call find each other
+by the numbers of copies and borrows, which are new in each call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,14 +34,28 @@ from monarch._tensors.core.aliases import Aliases, Stack
 from monarch._tensors.core.cache import structure_key
 from monarch._tensors.core.metadata import Metadata
 from monarch._tensors.core.recorded import Recorded
-from monarch._tensors.core.special import REPLAY
+from monarch._tensors.core.special import (
+    CONSTANT,
+    COORDINATE,
+    RECEIVE,
+    RECLAIM,
+    REDUCE,
+    REPLAY,
+    SEND,
+    new_number,
+    number_of,
+)
 from monarch._tensors.core.template import DELETE, FIRST, Command, Operand, operands_of
+from monarch._tensors.engine import engines
 from monarch._tensors.mesh import no_mesh
-from monarch._tensors.misplaced import explain, place_of_call, refuse
+from monarch._tensors.misplaced import explain, place_at, refuse
+from monarch._tensors.stream import main
 from monarch._tensors.tensor import Tensor, new_tensor
 from monarch._tensors.where import here, text_of
+from monarch.actor import SupervisionError
 
 if TYPE_CHECKING:
+    from monarch._tensors.borrow import Borrow
     from monarch._tensors.engine import Engine
     from monarch._tensors.place import Place
 
@@ -45,28 +65,65 @@ _numbers = itertools.count()
 
 
 @dataclass(eq=False)
+class _Tape:
+    """What a function issued to one engine while it was recorded.
+
+    Attributes:
+        own: the number below all references that were made since, stand-ins included.
+        first: the number below the references that the function made.
+    """
+
+    engine: Engine
+    own: int
+    first: int = 0
+    commands: list[Command] = field(default_factory=list)
+    stacks: list[Stack] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Part:
+    """The recording of one engine.
+
+    Attributes:
+        number: its number for the processes.
+        place: the place of the command that replays it: all places of its commands.
+        given: which of the arguments and captured tensors it gets.
+        results: which of the results it makes.
+        numbers: the numbers of copies and borrows in its commands.
+    """
+
+    engine: Engine
+    number: int
+    place: Place
+    given: list[int]
+    results: list[int]
+    numbers: tuple[int, ...]
+
+
+@dataclass(eq=False)
 class _Recording:
     """The operations of one kind of call.
 
     Attributes:
-        number: its number for the processes.
+        parts: the recording of each engine.
         forms: its operations, for comparisons; see `_forms`.
         stacks: where the program issued each command.
         captured: tensors that it uses and that are no arguments.
         written: the numbers of the arguments, and after those of the captured tensors, that it
             writes to.
-        outputs: for each result its metadata and the storage that it shares: the number of an
-            argument or captured tensor, or of an earlier result n as -1 - n, or None.
+        outputs: for each result its metadata, its place, and the storage that it shares: the number
+            of an argument or captured tensor, or of an earlier result n as -1 - n, or None.
         structure: the returned structure, with an `Operand` for each result.
         overlap: for each argument the first captured tensor with the same storage; see `_overlap`.
     """
 
-    number: int
+    parts: list[_Part]
     forms: list[Any]
     stacks: list[Stack]
     captured: list[Tensor]
     written: tuple[int, ...]
-    outputs: list[tuple[Metadata, int | None]]
+    outputs: list[tuple[Metadata, Place, int | None]]
     structure: Any
     overlap: list[int | None]
     is_verified: bool = False
@@ -80,17 +137,22 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
     that `fn` uses without getting them as arguments are the same in each call. Tensors that it
     makes and does not return are dropped.
 
+    `fn` may use several streams, and several meshes that were used before, also of several
+    `spawn_procs`: then the processes of each get one command. While it records, other threads that
+    use distributed tensors wait.
+
     Args:
-        fn: a function of tensors and hashable values, with operations on one mesh and stream.
+        fn: a function of tensors and hashable values.
         verify: record the second call of each kind, too, and compare.
 
-    A call raises RuntimeError if the second recording differs from the first, TypeError for
-    arguments or results that require gradients, and NotImplementedError for operations on several
-    meshes or streams and for fetches in `fn`.
+    A call raises RuntimeError if the second recording differs from the first, or if `fn` does not
+    drop a borrow that it began; ValueError if it drops one that began before; TypeError for
+    arguments or results that require gradients; and NotImplementedError for fetches in `fn`.
     """
     if fn is None:
         return functools.partial(compile, verify=verify)
     recordings: dict[Any, list[_Recording]] = {}
+    name = getattr(fn, "__qualname__", str(fn))
 
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -98,25 +160,36 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
         tensors: list[Any] = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if not tensors and active.mesh is None:
             return fn(*args, **kwargs)
-        name = getattr(fn, "__qualname__", str(fn))
-        place: Place = place_of_call(name, args, kwargs, tensors)
-        if place.engine.is_held:
+        _check(name, args, kwargs, tensors)
+        used = {tensor._place.engine for tensor in tensors}
+        if active.mesh is not None:
+            used.add(active.mesh.client)
+        if any(engine.is_held for engine in used):
             return fn(*args, **kwargs)  # a part of another recording, or of a coalesced block
         _refuse_gradients(name, tensors)
-        key = (structure_key(spec), place, _kind(leaves))
+        key = (structure_key(spec), active.mesh, active.stream or main, _kind(leaves))
         known = recordings.setdefault(key, [])
         recording = next((r for r in known if r.overlap == _overlap(tensors, r.captured)), None)
         if recording is None:
-            recording = _record(fn, leaves, spec, place)
+            recording = _record(name, fn, leaves, spec)
             known.append(recording)
-            place.engine.history.recordings[recording.number] = recording.stacks
         elif verify and not recording.is_verified:
-            again = _record(fn, leaves, spec, place)
+            again = _record(name, fn, leaves, spec)
             _compare(name, recording, again)
             recording.is_verified = True
-        return _replay(name, recording, place, tensors)
+        return _replay(name, recording, tensors)
 
     return compiled
+
+
+def _check(name: str, args: Any, kwargs: Any, tensors: Sequence[Any]) -> None:
+    """Raise `Misplaced` unless all tensors are distributed, and may be read."""
+    for tensor in tensors:
+        if type(tensor) is not Tensor:
+            far = [other for other in tensors if type(other) is Tensor]
+            raise explain(name, args, kwargs, active.mesh, place_at(far, active.mesh))
+        if not tensor._aliases.may_read():
+            raise explain(name, (tensor,), {}, active.mesh, tensor._place)
 
 
 def _kind(leaves: Sequence[Any]) -> tuple[Any, ...]:
@@ -125,7 +198,8 @@ def _kind(leaves: Sequence[Any]) -> tuple[Any, ...]:
     kind: list[Any] = []
     for leaf in leaves:
         if type(leaf) is Tensor:
-            kind += (leaf._meta, storages.setdefault(leaf._aliases, len(storages)))
+            storage = storages.setdefault(leaf._aliases, len(storages))
+            kind += (leaf._meta, leaf._place, storage)
         else:
             kind += (type(leaf), leaf)
     return tuple(kind)
@@ -139,12 +213,12 @@ def _overlap(tensors: Sequence[Tensor], captured: Sequence[Tensor]) -> list[int 
     ]
 
 
-def _stand_ins(leaves: Sequence[Any], place: Place) -> dict[int, Tensor]:
+def _stand_ins(leaves: Sequence[Any]) -> dict[int, Tensor]:
     """Return tensors in the place of the arguments, by the identity of these."""
     made: dict[int, Tensor] = {}
     for leaf in leaves:
         if type(leaf) is Tensor and id(leaf) not in made:
-            stand_in = place.engine.tensor(leaf._meta, place, leaf._aliases)
+            stand_in = leaf._place.engine.tensor(leaf._meta, leaf._place, leaf._aliases)
             made[id(leaf)] = stand_in.requires_grad_() if leaf.requires_grad else stand_in
     return made
 
@@ -160,59 +234,171 @@ def _refuse_gradients(name: str, tensors: Sequence[Any]) -> None:
             )
 
 
-def _record(fn: Callable[..., Any], given: Sequence[Any], shape: Any, place: Place) -> _Recording:
+# -- recording ------------------------------------------------------------------------------------
+
+
+class Session:
+    """A function that is recorded: what it issues to any engine is kept instead of sent.
+
+    Args:
+        name: the name of the function.
+
+    Attributes:
+        tapes: what it issued, by engine.
+        borrows: those that it began.
+        first_number: the number below those of its copies and borrows.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tapes: dict[Engine, _Tape] = {}
+        self.borrows: list[Borrow] = []
+        self.first_number = new_number()
+
+    def check(self, engine: Engine) -> None:
+        """Raise RuntimeError for an engine whose operations another thread holds."""
+        if engine not in self.tapes:
+            raise RuntimeError(
+                f"{self.name} uses {engine.procs}, whose operations another thread collects in a "
+                "coalescing block; call it after that"
+            )
+
+    @contextlib.contextmanager
+    def hold(self) -> Generator[None, None, None]:
+        """Collect the operations on all engines; those of other threads wait."""
+        with contextlib.ExitStack() as locks:
+            # In one order, and each without unsent commands, so that no thread waits for this one.
+            for engine in sorted(engines(), key=lambda engine: engine.serial):
+                locks.enter_context(engine.lock)
+                if engine.is_held:
+                    continue
+                with contextlib.suppress(SupervisionError):  # its next operation raises it, too
+                    engine.flush()
+                if not engine.has_ended():
+                    self.tapes[engine] = _Tape(engine, engine.new_ref())
+            try:
+                yield
+            finally:
+                for tape in self.tapes.values():
+                    tape.engine.drop_recorded(tape.own, here())
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Call `function()`, and keep what it issues on the tapes.
+
+        Raises RuntimeError if it has not dropped a borrow that it began.
+        """
+        begun: list[_Tape] = []
+        try:
+            for tape in self.tapes.values():
+                tape.first = tape.engine.begin_recording()
+                begun.append(tape)
+            active.recording = self
+            result = function()
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            active.recording = None
+            for tape in begun:
+                ended = tape.engine.end_recording(tape.first, self.first_number)
+                tape.commands, tape.stacks, tape.places = ended
+        left = self._abandon()
+        if left:
+            raise RuntimeError(
+                f"the compiled function {self.name} has not dropped a borrow; drop it before the "
+                f"function returns. It began here:\n{left[0].traceback_string}"
+            )
+        return result
+
+    def _abandon(self) -> list[Borrow]:
+        """Take back the borrows that were not dropped; return them."""
+        left = [borrow for borrow in self.borrows if not borrow.is_dropped]
+        for borrow in left:
+            borrow.abandon()
+        return left
+
+
+def _record(name: str, fn: Callable[..., Any], given: Sequence[Any], shape: Any) -> _Recording:
     """Run `fn` and keep its commands instead of sending them."""
-    engine = place.engine
-    with engine.lock:
-        own = engine.new_ref()  # below the stand-ins, which are dropped with the rest
-        stand_ins = _stand_ins(given, place)
+    session = Session(name)
+    with session.hold():
+        stand_ins = _stand_ins(given)
         tensors = [stand_ins[id(leaf)] for leaf in given if id(leaf) in stand_ins]
         args, kwargs = pytree.tree_unflatten(
             [stand_ins.get(id(leaf), leaf) for leaf in given], shape
         )
-        first = engine.begin_recording()
-        try:
-            returned = fn(*args, **kwargs)
-        except BaseException:
-            engine.end_recording(place, first)
-            engine.drop_recorded(own, here())
-            raise
-        commands, stacks = engine.end_recording(place, first)
+        returned = session.run(lambda: fn(*args, **kwargs))
         leaves, spec = pytree.tree_flatten(returned)
         results: list[Any] = [leaf for leaf in leaves if type(leaf) is Tensor]
-        _refuse_gradients(getattr(fn, "__qualname__", str(fn)), results)
-        arguments = {tensor._ref for tensor in tensors}
-        used: dict[int, None] = {}
-        written: set[int] = set()
-        for command in commands:
-            reads, defines = engine.history.references(command)
-            used.update((ref, None) for ref in reads if ref < first and ref not in arguments)
-            written.update(ref for ref in defines if ref < first)
-        used.update((t._ref, None) for t in results if t._ref < first and t._ref not in arguments)
-        captured = [engine.tensor_of(ref) for ref in used]
+        _refuse_gradients(name, results)
+        captured: list[Tensor] = []
+        written: set[Tensor] = set()
+        for tape in session.tapes.values():
+            captured += _captured(tape, tensors, results, written)
         outer = [*tensors, *captured]
-        outputs: list[tuple[Metadata, int | None]] = []
+        outputs: list[tuple[Metadata, Place, int | None]] = []
         shown: list[Any] = []
         for leaf in leaves:
             if type(leaf) is not Tensor:
                 shown.append(leaf)
                 continue
             shown.append(Operand(len(outputs)))
-            outputs.append((leaf._meta, _shares(leaf, outer, results[: len(outputs)])))
-        recorded = Recorded(
-            commands,
-            tuple(tensor._ref for tensor in tensors),
-            tuple(used),
-            tuple(tensor._ref for tensor in results),
-        )
-        number = next(_numbers)
-        engine.learn_recording(number, recorded)
+            shares = _shares(leaf, outer, results[: len(outputs)])
+            outputs.append((leaf._meta, leaf._place, shares))
+        tapes = list(session.tapes.values())
+        parts = [part for tape in tapes if (part := _part(tape, outer, results)) is not None]
+        numbers = tuple(n for n, tensor in enumerate(outer) if tensor in written)
         overlap = _overlap(tensors, captured)
-        engine.drop_recorded(own, here())
-        numbers = tuple(n for n, tensor in enumerate(outer) if tensor._ref in written)
         structure = pytree.tree_unflatten(shown, spec)
-        forms = _forms(engine, commands, tensors, first)
-        return _Recording(number, forms, stacks, captured, numbers, outputs, structure, overlap)
+        forms = _forms(tapes, tensors)
+        stacks = [where for tape in tapes for where in tape.stacks]
+        return _Recording(parts, forms, stacks, captured, numbers, outputs, structure, overlap)
+
+
+def _captured(
+    tape: _Tape, arguments: Sequence[Tensor], results: Sequence[Tensor], written: set[Tensor]
+) -> list[Tensor]:
+    """Return the tensors of other origin that a tape uses; add those that are written."""
+    engine = tape.engine
+    given = {tensor._ref: tensor for tensor in arguments if tensor._place.engine is engine}
+    used: dict[int, None] = {}
+    changed: set[int] = set()
+    for command in tape.commands:
+        reads, defines = engine.history.references(command)
+        used.update((ref, None) for ref in reads if ref < tape.first and ref not in given)
+        changed.update(ref for ref in defines if ref < tape.first)
+    for tensor in results:
+        if tensor._place.engine is engine and tensor._ref < tape.first:
+            used.setdefault(tensor._ref)
+    found = {ref: engine.tensor_of(ref) for ref in used if ref not in given}
+    outer = {**given, **found}
+    written.update(outer[ref] for ref in changed if ref in outer)
+    return list(found.values())
+
+
+def _part(tape: _Tape, outer: Sequence[Tensor], results: Sequence[Tensor]) -> _Part | None:
+    """Let the processes of an engine know their recording; None if they have nothing to do."""
+    engine = tape.engine
+    given = [n for n, tensor in enumerate(outer) if tensor._place.engine is engine]
+    made = [n for n, tensor in enumerate(results) if tensor._place.engine is engine]
+    if not tape.commands and not made:
+        return None
+    numbers = tuple(
+        dict.fromkeys(n for c in tape.commands if c[0] < FIRST and (n := number_of(c)) is not None)
+    )
+    recorded = Recorded(
+        tape.commands,
+        [place.number for place in tape.places],
+        tuple((outer[n]._ref, outer[n]._place.number) for n in given),
+        tuple((results[n]._ref, results[n]._place.number) for n in made),
+        numbers,
+    )
+    number = next(_numbers)
+    pairs = (*recorded.given, *recorded.results)
+    place = engine.joint_place([*recorded.places, *(at for _, at in pairs)])
+    engine.learn_recording(number, recorded)
+    engine.history.recordings[number] = tape.stacks
+    return _Part(engine, number, place, given, made, numbers)
 
 
 def _shares(leaf: Tensor, outer: Sequence[Tensor], earlier: Sequence[Tensor]) -> int | None:
@@ -225,26 +411,41 @@ def _shares(leaf: Tensor, outer: Sequence[Tensor], earlier: Sequence[Tensor]) ->
     return None
 
 
-def _replay(name: str, recording: _Recording, place: Place, tensors: Sequence[Tensor]) -> Any:
+# -- replay ---------------------------------------------------------------------------------------
+
+
+def _replay(name: str, recording: _Recording, tensors: Sequence[Tensor]) -> Any:
     """Let the processes replay a recording, and return its results."""
     outer = [*tensors, *recording.captured]
     for tensor in outer:
         if not tensor._aliases.may_read():
-            raise explain(name, outer, {}, active.mesh, place)
-    changed: set[int] = set()
+            raise explain(name, (tensor,), {}, active.mesh, tensor._place)
+    changed: dict[Place, set[int]] = {}
     for number in recording.written:
-        aliases = outer[number]._aliases
-        if not aliases.writable:
-            raise refuse(
-                name, outer[number], "MUTATING_BORROW", "it would be mutated while it is borrowed"
-            )
-        changed |= aliases.refs
-    engine = place.engine
-    refs = tuple(engine.new_ref() for _ in recording.outputs)
-    given = tuple(tensor._ref for tensor in outer)
-    engine.emit(place, (REPLAY, recording.number, refs, given, tuple(changed)), here())
+        tensor = outer[number]
+        if not tensor._aliases.writable:
+            raise refuse(name, tensor, "MUTATING_BORROW", "it would be mutated while borrowed")
+        changed.setdefault(tensor._place, set()).update(tensor._aliases.refs)
+    refs = [place.engine.new_ref() for _, place, _ in recording.outputs]
+    fresh: dict[int, int] = {}
+    where = here()
+    for part in recording.parts:
+        for number in part.numbers:
+            fresh.setdefault(number, new_number())
+        streams: dict[int, set[int]] = {}
+        for place, written in changed.items():
+            if place.engine is part.engine:
+                streams.setdefault(place.stream.number, set()).update(written)
+        command = (
+            *(REPLAY, part.number),
+            tuple(refs[n] for n in part.results),
+            tuple(outer[n]._ref for n in part.given),
+            tuple((stream, tuple(written)) for stream, written in streams.items()),
+            tuple(fresh[number] for number in part.numbers),
+        )
+        part.engine.emit(part.place, command, where)
     made: list[Tensor] = []
-    for ref, (metadata, shares) in zip(refs, recording.outputs, strict=True):
+    for ref, (metadata, place, shares) in zip(refs, recording.outputs, strict=True):
         if shares is None:
             aliases = Aliases()
         else:
@@ -257,36 +458,58 @@ def _replay(name: str, recording: _Recording, place: Place, tensors: Sequence[Te
     )
 
 
-def _forms(
-    engine: Engine, commands: Sequence[Command], tensors: Sequence[Tensor], first: int
-) -> list[Any]:
+# -- comparison -----------------------------------------------------------------------------------
+
+_CONSTANTS = {
+    CONSTANT: (2,),
+    COORDINATE: (2, 3),
+    REDUCE: (5,),
+    SEND: (3, 4),
+    RECEIVE: (3, 5, 6),
+    RECLAIM: (2,),
+}
+"""The places of what is neither a reference nor a number in special commands."""
+
+
+def _forms(tapes: Sequence[_Tape], tensors: Sequence[Tensor]) -> list[Any]:
     """Return the commands in a form that is equal for equal recordings.
 
-    Each reference above `first` is replaced by where it comes from. Deletions are left out: when a
+    Each reference that the function made is replaced by where it comes from, as are the numbers of
+    copies and borrows; a stream stands for itself by its order. Deletions are left out: when a
     tensor is released is no matter of the program alone.
     """
-    origins: dict[int, Any] = {
-        tensor._ref: ("argument", number) for number, tensor in enumerate(tensors)
-    }
     forms: list[Any] = []
-    number = 0
-    for command in commands:
-        if command[0] == DELETE:
-            forms.append((DELETE, [], []))
-            continue
-        reads, defines = engine.history.references(command)
-        if command[0] < FIRST:
-            constants = [part for part in command[1:] if type(part) not in (int, tuple)]
-        else:
-            plan = engine.plans[command[0]]
-            given = operands_of(plan, command)
-            constants = [given[n] for n in range(len(given)) if n not in plan.tensors]
-            constants = [part for part in constants if type(part) is not tuple]
-        sources = [origins.get(ref, ref) for ref in reads]
-        for place, ref in enumerate(ref for ref in defines if ref > first):
-            origins.setdefault(ref, ("made", number, place))
-        forms.append((command[0], sources, constants))
-        number += 1
+    numbers: dict[int, int] = {}
+    streams: dict[Any, int] = {}
+    for tape in tapes:
+        engine = tape.engine
+        origins: dict[int, Any] = {
+            tensor._ref: ("argument", number)
+            for number, tensor in enumerate(tensors)
+            if tensor._place.engine is engine
+        }
+        count = 0
+        for command, place in zip(tape.commands, tape.places, strict=True):
+            if command[0] == DELETE:
+                forms.append((DELETE, [], []))
+                continue
+            reads, defines = engine.history.references(command)
+            constants: list[Any] = [place.mesh, streams.setdefault(place.stream, len(streams))]
+            if command[0] < FIRST:
+                constants += [command[at] for at in _CONSTANTS.get(command[0], ())]
+                number = number_of(command)
+                if number is not None:
+                    constants.append(numbers.setdefault(number, len(numbers)))
+            else:
+                plan = engine.plans[command[0]]
+                given = operands_of(plan, command)
+                others = [given[n] for n in range(len(given)) if n not in plan.tensors]
+                constants += [part for part in others if type(part) is not tuple]
+            sources = [origins.get(ref, ref) for ref in reads]
+            for at, ref in enumerate(ref for ref in defines if ref > tape.first):
+                origins.setdefault(ref, ("made", count, at))
+            forms.append((command[0], sources, constants))
+            count += 1
     return forms
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch._tensors.active import active
 from monarch._tensors.core.aliases import Aliases
 from monarch._tensors.core.metadata import interned
-from monarch._tensors.core.special import RECEIVE, SEND
+from monarch._tensors.core.special import RECEIVE, SEND, new_number
 from monarch._tensors.dispatch import constant
 from monarch._tensors.mesh import DeviceMesh, spawn_tensor_engine
 from monarch._tensors.misplaced import explain, refuse
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from monarch._tensors.stream import Stream
 
 __all__ = ["MeshSliceTensor", "slice_mesh", "to_mesh"]
-
-_numbers = itertools.count()
 
 
 class MeshSliceTensor:
@@ -142,7 +140,7 @@ def _copy(
     result = interned(size, tuple(dense), 0, meta.dtype, meta.device, meta.layout)
     here_place = tensor._place
     there = mesh.client.place(mesh, stream or tensor.stream)
-    number = next(_numbers)
+    number = new_number()
     where = here()
     sender, receiver = here_place.engine, there.engine
     sender.emit(here_place, (SEND, tensor._ref, number, pairs, sender.peer(receiver)), where)

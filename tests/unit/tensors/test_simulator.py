@@ -382,6 +382,32 @@ def test_a_compiled_function_takes_the_time_of_its_operations() -> None:
         assert simulated.step()[0] == 2e-6
 
 
+def test_a_compiled_function_of_two_streams_takes_the_time_of_the_function() -> None:
+    taken = []
+    for make in (lambda function: function, lambda function: compile_(function, verify=False)):
+        simulated = simulator(2, 1, runtime=timed(call_function=1000, reduce=5000))
+        other = Stream("other")
+
+        def function(x: Any, other: Stream = other) -> Any:
+            borrowed, borrow = other.borrow(x, mutable=True)
+            with other.activate():
+                borrowed.reduce_("host")
+            near = torch.ones(4) + 1
+            borrow.drop()
+            return x + near
+
+        step = make(function)
+        with simulated.mesh.activate():
+            x = torch.ones(4)
+            step(x)
+            simulated.step()
+            for _ in range(3):
+                step(x)
+            taken.append(simulated.step())
+    assert taken[0] == taken[1]
+    assert taken[0][0] > 15e-6
+
+
 def test_times_of_a_wrong_kind_are_refused() -> None:
     estimator = RuntimeEstimator()
     with pytest.raises(TypeError, match="no TimingType"):

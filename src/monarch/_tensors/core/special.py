@@ -5,6 +5,9 @@ Each is a tuple that begins with its number, which is less than `template.FIRST`
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Mapping
+
 from monarch._tensors.core.template import DELETE, Command
 
 __all__ = [
@@ -22,8 +25,14 @@ __all__ = [
     "RETURN",
     "SEND",
     "SHARE",
+    "new_number",
+    "number_of",
     "references",
+    "renumbered",
 ]
+
+new_number: Callable[[], int] = itertools.count().__next__
+"""Return a number by which the two ends of a copy or of a borrow find each other."""
 
 CONSTANT = 1
 """``(CONSTANT, ref, tensor)``: define a value that the client has."""
@@ -59,9 +68,11 @@ RECLAIM = 12
 `ref` is the borrowed value if it could be written, else 0.
 """
 REPLAY = 13
-"""``(REPLAY, number, results, given, changed)``: execute a recording.
+"""``(REPLAY, number, results, given, changed, fresh)``: execute a recording.
 
-`given` are the arguments and the captured tensors; `changed` those that it writes to, and aliases.
+`given` are the arguments and the captured tensors. `changed` are those that it writes to, with
+aliases: a pair of a stream and references for each stream. `fresh` are the numbers of copies and
+borrows in this call.
 """
 SHARE = 14
 """``(SHARE, key, ref, ranks)``: let actors on some processes have the value."""
@@ -91,9 +102,26 @@ def references(command: Command) -> tuple[tuple[int, ...], tuple[int, ...]]:
         ref, source, aliases = command[3:]
         return ((ref,), (source, *aliases)) if ref else ((), ())
     if kind == REPLAY:
-        return command[3], (*command[2], *command[4])
+        return command[3], (*command[2], *(ref for _, refs in command[4] for ref in refs))
     if kind in (LEND, SHARE):
         return (command[2],), ()
     if kind in (DELETE, RETURN):
         return (), ()
     raise ValueError(f"unknown command {command!r}")
+
+
+_NUMBER_AT = {SEND: 2, RECEIVE: 2, LEND: 1, BORROW: 2, RETURN: 1, RECLAIM: 1}
+
+
+def number_of(command: Command) -> int | None:
+    """Return the number of the copy or borrow of a special command; None if it is neither."""
+    at = _NUMBER_AT.get(command[0])
+    return None if at is None else command[at]
+
+
+def renumbered(command: Command, numbers: Mapping[int, int]) -> Command:
+    """Return a special command with another number of its copy or borrow, if it has one."""
+    at = _NUMBER_AT.get(command[0])
+    if at is None:
+        return command
+    return (*command[:at], numbers[command[at]], *command[at + 1 :])

@@ -36,6 +36,7 @@ from monarch._tensors.core.special import (
     RETURN,
     SEND,
     SHARE,
+    renumbered,
 )
 from monarch._tensors.core.template import DELETE, FIRST, Command, operands_of
 from monarch._tensors.propagate import fake_mode, fakes_of
@@ -306,15 +307,16 @@ class SimulatedWorkers:
         """Do nothing: the command has no effect on time or memory."""
 
     def _replay(self, seq: int, at: At, command: Command, table: _Table) -> None:
-        _, number, refs, given, _ = command
+        _, number, refs, given, _, fresh = command
         recorded = self._recordings[number]
         local: _Table = {}
-        names = (*recorded.arguments, *recorded.captured)
-        for name, ref in zip(names, given, strict=True):
+        for (name, _), ref in zip(recorded.given, given, strict=True):
             self._put(local, name, table[ref])
-        for inner in recorded.commands:
-            self._one(seq, at, inner, local)
-        for name, ref in zip(recorded.results, refs, strict=True):
+        numbers = dict(zip(recorded.numbers, fresh, strict=True))
+        for inner, place in zip(recorded.commands, recorded.places, strict=True):
+            new = inner if inner[0] >= FIRST else renumbered(inner, numbers)
+            self._one(seq, self._engine.at(place), new, local)
+        for (name, _), ref in zip(recorded.results, refs, strict=True):
             self._put(table, ref, local[name])
         self._drop(seq, at, local, list(local))
 

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from monarch import _spi
+from monarch._tensors.core.recorded import Recorded
 from monarch._tensors.worker.cores import share_cores
 from monarch._tensors.worker.launch_variables import enter
 from monarch._tensors.worker.shares import RESULT, hand_over
@@ -38,7 +39,7 @@ class TensorWorker(Actor):
             pdb.set_trace = sys.breakpointhook
         self._table = Table(name, rank, sizes, address)
         self._streams: dict[int, StreamThread] = {}
-        self._places: dict[int, StreamThread | None] = {}
+        self._places: dict[int, list[StreamThread]] = {}  # none if this process is not there
 
     @endpoint
     def run(self, batch: bytes) -> None:
@@ -56,7 +57,7 @@ class TensorWorker(Actor):
         thread = self._streams.get(stream)
         # With one stream, what it has done is all that is done.
         done = last if len(self._streams) <= 1 else -1
-        inside = self._places[place] is not None
+        inside = bool(self._places[place])
         streams = [thread] if thread is not None else []
         Question(self._table, port, asked if inside else None, done, streams).put()
 
@@ -88,11 +89,15 @@ class TensorWorker(Actor):
             if definition[0] == "place":
                 _, number, ranks, stream, is_default = definition
                 inside = ranks is None or table.rank in ranks
-                self._places[number] = self._stream(stream, is_default) if inside else None
+                self._places[number] = [self._stream(stream, is_default)] if inside else []
+            elif definition[0] == "joint":
+                threads = (thread for place in definition[2] for thread in self._places[place])
+                self._places[definition[1]] = list(dict.fromkeys(threads))
             elif definition[0] == "template":
                 table.templates[definition[1]] = compiled(pickle.loads(definition[2]))
             elif definition[0] == "recording":
-                table.recordings[definition[1]] = pickle.loads(definition[2])
+                recorded: Recorded = pickle.loads(definition[2])
+                table.recordings[definition[1]] = recorded.parts(self._stream_of)
             elif definition[0] == "peer":
                 table.peers[definition[1]] = definition[2:]
             else:
@@ -101,9 +106,12 @@ class TensorWorker(Actor):
             table.templates.pop(number, None)
         table.confirm(confirmed)
         for place, first, commands in runs:
-            thread = self._places[place]
-            if thread is not None:
+            for thread in self._places[place]:
                 thread.put(first, commands)
+
+    def _stream_of(self, place: int) -> int | None:
+        threads = self._places[place]
+        return threads[0].number if threads else None
 
     def _stream(self, number: int, is_default: bool) -> StreamThread:
         thread = self._streams.get(number)

@@ -21,7 +21,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch import _spi
-from monarch._tensors.core.recorded import Recorded
+from monarch._tensors.core.recorded import Part
 from monarch._tensors.core.special import (
     ASK,
     BIND,
@@ -38,6 +38,7 @@ from monarch._tensors.core.special import (
     SEND,
     SHARE,
     references,
+    renumbered,
 )
 from monarch._tensors.core.template import DELETE, FIRST, Command
 from monarch._tensors.errors import CallFailed
@@ -92,7 +93,7 @@ class Table:
         self.sizes = sizes
         self.values: dict[int, Any] = {}
         self.templates: dict[int, Template] = {}
-        self.recordings: dict[int, Recorded] = {}
+        self.recordings: dict[int, dict[int, Part]] = {}  # by number and stream
         self._failures: list[_Failure] = []
         self._lock = threading.Lock()
         self._collective: Any = None
@@ -282,24 +283,26 @@ class StreamThread:
             values[ref] = lost
 
     def _replay(self, seq: int, command: Command, values: dict[int, Any]) -> None:
-        _, number, refs, given, changed = command
-        recorded = self.table.recordings[number]
-        names = (*recorded.arguments, *recorded.captured)
-        local = {name: values[ref] for name, ref in zip(names, given, strict=True)}
+        _, number, refs, given, changed, fresh = command
+        part = self.table.recordings[number].get(self.number)
+        if part is None:
+            return  # other streams of this process have work in it
+        local = {name: values[given[position]] for position, name in part.given}
+        numbers = dict(zip(part.numbers, fresh, strict=True))
         templates = self.table.templates
-        for index, inner in enumerate(recorded.commands):
+        for index, inner in part.commands:
             try:
                 if inner[0] >= FIRST:
                     templates[inner[0]].run(local, inner)
                 else:
-                    self._special[inner[0]](seq, inner, local)
+                    self._special[inner[0]](seq, renumbered(inner, numbers), local)
             except BaseException as error:  # the supervision boundary of one command
                 self._lose(seq, inner, error, local, index)
-        for name, ref in zip(recorded.results, refs, strict=True):
-            values[ref] = local[name]
-        lost = next((v for name in names if type(v := local[name]) is Lost), None)
+        for position, name in part.results:
+            values[refs[position]] = local[name]
+        lost = next((v for _, name in part.given if type(v := local[name]) is Lost), None)
         if lost is not None:
-            for ref in changed:
+            for ref in dict(changed).get(self.number, ()):
                 values[ref] = lost
 
     # -- commands of the engine -------------------------------------------------------------------
