@@ -144,7 +144,7 @@ if TYPE_CHECKING:
         then,
         when_gone,
     )
-    from monarch._spi.watched import fail_at_exit, raise_loss, spawn_watched
+    from monarch._spi.watched import fail_at_exit, loss_of, raise_loss, spawn_watched
 
 __all__ = [
     "CALL",
@@ -246,6 +246,7 @@ __all__ = [
     "key_name",
     "let_go",
     "listener_names",
+    "loss_of",
     "meant",
     "memory_file",
     "new_uid",
@@ -355,7 +356,7 @@ _NAMES = {
         "open_door open_stream own_uid reactor_call resolved serve_streams settled start_thread "
         "successor_of then when_gone"
     ),
-    "_spi.watched": "fail_at_exit raise_loss spawn_watched",
+    "_spi.watched": "fail_at_exit loss_of raise_loss spawn_watched",
 }
 """The names above, by the module that each is loaded from."""
 

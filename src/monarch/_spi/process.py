@@ -111,26 +111,39 @@ class Promise(Future[R]):
 class _Then(Future[R]):
     """The future of a function of another future's value."""
 
-    __slots__ = ("_function", "_source")
+    __slots__ = ("_function", "_otherwise", "_source")
 
     _function: Callable[[Any], R]
+    _otherwise: Callable[[Exception], object] | None
     _source: Future[Any]
 
     def _decode(self, content: Any) -> R:
-        return self._function(self._source.get())
+        try:
+            value = self._source.get()
+        except Exception as error:
+            if self._otherwise is not None:
+                self._otherwise(error)
+            raise
+        return self._function(value)
 
     def _recall(self) -> None:
         self._source.cancel()
 
 
-def then(source: Future[Any], function: Callable[[Any], R]) -> Future[R]:
+def then(
+    source: Future[Any],
+    function: Callable[[Any], R],
+    otherwise: Callable[[Exception], object] | None = None,
+) -> Future[R]:
     """Return the future of ``function(value)`` for the value of a future whose operation runs.
 
-    The first observer calls the function, once, on its thread. An error of `source` is raised.
+    The first observer calls the function, once, on its thread. An error of `source` is raised,
+    after a call of ``otherwise(error)``.
     """
     future: _Then[R] = _Then._new()
     future._source = source
     future._function = function
+    future._otherwise = otherwise
     source._notify(lambda: future._resolve(RAW, None))
     return future
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from monarch._engine.mesh.meshes.proc_mesh import ProcMesh
     from monarch._engine.runtime.proc.ownership import OwnedMesh
 
-__all__ = ["fail_at_exit", "raise_loss", "spawn_watched"]
+__all__ = ["fail_at_exit", "loss_of", "raise_loss", "spawn_watched"]
 
 
 def spawn_watched(
@@ -81,6 +81,12 @@ class _Watch:
 def raise_loss(failure: Failure) -> None:
     """Raise the `SupervisionError` of a failure, which the script knows from then on."""
     Future._failed(SupervisionError.of(failure)).get()
+
+
+def loss_of(error: Exception) -> Failure | None:
+    """Return the failure because of which a call has raised `error`; None if there is none."""
+    known = error.failure if isinstance(error, SupervisionError) else None
+    return None if known is None else known._failure
 
 
 def fail_at_exit() -> None:

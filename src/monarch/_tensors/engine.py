@@ -40,6 +40,7 @@ from monarch._tensors.tensor import Live, Tensor, new_tensor
 from monarch._tensors.where import frames_of
 from monarch._tensors.worker.actor import Report, TensorWorker
 from monarch._tensors.worker.shares import Key
+from monarch.actor import SupervisionError
 
 if TYPE_CHECKING:
     from monarch._tensors.stream import Stream
@@ -310,6 +311,12 @@ class Engine:
             self.ended = RuntimeError("a process of the mesh is lost")
             self._begun.set()
 
+    def note(self, error: Exception) -> None:
+        """Take note of a loss that a call raises, before the program learns of it."""
+        failure = _spi.loss_of(error)
+        if failure is not None:
+            self._lose(failure)
+
     def has_ended(self) -> bool:
         """Whether no operation is possible, also if the loss of a process is not yet noted here.
 
@@ -465,7 +472,7 @@ class Engine:
                 return
             self._send(None)
             while len(self._outstanding) > _AHEAD:
-                self.settle(list(self._outstanding.popleft().get().values()))
+                self._await(self._outstanding.popleft())
 
     def new_call(self) -> int:
         """Return a number for a call of actors with tensors.
@@ -563,6 +570,15 @@ class Engine:
                 self._confirmed = done
                 self.history.confirm(done)
 
+    def _await(self, asked: Future[Any]) -> None:
+        """Wait for the reports of all workers, and take note of them."""
+        try:
+            reports = list(asked.get().values())
+        except SupervisionError as error:
+            self.note(error)
+            raise
+        self.settle(reports)
+
     def check(self, ref: int) -> None:
         """Raise `RemoteException` if the value of `ref` is known to be lost."""
         failure = self.history.failure_of(ref)
@@ -589,7 +605,7 @@ class Engine:
         with self.lock:
             asked = None if self.ended is not None else self._send(None, confirm=True)
         if asked is not None:
-            self.settle(list(asked.get().values()))
+            self._await(asked)
         unraised = self.history.unraised()
         if unraised:
             raise self.exception_of(unraised[0])

@@ -162,7 +162,7 @@ def _asked(place: Place, question: Any, refs: tuple[int, ...], rank: int | None)
         answers = Answers(engine, values, where)
         return answers if rank is None else answers.of(rank)
 
-    return _spi.then(reports, settle)
+    return _spi.then(reports, settle, engine.note)
 
 
 def _decoded(reports: Any) -> list[Report]:

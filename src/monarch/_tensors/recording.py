@@ -66,7 +66,7 @@ _numbers = itertools.count()
 
 @dataclass(eq=False)
 class _Tape:
-    """What a function issued to one engine while it was recorded.
+    """The commands that a function issued to one engine while it was recorded.
 
     Attributes:
         own: the number below all references that were made since, stand-ins included.

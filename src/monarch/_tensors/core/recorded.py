@@ -17,7 +17,7 @@ __all__ = ["Part", "Recorded"]
 
 @dataclass
 class Part:
-    """What one stream of a process replays.
+    """The commands that one stream of a process replays.
 
     Attributes:
         commands: the commands, each with its index in the recording.
