@@ -121,6 +121,7 @@ PATHS: dict[str, dict[str, str]] = {
             DEFAULT_JOB_PATH JobState JobTrait LocalJob ProcessJob SSHJob exec_command job_load
             job_loads
         """,
+        "monarch.job.bash_actor": "BashActor",
         "monarch.job.batch": "BatchJob",
         "monarch.job.login": "LoginJob ProcessState",
     },
@@ -382,9 +383,6 @@ INTERNAL: dict[str, dict[str, str]] = {
         "hosts_from_config": "it moved to monarch.job",
     },
     "monarch._src.actor.logging": {"_pending_flush_tasks": _LOGS},
-    "monarch._src.job.job": {
-        "BashActor": "use monarch.job.exec_command()",
-    },
     "monarch._src.actor.proc_mesh": {"HyProcMesh": _MESHES},
     "monarch.simulator.profiling": {
         "FakeRuntimeProfiler ProfilingWorker RuntimeProfiler profile_function": _TIMES,

@@ -2,8 +2,8 @@
 
 Its commands handle the jobs of a directory (``apply``, ``exec``, ``shell``, ``status``, ``logs``,
 ``kill``, ``context``) and of a machine (``ps``, ``gc``), run hosts (``worker``, ``certificates``),
-and diagnose a machine or a worker (``doctor``). ``monarch COMMAND --help`` shows the options of
-each, with examples.
+and diagnose a machine or a worker (``doctor``) or a program (``debug``). ``monarch COMMAND --help``
+shows the options of each, with examples.
 
 Results go to stdout, everything else to stderr. The exit status is 0; 1 after a failure, with one
 line about it; 2 for a wrong command line; 130 after Ctrl-C. ``exec`` and ``shell`` exit with the
@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-__all__ = ["execute", "main", "make_parser"]
+__all__ = ["add_options", "execute", "has_command", "main", "make_parser", "run_command"]
 
 _COMMANDS = {
     "apply": ("jobs", "start the job of this directory, or find it running"),
@@ -33,6 +33,7 @@ _COMMANDS = {
     "run": ("run", "run a torchrun script on the hosts of the job, or on this machine"),
     "worker": ("worker", "be a host for clients that attach"),
     "certificates": ("certificates", "make certificates for hosts that talk by TLS"),
+    "debug": ("debug", "a terminal for the debugger of a script, whose actors are in breakpoint()"),
     "doctor": ("doctor", "what this machine offers; whether a worker can be reached, and why not"),
 }
 
@@ -58,7 +59,7 @@ def make_parser(asked: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name, (home, text) in _COMMANDS.items():
+    for name, (_, text) in _COMMANDS.items():
         command = commands.add_parser(
             name,
             help=text,
@@ -66,10 +67,20 @@ def make_parser(asked: str | None = None) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if name == asked:
-            module = importlib.import_module(f"monarch.cli.{home}")
-            add: Callable[[argparse.ArgumentParser], None] = getattr(module, f"add_{name}")
-            add(command)
+            add_options(name, command)
     return parser
+
+
+def has_command(name: str) -> bool:
+    """Whether there is a command of this name."""
+    return name in _COMMANDS
+
+
+def add_options(name: str, parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command to a parser, which may belong to another program."""
+    module = importlib.import_module(f"monarch.cli.{_COMMANDS[name][0]}")
+    add: Callable[[argparse.ArgumentParser], None] = getattr(module, f"add_{name}")
+    add(parser)
 
 
 def _parse(words: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -80,12 +91,14 @@ def _parse(words: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Name
 
 def execute(words: Sequence[str]) -> int:
     """Run one command, for programs. Return its exit status, and raise its errors."""
-    return _run(_parse(words)[1])
+    options = _parse(words)[1]
+    return run_command(options.command, options)
 
 
-def _run(options: argparse.Namespace) -> int:
+def run_command(name: str, options: argparse.Namespace) -> int:
+    """Run a command with its parsed options. Return its exit status, and raise its errors."""
     # Modules of this directory define the jobs.
-    if _COMMANDS[options.command][0] in ("jobs", "status"):
+    if _COMMANDS[name][0] in ("jobs", "status"):
         from monarch._spi import with_folder, working_directory
 
         sys.path[:] = with_folder(sys.path, working_directory())
@@ -106,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 1
     try:
-        return _run(options)
+        return run_command(options.command, options)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader has closed the pipe, as in `monarch ... | head`

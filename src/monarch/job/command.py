@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, TypeAlias
+from typing import IO, TypeAlias
 
 from monarch.actor import (
     Actor,
@@ -34,7 +34,7 @@ from monarch.actor import (
     returns_future,
 )
 
-__all__ = ["exec_command"]
+__all__ = ["environment_at", "exec_command", "outputs_at"]
 
 _Chunk: TypeAlias = tuple[str, bytes]  # "out" or "err", and some output of that stream
 _SIZE = 1 << 16
@@ -181,17 +181,11 @@ class _Runner(Actor):
         if words[0].endswith(".py") or words[0] == "-m":
             words = [sys.executable, *words]
         at = current_rank()
-        environ = dict(os.environ)
-        places = {name: (position, at.extent[name]) for name, position in at.items()}
-        for name, (position, size) in {**places, **command.fixed}.items():
-            for spelled in (name, name.upper()):
-                environ[f"MONARCH_RANK_{spelled}"] = str(position)
-                environ[f"MONARCH_SIZE_{spelled}"] = str(size)
-        environ.update(command.env)
+        environ = {**environment_at(at, command.fixed), **command.env}
         workdir = command.workdir
         if workdir is None and os.path.isdir(command.here):
             workdir = command.here
-        out, err = self._outputs(command.output_dir, at)
+        out, err = outputs_at(command.output_dir, at)
         stdin = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         try:
             stdin.write(command.stdin)
@@ -226,17 +220,33 @@ class _Runner(Actor):
             return 128 - status
         return status
 
-    def _outputs(self, folder: str | None, at: Any) -> tuple[IO[bytes] | None, IO[bytes] | None]:
-        if folder is None:
-            return None, None
-        below = "_".join(f"{name}_{position}" for name, position in at.items())
-        if "$SUBDIR" in folder:
-            folder = folder.replace("$SUBDIR", below)
-        elif below:
-            folder = os.path.join(folder, below)
-        os.makedirs(folder, exist_ok=True)
-        stdout, stderr = (os.path.join(folder, f"{name}.txt") for name in ("stdout", "stderr"))
-        return open(stdout, "wb"), open(stderr, "wb")
+
+def environment_at(at: Point, fixed: Mapping[str, tuple[int, int]] | None = None) -> dict[str, str]:
+    """Return this process's environment, with the variables that say where a command runs.
+
+    `fixed` has position and size for each dimension that was sliced away.
+    """
+    environ = dict(os.environ)
+    places = {name: (position, at.extent[name]) for name, position in at.items()}
+    for name, (position, size) in {**places, **(fixed or {})}.items():
+        for spelled in (name, name.upper()):
+            environ[f"MONARCH_RANK_{spelled}"] = str(position)
+            environ[f"MONARCH_SIZE_{spelled}"] = str(size)
+    return environ
+
+
+def outputs_at(folder: str | None, at: Point) -> tuple[IO[bytes] | None, IO[bytes] | None]:
+    """Open the files for the output of a command in this directory; no file without one."""
+    if folder is None:
+        return None, None
+    below = "_".join(f"{name}_{position}" for name, position in at.items())
+    if "$SUBDIR" in folder:
+        folder = folder.replace("$SUBDIR", below)
+    elif below:
+        folder = os.path.join(folder, below)
+    os.makedirs(folder, exist_ok=True)
+    stdout, stderr = (os.path.join(folder, f"{name}.txt") for name in ("stdout", "stderr"))
+    return open(stdout, "wb"), open(stderr, "wb")
 
 
 def _forward(pipe: IO[bytes], kind: str, port: Port[_Chunk | None]) -> None:

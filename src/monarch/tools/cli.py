@@ -1,13 +1,17 @@
 """The ``monarch`` command for programs that run it in their process: see `monarch.cli`."""
 
+# ruff: noqa: ARG001 - functions that raise have the parameters of the reference
+
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any, ClassVar, NoReturn
 
+from monarch.actor import shutdown_context
+from monarch.cli import add_options, has_command, make_parser, run_command
 from monarch.cli import main as _main
-from monarch.cli import make_parser
 from monarch.job import job_load, load_current_job
 from monarch.tools.commands import (
     apply_job,
@@ -15,22 +19,37 @@ from monarch.tools.commands import (
     context_ls,
     context_rm,
     context_use,
+    debug,
     exec_on_job,
     shell_on_job,
 )
 
 __all__ = [
+    "ApplyCmd",
+    "ContextCmd",
+    "DashboardCmd",
+    "DebugCmd",
+    "ExecCmd",
+    "KillCmd",
+    "ProfileCmd",
+    "QueryCmd",
+    "ShellCmd",
+    "TuiCmd",
     "apply_job",
     "context_create",
     "context_ls",
     "context_rm",
     "context_use",
+    "debug",
     "exec_on_job",
+    "export_profile",
     "get_parser",
     "job_load",
     "load_current_job",
     "main",
+    "run_mesh_admin_tui",
     "shell_on_job",
+    "shutdown_context",
 ]
 
 
@@ -44,3 +63,125 @@ def main(argv: Sequence[str] | None = None) -> None:
     status = _main(sys.argv[1:] if argv is None else argv)
     if status:
         raise SystemExit(status)
+
+
+# -- commands for the command lines of other programs ----------------------------------------------
+
+
+class _Command:
+    """A command of ``monarch``, as a part of another program's command line.
+
+    >>> command, parser = KillCmd(), argparse.ArgumentParser("my-tool kill")
+    >>> command.add_arguments(parser)
+    >>> parser.parse_args(["experiment"]).context
+    'experiment'
+    """
+
+    name: ClassVar[str] = ""
+
+    def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
+        """Add the options of the command. One that this release lacks has none."""
+        if has_command(self.name):
+            add_options(self.name, subparser)
+
+    def run(self, args: argparse.Namespace) -> None:
+        """Run the command with what the parser returned. Blocks until it ends.
+
+        Raises SystemExit with its exit status unless that is 0, the errors that ``monarch`` would
+        report, and NotImplementedError for a command that this release lacks.
+        """
+        if not has_command(self.name):
+            _missing(f"`monarch {self.name}`")
+        status = run_command(self.name, args)
+        if status:
+            raise SystemExit(status)
+
+
+class ApplyCmd(_Command):
+    """Starts the job, or finds it running."""
+
+    name = "apply"
+
+
+class ContextCmd(_Command):
+    """Keeps several jobs in one directory."""
+
+    name = "context"
+
+
+class DashboardCmd(_Command):
+    """Serves a dashboard of a job."""
+
+    name = "dashboard"
+
+
+class DebugCmd(_Command):
+    """Is a terminal for the debugger."""
+
+    name = "debug"
+
+
+class ExecCmd(_Command):
+    """Runs a command on hosts of the job."""
+
+    name = "exec"
+
+
+class KillCmd(_Command):
+    """Ends the job."""
+
+    name = "kill"
+
+
+class ProfileCmd(_Command):
+    """Writes a profile of a job."""
+
+    name = "profile"
+
+
+class QueryCmd(_Command):
+    """Asks the telemetry of a job."""
+
+    name = "query"
+
+
+class ShellCmd(_Command):
+    """Opens a shell on a host of the job."""
+
+    name = "shell"
+
+
+class TuiCmd(_Command):
+    """Shows a job in a terminal."""
+
+    name = "tui"
+
+
+def export_profile(
+    telemetry_url: str, start_us: int, end_us: int, output: Any = None, upload: bool = False
+) -> NoReturn:
+    """Raise NotImplementedError: this release stores no profiles."""
+    _missing("the export of profiles")
+
+
+def run_mesh_admin_tui(
+    addr: str,
+    *,
+    admin_port: int | None = None,
+    refresh_ms: int = 2000,
+    theme: str = "nord",
+    lang: str = "en",
+    tls_ca: str | None = None,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    plaintext: bool = False,
+) -> NoReturn:
+    """Raise NotImplementedError: this release has no admin server, and no program that shows it."""
+    _missing("the terminal interface of the admin server")
+
+
+def _missing(what: str) -> NoReturn:
+    raise NotImplementedError(
+        f"{what} is not part of this release: `monarch status` and `monarch logs` show how a job "
+        "is, monarch.actor.get_meter() measures it"
+    )

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from monarch.cli import execute
+from monarch.cli.debug import connect
 from monarch.job.current import FOLDER as MONARCH_DIR
 from monarch.job.current import load_current_job
 from monarch.job.saved import DEFAULT_JOB_PATH
@@ -33,6 +34,7 @@ __all__ = [
     "context_rm",
     "context_use",
     "create",
+    "debug",
     "exec_on_job",
     "get_or_create",
     "info",
@@ -113,6 +115,14 @@ def context_ls() -> None:
     execute(["context", "ls"])
 
 
+def debug(host: str, port: int) -> None:
+    """Connect this terminal to the debugger of a script; see ``monarch debug``.
+
+    Blocks until the debugger closes the connection. Raises ConnectionError if none listens there.
+    """
+    connect(host, port)
+
+
 def _option(name: str, value: str | None) -> list[str]:
     return [] if value is None else [name, value]
 
@@ -142,7 +152,8 @@ def create(config: Config, name: str | None = None) -> Any:
 
     Raises ValueError for a `config` without scheduler or app, and ImportError without torchx.
     """
-    if config.scheduler == NOT_SET or config.appdef is None:
+    no_app = config.appdef is None or getattr(config.appdef, "name", "") == NOT_SET
+    if config.scheduler == NOT_SET or no_app:
         raise ValueError("Config needs a scheduler and an appdef")
     if name is not None:
         config.appdef.name = name

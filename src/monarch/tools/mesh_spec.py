@@ -15,10 +15,13 @@ import enum
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from monarch.tools.network import get_sockaddr
+
 __all__ = [
     "AppState",
     "MeshSpec",
     "ServerSpec",
+    "get_sockaddr",
     "mesh_spec_from_metadata",
     "mesh_spec_from_str",
     "tag_as_metadata",

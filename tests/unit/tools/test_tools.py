@@ -30,7 +30,7 @@ from monarch.tools.utils import MONARCH_HOME, conda
 
 MODULES = (
     "cli commands config config.config config.defaults config.environment config.workspace "
-    "mesh_spec network utils"
+    "debug_env mesh_spec network utils"
 ).split()
 has_torchx = importlib.util.find_spec("torchx") is not None
 needs_torchx = pytest.mark.skipif(not has_torchx, reason="needs torchx (pymonarch[torchx])")

@@ -6,11 +6,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch.tools.config.workspace import Workspace
+from monarch.tools.launcher import torchx
 
 __all__ = ["NOT_SET", "Config"]
 
 NOT_SET = "__NOT_SET__"
-"""The scheduler of a `Config` without one."""
+"""The scheduler of a `Config` without one, and the name of its app."""
+
+
+def _no_app() -> Any:
+    """Return an app without roles; None where torchx, whose class it is, is not installed."""
+    try:
+        return torchx("specs").AppDef(name=NOT_SET)
+    except ImportError:
+        return None
 
 
 @dataclass
@@ -27,5 +36,5 @@ class Config:
     workspace: Workspace = field(default_factory=Workspace.null)
     dryrun: bool = False
     """Whether `create` only returns what it would submit."""
-    appdef: Any = None
-    """The app, a ``torchx.specs.AppDef``."""
+    appdef: Any = field(default_factory=_no_app)
+    """The app, a ``torchx.specs.AppDef``. By default one without roles, or None without torchx."""
