@@ -226,7 +226,7 @@ class Hosts:
             )
             peer_host = self._new(host, self._dial, patience)
             if self.name == HOME and not new:  # hosts that are being attached are reported together
-                self.spread(self._directory())
+                self.spread(self._directory(host))
         return peer_host
 
     def _new(
@@ -368,7 +368,7 @@ class Hosts:
         if request["once"]:
             self._dialed_once.add(host)
         self._peer_host(host)
-        self.spread(self._directory())
+        self.spread(self._directory(host))
 
     def _locate(self, address: str) -> str:
         """Return the address to dial for an address that a program names."""
@@ -459,13 +459,17 @@ class Hosts:
             peer_host = self._new(host, None, settings.host_timeout)
         peer_host.answer(sock)
 
-    def _directory(self) -> Addresses:
-        """Return what other hosts need to connect to one another."""
+    def _directory(self, only: str | None = None) -> Addresses:
+        """Return what other hosts need to connect to one another, or to one of them."""
+        about = self._peer_hosts if only is None else (only,)
+        addresses = {
+            host: at for host, at in self.addresses.items() if only is None or host == only
+        }
         return {
             "op": "addresses",
-            "hosts": self.addresses,
-            "secrets": self._secrets,
-            "agents": {host: peer_host.number for host, peer_host in self._peer_hosts.items()},
+            "hosts": addresses,
+            "secrets": {host: self._secrets[host] for host in addresses if host in self._secrets},
+            "agents": {host: self._peer_hosts[host].number for host in about},
             "trusting": self._trusting,
         }
 
@@ -548,7 +552,7 @@ class Hosts:
             secrets = message["secrets"].items()
             self._secrets.update({host: path for host, path in secrets if os.path.exists(path)})
             self._trusting = message["trusting"]
-            self._agents = dict(message["agents"])
+            self._agents.update(message["agents"])
         elif message["op"] == "job":
             self._agent.keep_job().heard(message)
         elif message["op"] == "resumed":
