@@ -13,10 +13,12 @@ import time
 import pytest
 
 import monarch.actor
+from monarch._engine.mesh.script import attach as attaching
 from monarch.actor import (
     Actor,
     SupervisionError,
     Supervisor,
+    attach_to_workers,
     current_rank,
     endpoint,
     this_host,
@@ -29,6 +31,8 @@ from monarch.testing import (
     Request,
     simulate,
 )
+from monarch.testing.network import PORT, address_of
+from tests.sim.recovery import losses, program
 
 
 class Worker(Actor):
@@ -315,3 +319,61 @@ def test_two_supervisors_of_one_host_agree():
         return [mesh.where.call_one().get() for _, mesh in meshes]
 
     assert simulate(main, hosts=4, faults=[CrashHost(2.0, 1)]).value == ["host2"] * 3
+
+
+def attach(*numbers):
+    """Attach simulated hosts by their addresses, as a client of real ones does."""
+    addresses = [f"tcp://{address_of(number)}:{PORT}" for number in numbers]
+    return attach_to_workers(ca="trust_all_connections", workers=addresses)
+
+
+@pytest.mark.parametrize("gateway", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_spares_that_are_attached_directly_and_through_a_gateway(gateway, seed, monkeypatch):
+    """A spare that is attached has an agent already, which is released."""
+
+    def main():
+        hosts, spares = attach(1, 2, 3), attach(4)
+        spares.initialized.get()
+        supervisor = Supervisor(max_restarts=3, within=60, spares=spares)
+        workers = supervisor.spawn(hosts.spawn_procs({"gpus": 2}), "w", Worker)
+        peer = hosts.slice(hosts=0).spawn_procs().spawn("peer", Worker)
+        assert set(peer.ask.call_one(workers).get()) == {"host1", "host2", "host3"}
+        time.sleep(8)
+        supervisor.healthy.get()
+        now = list(workers.where.call().get().values())
+        assert peer.ask.call_one(workers).get() == now
+        with pytest.raises(RuntimeError, match="worker has taken the place of"):
+            spares.spawn_procs()
+        spares.stop().get()
+        hosts.stop().get()
+        return now
+
+    if gateway:
+        monkeypatch.setattr(attaching, "_gateway", f"tcp://{address_of(1)}:{PORT}")
+    done = simulate(main, hosts=5, faults=[CrashHost(2.0, 2)], seed=seed)
+    assert done.value == [name for name in ("host1", "host4", "host3") for _ in range(2)]
+
+
+def test_hosts_behind_a_gateway_that_was_cut_off_come_back(monkeypatch):
+    def main():
+        supervisor = Supervisor(max_restarts=20, within=100, max_backoff=2, spares=attach(4))
+        workers = supervisor.spawn(attach(1, 2, 3).spawn_procs(), "w", Worker)
+        assert len(workers.where.call().get().values()) == 3
+        time.sleep(10)
+        supervisor.healthy.get()
+        assert len(workers.where.call().get().values()) == 3
+        return time.monotonic()
+
+    monkeypatch.setattr(attaching, "_gateway", f"tcp://{address_of(1)}:{PORT}")
+    assert 22 < simulate(main, hosts=5, faults=[Partition(2.0, 0, 1, seconds=20)]).value < 45
+
+
+def test_many_losses_of_hosts_and_of_spares():
+    """More, and for a day: ``python tests/soak/recovery.py``."""
+    plan = losses(12, 6, 20.0)
+    times = []
+    done = simulate(lambda hosts: program(hosts, plan, 12, 20.0, times), hosts=19, faults=plan)
+    assert done.value == (12, 6, True)
+    assert len(times) == 6
+    assert all(since_report < 1 for _, since_report in times)
