@@ -203,14 +203,16 @@ def _gc(options: argparse.Namespace) -> int:
     found = leftovers()
     failed = 0
     for one in found:
-        if options.dry_run:
+        if one.kept:
+            print(f"monarch: {one.what} {one.path} is kept: {one.kept}", file=sys.stderr)
+        elif options.dry_run:
             print(f"would remove {one.what} {one.path}")
         elif remove(one):
             print(f"removed {one.what} {one.path}")
         else:
             failed += 1
             print(f"monarch: cannot remove {one.what} {one.path}", file=sys.stderr)
-    if not found:
+    if all(one.kept for one in found):
         print("Nothing is left behind.")
     return 1 if failed else 0
 

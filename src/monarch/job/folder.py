@@ -23,6 +23,8 @@ __all__ = [
     "lock_of",
     "log_file",
     "make_folder",
+    "note",
+    "noted",
     "remove_folder",
     "remove_stale",
     "secret_file",
@@ -91,6 +93,24 @@ def remove_stale(prefix: str) -> None:
 def secret_file(folder: str) -> str:
     """Return the path of the job's secret."""
     return os.path.join(folder, "secret")
+
+
+def note(folder: str, name: str, text: str) -> None:
+    """Keep a fact about the allocation in the directory, for processes without the job."""
+    draft = os.path.join(folder, f"{name}.new")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(fd, "w") as file:
+        file.write(text)
+    os.replace(draft, os.path.join(folder, name))
+
+
+def noted(folder: str, name: str) -> str:
+    """Return a fact that `note` has kept; an empty string if there is none."""
+    try:
+        with open(os.path.join(folder, name)) as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
 
 
 def log_file(folder: str, number: int) -> str:

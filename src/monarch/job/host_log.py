@@ -12,6 +12,7 @@ import contextlib
 import os
 import shutil
 import threading
+from collections.abc import Sequence
 
 __all__ = ["LARGEST", "former", "keep_small", "rotate"]
 
@@ -38,7 +39,8 @@ def rotate(path: str, largest: int = LARGEST) -> bool:
     return False
 
 
-def keep_small(path: str, stop: threading.Event) -> None:
-    """Rotate a log whenever it is too large, until `stop` is set. Blocks."""
+def keep_small(paths: Sequence[str], stop: threading.Event) -> None:
+    """Rotate each of these logs whenever it is too large, until `stop` is set. Blocks."""
     while not stop.wait(_PERIOD):
-        rotate(path)
+        for path in paths:
+            rotate(path)

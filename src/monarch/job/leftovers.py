@@ -5,8 +5,10 @@ have the path of the job's secret in their environment.
 
 Left behind is only what nothing alive can need:
 
-* A directory whose lock is free, of the kinds whose hosts hold the lock (`_LOCKED`). Directories of
-  other kinds, such as Slurm's, have to outlive all local processes and are never removed here.
+* A directory whose lock is free, of the kinds whose hosts hold the lock (`_LOCKED`). The hosts of
+  other kinds are no processes of this machine, so the directory has to outlive all local processes.
+  Their scheduler is asked whether the job has ended (`_ASKED`). If it cannot be asked, the
+  directory is kept. So are the directories of all further kinds.
 * A lock file of `saved` that no process holds.
 * A host process whose job has no directory: the secret is lost with it, so no script can connect to
   the host again. The directory is looked up as the process sees it, which may be in a container.
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import os
 import re
 import signal
@@ -34,6 +37,11 @@ _LOCKED = (
     *("monarch-process-job-", "monarch-ssh-job-", "monarch-launched-job-"),
     *("monarch-node-", "monarch-scratch-"),
 )
+_ASKED = {
+    "monarch-kubernetes-job-": "monarch.job.kubernetes.leftover",
+    "monarch-skypilot-job-": "monarch.job.skypilot.leftover",
+    "monarch-slurm-job-": "monarch.job.slurm.leftover",
+}
 _FOLDER = re.compile(r"monarch-([a-z0-9_]+(?:-[a-z0-9_]+)*)-job-[a-z0-9_]{8}")
 _SECRET = b"MONARCH_JOB_SECRET_FILE="
 _HOST = b"from monarch.job.process import serve"
@@ -62,6 +70,8 @@ class Leftover(NamedTuple):
     path: str
     """The path; the number of a process."""
     process: OsProcess | None = None
+    kept: str = ""
+    """Why it is kept although no process of this machine uses it; empty if it can be removed."""
 
 
 def job_folders() -> list[LocalJobFolder]:
@@ -117,6 +127,10 @@ def leftovers() -> list[Leftover]:
             with _taken(path) as fd:
                 if fd is not None:
                     found.append(Leftover("directory", path))
+        elif asked := next((_ASKED[prefix] for prefix in _ASKED if name.startswith(prefix)), ""):
+            with _taken(path) as fd:
+                if fd is not None:
+                    found += _judged(path, asked)
         elif name.startswith(f"monarch_lock_{os.getuid()}_"):
             with _taken(path) as fd:
                 if fd is not None:
@@ -130,8 +144,19 @@ def leftovers() -> list[Leftover]:
     return found
 
 
+def _judged(path: str, module: str) -> list[Leftover]:
+    """Ask the scheduler of a job about its directory; return it unless it is needed."""
+    try:
+        left: bool = importlib.import_module(module).is_left(path)
+    except (ImportError, RuntimeError) as error:
+        return [Leftover("directory", path, kept=str(error))]
+    return [Leftover("directory", path)] if left else []
+
+
 def remove(one: Leftover) -> bool:
     """Remove it, unless it is in use meanwhile. Return whether it is removed. May block."""
+    if one.kept:
+        return False
     if one.process is not None:
         one.process.send(signal.SIGTERM)
         for process in wait_for([one.process], _GRACE):

@@ -360,7 +360,7 @@ def serve(address: str, fd: int, *lock: int) -> None:
 
     stop = threading.Event()
     log = log_file(os.path.dirname(path), int(os.path.basename(path)))
-    start_thread("monarch-host-log", lambda: keep_small(log, stop))
+    start_thread("monarch-host-log", lambda: keep_small([log], stop))
     try:
         serve_host(address, listening)
     finally:

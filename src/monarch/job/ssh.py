@@ -7,7 +7,7 @@ line the input stays open, without data:
 
 * While the job starts, this script holds the input open. If the script dies, the system closes the
   input, and every host that has started ends.
-* Once all hosts listen, a process that does nothing else takes over: the *holder*. It ends with the
+* Once all hosts listen, a process of its own takes over: the `holder`. It ends with the
   script as long as no other script can find the job (`lifeline`). After that the hosts outlive the
   script, and the next one finds them.
 * To kill the job is to kill the holder. The workers then end the processes on their hosts, and each
@@ -38,7 +38,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from monarch._spi import WITHOUT_CWD, progress
+from monarch._spi import WITHOUT_CWD, progress, python_command
 from monarch.job import lifeline
 from monarch.job.folder import last_words, lock_of, log_file, remove_stale, secret_file
 from monarch.job.login import LoginJob, ProcessState
@@ -59,13 +59,7 @@ _OPTIONS = (
     "-oServerAliveInterval=15",
     "-oServerAliveCountMax=4",
 )
-_HOLDER = f"""
-{WITHOUT_CWD}
-import os, shutil, signal, sys
-if os.read(int(sys.argv[1]), 1) == sys.argv[2].encode():
-    signal.pause()
-shutil.rmtree(sys.argv[3], ignore_errors=True)
-"""
+_HOLDER = "from monarch.job.holder import main; main()"
 _BOOTSTRAP = f"""
 {WITHOUT_CWD}
 import json, sys
@@ -206,8 +200,9 @@ class SSHJob(LoginJob):
         _, line = lifeline.add(self._folder)
         with line:
             told = [str(line.fileno()), lifeline.STAY.decode(), self._folder]
+            told += [log_file(self._folder, number) for number in range(len(starting))]
             holder = subprocess.Popen(
-                [sys.executable, "-S", "-E", "-c", _HOLDER, *told],
+                [*python_command(sys.executable, _HOLDER), *told],
                 pass_fds=[*fds, line.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -249,7 +244,7 @@ class _Starting:
         self.output, write = os.pipe()
         command = f"exec {job._python_exe} -c {shlex.quote(_BOOTSTRAP)}"
         try:
-            with open(log_file(job._folder, number), "wb") as log:
+            with open(log_file(job._folder, number), "ab") as log:  # see `host_log`
                 self.process = subprocess.Popen(
                     [ssh, *job._ssh_args, *_OPTIONS, host, command],
                     stdin=read,

@@ -152,12 +152,11 @@ def create(config: Config, name: str | None = None) -> Any:
 
     Raises ValueError for a `config` without scheduler or app, and ImportError without torchx.
     """
-    appdef: Any = config.appdef
-    no_app = appdef is None or getattr(appdef, "name", "") == NOT_SET
-    if config.scheduler == NOT_SET or no_app:
+    no_app = getattr(config.appdef, "name", "") == NOT_SET
+    if config.scheduler == NOT_SET or config.appdef is None or no_app:
         raise ValueError("Config needs a scheduler and an appdef")
     if name is not None:
-        appdef.name = name
+        config.appdef.name = name
     workspace = config.workspace
     if workspace.dirs:
         workspace.set_env_vars(config.appdef)

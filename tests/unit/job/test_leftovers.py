@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from monarch.job import leftovers as module
-from monarch.job.folder import make_folder, remove_folder
+from monarch.job.folder import make_folder, note, remove_folder
 from monarch.job.host_log import former, rotate
 from monarch.job.leftovers import Leftover, job_folders, leftovers, remove
 from monarch.job.users import join, part
@@ -43,10 +45,10 @@ def test_a_stale_directory_is_removed(temporary: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["monarch-slurm-job-12345678", "monarch_exec_12345678", "other", "monarch-x"]
+    "name", ["monarch-my-own-job-12345678", "monarch_exec_12345678", "other", "monarch-x"]
 )
 def test_other_directories_are_left_alone(temporary: Path, name: str) -> None:
-    """A Slurm job has no process here that could hold the lock."""
+    """Jobs of unknown kinds may have no process here that could hold the lock."""
     stale(temporary, name)
     assert leftovers() == []
 
@@ -137,3 +139,127 @@ def test_a_log_is_rotated_by_its_size(tmp_path: Path) -> None:
     path.unlink()
     assert not rotate(str(path), 0)
     assert sorted(os.listdir(tmp_path)) == ["0.log.1"]
+
+
+SLURM = """#!/bin/sh
+case "$2" in
+7) echo '{"jobs": [{"job_id": 7, "job_state": ["RUNNING"]}]}' ;;
+8) echo '{"jobs": [{"job_id": 8, "job_state": ["COMPLETED"]}]}' ;;
+9) echo '{"jobs": []}' ;;
+*) echo down >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def squeue(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make an `squeue` that knows a job that runs, one that has ended, and none of number 9."""
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "squeue").write_text(SLURM)
+    (folder / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+@pytest.mark.parametrize(
+    ("number", "left", "why"),
+    [
+        ("7", False, ""),
+        ("8", True, ""),
+        ("9", True, ""),
+        ("10", True, "ended with status 1 and said: down"),
+        ("", True, "it does not say which Slurm job it belongs to"),
+    ],
+)
+def test_slurm_is_asked(temporary: Path, squeue: None, number: str, left: bool, why: str) -> None:
+    """What cannot be known is kept, with the reason."""
+    folder = stale(temporary, "monarch-slurm-job-12345678")
+    if number:
+        note(str(folder), "number", number)
+    found = leftovers()
+    assert [one.path for one in found] == [str(folder)] * left
+    for one in found:
+        assert (why in one.kept) if why else not one.kept
+        assert remove(one) == (not why)
+    assert folder.exists() == (not left or bool(why))
+
+
+def test_the_lock_comes_first(temporary: Path, squeue: None) -> None:
+    """A job that is being submitted has no number yet, and its script holds the lock."""
+    folder = stale(temporary, "monarch-slurm-job-12345678")
+    note(str(folder), "number", "8")
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        assert leftovers() == []
+    finally:
+        os.close(fd)
+    assert remove(leftovers()[0])
+
+
+@pytest.mark.parametrize(
+    ("notes", "left"),
+    [
+        ({}, True),
+        ({"cluster": "there", "request": "done"}, False),
+        ({"cluster": "lost", "request": "done"}, True),
+        ({"cluster": "lost", "request": "old"}, True),
+        ({"cluster": "lost", "request": "open"}, False),
+    ],
+)
+def test_skypilot_is_asked(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, notes: dict[str, str], left: bool
+) -> None:
+    """A launch that is under way has no cluster yet."""
+
+    class Sky:
+        def request(self, name: str) -> str | None:
+            return {"done": "SUCCEEDED", "open": "RUNNING"}.get(name)
+
+        def exists(self, cluster: str) -> bool:
+            return cluster == "there"
+
+    monkeypatch.setattr("monarch.job.skypilot.leftover.Sky", Sky)
+    folder = stale(temporary, "monarch-skypilot-job-12345678")
+    for name, text in notes.items():
+        note(str(folder), name, text)
+    assert leftovers() == [Leftover("directory", str(folder))] * left
+
+
+def test_skypilot_is_not_installed(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sky", None)
+    folder = stale(temporary, "monarch-skypilot-job-12345678")
+    note(str(folder), "cluster", "there")
+    (one,) = leftovers()
+    assert "pip install 'pymonarch[skypilot]'" in one.kept
+    assert not remove(one)
+
+
+@pytest.mark.parametrize(
+    ("uid", "left"), [("its own", False), ("that of a later one", True), (None, True)]
+)
+def test_kubernetes_is_asked(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, uid: str | None, left: bool
+) -> None:
+    pytest.importorskip("kubernetes", reason="needs the client of Kubernetes")
+    from monarch.job.kubernetes import leftover, manifests
+
+    asked: list[Any] = []
+
+    class Cluster:
+        def __init__(self, namespace: str, config: Any) -> None:
+            asked.append((namespace, config.local))
+
+        def read(self, kind: Any, name: str) -> Any:
+            asked.append((kind, name))
+            return None if uid is None else {"metadata": {"uid": uid}}
+
+        def close(self) -> None:
+            asked.append("closed")
+
+    monkeypatch.setattr(leftover, "Cluster", Cluster)
+    folder = stale(temporary, "monarch-kubernetes-job-12345678")
+    assert leftovers() == []  # attached to pods of others: kept until it is killed
+    secret = (manifests.SECRET, "a-secret", "its own")
+    leftover.note_objects(str(folder), "ml", "/some/config", [secret])
+    assert leftovers() == [Leftover("directory", str(folder))] * left
+    assert asked == [("ml", Path("/some/config")), (manifests.SECRET, "a-secret"), "closed"]

@@ -35,6 +35,7 @@ from monarch.job.kubernetes import manifests, port_forward
 from monarch.job.kubernetes.answer import items, part, text
 from monarch.job.kubernetes.cluster import Cluster
 from monarch.job.kubernetes.kube_config import KubeConfig
+from monarch.job.kubernetes.leftover import note_objects
 from monarch.job.kubernetes.manifests import Kind
 from monarch.job.kubernetes.pods import Pod
 from monarch.job.kubernetes.specification import (
@@ -334,6 +335,9 @@ class KubernetesJob(JobTrait):
                     self._share_secret(cluster, provisioned, made)
                 for mesh in provisioned:
                     self._provision(cluster, mesh, made)
+            if self._objects and not self._in_memory:
+                objects = [(_KINDS[kind], name, uid) for kind, name, uid in self._objects]
+                note_objects(self._folder, self._namespace, self._kubeconfig, objects)
         except BaseException:
             self._undo()
             raise

@@ -35,7 +35,7 @@ from monarch.job.os_process import OsProcess, descendants, wait_for, watch
 from monarch.job.pod import forwarded_host
 from monarch.job.scheduler_command import one_line
 
-__all__ = ["end", "main", "saved", "start"]
+__all__ = ["end", "is_running", "main", "saved", "start"]
 
 _START_LIMIT = 30.0  # seconds until kubectl forwards
 _GRACE = 5.0  # seconds to exit
@@ -93,6 +93,12 @@ def end(folder: str) -> None:
     _end(found[1])
     with contextlib.suppress(FileNotFoundError):
         os.unlink(_file(folder))
+
+
+def is_running(folder: str) -> bool:
+    """Whether the forwarder of this job runs."""
+    found = _read(folder)
+    return found is not None and found[1].alive
 
 
 def _end(process: OsProcess) -> None:

@@ -9,7 +9,6 @@ by then, and tears the cluster down. Should that fail, the directory stays, with
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import socket
@@ -18,16 +17,18 @@ import sys
 
 from monarch._spi import python_command
 from monarch.job import lifeline
-from monarch.job.folder import lock_of
+from monarch.job.folder import lock_of, noted
 from monarch.job.os_process import watch
 from monarch.job.skypilot.sky import Sky
 
-__all__ = ["LOG", "main", "note_request", "start_guard"]
+__all__ = ["LOG", "REQUEST", "main", "start_guard"]
 
 LOG = "guard.log"
 """The name of the guard's output in the job's directory."""
 
-_REQUEST = "request"
+REQUEST = "request"
+"""The name of the note with the request to launch the cluster."""
+
 _MAIN = (
     "import sys; from monarch.job.skypilot.guard import main; "
     "main(int(sys.argv[1]), sys.argv[2], sys.argv[3])"
@@ -49,20 +50,13 @@ def start_guard(folder: str, cluster: str) -> None:
     watch(guard)
 
 
-def note_request(folder: str, request: str) -> None:
-    """Have the guard cancel this request, too."""
-    draft = os.path.join(folder, _REQUEST + ".new")
-    with open(draft, "w") as file:
-        file.write(request)
-    os.replace(draft, os.path.join(folder, _REQUEST))
-
-
 def main(fd: int, folder: str, cluster: str) -> None:
     """Wait, and end the cluster if the script is lost: the main function of the guard."""
     if not lifeline.outlived(socket.socket(fileno=fd)):
         return
     sky = Sky()
-    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, _REQUEST)) as file:
-        sky.cancel(file.read())
+    request = noted(folder, REQUEST)
+    if request:
+        sky.cancel(request)
     sky.down(cluster)
     shutil.rmtree(folder, ignore_errors=True)

@@ -28,14 +28,15 @@ from typing import Any, cast
 from monarch._spi import attach_hosts, gateway, progress
 from monarch.job import lifeline
 from monarch.job.attaching import attach_patiently
-from monarch.job.folder import make_folder, remove_folder, secret_file, use_secret
+from monarch.job.folder import make_folder, note, remove_folder, secret_file, use_secret
 from monarch.job.host_state import HostState
 from monarch.job.node import SECRET_VARIABLE
 from monarch.job.pauses import pauses
 from monarch.job.pod import BIND_VARIABLE, PORT_VARIABLE
 from monarch.job.scheduler_command import SchedulerError
-from monarch.job.skypilot.guard import note_request, start_guard
-from monarch.job.skypilot.sky import MISSING, Sky
+from monarch.job.skypilot.guard import REQUEST, start_guard
+from monarch.job.skypilot.leftover import CLUSTER
+from monarch.job.skypilot.sky import MISSING, OPEN, Sky
 from monarch.job.state import JobState, leave
 from monarch.job.trait import JobTrait, changes, check_meshes
 from monarch.job.users import users
@@ -50,7 +51,6 @@ _PATIENCE = 30.0  # seconds during which SkyPilot may fail to answer, as while i
 _RUNNING = "RUNNING"
 _LAUNCHING = "LAUNCHING"
 _STARTING = (_LAUNCHING, "INIT", "PENDING", "SETTING_UP")  # states of the job, after the request's
-_OPEN = ("PENDING", "WAITING", "RUNNING")  # states of the request
 # SkyPilot gives each node the internal addresses of all, and its own place among them.
 _OWN_ADDRESS = '$(echo "$SKYPILOT_NODE_IPS" | sed -n "$((SKYPILOT_NODE_RANK + 1))p")'
 _NAMES = "MONARCH_WORKER_NAMES"  # the setting of that name
@@ -231,9 +231,10 @@ class SkyPilotJob(JobTrait):
         self._submitted_on = socket.gethostname()
         self._cluster = cluster
         try:
+            note(self._folder, CLUSTER, cluster)
             start_guard(self._folder, cluster)
             self._request = sky.launch(cluster, self._task(), self._resources, self._options())
-            note_request(self._folder, self._request)
+            note(self._folder, REQUEST, self._request)
         except BaseException:
             self._give_up()
             raise
@@ -340,7 +341,7 @@ class SkyPilotJob(JobTrait):
         if not self._cluster:
             return "it was torn down"
         asked = sky.request(self._request)
-        if asked in _OPEN:
+        if asked in OPEN:
             return _LAUNCHING
         if asked == "CANCELLED":
             return "the launch was cancelled"

@@ -18,14 +18,16 @@ from typing import Any, TypeVar
 
 from monarch.job.scheduler_command import SchedulerError, one_line
 
-__all__ = ["MISSING", "Sky"]
+__all__ = ["MISSING", "OPEN", "Sky"]
 
 MISSING = "SkyPilotJob needs SkyPilot, which is an extra: pip install 'pymonarch[skypilot]'"
 """The text of the error without the package."""
 
+OPEN = ("PENDING", "WAITING", "RUNNING")
+"""The states of a request that has not ended."""
+
 _REMEDY = "does `sky status` work here?"
 _LAST = 20  # lines at the end of a log that an error shows
-_ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")  # states of requests
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # the colours of SkyPilot's texts
 _T = TypeVar("_T")
 
@@ -122,7 +124,7 @@ class Sky:
 
     def cancel(self, request: str) -> None:
         """Cancel a request that has not ended yet."""
-        if (self.request(request) or "CANCELLED") not in _ENDED:
+        if self.request(request) in OPEN:
             _ask(
                 f"cancel request {request}",
                 lambda: self._sky.get(self._sky.api_cancel([request], silent=True)),

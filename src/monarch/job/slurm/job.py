@@ -29,7 +29,7 @@ from monarch._spi import attach_hosts, gateway, progress
 from monarch.job import lifeline
 from monarch.job.attaching import attach_patiently
 from monarch.job.batch import BATCH_VARIABLE, BatchJob
-from monarch.job.folder import make_folder, remove_folder, secret_file, use_secret
+from monarch.job.folder import make_folder, note, remove_folder, secret_file, use_secret
 from monarch.job.host_state import HostState
 from monarch.job.node import SECRET_VARIABLE
 from monarch.job.pauses import pauses
@@ -37,6 +37,7 @@ from monarch.job.saved import DEFAULT_JOB_PATH, remove
 from monarch.job.scheduler_command import SchedulerError
 from monarch.job.slurm.answers import SlurmState
 from monarch.job.slurm.guard import start_guard
+from monarch.job.slurm.leftover import NUMBER
 from monarch.job.slurm.scheduler import Scheduler
 from monarch.job.slurm.script import batch_script, check_args, directives
 from monarch.job.state import JobState, leave
@@ -308,6 +309,7 @@ class SlurmJob(JobTrait):
                 except SchedulerError as second:
                     _log.info("no job called %s could be cancelled: %s", name, second)
             raise
+        note(self._folder, NUMBER, str(self._job_id))
         self._logs = [path.replace("%j", str(self._job_id)) for path in self._log_paths(name)]
         _log.info("submitted Slurm job %s", self._job_id)
 
