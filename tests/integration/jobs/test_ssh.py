@@ -21,6 +21,7 @@ import pytest
 from monarch._engine.mesh.results import progress as progress_module
 from monarch.actor import Actor, endpoint
 from monarch.job import SSHJob, job_load
+from monarch.job.host_log import LARGEST, former
 
 WAIT = 60.0
 SRC = Path(__file__).parents[3] / "src"
@@ -165,6 +166,19 @@ def test_hosts_by_ssh_from_start_to_kill(server: Server, mark: str, killed: Any)
     assert marked(mark) == []  # kill() returns only when no process is left on the host
     assert not path.exists()
     assert not job.active
+
+
+def test_the_output_of_a_host_stays_small(server: Server, mark: str, killed: Any) -> None:
+    """The host goes on writing to the file that was emptied."""
+    job = killed(described(server, mark))
+    worker = job.state(cached_path=None).a.spawn_procs().spawn("a", Worker)
+    [state] = job._host_states()
+    size = LARGEST + 1
+    os.truncate(state.log, size)
+    until(lambda: os.path.exists(former(state.log)))
+    assert os.path.getsize(former(state.log)) >= size
+    assert os.path.getsize(state.log) < size
+    assert worker.pid.call_one().get(timeout=WAIT) in marked(mark)
 
 
 SCRIPT = """
