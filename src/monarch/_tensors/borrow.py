@@ -125,7 +125,7 @@ class Borrow:
         self.drop()
 
     def __del__(self) -> None:
-        if not self._dropped:
+        if not self._dropped and self.tensor._place.engine.ended is None:
             warnings.warn(
                 f"a borrow was not dropped before it was collected; it began here:\n"
                 f"{text_of(self._where)}",

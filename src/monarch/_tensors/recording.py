@@ -195,11 +195,12 @@ def _check(name: str, args: Any, kwargs: Any, tensors: Sequence[Any]) -> None:
 def _kind(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """Return what has to be equal for a recording to serve."""
     storages: dict[Aliases, int] = {}
+    same: dict[int, int] = {}  # one tensor twice is not two with one storage
     kind: list[Any] = []
     for leaf in leaves:
         if type(leaf) is Tensor:
             storage = storages.setdefault(leaf._aliases, len(storages))
-            kind += (leaf._meta, leaf._place, storage)
+            kind += (leaf._meta, leaf._place, storage, same.setdefault(leaf._ref, len(same)))
         else:
             kind += (type(leaf), leaf)
     return tuple(kind)

@@ -158,13 +158,13 @@ def lost(procs: ProcMesh, other: ProcMesh, work: Callable[[Any, Any, ProcMesh], 
         rank = procs.rank_tensor("gpus")
         mesh = rank.mesh
         before = torch.zeros(2)
-        made = work(mesh, rank, other)
-        value, *copied = made if type(made) is tuple else (made,)
-        pending = fetch_shard(value), fetch_shard(before, gpus=0)
+        copied: list[Any] = []
+        pending: list[Any] = []
         with pytest.raises(SupervisionError, match=KILLED) as first:
-            pending[0].get(timeout=120)
-        with pytest.raises(SupervisionError, match=KILLED):
-            pending[1].get(timeout=120)
+            _issue(lambda: work(mesh, rank, other), before, copied, pending)
+        for future in pending:
+            with pytest.raises(SupervisionError, match=KILLED):
+                future.get(timeout=120)
         with pytest.raises(SupervisionError, match=KILLED):
             fetch_shard(before).get(timeout=120)
         with pytest.raises(SupervisionError, match=KILLED):
@@ -182,6 +182,15 @@ def lost(procs: ProcMesh, other: ProcMesh, work: Callable[[Any, Any, ProcMesh], 
     with other.activate():
         total = (torch.ones(2) + other.rank_tensor("gpus")).reduce("gpus")
         assert inspect(total, gpus=1).tolist() == [3.0, 3.0]
+
+
+def _issue(work: Callable[[], Any], before: Any, copied: list[Any], pending: list[Any]) -> None:
+    """Issue the work and two fetches, and wait; any of these may be the first to raise."""
+    made = work()
+    value, *copied[:] = made if type(made) is tuple else (made,)
+    pending.append(fetch_shard(value))
+    pending.append(fetch_shard(before, gpus=0))
+    pending[0].get(timeout=120)
 
 
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
@@ -208,13 +217,11 @@ def test_a_supervised_process_is_killed_in_a_replay(other: ProcMesh) -> None:
     supervisor = Supervisor(max_restarts=3, within=60)
     supervisor.spawn(procs, "guard", Guard)
     with procs.activate():
-        value = a_replay(procs, procs.rank_tensor("gpus"), other)
-        pending = fetch_shard(value)
-        for _ in range(2):
-            with pytest.raises(SupervisionError, match=KILLED):
-                pending.get(timeout=120)
+        rank, before = procs.rank_tensor("gpus"), torch.zeros(2)
         with pytest.raises(SupervisionError, match=KILLED):
-            value.add(1)
+            _issue(lambda: a_replay(rank.mesh, rank, other), before, [], [])
+        with pytest.raises(SupervisionError, match=KILLED):
+            before.add(1)
     supervisor.healthy.get(timeout=120)
     with procs.activate():
         total = (torch.ones(2) + procs.rank_tensor("gpus")).reduce("gpus")
@@ -233,7 +240,8 @@ class Driver(Actor):
         """Return what fetch and operation raise after a loss, and what the next mesh gives."""
         procs = this_host().spawn_procs({"gpus": 2})
         with procs.activate():
-            value = end(torch.ones(2), procs.rank_tensor("gpus"))
+            value = torch.ones(2)
+            end(value, procs.rank_tensor("gpus"))
             found = []
             for use in (inspect, torch.neg):
                 try:

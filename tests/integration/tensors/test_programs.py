@@ -1,8 +1,15 @@
-"""Random programs give what the same programs give on local tensors, one copy for each process."""
+"""Random programs give what the same programs give on local tensors, one copy for each process.
+
+They have views, writes, reductions, copies within a mesh and to another `spawn_procs`, streams and
+borrows, blocks that are sent together, and compiled functions with any of these.
+`PROGRAMS=5000 pytest tests/integration/tensors/test_programs.py` runs more of them.
+"""
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +20,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monarch import Stream, inspect, no_mesh
+from monarch import Stream, coalescing, inspect, no_mesh
+from monarch._tensors.recording import compile as compiled
+from monarch.actor import ProcMesh, this_host
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -38,9 +47,21 @@ def group(rank: int, dim: str) -> list[int]:
     ]
 
 
+KINDS = ["add", "both", "write", "view", "reduce", "reduce_", "copy", "borrow", "read", "away"]
+
+
 class Program:
-    def __init__(self, mesh: Any, draw: Any) -> None:
+    """A random program, on a mesh and on local tensors.
+
+    Args:
+        mesh: the mesh of four processes.
+        away: another mesh of the same dimensions.
+        draw: draws from a strategy.
+    """
+
+    def __init__(self, mesh: Any, away: Any, draw: Any) -> None:
         self.mesh = mesh
+        self.away = away
         self.draw = draw
         self.other = Stream("other")
         self.pairs: list[Pair] = []
@@ -55,47 +76,117 @@ class Program:
     def pick(self) -> Pair:
         return self.draw(st.sampled_from(self.pairs))
 
-    def local(self, far: Any, make: Any) -> None:
-        with no_mesh.activate():
-            self.pairs.append(Pair(far, [make(rank) for rank in range(4)]))
-
     def step(self) -> None:
+        form = self.draw(st.sampled_from(["plain", "plain", "plain", "block", "compiled"]))
+        if form == "plain":
+            self.one()
+        elif form == "block":
+            with coalescing():
+                for _ in range(self.draw(st.integers(1, 4))):
+                    self.one()
+        else:
+            self.function()
+
+    def one(self) -> None:
+        """Issue one operation, on two of the tensors."""
         one, two = self.pick(), self.pick()
+        kind = self.draw(st.sampled_from(KINDS))
         number = float(self.draw(st.integers(-2, 2)))
-        kind = self.draw(
-            st.sampled_from(["add", "both", "write", "view", "reduce", "reduce_", "copy", "borrow"])
-        )
+        dim = self.draw(st.sampled_from(["host", "gpu"]))
+        made = self.far(kind, one.far, two.far, number, dim)
+        near = self.near(kind, one.near, two.near, number, dim)
+        if made is not None:
+            self.pairs.append(Pair(made, near))
+
+    def function(self) -> None:
+        """Call a compiled function of some operations: recorded, compared, and replayed."""
+        steps = [
+            (
+                self.draw(st.sampled_from(KINDS)),
+                float(self.draw(st.integers(-2, 2))),
+                self.draw(st.sampled_from(["host", "gpu"])),
+                *(self.draw(st.integers(0, 9)) for _ in range(2)),
+            )
+            for _ in range(self.draw(st.integers(1, 5)))
+        ]
+        captured = self.pick()
+        results = self.draw(st.integers(1, 3))
+
+        def issue(values: list[Any], issued: Any) -> list[Any]:
+            for kind, number, dim, one, two in steps:
+                made = issued(
+                    kind, values[one % len(values)], values[two % len(values)], number, dim
+                )
+                if made is not None:
+                    values.append(made)
+            return values[-results:]
+
+        @compiled
+        def far(x: Any, y: Any) -> Any:
+            return issue([x, y, captured.far], self.far)
+
+        for _ in range(self.draw(st.integers(1, 4))):
+            x, y = self.pick(), self.pick()
+            made = far(x.far, y.far)
+            near = issue([x.near, y.near, captured.near], self.near)
+            self.pairs += map(Pair, made, near)
+
+    def far(self, kind: str, one: Any, two: Any, number: float, dim: str) -> Any:
+        """Issue an operation on distributed tensors; return its result, if it makes one."""
         if kind == "add":
-            self.local(one.far + number, lambda rank: one.near[rank] + number)
-        elif kind == "both" and one.far.shape == two.far.shape:
-            self.local(one.far * two.far, lambda rank: one.near[rank] * two.near[rank])
-        elif kind == "write":
-            one.far.mul_(number)
-            self.each(lambda rank: one.near[rank].mul_(number))
-        elif kind == "view" and len(one.far) > 1:
-            self.local(one.far[1:], lambda rank: one.near[rank][1:])
-        elif kind in ("reduce", "reduce_"):
-            dim = self.draw(st.sampled_from(["host", "gpu"]))
-            with no_mesh.activate():
-                sums = [sum(one.near[other] for other in group(rank, dim)) for rank in range(4)]
-            if kind == "reduce":
-                self.local(one.far.reduce(dim), lambda rank: sums[rank])
-            else:
-                one.far.reduce_(dim)
-                self.each(lambda rank: one.near[rank].copy_(sums[rank]))
+            return one + number
+        if kind == "both":
+            return one * two if one.shape == two.shape else None
+        if kind == "write":
+            one.mul_(number)
+        elif kind == "view":
+            return one[1:] if len(one) > 1 else None
+        elif kind == "reduce":
+            return one.reduce(dim)
+        elif kind == "reduce_":
+            one.reduce_(dim)
         elif kind == "copy":
-            far = one.far.slice_mesh(host=1).to_mesh(self.mesh)
-            self.local(far, lambda rank: one.near[2 + rank % 2].clone())
+            return one.slice_mesh(host=1).to_mesh(self.mesh)
         elif kind == "borrow":
-            borrowed, borrow = self.other.borrow(one.far, mutable=True)
+            borrowed, borrow = self.other.borrow(one, mutable=True)
             with borrow, self.other.activate():
                 borrowed.add_(number)
-            self.each(lambda rank: one.near[rank].add_(number))
+        elif kind == "read":
+            borrowed, borrow = self.other.borrow(one)
+            with borrow, self.other.activate():
+                made = borrowed + number
+            return made.to_mesh(self.mesh, stream=one.stream)
+        elif kind == "away":
+            there = one.to_mesh(self.away)
+            with self.away.activate():
+                there = there + number
+            return there.to_mesh(self.mesh)
+        return None
 
-    def each(self, change: Any) -> None:
+    def near(self, kind: str, one: Any, two: Any, number: float, dim: str) -> Any:
+        """Do the same on local tensors, one for each process."""
         with no_mesh.activate():
-            for rank in range(4):
-                change(rank)
+            if kind in ("add", "read", "away"):
+                return [value + number for value in one]
+            if kind == "both":
+                same = one[0].shape == two[0].shape
+                return [a * b for a, b in zip(one, two, strict=True)] if same else None
+            if kind == "view":
+                return [value[1:] for value in one] if len(one[0]) > 1 else None
+            if kind in ("reduce", "reduce_"):
+                sums = [sum(one[other] for other in group(rank, dim)) for rank in range(4)]
+                if kind == "reduce":
+                    return sums
+                for value, total in zip(one, sums, strict=True):
+                    value.copy_(total)
+            elif kind == "copy":
+                return [one[2 + rank % 2].clone() for rank in range(4)]
+            for value in one:
+                if kind == "write":
+                    value.mul_(number)
+                elif kind == "borrow":
+                    value.add_(number)
+        return None
 
     def check(self) -> None:
         for pair in self.pairs:
@@ -106,17 +197,25 @@ class Program:
                 torch.testing.assert_close(found, pair.near[rank])
 
 
+@pytest.fixture(scope="module")
+def away() -> Iterator[Any]:
+    """Return the device mesh of other processes."""
+    procs: ProcMesh = this_host().spawn_procs({"host": 2, "gpu": 2})
+    yield procs.rank_tensor("gpu").mesh
+    procs.stop().get(timeout=60)
+
+
 @settings(
-    max_examples=40,
+    max_examples=int(os.environ.get("PROGRAMS", "40")),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.data())
-def test_random_programs(active: Any, data: st.DataObject) -> None:
-    program = Program(active, data.draw)
+def test_random_programs(active: Any, away: Any, data: st.DataObject) -> None:
+    program = Program(active, away, data.draw)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # copies to several processes
         program.start()
-        for _ in range(data.draw(st.integers(1, 15))):
+        for _ in range(data.draw(st.integers(1, 12))):
             program.step()
         program.check()
