@@ -184,7 +184,11 @@ class CastRelay:
         else:
             tunnel_end.number = way.accepted = way.accepted + 1
             way.tunnel_ends[False, tunnel_end.number] = tunnel_end
-            for joining in way.coming.pop(tunnel_end.number, ()):
+
+    def attached(self, tunnel_end: TunnelEnd) -> None:
+        """Write the casts that came before a new tunnel, which has its socket now."""
+        if not tunnel_end.ours:
+            for joining in tunnel_end.way.coming.pop(tunnel_end.number, ()):
                 self._join(tunnel_end, joining)
 
     def closed(self, tunnel_end: TunnelEnd) -> None:

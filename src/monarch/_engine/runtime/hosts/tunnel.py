@@ -97,6 +97,7 @@ class Tunnel(TunnelEnd):
         )
         link.uid = self.near
         self._reactor.register(link.fileno, self._ready)
+        self.relay.attached(self)
 
     # -- from the proc to the lane ---------------------------------------------------------------
 
