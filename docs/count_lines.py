@@ -41,6 +41,7 @@ FURTHER = {
 BESIDE = {
     "code for the hosts": "_sync",
     "deadlocks": "_deadlock",
+    "diagnosis": "_diagnosis",
     "jobs that outlive their script": "_failover",
     "output": "_output",
     "parts for compatibility only": "_reference",

@@ -17,6 +17,7 @@ from monarch import _compat
 
 if TYPE_CHECKING:
     from monarch import actor, config
+    from monarch._diagnosis.collect import diagnose
     from monarch._engine.shapes import Extent, Shape
     from monarch._engine.shapes import Slice as NDSlice
     from monarch.config import (
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         "config",
         "configure",
         "configured",
+        "diagnose",
         "get_global_config",
         "get_runtime_config",
     ]
@@ -47,6 +49,7 @@ _HOMES = {
     "Shape": "monarch._engine.shapes:Shape",
     "clear_runtime_config": "monarch.config:clear_runtime_config",
     "configure": "monarch.config:configure",
+    "diagnose": "monarch._diagnosis.collect:diagnose",
     "configured": "monarch.config:configured",
     "get_global_config": "monarch.config:get_global_config",
     "get_runtime_config": "monarch.config:get_runtime_config",

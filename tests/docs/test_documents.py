@@ -31,6 +31,7 @@ DOCUMENTS = [
     "docs/getting_started.md",
     "docs/failures.md",
     "docs/jobs.md",
+    "docs/observability.md",
     pytest.param("docs/mounts.md", marks=with_fuse),
     "docs/jobs/local.md",
     "docs/rdma.md",

@@ -121,6 +121,7 @@ if TYPE_CHECKING:
     from monarch._engine.shapes import MeshTrait
     from monarch._engine.transport.frame_link import FrameLink
     from monarch._engine.transport.link import Link
+    from monarch._engine.wire.call_meta import route
     from monarch._engine.wire.codec import decode, encode
     from monarch._engine.wire.frame import CALL, FAILURE, PROBE, QUERY, STOP, Frame
     from monarch._spi.process import (
@@ -269,6 +270,7 @@ __all__ = [
     "renounce",
     "replacements",
     "resolved",
+    "route",
     "save_handle",
     "serve",
     "serve_host",
@@ -349,6 +351,7 @@ _NAMES = {
     "_engine.shapes": "MeshTrait",
     "_engine.transport.frame_link": "FrameLink",
     "_engine.transport.link": "Link",
+    "_engine.wire.call_meta": "route",
     "_engine.wire.codec": "decode encode",
     "_engine.wire.frame": "CALL FAILURE Frame PROBE QUERY STOP",
     "_spi.process": (

@@ -291,10 +291,12 @@ class Future(Generic[R_co]):
             waiter()
 
     def _block(self, timeout: float | None) -> None:
-        # The search for deadlocks reads `self`, `timeout` and `parker` of this frame.
+        # The search for deadlocks reads `self`, `timeout` and `parker` of this frame, and
+        # `monarch._diagnosis` reads `since`.
         self._drive(timeout)
         if self._phase != PENDING:
             return
+        since = environments.current.now()  # noqa: F841  # pyright: ignore[reportUnusedVariable]
         parker = environments.current.parker()
         self._parked.append(parker.release)
         if self._phase != PENDING:

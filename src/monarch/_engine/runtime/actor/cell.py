@@ -165,8 +165,10 @@ class Cell:
         # Replaced while an epoch barrier is up.
         self.put: Callable[[FrameLink, Frame], None] = self._enqueue
         self.idle = False
-        # The message being handled, until it is answered.
+        # The message being handled, until it is answered, and when that began. Before the first
+        # message: when the constructor began.
         self.current: tuple[FrameLink, Frame] | None = None
+        self.began = environments.current.now()
         self.owed: dict[
             int, tuple[FrameLink, int, int]
         ] = {}  # answers given later: link, port, rank

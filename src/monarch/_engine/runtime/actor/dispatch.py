@@ -34,6 +34,7 @@ from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import STOPPED
 from monarch._engine.runtime.actor.cell import DEAD, RUNNING, Behaviour, Cell, Handler
 from monarch._engine.runtime.actor.spans import in_span
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.body import decode_body, unreadable
 from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.call_meta import route
@@ -85,6 +86,7 @@ def _serve_sync(cell: Cell) -> End:
     get = cell.mailbox.get
     control = cell.control
     encode_answer = cell.proc.encode_result
+    now = environments.current.now
     while True:
         item = get()
         try:
@@ -107,6 +109,7 @@ def _serve_sync(cell: Cell) -> End:
         if frame.kind != CALL:
             return stopped(cell, frame)
         cell.current = item
+        cell.began = now()
         cell.flow_control.take(len(frame.body))
         handler = None
         try:

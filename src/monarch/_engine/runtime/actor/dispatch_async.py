@@ -153,6 +153,7 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
     mailbox = cell.mailbox
     proc = cell.proc
     encode_answer = proc.encode_result
+    now = environments.current.now
     cell.serving = serving
     search = cell.proc.wait_watch.search
     if search is not None:
@@ -188,6 +189,7 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
         cell.flow_control.take(len(frame.body))
         proc.expects = link if frame.flags & ALONE else None
         cell.current = item
+        cell.began = now()
         handler = None
         try:
             handler, args, kwargs = prepare(cell, link, frame)
@@ -197,7 +199,7 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
             if handler.concurrent:
                 ticket = cell.owe() if frame.port and not handler.explicit else 0
                 over = functools.partial(_over, cell, ticket, link, frame, handler)
-                run = _concurrent(cell, ticket, link, frame, handler, args, kwargs)
+                run = _concurrent(cell, ticket, link, frame, handler, args, kwargs, cell.began)
                 task = _start_task(tasks, loop, run)
                 task.add_done_callback(over)
                 if ticket:
@@ -261,9 +263,17 @@ def _start_task(
 
 
 async def _concurrent(
-    cell: Cell, ticket: int, link: FrameLink, frame: Frame, handler: Handler, args: Any, kwargs: Any
+    cell: Cell,
+    ticket: int,
+    link: FrameLink,
+    frame: Frame,
+    handler: Handler,
+    args: Any,
+    kwargs: Any,
+    began: float,  # noqa: ARG001
 ) -> None:
     """Handle one message of a concurrent endpoint as a task, while the actor takes others."""
+    # `monarch._diagnosis` reads `handler` and `began` of this frame.
     try:
         result = await handler.function(*args, **kwargs)
         if cell.watchers and cell.behaviour is not None:

@@ -169,6 +169,7 @@ class Agent:
         core, hosts = self.core, self._hosts
         return {
             "attach": lambda link, message, fds: hosts.attach_all(link.uid, message),
+            "census": self._on_census,
             "connection": lambda link, message, fds: hosts.take_over(message, fds[0]),
             "data_connection": self._on_data_connection,
             "detach": self._on_detach,
@@ -224,6 +225,24 @@ class Agent:
     def _on_preload(self, link: Link, message: control.Preload, fds: list[int]) -> None:
         launcher = self._launchers.find(message["env"], None)
         self._links.tell(launcher.link, {**message, "op": "preload"})
+
+    def _on_census(self, link: Link, message: control.Census, fds: list[int]) -> None:
+        others = [peer_host.name for peer_host in self.peer_hosts() if peer_host.link.up]
+        for host in others:
+            self.core.ask_there(link.uid, host, message)
+        self.tell(link, {**self._census(message["id"]), "others": others})
+
+    def _census(self, number: int) -> dict[str, Any]:
+        """Return the notice that answers a request for the processes of this host."""
+        procs = self._processes.pids()
+        rows = hook("census")(procs, dict(self.core.membership.families()))
+        return {
+            "op": "census",
+            "id": number,
+            "host": self.core.here,
+            "machine": self.hostname,
+            "procs": rows,
+        }
 
     def _on_log_flush(self, link: Link, message: control.LogFlush, fds: list[int]) -> None:
         others = [peer_host.name for peer_host in self.peer_hosts() if peer_host.link.up]
@@ -305,7 +324,9 @@ class Agent:
 
     def asked(self, asker: int, request: dict[str, Any]) -> None:
         """See `Shell`."""
-        if request["op"] == "log_printed":
+        if request["op"] == "census":
+            self.core.answer(asker, self._census(request["id"]))
+        elif request["op"] == "log_printed":
             self._processes.output.printed(request["size"])
         else:
             flushed = {"op": "log_flushed", "id": request["id"]}

@@ -201,6 +201,9 @@ def start_agent() -> None:
         )
         proc.adopt_agent(sock)
         _agent_process = process
+        open_door = find("open_door")
+        if open_door is not None:
+            open_door(proc.reactor)
         message = {
             "op": "preload",
             "preload": _preloads(),

@@ -20,6 +20,7 @@ __all__ = [
     "Attach",
     "Autopsy",
     "CastOver",
+    "Census",
     "Connection",
     "Continued",
     "DataConnection",
@@ -108,6 +109,12 @@ class Logging(TypedDict):
     window: int | None
     level: int
     port: int
+
+
+class Census(TypedDict):
+    """Answer with ``census``, the processes of each host; see `monarch._diagnosis.census`."""
+
+    id: int
 
 
 class LogFlush(TypedDict):
@@ -256,6 +263,7 @@ _REQUESTS: Mapping[str, Any] = MappingProxyType(
         "attach": Attach,
         "autopsy": Autopsy,
         "cast_over": CastOver,
+        "census": Census,
         "connection": Connection,
         "data_connection": DataConnection,
         "detach": Detach,

@@ -56,7 +56,7 @@ NO_WORKER = "its worker loop ended"
 
 _Fields = dict[str, Any]
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
-_OUTPUT_REQUESTS = ("log_flush", "log_printed")
+_SHELL_REQUESTS = ("census", "log_flush", "log_printed")
 
 End = TypeVar("End")
 _EndT_contra = TypeVar("_EndT_contra", contravariant=True)
@@ -186,7 +186,7 @@ class Shell(Protocol):
         ...
 
     def asked(self, asker: int, request: _Fields) -> None:
-        """Carry out a guest's request about output: `log_flush` or `log_printed`."""
+        """Carry out a guest's request: `census`, `log_flush` or `log_printed`."""
         ...
 
     def home_lost(self, reason: str) -> bool:
@@ -452,7 +452,7 @@ class AgentCore(Generic[End]):
             self.set_output(asker, request)
         elif op == "rebind":
             self.rebind(asker, request)
-        elif op in _OUTPUT_REQUESTS:
+        elif op in _SHELL_REQUESTS:
             self._shell.asked(asker, request)
         else:
             raise ProtocolError(f"a guest may not ask for {op!r}")

@@ -90,6 +90,10 @@ class Processes:
         """Return the process of a member of this host; None if it has exited."""
         return self._processes.get(uid)
 
+    def pids(self) -> dict[int, int]:
+        """Return the pids of the procs of this host that have started, by uid."""
+        return {uid: process.pid for uid, process in self._processes.items() if process.pid}
+
     def admit(self, uid: int, link: Link) -> None:
         """Add a member that was not launched here: the client."""
         self._processes[uid] = Process(uid, link)

@@ -34,7 +34,18 @@ _LOOKS = 12  # heartbeats per timeout
 # Requests that the agent answers: after each of them the agent is watched. `give_up` ends those
 # that concern single procs; callbacks of `Proc.when_agent_fails` end the others.
 _AWAITED = frozenset(
-    ("attach", "autopsy", "detach", "introduce", "kill", "log_flush", "logging", "rebind", "spawn")
+    (
+        "attach",
+        "autopsy",
+        "census",
+        "detach",
+        "introduce",
+        "kill",
+        "log_flush",
+        "logging",
+        "rebind",
+        "spawn",
+    )
 )
 
 

@@ -37,6 +37,7 @@ from monarch._engine.base.errors import (
     format_all,
 )
 from monarch._engine.base.failure import Failure
+from monarch._engine.base.features import HOOKS, find
 from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED
@@ -577,8 +578,13 @@ class Proc:
         service = self.services.get(frame.meta)
         if service is not None:
             service(link, frame)
+            return
+        name = frame.meta.decode(errors="replace")
+        feature = find(f"service {name}") if f"service {name}" in HOOKS else None
+        if feature is not None:
+            self.services[frame.meta] = functools.partial(feature, self)
+            self.services[frame.meta](link, frame)
         else:
-            name = frame.meta.decode(errors="replace")
             self.say(link, POST, frame.port, 0, 0, f"no service {name} here".encode(), ERROR)
 
     def _on_event(self, link: FrameLink, frame: Frame) -> None:

@@ -1,0 +1,262 @@
+"""The account of a process: its actors, what each executes, and for what it waits.
+
+It is made on the reactor thread, without the cooperation of the actors: from the stack of an
+actor's thread or, for a task that is suspended, from its coroutines. Waits are found on the stack,
+too: a thread that waits has a frame of `Future._block`, a coroutine one of `Future._await`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from monarch._spi import FAILED, Future, Request, environment, is_engine_frame, route
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from monarch._spi import Cell, Frame, FrameLink, Proc
+
+__all__ = ["Account", "Activity", "ActorAccount", "FailureAccount", "Wait", "account", "on_request"]
+
+_BLOCK = vars(Future)["_block"].__code__
+_AWAIT = vars(Future)["_await"].__code__
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_DEEPEST = 30  # lines of a stack
+_FAILURES = 5  # the last ones
+
+
+class Wait(TypedDict):
+    """A wait for answers: of the call `call`, by the actors `on` (process uid and mesh uid)."""
+
+    call: str
+    on: list[tuple[int, int]]
+    asked: int
+    seconds: float | None
+    limit: float | None
+
+
+class Activity(TypedDict):
+    """One thing that an actor, or the script, does: an endpoint, for so many seconds, and where.
+
+    `place` is the innermost line outside the standard library, `stack` all lines of the program.
+    """
+
+    endpoint: str
+    seconds: float | None
+    place: str
+    stack: list[str]
+    wait: Wait | None
+
+
+class ActorAccount(TypedDict):
+    """An actor: its names, its state, its mailbox, and what it does."""
+
+    name: str
+    rank: int
+    uid: int
+    display: str
+    state: str
+    system: bool
+    queued: int
+    queued_bytes: int
+    doing: list[Activity]
+
+
+class FailureAccount(TypedDict):
+    """The failure of an actor of this process."""
+
+    actor: str
+    error: str
+    when: float
+
+
+class Account(TypedDict):
+    """A process."""
+
+    uid: int
+    pid: int
+    machine: str
+    client: bool
+    actors: list[ActorAccount]
+    script: Activity | None
+    failures: list[FailureAccount]
+
+
+def on_request(proc: Proc, link: FrameLink, frame: Frame) -> None:
+    """Answer the request for this process's account; on the reactor thread."""
+    Request(proc, link, frame).answer(json.dumps(account(proc)).encode())
+
+
+def account(proc: Proc) -> Account:
+    """Return the account of this process. Does not block; from any thread."""
+    frames = sys._current_frames()
+    cells = [*list(proc.cells.values()), *list(proc.ending)]
+    graves = [grave for grave in list(proc.graves.values()) if grave.kind == FAILED]
+    return {
+        "uid": proc.uid,
+        "pid": os.getpid(),
+        "machine": proc.hostname,
+        "client": proc.client,
+        "actors": [_actor(cell, frames.get(cell.thread_id)) for cell in cells],
+        "script": _script(frames) if proc.client else None,
+        "failures": [
+            {"actor": grave.actor, "error": grave.error, "when": grave.verdict.when}
+            for grave in graves[-_FAILURES:]
+        ],
+    }
+
+
+def _script(frames: dict[int, FrameType]) -> Activity:
+    frame = frames.get(threading.main_thread().ident or 0)
+    return _activity("", None, _thread_frames(frame), _wait_of_thread(frame))
+
+
+def _activity(
+    endpoint: str, seconds: float | None, frames: list[FrameType], wait: Wait | None
+) -> Activity:
+    """Return an activity; `frames` are outermost first, and those of the engine are left out."""
+    users = [frame for frame in frames if not frame.f_code.co_filename.startswith(_OURS)]
+    while users and _is_library(users[0].f_code.co_filename):
+        del users[0]  # how the thread or the interpreter was started
+    lines = [
+        f"{frame.f_code.co_name}() at {frame.f_code.co_filename}:{frame.f_lineno}"
+        for frame in users
+    ]
+    own = [
+        line
+        for line, frame in zip(lines, users, strict=True)
+        if not _is_library(frame.f_code.co_filename)
+    ]
+    return {
+        "endpoint": endpoint,
+        "seconds": seconds,
+        "place": own[-1] if own else "",
+        "stack": lines[::-1][:_DEEPEST],
+        "wait": wait,
+    }
+
+
+def _actor(cell: Cell, frame: FrameType | None) -> ActorAccount:
+    chain = cell.identity.display
+    start = chain.find(f" {cell.identity.name}", chain.rfind(".<") + 1)
+    module = chain[chain.rfind("<", 0, start) + 1 : start]
+    return {
+        "name": cell.identity.name,
+        "rank": cell.rank,
+        "uid": cell.uid,
+        "display": chain[start + 1 :].removesuffix(">"),
+        "state": cell.state,
+        "system": module.startswith("monarch."),
+        "queued": cell.depth(),
+        "queued_bytes": cell.flow_control.bytes,
+        "doing": list(_doing(cell, frame)),
+    }
+
+
+def _doing(cell: Cell, frame: FrameType | None) -> Iterator[Activity]:
+    now = environment.current.now()
+    current = cell.current
+    name = route(current[1].meta)[0] if current is not None else ""
+    found = _activity(name, now - cell.began, _thread_frames(frame), _wait_of_thread(frame))
+    if cell.serving is not None and not found["stack"]:  # suspended, or it polls its loop
+        steps = list(_steps(cell.serving))
+        found = _activity(name, now - cell.began, steps, _wait_of_steps(steps))
+    if not name and found["stack"]:  # a constructor, or a hook of supervision
+        found["endpoint"] = found["stack"][-1].partition("()")[0]
+    if found["endpoint"]:
+        yield found
+    if cell.serving is not None:
+        yield from _concurrent(cell.serving, now)
+
+
+def _concurrent(serving: asyncio.Task[Any], now: float) -> Iterator[Activity]:
+    """Yield the calls of concurrent endpoints of an actor."""
+    for task in _tasks(serving.get_loop()):
+        steps = list(_steps(task))
+        if steps and _handles_call(steps[0].f_code):
+            local = steps[0].f_locals
+            name, began = local["handler"].name, local["began"]
+            yield _activity(name, now - began, steps, _wait_of_steps(steps))
+
+
+def _handles_call(code: CodeType) -> bool:
+    """Whether this is the code of the tasks of concurrent endpoints."""
+    return code.co_name == "_concurrent" and is_engine_frame(code.co_filename)
+
+
+def _tasks(loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
+    import asyncio  # loaded already, since there is a loop
+
+    try:
+        return list(asyncio.all_tasks(loop))
+    except RuntimeError:  # the set of tasks changed again and again, on the loop's thread
+        return []
+
+
+def _thread_frames(frame: FrameType | None) -> list[FrameType]:
+    """Return the frames of a thread, outermost first."""
+    found: list[FrameType] = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _steps(task: asyncio.Task[Any]) -> Iterator[FrameType]:
+    """Yield the frames of a suspended task, outermost first."""
+    step: Any = task.get_coro()
+    while step is not None:
+        frame = getattr(step, "cr_frame", None) or getattr(step, "gi_frame", None)
+        if frame is not None:
+            yield frame
+        step = getattr(step, "cr_await", None) or getattr(step, "gi_yieldfrom", None)
+
+
+def _is_library(filename: str) -> bool:
+    in_packages = f"{os.sep}site-packages{os.sep}" in filename
+    return filename.startswith(("<frozen", _LIBRARY)) and not in_packages
+
+
+def _wait_of_thread(frame: FrameType | None) -> Wait | None:
+    while frame is not None and frame.f_code is not _BLOCK:
+        frame = frame.f_back
+    if frame is None:
+        return None
+    local: dict[str, Any] = frame.f_locals
+    since = local.get("since")
+    seconds = None if since is None else environment.current.now() - since
+    return _wait(local["self"], seconds, local["timeout"])
+
+
+def _wait_of_steps(frames: list[FrameType]) -> Wait | None:
+    for frame in frames:
+        if frame.f_code is _AWAIT:
+            return _wait(frame.f_locals["self"], None, None)
+    return None
+
+
+def _wait(future: Any, seconds: float | None, limit: float | None) -> Wait:
+    if not hasattr(future, "_unanswered"):
+        return {
+            "call": "an operation of the runtime",
+            "on": [],
+            "asked": 0,
+            "seconds": seconds,
+            "limit": limit,
+        }
+    endpoint = future._endpoint
+    _, links = future._needs()
+    return {
+        "call": future._call_name(),
+        "on": [(link.uid, endpoint.mesh._uid) for link in links],
+        "asked": future._asked(),
+        "seconds": seconds,
+        "limit": limit,
+    }

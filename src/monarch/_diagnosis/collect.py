@@ -1,0 +1,77 @@
+"""`diagnose`: ask all processes of a job for their accounts."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any, cast
+
+from monarch._diagnosis.account import Account, account
+from monarch._diagnosis.census import Member, take
+from monarch._diagnosis.diagnosis import Diagnosis
+from monarch._diagnosis.kernel import state_of
+from monarch._spi import HOME, Refused, Unreachable, ask, client_proc, current_proc, is_simulated
+
+__all__ = ["collect", "diagnose"]
+
+
+def diagnose(timeout: float = 1.0) -> Diagnosis:
+    """Return what the processes of this job do at this moment: ``print(monarch.diagnose())``.
+
+    The text names the actors that are busy, in which line and since when, which actor waits for
+    which, the processes and hosts that do not answer, full mailboxes and the last failures. The
+    same from another terminal: ``monarch why``.
+
+    Args:
+        timeout: how many seconds to wait for processes that do not answer.
+
+    Blocks for that long at most, twice. Works while all actors are busy, and from any thread of
+    the script. Raises RuntimeError in the process of an actor and in the simulator.
+
+    >>> import monarch
+    >>> print(monarch.diagnose())
+    The script runs no mesh of processes.
+    """
+    proc = current_proc()
+    if is_simulated():
+        raise RuntimeError("monarch.diagnose() looks at real processes; a simulation has none")
+    if proc is None:
+        return Diagnosis([], [], set(), os.getpid())
+    if not proc.client:
+        raise RuntimeError(
+            "monarch.diagnose() is called in the script, which knows all processes of the job; "
+            "or run `monarch why` in a terminal of the script's machine"
+        )
+    return collect(timeout)
+
+
+def collect(timeout: float) -> Diagnosis:
+    """As `diagnose`, in the script's process."""
+    proc = client_proc()
+    members, missing = take(timeout)
+    state, rss, cpu = state_of(os.getpid())
+    script = Member(proc.uid, 0, os.getpid(), HOME, proc.hostname, state, rss, cpu)
+    answers = [
+        (member, ask(member.uid, "account", timeout=timeout))
+        for member in members
+        if member.uid != proc.uid
+    ]
+    accounts: list[Account] = [account(proc)]
+    until = time.monotonic() + timeout
+    for _, answer in answers:
+        try:
+            body = answer.get(timeout=max(0.0, until - time.monotonic()))
+        except (TimeoutError, Unreachable, Refused):
+            continue  # an exit is no riddle, and silence is found in the census
+        accounts.append(cast("Account", _tuples(json.loads(body))))
+    return Diagnosis(accounts, [script, *(member for member, _ in answers)], missing, os.getpid())
+
+
+def _tuples(found: dict[str, Any]) -> dict[str, Any]:
+    """Make the pairs of JSON hashable again."""
+    activities = [activity for actor in found["actors"] for activity in actor["doing"]]
+    for activity in activities:
+        if activity["wait"] is not None:
+            activity["wait"]["on"] = [tuple(pair) for pair in activity["wait"]["on"]]
+    return found

@@ -1,0 +1,237 @@
+"""`monarch.diagnose` and ``monarch why``: busy, stuck, stopped and waiting actors are named."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import monarch
+from monarch._diagnosis.door import ask_script, running_scripts
+from monarch.actor import Actor, concurrent_endpoint, endpoint
+
+from .conftest import WAIT, until
+
+Fresh = Callable[..., Any]
+
+
+def wait_for(path: str) -> None:
+    until(lambda: os.path.exists(path))
+
+
+class Stuck(Actor):
+    """Waits in one way or another, until the test lets it go on."""
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def block(self, path: str) -> None:
+        if not os.path.exists(path + ".released"):
+            with open(path, "rb") as file:  # a pipe without a writer
+                file.read()
+
+    @endpoint
+    def hold(self, path: str) -> None:
+        library = ctypes.PyDLL(None)  # its functions keep the interpreter lock
+        library.open(path.encode(), os.O_RDONLY)
+
+
+class Async(Actor):
+    @endpoint
+    async def rest(self, path: str) -> None:
+        await asyncio.to_thread(wait_for, path)
+
+    @endpoint
+    async def ask(self, other: Any, path: str) -> None:
+        await other.block.call_one(path)
+
+
+class Aside(Actor):
+    @concurrent_endpoint
+    async def rest(self, path: str) -> None:
+        await asyncio.to_thread(wait_for, path)
+
+
+class Asks(Actor):
+    @endpoint
+    def ask(self, other: Any, path: str) -> None:
+        other.block.call_one(path).get()
+
+
+@pytest.fixture
+def pipe(tmp_path: Any) -> str:
+    os.mkfifo(tmp_path / "pipe")
+    return str(tmp_path / "pipe")
+
+
+def release(path: str) -> None:
+    """Let the actor that opens this pipe for reading go on, and later calls as well."""
+    Path(path + ".released").touch()
+    os.close(os.open(path, os.O_WRONLY))
+
+
+def seen(text: str) -> str:
+    """Wait until a diagnosis has this text; return it."""
+    last = ""
+
+    def is_there() -> bool:
+        nonlocal last
+        last = str(monarch.diagnose(timeout=WAIT))
+        return text in last
+
+    until(is_there)
+    return last
+
+
+def test_a_busy_actor_and_those_that_wait_for_it(fresh: Fresh, pipe: str, tmp_path: Any) -> None:
+    stuck = fresh(1).spawn("stuck", Stuck)
+    asks, waits = fresh(2).spawn("asks", Asks), fresh(1).spawn("waits", Async)
+    rests, aside = fresh(1).spawn("rests", Async), fresh(1).spawn("aside", Aside)
+    gate = str(tmp_path / "gate")
+    calls = [asks.ask.call(stuck, pipe), rests.rest.call(gate)]
+    calls += [aside.rest.call(gate), aside.rest.call(gate), waits.ask.call(stuck, pipe)]
+    for line in (
+        "asks.ask(), 2 actors (ranks 0-1)",
+        "for stuck.block(), ask() at ",
+        "waits{'gpus': 0/1}.ask(): ",
+        "stuck{'gpus': 0/1}.block(): ",
+        "rests{'gpus': 0/1}.rest(): ",
+        "aside{'gpus': 0/1}.rest(), 2 calls: ",
+    ):
+        text = seen(line)
+    assert f"block() at {os.path.relpath(__file__)}:" in text
+    release(pipe)
+    (tmp_path / "gate").touch()
+    for call in calls:
+        call.get(timeout=WAIT)
+
+
+def test_the_script_waits(fresh: Fresh, pipe: str) -> None:
+    """The main thread's wait is followed to its cause."""
+    stuck = fresh(1).spawn("stuck", Stuck)
+    asks = fresh(1).spawn("asks", Asks)
+    texts: list[str] = []
+
+    def look() -> None:
+        try:
+            seen("found by way of asks")
+            texts.append(str(monarch.diagnose(timeout=WAIT)))
+        finally:
+            release(pipe)
+
+    thread = threading.Thread(target=look)
+    call = asks.ask.call_one(stuck, pipe)
+    thread.start()
+    call.get(timeout=WAIT)
+    thread.join()
+    assert "waits for asks.ask() since " in texts[0]
+    assert "because stuck{'gpus': 0/1} has been in block() for " in texts[0]
+
+
+def test_processes_that_do_not_answer(fresh: Fresh, pipe: str) -> None:
+    """One is stopped by a signal, the other holds its interpreter in native code."""
+    stuck = fresh(2).spawn("stuck", Stuck)
+    pids = [pid for _, pid in stuck.pid.call().get(timeout=WAIT).items()]
+    os.kill(pids[0], signal.SIGSTOP)
+    try:
+        held = stuck.slice(gpus=1).hold.call_one(pipe)
+        until(lambda: "it sleeps in native code" in str(monarch.diagnose(timeout=0.2)))
+        text = str(monarch.diagnose(timeout=0.2))
+    finally:
+        os.kill(pids[0], signal.SIGCONT)
+        release(pipe)
+    assert f"rocess {pids[0]} on " in text
+    assert f"it is stopped by a signal; continue it with: kill -CONT {pids[0]}" in text
+    held.get(timeout=WAIT)
+    assert "does not answer" not in str(monarch.diagnose(timeout=WAIT))
+
+
+def test_failures_and_idle_actors(fresh: Fresh) -> None:
+    stuck = fresh(1).spawn("stuck", Stuck)
+    stuck.pid.call_one().get(timeout=WAIT)
+    found = monarch.diagnose(timeout=WAIT)
+    actors = [actor for account in found.accounts for actor in account["actors"]]
+    assert [actor["doing"] for actor in actors if actor["name"] == "stuck"] == [[]]
+    assert "1 idle" in str(found)
+
+
+def test_in_an_actor(fresh: Fresh) -> None:
+    class Diagnoses(Actor):
+        @endpoint
+        def try_it(self) -> str:
+            with pytest.raises(RuntimeError) as caught:
+                monarch.diagnose()
+            return str(caught.value)
+
+    actor = fresh(1).spawn("diagnoses", Diagnoses)
+    assert "is called in the script" in actor.try_it.call_one().get(timeout=WAIT)
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the door is in Linux's namespace")
+
+
+def why(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "monarch.cli", "why", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
+
+
+@linux
+def test_the_command(fresh: Fresh, pipe: str) -> None:
+    stuck = fresh(1).spawn("stuck", Stuck)
+    call = stuck.block.call_one(pipe)
+    seen("stuck{'gpus': 0/1}.block(): ")
+    assert os.getpid() in running_scripts()
+    asked = why(str(os.getpid()))
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert "stuck{'gpus': 0/1}.block(): " in asked.stdout
+    data = json.loads(why("--json", str(os.getpid())).stdout)
+    assert data["pid"] == os.getpid()
+    release(pipe)
+    call.get(timeout=WAIT)
+
+
+@linux
+def test_the_command_without_a_script() -> None:
+    asked = why("1")
+    assert (asked.returncode, asked.stdout) == (1, "")
+    assert asked.stderr == (
+        "monarch why: process 1 is no script that uses processes of this library now\n"
+    )
+
+
+@linux
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_another_user_gets_no_byte(fresh: Fresh) -> None:
+    fresh(1)
+    code = (
+        "import os, socket, sys; os.setuid(65534); sock = socket.socket(socket.AF_UNIX);"
+        "sock.connect(sys.argv[1].replace('@', chr(0))); print(len(sock.recv(1)))"
+    )
+    name = f"@monarch/{os.getuid()}/{os.getpid()}"
+    command = [sys.executable, "-c", code, name]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
+    assert asked.stdout == "0\n", asked.stderr
+
+
+@linux
+def test_callers_that_leave_or_send_do_no_harm(fresh: Fresh) -> None:
+    stuck = fresh(1).spawn("stuck", Stuck)
+    for data in (b"", b"\0" * 4096):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(f"\0monarch/{os.getuid()}/{os.getpid()}")
+            sock.sendall(data)
+    until(lambda: bool(ask_script(os.getpid(), WAIT)))
+    assert stuck.pid.call_one().get(timeout=WAIT)
