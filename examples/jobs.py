@@ -48,7 +48,7 @@ def ssh(hosts: int, options: Options) -> Described:
         sys.exit(f"error: --job-option hosts names {len(names)} hosts, --job-hosts says {hosts}")
     job = SSHJob(given["python"], given["args"].split(), int(given["port"]))
     job.add_mesh(MESH, names)
-    return Described(job, lambda: [name.rpartition("@")[2] for name in names])
+    return Described(job, job.host_names)  # not `names`: ssh may translate them
 
 
 def kubernetes(hosts: int, options: Options) -> Described:

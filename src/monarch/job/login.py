@@ -11,7 +11,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from monarch._spi import attach_hosts
+from monarch._spi import ChannelAddr, attach_hosts
 from monarch.job.folder import log_file, make_folder, remove_folder, secret_file
 from monarch.job.format import savable
 from monarch.job.host_state import HostState
@@ -65,6 +65,19 @@ class LoginJob(JobTrait):
             if not host or host.startswith("-") or any(char.isspace() for char in host):
                 raise ValueError(f"{host!r} is no name of a host")
         self._meshes[name] = list(hosts)
+
+    def host_names(self) -> list[str]:
+        """Return a name or IP address of each host, mesh after mesh, where the workers are dialed.
+
+        These may differ from the names in the description, which a login may translate. Raises
+        RuntimeError if the job does not run.
+        """
+        job = self._running_as()
+        if not isinstance(job, LoginJob) or not job._hosts:
+            raise RuntimeError("the job does not run: call apply() or state() first")
+        return [
+            ChannelAddr.parse(one.address).host for hosts in job._hosts.values() for one in hosts
+        ]
 
     def can_run(self, spec: JobTrait) -> bool:
         """Whether all hosts run, and `spec` describes the same job."""

@@ -318,7 +318,10 @@ class _Starting:
             )
         error = self.said.get("error")
         if error == "package":
-            return f"{python} without pymonarch ({self.said['text']}): install it there"
+            return (
+                f"{python} without pymonarch ({self.said['text']}): install it there, or name "
+                "another with python_exe"
+            )
         if error == "address":
             return (
                 f"its worker cannot listen at port {self._job._port} ({self.said['text']}): is "

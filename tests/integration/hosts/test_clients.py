@@ -51,11 +51,12 @@ def test_a_mesh_of_another_program_cannot_be_called(place: Place, tmp_path: Path
     other(f"to({address!r})")
     one(f"open({str(handle)!r}, 'wb').write(__import__('cloudpickle').dumps(echos))")
     load = f"__import__('pickle').load(open({str(handle)!r}, 'rb'))"
+    # Both at once: each is kept for some seconds, since the process might be starting.
+    other(f"globals().update(asked=echos.ask.call_one({load}, 1))")
     refused = other(f"{load}.echo.call_one(1).get(timeout=60)")
     assert refused.startswith("SupervisionError")
     assert "the process does not exist" in refused
-    refused = other(f"echos.ask.call_one({load}, 1).get(timeout=60)")
-    assert "the process does not exist" in refused
+    assert "the process does not exist" in other("asked.get(timeout=60)")
     assert one("echoes(1)")
 
 

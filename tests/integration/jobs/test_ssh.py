@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,23 +20,10 @@ from monarch._engine.mesh.results import progress as progress_module
 from monarch.actor import Actor, endpoint
 from monarch.job import SSHJob, job_load
 from monarch.job.host_log import LARGEST, former
+from tests.sshd import Server, free_port, serving
 
 WAIT = 60.0
 SRC = Path(__file__).parents[3] / "src"
-SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-
-CONFIG = """
-ListenAddress 127.0.0.1
-Port {port}
-HostKey {folder}/host_key
-AuthorizedKeysFile {folder}/user_key.pub
-PidFile none
-UsePAM no
-StrictModes no
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-PermitRootLogin yes
-"""
 
 
 class Worker(Actor):
@@ -51,56 +36,10 @@ class Worker(Actor):
         return os.environ.get(name)
 
 
-class Server:
-    """An SSH server, and the files needed to log in."""
-
-    def __init__(self, folder: Path, port: int) -> None:
-        self.port = port
-        self.arguments = (
-            *("-F", "none", "-i", str(folder / "user_key"), "-p", str(port)),
-            *(f"-oUserKnownHostsFile={folder}/known_hosts", "-oStrictHostKeyChecking=yes"),
-            *("-l", getpass.getuser(), "-oIdentitiesOnly=yes"),
-        )
-        key = (folder / "host_key.pub").read_text()
-        names = ",".join(f"[{name}]:{port}" for name in ("127.0.0.1", "localhost"))
-        (folder / "known_hosts").write_text(f"{names} {key}")
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    if SSHD is None or shutil.which("ssh") is None:
-        pytest.skip("needs ssh and sshd (Debian: openssh-client, openssh-server)")
-    folder = tmp_path_factory.mktemp("sshd")
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # sshd requires it
-    for name in ("host_key", "user_key"):
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-    port = free_port()
-    (folder / "config").write_text(CONFIG.format(port=port, folder=folder))
-    log = (folder / "log").open("w")
-    with log, subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "config"], stderr=log) as sshd:
-        try:
-            deadline = time.monotonic() + WAIT
-            while not can_connect(port):
-                if sshd.poll() is not None or time.monotonic() > deadline:
-                    pytest.skip(f"sshd does not run here: {(folder / 'log').read_text()}")
-            yield Server(folder, port)
-        finally:
-            sshd.terminate()
-
-
-def can_connect(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-        return True
-    return False
+    with serving(tmp_path_factory.mktemp("sshd")) as one:
+        yield one
 
 
 @pytest.fixture
