@@ -33,6 +33,7 @@ import hypothesis
 import pytest
 
 from monarch._engine.launch import own_folder
+from tests.processes import files_of_processes
 from tests.skipped import summary
 
 GRACE = 60.0
@@ -126,7 +127,7 @@ class Resources:
 def children_of_all() -> dict[int, list[int]]:
     """Return the children of each process of this machine, zombies included."""
     found: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for stat in files_of_processes("stat"):
         try:
             # The command name is in parentheses, and may contain spaces and parentheses itself.
             parent = int(stat.read_text().rpartition(")")[2].split()[1])

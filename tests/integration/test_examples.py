@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.network import unavailable
+from tests.processes import files_of_processes
 from tests.sshd import serving
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -464,7 +465,7 @@ class Demo:
     def processes(self) -> list[str]:
         found = []
         mark = f"TMPDIR={self.folder}".encode()
-        for environ in Path("/proc").glob("[0-9]*/environ"):
+        for environ in files_of_processes("environ"):
             with contextlib.suppress(OSError):  # the process has exited
                 if mark in environ.read_bytes().split(b"\0"):
                     found.append(environ.parent.name)

@@ -58,6 +58,7 @@ from monarch.job.trait import JobTrait, changes, check_meshes
 __all__ = ["LauncherJob"]
 
 _PREFIX = "monarch-launched-job-"
+_ROUND = 0.5  # seconds between two looks for workers that a launcher has reported as ended
 _GRACE = 60.0  # seconds for the keeper to end the launcher
 _WORKER = "from monarch.job.reporting_host import main; main()"
 _KEEPER = "from monarch.job.keeper import main; main()"
@@ -307,14 +308,20 @@ class LauncherJob(JobTrait):
         with progress(text):
             while not meeting.complete:
                 left = max(0.0, deadline - time.monotonic())
-                ready = select.select([meeting.fileno(), line.fileno()], [], [], left)[0]
+                ends = [meeting.fileno(), line.fileno()]
+                ready = select.select(ends, [], [], min(left, _ROUND))[0]
                 if meeting.fileno() in ready:
                     meeting.heard()
                 if meeting.error:
                     raise RuntimeError(f"the job cannot start: {meeting.error}")
                 if line.fileno() in ready:
                     raise RuntimeError(self._ended(keeper.wait(), meeting))
-                if not ready:
+                if lost := self._ended_ranks():
+                    raise RuntimeError(
+                        f"the job cannot start: rank {', '.join(map(str, lost))} ended before all "
+                        f"workers had reported{self._said()}"
+                    )
+                if not ready and left <= _ROUND:
                     raise RuntimeError(
                         f"the job did not start within {self._limit:g} s: there is no report of "
                         f"{meeting.lack()}{self._said()}"

@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterator
 
 __all__ = ["pauses"]
 
-_PAUSES = 0.1, 2.0  # seconds between two questions: at first, and at most
+_SHORTEST = 0.1  # seconds between two questions, at first
 _SHARE = 20  # a pause is this part of the time waited so far, so that long waits ask seldom
 
 
-def pauses() -> Iterator[float]:
-    """Yield the seconds waited so far, again and again, after pauses that become longer."""
+def pauses(longest: float = 2.0) -> Iterator[float]:
+    """Yield the seconds waited so far, again and again, after pauses of up to `longest` seconds."""
     start = time.monotonic()
     wait: Callable[[float], object] = threading.Event().wait
-    shortest, longest = _PAUSES
     while True:
         began = time.monotonic()
         yield began - start
         taken = time.monotonic() - began  # an answer that takes long is asked for less often
-        wait(min(longest, max(shortest, taken, (time.monotonic() - start) / _SHARE)))
+        wait(min(longest, max(_SHORTEST, taken, (time.monotonic() - start) / _SHARE)))

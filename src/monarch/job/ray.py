@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from monarch._spi import python_command
 from monarch.job.launcher import LauncherJob
+from monarch.job.ray_launcher import FOLDER_VARIABLE
 
 __all__ = ["RayJob"]
 
@@ -110,6 +111,9 @@ class RayJob(LauncherJob):
 
     def _worker(self) -> list[str]:
         return []
+
+    def _variables(self) -> dict[str, str]:
+        return {FOLDER_VARIABLE: self._folder}
 
 
 RayJob.__module__ = "monarch.job"

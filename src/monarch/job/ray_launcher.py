@@ -8,24 +8,34 @@ submit tasks to the cluster can run any code as its user anyway, see docs/securi
 
 The launcher's job in Ray ends with this process, however it ends; Ray then kills the actors and
 removes the placement group. An actor's worker ends at EOF of its input, a pipe from the actor.
+
+A worker that ends is noted in the directory of the job, as the keeper does for workers that have
+reported (`keeper.ended_file`). So an actor that is lost before the report of its worker is an error
+at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 from monarch._spi import WITHOUT_CWD
+from monarch.job.keeper import ended_file
 from monarch.job.rank import COUNT_VARIABLE, RANK_VARIABLE
 from monarch.job.reporting_host import UNTIL_EOF_VARIABLE, take_configuration
 from monarch.job.scheduler_command import one_line
 
-__all__ = ["main"]
+__all__ = ["FOLDER_VARIABLE", "main"]
+
+FOLDER_VARIABLE = "MONARCH_LAUNCHER_FOLDER"
+"""The environment variable with the directory of the job."""
 
 _CONNECT_LIMIT = 15.0  # seconds to reach the head node at all
 _WORKER = WITHOUT_CWD + "from monarch.job.reporting_host import main; main()"
@@ -36,11 +46,12 @@ def main() -> None:
     """Run the workers until all have exited, or SIGTERM comes."""
     told = json.loads(sys.argv[1])
     configuration = take_configuration(os.environ)
+    folder = os.environ.pop(FOLDER_VARIABLE)
     signal.signal(signal.SIGTERM, _stop)
     ray = _connected(told["address"])
     signal.signal(signal.SIGTERM, _stop)  # Ray has set its own
     try:
-        _run(ray, told, dict(configuration))
+        _run(ray, told, dict(configuration), folder)
     finally:
         ray.shutdown()  # also removes actors and placement group
 
@@ -61,7 +72,7 @@ def _connected(address: str) -> Any:
     return ray
 
 
-def _run(ray: Any, told: dict[str, Any], configuration: dict[str, str]) -> None:
+def _run(ray: Any, told: dict[str, Any], configuration: dict[str, str], folder: str) -> None:
     groups: Any = importlib.import_module("ray.util.placement_group")
     strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
     count, bundle = told["count"], told["bundle"]
@@ -92,7 +103,10 @@ def _run(ray: Any, told: dict[str, Any], configuration: dict[str, str]) -> None:
     while running:
         done, _ = ray.wait(list(running), timeout=_ROUND)
         for one in done:
-            _look(ray, one, running.pop(one))
+            rank = running.pop(one)
+            _look(ray, one, rank)
+            with contextlib.suppress(FileNotFoundError):  # the job is being killed
+                Path(ended_file(folder, rank)).touch()
 
 
 def _look(ray: Any, ended: Any, rank: int) -> None:

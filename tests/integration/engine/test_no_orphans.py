@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import files_of_processes
+
 from .conftest import kill, until
 
 SOURCE = """
@@ -99,7 +101,7 @@ class Client:
     def running(self) -> list[int]:
         """Return the pids of the program and of its descendants that still run."""
         found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
+        for path in files_of_processes("environ"):
             try:
                 variables = path.read_bytes().split(b"\0")
             except (FileNotFoundError, ProcessLookupError, PermissionError):

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import Actor, Channel, Port, SupervisionError, endpoint
+from tests.processes import files_of_processes
 from tests.stopped import stop_process
 
 from .conftest import WAIT, kill, until
@@ -147,7 +148,7 @@ class Client:
     def running(self) -> set[int]:
         """Return the pids of the program and of its descendants that still run."""
         found = set()
-        for path in Path("/proc").glob("[0-9]*/environ"):
+        for path in files_of_processes("environ"):
             try:
                 variables = path.read_bytes().split(b"\0")
             except (FileNotFoundError, ProcessLookupError, PermissionError):

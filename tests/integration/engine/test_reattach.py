@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import files_of_processes
+
 from .conftest import WAIT, kill, until
 
 DRIVER = """
@@ -152,7 +154,7 @@ class Job:
     def running(self) -> list[int]:
         """Return the pids of the job's processes and of its drivers."""
         found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
+        for path in files_of_processes("environ"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
                 if self.mark.encode() in path.read_bytes().split(b"\0"):
                     found.append(int(path.parent.name))

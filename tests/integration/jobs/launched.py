@@ -6,10 +6,10 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from monarch.actor import Actor, endpoint
+from tests.processes import files_of_processes
 
 WAIT = 60.0
 LOOPBACK = "tcp://127.0.0.1:0"
@@ -39,7 +39,7 @@ def pids(hosts: Any) -> list[int]:
 def marked(mark: str) -> list[int]:
     """Return the processes with this ``NAME=value`` in their environment."""
     found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
+    for environ in files_of_processes("environ"):
         with contextlib.suppress(OSError):  # the process has exited
             if mark.encode() in environ.read_bytes().split(b"\0"):
                 found.append(int(environ.parent.name))
@@ -56,7 +56,7 @@ def until(condition: Callable[[], Any], limit: float = WAIT) -> None:
 def in_arguments(secret: bytes) -> list[str]:
     """Return the command lines of this machine that have the secret in them."""
     found = []
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
+    for command in files_of_processes("cmdline"):
         with contextlib.suppress(OSError):
             if secret in command.read_bytes():
                 found.append(str(command))

@@ -145,6 +145,16 @@ def test_a_worker_that_cannot_start(cluster: Cluster) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_an_actor_that_is_lost_before_its_report(cluster: Cluster) -> None:
+    """There is no wait for `job_start_timeout`."""
+    job = described(cluster, {"a": 2}, python_exe="sh -c 'kill -9 $PPID'")
+    with pytest.raises(
+        RuntimeError, match=r"rank [01, ]+ ended before .* rank \d was lost"
+    ) as error:
+        job.state(cached_path=None)
+    assert "\n" not in str(error.value)
+
+
 def test_a_node_that_is_lost_is_the_failure_of_its_host(
     cluster: Cluster, killed: Any, faults: list[Any]
 ) -> None:

@@ -20,6 +20,7 @@ from monarch._engine.mesh.results import progress as progress_module
 from monarch.actor import Actor, endpoint
 from monarch.job import SSHJob, job_load
 from monarch.job.host_log import LARGEST, former
+from tests.processes import files_of_processes
 from tests.sshd import Server, free_port, serving
 
 WAIT = 60.0
@@ -57,7 +58,7 @@ def mark(tmp_path: Path) -> str:
 
 def marked(mark: str) -> list[int]:
     found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
+    for environ in files_of_processes("environ"):
         with contextlib.suppress(OSError):  # the process has exited
             if mark.encode() in environ.read_bytes().split(b"\0"):
                 found.append(int(environ.parent.name))
@@ -94,7 +95,7 @@ def test_hosts_by_ssh_from_start_to_kill(server: Server, mark: str, killed: Any)
     assert path.stat().st_mode & 0o777 == 0o600
     secret = path.read_bytes().strip()
     assert secret == (Path(job._folder) / "secret").read_bytes().strip()
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
+    for command in files_of_processes("cmdline"):
         with contextlib.suppress(OSError):
             assert secret not in command.read_bytes()
     for log in Path(job._folder).glob("*.log"):

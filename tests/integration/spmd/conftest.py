@@ -9,9 +9,10 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
+
+from tests.processes import files_of_processes
 
 WAIT = 240
 MARK = "MONARCH_TEST_RUN"
@@ -32,7 +33,7 @@ def environ() -> Iterator[dict[str, str]]:
 def marked(value: str) -> set[int]:
     """Return the processes that have inherited the mark."""
     found = set()
-    for path in Path("/proc").glob("[0-9]*/environ"):
+    for path in files_of_processes("environ"):
         with contextlib.suppress(OSError):
             if f"{MARK}={value}".encode() in path.read_bytes().split(b"\0"):
                 found.add(int(path.parent.name))

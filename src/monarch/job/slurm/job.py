@@ -51,6 +51,7 @@ _log = logging.getLogger("monarch.job")
 _PREFIX = "monarch-slurm-job-"
 _PATIENCE = 10.0  # seconds during which squeue may fail, as while the controller restarts
 _END_LIMIT = 120.0  # seconds for a cancelled job to release its nodes
+_LONGEST = 0.7  # seconds between two questions whether the job runs; the goal is 1 s
 _LAST = 2000  # bytes at the end of a log that an error shows
 _SECRET_FILE_VARIABLE = "MONARCH_JOB_SECRET_FILE"  # noqa: S105 - the name of the variable
 
@@ -399,7 +400,7 @@ class SlurmJob(JobTrait):
 
         limit = self._start_timeout
         with progress(text):
-            for waited in pauses():
+            for waited in pauses(_LONGEST):
                 state = self._look_patiently(number)
                 if state is None:
                     raise RuntimeError(f"Slurm no longer knows job {number}")
