@@ -1,0 +1,121 @@
+"""Checkpoints on disk, written in the background by `torch.distributed.checkpoint`.
+
+One replica group writes. Each of its ranks has a directory of its own, so that no collective is
+needed: ``<folder>/step-<version>-<mark>/position-<position>``. The file ``.metadata`` is written
+last, by a rename; a directory without it is not complete, and is passed over. The checkpoint
+counts when those of all positions are complete.
+
+The keys of a checkpoint are those of the state dict ("model.0.weight"), so that other programs can
+read it. What is no tensor is in the entry "rest".
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from monarch import _spi
+from monarch.training.state import Packed, unpack
+
+__all__ = ["Writer", "find_newest", "load", "place"]
+
+_log = logging.getLogger("monarch.training")
+_STEP = re.compile(r"step-(\d+)-(\d+)")
+_DONE = ".metadata"
+
+
+def place(folder: str, version: int, mark: int) -> str:
+    """Return the directory of a checkpoint."""
+    return os.path.join(folder, f"step-{version:09}-{mark}")
+
+
+def find_newest(folder: str, width: int) -> tuple[int, str] | None:
+    """Return the version and the directory of the newest complete checkpoint, or None."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return None
+    steps = [(int(m[1]), int(m[2]), m[0]) for m in map(_STEP.fullmatch, names) if m]
+    for version, _, name in sorted(steps, reverse=True):
+        path = os.path.join(folder, name)
+        if all(
+            os.path.exists(os.path.join(path, f"position-{position}", _DONE))
+            for position in range(width)
+        ):
+            return version, path
+    return None
+
+
+def _names(packed: Packed) -> list[str]:
+    """Return a name for each tensor: its path in the state dict."""
+    names = [f"tensor.{index}" for index in range(len(packed.tensors))]
+    places = {id(tensor): index for index, tensor in enumerate(packed.tensors)}
+
+    def walk(value: Any, path: str) -> None:
+        if id(value) in places:
+            names[places[id(value)]] = path
+        elif isinstance(value, dict):
+            for key, part in value.items():
+                walk(part, f"{path}.{key}" if path else str(key))
+        elif isinstance(value, (list, tuple)):
+            for index, part in enumerate(value):
+                walk(part, f"{path}.{index}")
+
+    walk(unpack(packed), "")
+    return names
+
+
+class Writer:
+    """Writes checkpoints of one rank, one at a time."""
+
+    def __init__(self) -> None:
+        self._busy = False
+
+    def write(self, path: str, position: int, packed: Packed, done: Callable[[], None]) -> None:
+        """Write a state, whose memory nobody changes, in the background; call `done()` then.
+
+        If the checkpoint before is still being written, this one is left out. A failure to write is
+        logged, and training goes on: `done` is not called.
+        """
+        if self._busy:
+            _log.warning("%s is not written: the checkpoint before is not complete", path)
+            return
+        self._busy = True
+
+        def run() -> None:
+            import torch
+            import torch.distributed.checkpoint as dcp
+
+            try:
+                entries: dict[str, Any] = dict(zip(_names(packed), packed.tensors, strict=True))
+                entries["names"] = torch.tensor(list("\n".join(entries).encode()))
+                entries["rest"] = torch.tensor(list(packed.rest), dtype=torch.uint8)
+                where = os.path.join(path, f"position-{position}")
+                dcp.save(entries, checkpoint_id=where, no_dist=True)
+                done()
+            except Exception as error:
+                _log.error("the checkpoint %s was not written: %s", path, error)
+            finally:
+                self._busy = False
+
+        _spi.start_thread("monarch-training", run)
+
+
+def load(path: str, position: int) -> Packed:
+    """Read a state. Raises what `torch.distributed.checkpoint` raises."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    where = os.path.join(path, f"position-{position}")
+    metadata = dcp.FileSystemReader(where).read_metadata()
+    entries: dict[str, Any] = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in metadata.state_dict_metadata.items()
+    }
+    dcp.load(entries, checkpoint_id=where, no_dist=True)
+    names = bytes(entries["names"].tolist()).decode().split("\n")
+    rest = bytes(entries["rest"].tolist())
+    return Packed(rest, [entries[name] for name in names if name])

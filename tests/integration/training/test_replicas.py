@@ -1,0 +1,275 @@
+"""Replicas that are killed in the middle of steps: no step is lost, doubled or half applied."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.actor import Actor, ActorError, ProcMesh, endpoint, this_host
+from monarch.training import Event, Replicas, TrainingError
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.failures]
+
+
+class Learner:
+    """A small network, with statistics that change in each forward pass."""
+
+    def __init__(self, hidden: int = 16) -> None:
+        torch.manual_seed(7)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(8, hidden),
+            torch.nn.BatchNorm1d(hidden),
+            torch.nn.Tanh(),
+            torch.nn.Linear(hidden, 1),
+        )
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+
+    def loss(self, step: int, number: int, count: int) -> Any:
+        pictures = torch.randn(24, 8, generator=torch.Generator().manual_seed(step))
+        mine = pictures[number::count]
+        return ((self.model(mine).squeeze(1) - mine.sum(1)) ** 2).mean()
+
+    def state(self) -> list[Any]:
+        values = [*self.model.state_dict().values()]
+        values += [
+            value for each in self.optimizer.state.values() for _, value in sorted(each.items())
+        ]
+        return [value.detach().clone() for value in values]
+
+
+def reference(steps: int, count: int, **options: Any) -> list[Any]:
+    """Return the state after a training without replicas, with the same shares."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    learner = Learner(**options)
+    parameters, buffers = [*learner.model.parameters()], [*learner.model.buffers()]
+    for step in range(steps):
+        before = [each.clone() for each in buffers]
+        sums: list[Any] = []
+        for number in range(count):
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+            learner.optimizer.zero_grad()
+            learner.loss(step, number, count).backward()
+            values = [each.grad.clone() for each in parameters] + [b.clone() for b in buffers]
+            sums = [a + b for a, b in zip(sums, values, strict=True)] if sums else values
+        means = [
+            each / count if each.is_floating_point() else each // count for each in sums
+        ]
+        for parameter, mean in zip(parameters, means, strict=False):
+            parameter.grad = mean
+        for buffer, mean in zip(buffers, means[len(parameters) :], strict=True):
+            buffer.copy_(mean)
+        learner.optimizer.step()
+    torch.set_num_threads(threads)
+    return learner.state()
+
+
+def equal(one: list[Any], other: list[Any]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+class Trainer(Actor):
+    """`deaths`: by rank, steps at which it does something to itself, once, and at which moment."""
+
+    def __init__(
+        self, replicas: Any, folder: str, deaths: dict[int, dict[int, str]], **options: Any
+    ) -> None:
+        from monarch.training import Manager
+
+        torch.set_num_threads(1)
+        self.learner = Learner(**options)
+        self.manager = Manager(replicas, self.learner.model, self.learner.optimizer)
+        self.folder, self.deaths = Path(folder), deaths.get(self.manager.rank, {})
+
+    def moment(self, name: str, step: int) -> None:
+        if self.deaths.get(step) != name:
+            return
+        try:
+            (self.folder / f"{self.manager.rank}-{step}").touch(exist_ok=False)
+        except FileExistsError:  # the one before has died here
+            return
+        if name == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif name == "raise":
+            raise ValueError("a batch is empty")
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @endpoint
+    def train(self, steps: int) -> list[Any]:
+        manager = self.manager
+        while manager.quorum(until=steps):
+            step = manager.step
+            for share in manager.shares():
+                self.moment("forward", step)
+                loss = self.learner.loss(share.step, share.number, share.count)
+                loss.backward()
+                share.report(loss.item())
+            self.moment("stop", step)
+            self.moment("raise", step)
+            manager.average()
+            self.moment("averaged", step)
+            if manager.should_commit():
+                self.moment("committed", step)
+                self.learner.optimizer.step()
+        return self.learner.state()
+
+    @endpoint
+    def forget(self) -> str:
+        try:
+            self.learner.optimizer.step()
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+
+@pytest.fixture
+def procs() -> Iterator[Any]:
+    made: list[ProcMesh] = []
+
+    def make(count: int) -> ProcMesh:
+        made.append(this_host().spawn_procs({"replicas": count}))
+        return made[-1]
+
+    yield make
+    for mesh in made:
+        mesh.stop().get()
+
+
+def of_kind(replicas: Replicas, kind: str) -> list[Event]:
+    return [event for event in replicas.events if event.kind == kind]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [16, 8000])  # rows that are read whole, and in parts
+def test_kills_at_any_moment_of_a_step_leave_no_trace(
+    procs: Any, tmp_path: Path, hidden: int
+) -> None:
+    replicas = Replicas(3, min_groups=3, shares=3)
+    deaths = {1: {2: "forward"}, 2: {4: "averaged"}, 0: {6: "committed"}}
+    trainers = replicas.spawn(
+        procs(3), "trainers", Trainer, replicas.coordinator, str(tmp_path), deaths, hidden=hidden
+    )
+    states = replicas.run(trainers, "train", 9)
+
+    expected = reference(9, 3, hidden=hidden)
+    assert sorted(states) == [0, 1, 2]
+    assert all(equal(expected, state) for state in states.values())
+    assert len(of_kind(replicas, "lost")) == len(replicas.restarts) == 3
+    assert len(of_kind(replicas, "commit")) == 9
+    assert sum(event.rolled_back for event in replicas.events) == 0
+
+
+@pytest.mark.slow
+def test_the_others_go_on_and_the_replacement_catches_up(procs: Any, tmp_path: Path) -> None:
+    replicas = Replicas(3, shares=3)
+    trainers = replicas.spawn(
+        procs(3), "trainers", Trainer, replicas.coordinator, str(tmp_path), {2: {3: "forward"}}
+    )
+    states = replicas.run(trainers, "train", 12)
+
+    expected = reference(12, 3)
+    assert sorted(states) == [0, 1, 2]
+    assert all(equal(expected, state) for state in states.values())
+    assert any(event.groups == (0, 1) for event in of_kind(replicas, "commit"))
+    # More steps: all have the state already.
+    states = replicas.run(trainers, "train", 15)
+    assert all(equal(reference(15, 3), state) for state in states.values())
+    first = trainers.slice(replicas=0)
+    assert "optimizer.step() without should_commit()" in first.forget.call_one().get()
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_replaced(procs: Any, tmp_path: Path) -> None:
+    replicas = Replicas(2, shares=2, timeout=5)
+    trainers = replicas.spawn(
+        procs(2), "trainers", Trainer, replicas.coordinator, str(tmp_path), {1: {3: "stop"}}
+    )
+    states = replicas.run(trainers, "train", 8)
+
+    expected = reference(8, 2)
+    assert states  # (on a busy machine the replacement may come too late)
+    assert all(equal(expected, state) for state in states.values())
+    assert any("was expelled" in event.detail for event in of_kind(replicas, "lost"))
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_neighbour_replaces_the_only_copy(procs: Any, tmp_path: Path) -> None:
+    """One group of two ranks, each with its own part of the state."""
+    replicas = Replicas(1, width=2, copy_every=1)
+    trainers = replicas.spawn(
+        procs(2), "trainers", Trainer, replicas.coordinator, str(tmp_path), {1: {20: "averaged"}}
+    )
+    states = replicas.run(trainers, "train", 24)
+
+    assert all(equal(reference(24, 1), state) for state in states.values())
+    assert sorted(states) == [0, 1]
+    assert len(replicas.restarts) == 1
+    # Which steps are lost depends on how fast the copies were made; not all can be.
+    assert sum(event.rolled_back for event in replicas.events) < 20
+
+
+@pytest.mark.slow
+def test_a_checkpoint_on_disk_outlives_all_ranks(procs: Any, tmp_path: Path) -> None:
+    """A later training goes on from it, too."""
+    options: dict[str, Any] = {"folder": tmp_path / "saved", "save_every": 5}
+    replicas = Replicas(1, **options)
+    trainers = replicas.spawn(procs(1), "trainers", Saving, replicas.coordinator, str(tmp_path))
+    (state,) = replicas.run(trainers, "train", 12).values()
+
+    assert equal(reference(12, 1), state)
+    assert len(replicas.restarts) == 1
+    rolled_back = sum(event.rolled_back for event in replicas.events)
+    assert 0 < rolled_back < 12
+    assert of_kind(replicas, "saved")
+
+    later = Replicas(1, **options)
+    again = later.spawn(procs(1), "later", Saving, later.coordinator, str(tmp_path))
+    (state,) = later.run(again, "train", 14).values()
+    assert equal(reference(14, 1), state)
+    assert len(of_kind(later, "commit")) < 14
+
+
+class Saving(Trainer):
+    """Dies once there is a complete checkpoint, of a step that it has."""
+
+    def __init__(self, replicas: Any, folder: str) -> None:
+        super().__init__(replicas, folder, {0: {7: "averaged"}})
+
+    def moment(self, name: str, step: int) -> None:
+        if (step, name) == (7, "averaged"):
+            # It is written in the background: wait for its last file.
+            watched = self.folder / "saved" / "step-000000005-5" / "position-0" / ".metadata"
+            while not watched.exists():
+                os.sched_yield()
+        super().moment(name, step)
+
+
+@pytest.mark.slow
+def test_an_error_of_the_program_ends_the_training(procs: Any, tmp_path: Path) -> None:
+    replicas = Replicas(2)
+    trainers = replicas.spawn(
+        procs(2), "trainers", Trainer, replicas.coordinator, str(tmp_path), {1: {3: "raise"}}
+    )
+    with pytest.raises(ActorError, match="a batch is empty") as caught:
+        replicas.run(trainers, "train", 1_000_000)
+    assert isinstance(caught.value.exception, ValueError)
+    assert of_kind(replicas, "failed")
+
+
+def test_numbers_that_do_not_fit(procs: Any) -> None:
+    with pytest.raises(ValueError, match="min_groups must be between 1 and 2"):
+        Replicas(2, min_groups=3)
+    with pytest.raises(ValueError, match="save_every needs a folder"):
+        Replicas(2, save_every=10)
+    replicas = Replicas(2)
+    with pytest.raises(ValueError, match="2 replica groups of 1 need 2 procs, and the mesh has 1"):
+        replicas.spawn(procs(1), "trainers", Trainer, replicas.coordinator, "", {})
+    assert issubclass(TrainingError, RuntimeError)
