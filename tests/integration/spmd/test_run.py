@@ -216,4 +216,4 @@ def test_a_notebook_has_an_event_loop(tmp_path: Path) -> None:
         return run(launch, this_host(), show, modules=()).succeeded
 
     assert asyncio.run(cell())
-    assert shown == [b"ran\n"]
+    assert b"".join(shown) == b"ran\n"  # a line may arrive in parts
