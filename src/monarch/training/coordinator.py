@@ -133,6 +133,7 @@ class Authority:
         )
 
     def note(self, kind: str, **more: Any) -> None:
+        """Record an event of this kind, at the present step and time."""
         seconds = _spi.environment.current.now() - self._start
         self.events.append(Event(seconds, kind, self._core.committed, **more))
 
@@ -192,9 +193,7 @@ class Authority:
         self._arriving[rank] = request
         self.perform(effects)
 
-    def _leave(
-        self, request: _spi.Request, rank: int, number: int, why: str, failed: bool
-    ) -> None:
+    def _leave(self, request: _spi.Request, rank: int, number: int, why: str, failed: bool) -> None:
         self.perform(self._core.leave(rank, (request.peer, number), why))
         if failed:  # an error of the program: other ranks would have it as well
             self.perform(self._core.stop(why))
@@ -234,6 +233,7 @@ class Authority:
     # -- effects ---------------------------------------------------------------------------------
 
     def perform(self, effects: list[Effect]) -> None:
+        """Carry out what the core has decided."""
         for effect in effects:
             if isinstance(effect, Begin):
                 self._begin(effect)

@@ -110,7 +110,7 @@ def load(path: str, position: int) -> Packed:
     import torch.distributed.checkpoint as dcp
 
     where = os.path.join(path, f"position-{position}")
-    metadata = dcp.FileSystemReader(where).read_metadata()
+    metadata: Any = dcp.FileSystemReader(where).read_metadata()  # of tensors only
     entries: dict[str, Any] = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in metadata.state_dict_metadata.items()

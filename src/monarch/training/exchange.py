@@ -237,6 +237,7 @@ class Exchange:
                 buffer.copy_(view)
 
     def close(self) -> None:
+        """Give back the memory that others read."""
         if self._lent is not None:
             self._lent.drop()
 

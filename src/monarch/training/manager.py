@@ -200,7 +200,7 @@ class Manager:
         `should_commit` does so, too. Call it before to clip the gradients, for example. If a
         replica is lost meanwhile, the gradients are left alone, and `should_commit` returns False.
         """
-        begin, role = self._current()
+        begin, _ = self._current()
         if self._averaged:
             return
         self._averaged = True

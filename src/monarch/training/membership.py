@@ -23,8 +23,8 @@ Invariants:
 - A round begins when all ranks that are known to compute have asked for it. So no state changes
   while a rank copies it: the states of a round change after its commit only.
 - In a round all ranks start from one mark, the newest that is available for every position. A state
-  is available from a rank that has it, from a snapshot in the memory of a rank, or from disk. A rank
-  with another state gets it from there before it computes.
+  is available from a rank that has it, from a snapshot in the memory of a rank, or from disk. A
+  rank with another state gets it from there before it computes.
 - A ticket that was fenced (lost, replaced or expelled) has no effect, and gets no answer but that.
 
 If no newer state is available for one position, the others go back to an older snapshot: `Begin`
@@ -559,10 +559,10 @@ class Membership:
             for rank in sorted(ranks)
         }
         write: int | None = None
-        if self.save_every and version and version % self.save_every == 0 and ready:
-            if mark != self.disk and mark != EARLIER:
-                write = ready[0]
-                self._writing = mark
+        due = self.save_every and version and version % self.save_every == 0
+        if due and ready and mark not in (self.disk, EARLIER):
+            write = ready[0]
+            self._writing = mark
         lost = max(0, self.committed - version)
         self.committed = version
         self._line = {old: at for old, at in self._line.items() if at < version or old == mark}

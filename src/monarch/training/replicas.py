@@ -1,4 +1,4 @@
-"""`Replicas`: the side of the script. It spawns the ranks, and calls those again that were replaced.
+"""`Replicas`: the side of the script. It spawns the ranks, and calls replaced ones again.
 
 The script's process holds the coordinator, so training ends with the script. Its actors are
 supervised: a rank whose process exits is replaced in place, its call is repeated, and its manager
@@ -7,6 +7,7 @@ gets the state from the others.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -197,9 +198,12 @@ class Replicas:
             except SupervisionError:
                 self._supervisor.healthy.get()  # raises if the supervisor has given up
                 with self._changed:
-                    self._changed.wait_for(lambda: self._calls[name, rank] is not future, 60)
+                    self._changed.wait_for(functools.partial(self._is_new, name, rank, future), 60)
                     if self._calls[name, rank] is future:
                         raise
+
+    def _is_new(self, name: str, rank: int, future: Future[Any]) -> bool:
+        return self._calls[name, rank] is not future
 
     def _restarted(self, event: Restarted) -> None:
         with self._changed:

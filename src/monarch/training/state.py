@@ -72,6 +72,7 @@ class Lent(NamedTuple):
     packed: Packed
 
     def drop(self) -> None:
+        """End the permission to read."""
         for buffer in self.buffers:
             buffer.drop()
 

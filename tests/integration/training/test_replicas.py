@@ -59,9 +59,7 @@ def reference(steps: int, count: int, **options: Any) -> list[Any]:
             learner.loss(step, number, count).backward()
             values = [each.grad.clone() for each in parameters] + [b.clone() for b in buffers]
             sums = [a + b for a, b in zip(sums, values, strict=True)] if sums else values
-        means = [
-            each / count if each.is_floating_point() else each // count for each in sums
-        ]
+        means = [each / count if each.is_floating_point() else each // count for each in sums]
         for parameter, mean in zip(parameters, means, strict=False):
             parameter.grad = mean
         for buffer, mean in zip(buffers, means[len(parameters) :], strict=True):

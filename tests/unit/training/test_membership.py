@@ -216,7 +216,6 @@ class World:
         raise AssertionError("no progress")
 
 
-
 KINDS = st.builds(
     Membership,
     st.integers(1, 4),
