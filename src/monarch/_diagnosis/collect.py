@@ -26,8 +26,8 @@ def diagnose(timeout: float = 1.0) -> Diagnosis:
     Args:
         timeout: how many seconds to wait for processes that do not answer.
 
-    Blocks for that long at most, twice. Works while all actors are busy, and from any thread of
-    the script. Raises RuntimeError in the process of an actor and in the simulator.
+    Blocks for that long at most, three times. Works while all actors are busy, and from any thread
+    of the script. Raises RuntimeError in the process of an actor and in the simulator.
 
     >>> import monarch
     >>> print(monarch.diagnose())
@@ -65,7 +65,11 @@ def collect(timeout: float) -> Diagnosis:
         except (TimeoutError, Unreachable, Refused):
             continue  # an exit is no riddle, and silence is found in the census
         accounts.append(cast("Account", _tuples(json.loads(body))))
-    return Diagnosis(accounts, [script, *(member for member, _ in answers)], missing, os.getpid())
+    found = [member for member, _ in answers]
+    if len(accounts) <= len(found):  # those that have exited meanwhile are not silent
+        left = {member.uid for member in take(timeout)[0]}
+        found = [member for member in found if member.uid in left]
+    return Diagnosis(accounts, [script, *found], missing, os.getpid())
 
 
 def _tuples(found: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import fcntl
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,14 @@ class Stuck(Actor):
 
     @endpoint
     def block(self, path: str) -> None:
-        if not os.path.exists(path + ".released"):
-            with open(path, "rb") as file:  # a pipe without a writer
-                file.read()
+        with open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
 
     @endpoint
     def hold(self, path: str) -> None:
         library = ctypes.PyDLL(None)  # its functions keep the interpreter lock
-        library.open(path.encode(), os.O_RDONLY)
+        with open(path) as file:
+            library.flock(file.fileno(), fcntl.LOCK_EX)
 
 
 class Async(Actor):
@@ -71,16 +72,23 @@ class Asks(Actor):
         other.block.call_one(path).get()
 
 
+class Gate:
+    """A locked file: actors that lock it wait until it is released."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self._file = path.open("w")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def release(self) -> None:
+        self._file.close()
+
+
 @pytest.fixture
-def pipe(tmp_path: Any) -> str:
-    os.mkfifo(tmp_path / "pipe")
-    return str(tmp_path / "pipe")
-
-
-def release(path: str) -> None:
-    """Let the actor that opens this pipe for reading go on, and later calls as well."""
-    Path(path + ".released").touch()
-    os.close(os.open(path, os.O_WRONLY))
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    gate = Gate(tmp_path / "gate")
+    yield gate
+    gate.release()
 
 
 def seen(text: str) -> str:
@@ -96,13 +104,13 @@ def seen(text: str) -> str:
     return last
 
 
-def test_a_busy_actor_and_those_that_wait_for_it(fresh: Fresh, pipe: str, tmp_path: Any) -> None:
+def test_a_busy_actor_and_those_that_wait_for_it(fresh: Fresh, gate: Gate, tmp_path: Any) -> None:
     stuck = fresh(1).spawn("stuck", Stuck)
     asks, waits = fresh(2).spawn("asks", Asks), fresh(1).spawn("waits", Async)
     rests, aside = fresh(1).spawn("rests", Async), fresh(1).spawn("aside", Aside)
-    gate = str(tmp_path / "gate")
-    calls = [asks.ask.call(stuck, pipe), rests.rest.call(gate)]
-    calls += [aside.rest.call(gate), aside.rest.call(gate), waits.ask.call(stuck, pipe)]
+    open_ = str(tmp_path / "open")
+    calls = [asks.ask.call(stuck, gate.path), rests.rest.call(open_)]
+    calls += [aside.rest.call(open_), aside.rest.call(open_), waits.ask.call(stuck, gate.path)]
     for line in (
         "asks.ask(), 2 actors (ranks 0-1)",
         "for stuck.block(), ask() at ",
@@ -113,13 +121,13 @@ def test_a_busy_actor_and_those_that_wait_for_it(fresh: Fresh, pipe: str, tmp_pa
     ):
         text = seen(line)
     assert f"block() at {os.path.relpath(__file__)}:" in text
-    release(pipe)
-    (tmp_path / "gate").touch()
+    gate.release()
+    (tmp_path / "open").touch()
     for call in calls:
         call.get(timeout=WAIT)
 
 
-def test_the_script_waits(fresh: Fresh, pipe: str) -> None:
+def test_the_script_waits(fresh: Fresh, gate: Gate) -> None:
     """The main thread's wait is followed to its cause."""
     stuck = fresh(1).spawn("stuck", Stuck)
     asks = fresh(1).spawn("asks", Asks)
@@ -127,32 +135,31 @@ def test_the_script_waits(fresh: Fresh, pipe: str) -> None:
 
     def look() -> None:
         try:
-            seen("found by way of asks")
-            texts.append(str(monarch.diagnose(timeout=WAIT)))
+            texts.append(seen("because stuck{'gpus': 0/1} has been in block() for "))
         finally:
-            release(pipe)
+            gate.release()
 
     thread = threading.Thread(target=look)
-    call = asks.ask.call_one(stuck, pipe)
+    call = asks.ask.call_one(stuck, gate.path)
     thread.start()
     call.get(timeout=WAIT)
     thread.join()
     assert "waits for asks.ask() since " in texts[0]
-    assert "because stuck{'gpus': 0/1} has been in block() for " in texts[0]
+    assert "found by way of asks{'gpus': 0/1}" in texts[0]
 
 
-def test_processes_that_do_not_answer(fresh: Fresh, pipe: str) -> None:
+def test_processes_that_do_not_answer(fresh: Fresh, gate: Gate) -> None:
     """One is stopped by a signal, the other holds its interpreter in native code."""
     stuck = fresh(2).spawn("stuck", Stuck)
     pids = [pid for _, pid in stuck.pid.call().get(timeout=WAIT).items()]
     os.kill(pids[0], signal.SIGSTOP)
     try:
-        held = stuck.slice(gpus=1).hold.call_one(pipe)
+        held = stuck.slice(gpus=1).hold.call_one(gate.path)
         until(lambda: "it sleeps in native code" in str(monarch.diagnose(timeout=0.2)))
         text = str(monarch.diagnose(timeout=0.2))
     finally:
         os.kill(pids[0], signal.SIGCONT)
-        release(pipe)
+        gate.release()
     assert f"rocess {pids[0]} on " in text
     assert f"it is stopped by a signal; continue it with: kill -CONT {pids[0]}" in text
     held.get(timeout=WAIT)
@@ -189,9 +196,9 @@ def why(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @linux
-def test_the_command(fresh: Fresh, pipe: str) -> None:
+def test_the_command(fresh: Fresh, gate: Gate) -> None:
     stuck = fresh(1).spawn("stuck", Stuck)
-    call = stuck.block.call_one(pipe)
+    call = stuck.block.call_one(gate.path)
     seen("stuck{'gpus': 0/1}.block(): ")
     assert os.getpid() in running_scripts()
     asked = why(str(os.getpid()))
@@ -199,7 +206,7 @@ def test_the_command(fresh: Fresh, pipe: str) -> None:
     assert "stuck{'gpus': 0/1}.block(): " in asked.stdout
     data = json.loads(why("--json", str(os.getpid())).stdout)
     assert data["pid"] == os.getpid()
-    release(pipe)
+    gate.release()
     call.get(timeout=WAIT)
 
 
