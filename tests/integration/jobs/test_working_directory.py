@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch._spi import python_command
 from monarch.job import ssh
 
 CALLED = """
@@ -161,9 +162,11 @@ def test_not_the_command(scripts: Path, directory: Path) -> None:
 def test_not_what_an_ssh_job_starts(scripts: Path, directory: Path) -> None:
     gone = directory / "folder"
     gone.mkdir()
-    for code, arguments in ((ssh._BOOTSTRAP, []), (ssh._HOLDER, ["0", "s", str(gone)])):
+    bootstrap = [sys.executable, "-c", ssh._BOOTSTRAP]
+    holder = [*python_command(sys.executable, ssh._HOLDER), "0", "s", str(gone)]
+    for command in (bootstrap, holder):
         subprocess.run(
-            [sys.executable, "-c", code, *arguments],
+            command,
             stdin=subprocess.DEVNULL,
             timeout=WAIT,
             check=True,
