@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -463,6 +464,7 @@ def test_procs_on_other_hosts(job: Job, workers: list[str]) -> None:
 def lose_machine(driver: Driver) -> None:
     """Kill the driver and its child processes at once, as if its machine had failed."""
     pid = driver.process.pid
+    os.kill(pid, signal.SIGSTOP)  # otherwise it may report that its agent has ended
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     for child in map(int, children):
         kill(child)
