@@ -15,7 +15,15 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from monarch._spi import FAILED, Future, Request, environment, is_engine_frame, route
+from monarch._spi import (
+    FAILED,
+    Future,
+    Request,
+    environment,
+    is_engine_frame,
+    route,
+    suspended_frames,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -144,16 +152,14 @@ def _activity(
 
 
 def _actor(cell: Cell, frame: FrameType | None) -> ActorAccount:
-    chain = cell.identity.display
-    start = chain.find(f" {cell.identity.name}", chain.rfind(".<") + 1)
-    module = chain[chain.rfind("<", 0, start) + 1 : start]
+    kind, display = cell.identity.short()
     return {
         "name": cell.identity.name,
         "rank": cell.rank,
         "uid": cell.uid,
-        "display": chain[start + 1 :].removesuffix(">"),
+        "display": display,
         "state": cell.state,
-        "system": module.startswith("monarch."),
+        "system": kind.startswith("monarch."),
         "queued": cell.depth(),
         "queued_bytes": cell.flow_control.bytes,
         "doing": list(_doing(cell, frame)),
@@ -166,7 +172,7 @@ def _doing(cell: Cell, frame: FrameType | None) -> Iterator[Activity]:
     name = route(current[1].meta)[0] if current is not None else ""
     found = _activity(name, now - cell.began, _thread_frames(frame), _wait_of_thread(frame))
     if cell.serving is not None and not found["stack"]:  # suspended, or it polls its loop
-        steps = list(_steps(cell.serving))
+        steps = list(suspended_frames(cell.serving))
         found = _activity(name, now - cell.began, steps, _wait_of_steps(steps))
     if not name and found["stack"]:  # a constructor, or a hook of supervision
         found["endpoint"] = found["stack"][-1].partition("()")[0]
@@ -179,7 +185,7 @@ def _doing(cell: Cell, frame: FrameType | None) -> Iterator[Activity]:
 def _concurrent(serving: asyncio.Task[Any], now: float) -> Iterator[Activity]:
     """Yield the calls of concurrent endpoints of an actor."""
     for task in _tasks(serving.get_loop()):
-        steps = list(_steps(task))
+        steps = list(suspended_frames(task))
         if steps and _handles_call(steps[0].f_code):
             local = steps[0].f_locals
             name, began = local["handler"].name, local["began"]
@@ -207,16 +213,6 @@ def _thread_frames(frame: FrameType | None) -> list[FrameType]:
         found.append(frame)
         frame = frame.f_back
     return found[::-1]
-
-
-def _steps(task: asyncio.Task[Any]) -> Iterator[FrameType]:
-    """Yield the frames of a suspended task, outermost first."""
-    step: Any = task.get_coro()
-    while step is not None:
-        frame = getattr(step, "cr_frame", None) or getattr(step, "gi_frame", None)
-        if frame is not None:
-            yield frame
-        step = getattr(step, "cr_await", None) or getattr(step, "gi_yieldfrom", None)
 
 
 def _is_library(filename: str) -> bool:

@@ -26,12 +26,10 @@ _SEEN = "/proc/net/unix"
 _PATIENCE = 1.0  # seconds for processes that do not answer
 _SENDING = 10.0
 _MOST = threading.BoundedSemaphore(4)  # diagnoses at a time
-_mine: socket.socket | None = None
 
 
 def open_door(reactor: Reactor) -> None:
     """Open the door of this process, which `reactor` watches; without effect where it cannot."""
-    global _mine
     from monarch._spi import when_forked
 
     if sys.platform != "linux":  # no other system has the abstract namespace
@@ -44,7 +42,6 @@ def open_door(reactor: Reactor) -> None:
     except OSError:  # refused by a sandbox, or the name belongs to another pid namespace
         sock.close()
         return
-    _mine = sock
     when_forked(sock.close)
     reactor.call_soon(reactor.register, sock.fileno(), functools.partial(_accept, sock))
 

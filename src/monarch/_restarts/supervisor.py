@@ -163,8 +163,8 @@ class Supervisor:
     The ranks of a lost host are started on the host's own worker, if it answers at once, or else on
     a spare host. Mesh, slices, and handles in other processes refer to the ranks there, whoever
     spawned them. A worker that was replaced becomes a spare, once it answers. If the lost host was
-    only cut off, its processes end by themselves; none of their messages is delivered after the
-    loss has been reported.
+    only cut off, its processes end by themselves; hosts that know of the loss take no message of
+    theirs.
 
     While a rank is down, calls to it raise `SupervisionError` immediately. Calls to other ranks,
     and to slices without this rank, are not affected. A rank that exits deliberately (``stop``,

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         occupy,
         rebind,
     )
+    from monarch._engine.mesh.meshes.busy import suspended_frames
     from monarch._engine.mesh.meshes.host_mesh import before_spawn
     from monarch._engine.mesh.meshes.proc_mesh import announce, check_constructor
     from monarch._engine.mesh.results.future import RAISED, VALUE, Future
@@ -284,6 +285,7 @@ __all__ = [
     "start_thread",
     "succeed",
     "successor_of",
+    "suspended_frames",
     "take_settings",
     "tell",
     "then",
@@ -313,6 +315,7 @@ _NAMES = {
     "_engine.mesh.call.context": "Instance process_context",
     "_engine.mesh.meshes.actor_mesh": "ActorMesh Blueprint replacements spawn_actors",
     "_engine.mesh.meshes.attachment": "Attachment as_written let_go occupy rebind",
+    "_engine.mesh.meshes.busy": "suspended_frames",
     "_engine.mesh.meshes.host_mesh": "before_spawn",
     "_engine.mesh.meshes.proc_mesh": "announce check_constructor",
     "_engine.mesh.results.future": "Future RAISED VALUE",

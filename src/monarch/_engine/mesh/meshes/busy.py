@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.errors import is_engine_frame
 from monarch._engine.mesh.results.service import Request, Unreachable, ask
@@ -21,7 +21,10 @@ from monarch._engine.runtime.actor.cell import Cell
 from monarch._engine.runtime.agent.client import when_ready
 from monarch._engine.runtime.proc.proc import Proc
 
-__all__ = ["who_is_busy"]
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["suspended_frames", "who_is_busy"]
 
 _SERVICE = "busy"
 _PATIENCE = 1.0  # seconds for the answers
@@ -61,17 +64,20 @@ def _story(cell: Cell, frame: FrameType | None) -> str:
     while frame is not None and not place:
         place = _place(frame)
         frame = frame.f_back
-    step: Any = None if place or cell.serving is None else cell.serving.get_coro()
-    while step is not None:
-        suspended = getattr(step, "cr_frame", None) or getattr(step, "gi_frame", None)
-        if suspended is not None:
+    if not place and cell.serving is not None:
+        for suspended in suspended_frames(cell.serving):
             place = _place(suspended) or place
+    return f"{cell.identity.short()[1]}, busy in {place}" if place else ""
+
+
+def suspended_frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
+    """Yield the frames of the coroutines in which a task is suspended, outermost first."""
+    step: Any = task.get_coro()
+    while step is not None:
+        frame = getattr(step, "cr_frame", None) or getattr(step, "gi_frame", None)
+        if frame is not None:
+            yield frame
         step = getattr(step, "cr_await", None) or getattr(step, "gi_yieldfrom", None)
-    if not place:
-        return ""
-    chain = cell.identity.display
-    start = chain.find(f" {cell.identity.name}", chain.rfind(".<") + 1)
-    return f"{chain[start + 1 :].removesuffix('>')}, busy in {place}"
 
 
 def _place(frame: FrameType) -> str:

@@ -137,6 +137,12 @@ class Identity:
         self.display = display  # <root>.<module.Class name{rank}>
         self.build = build
 
+    def short(self) -> tuple[str, str]:
+        """Return the module and class of the actor, and its name with its rank."""
+        chain = self.display
+        start = chain.find(f" {self.name}", chain.rfind(".<") + 1)
+        return chain[chain.rfind("<", 0, start) + 1 : start], chain[start + 1 :].removesuffix(">")
+
 
 class Cell:
     """See the module. `proc` is the process it lives in, `uid` its mesh, `rank` its place there."""
