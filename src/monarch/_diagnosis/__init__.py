@@ -6,6 +6,6 @@ are busy. The host agents take a `census` of the processes, with their states ac
 follows the waits to their causes, and `diagnosis` is the result, with its text. `door` lets
 ``monarch why`` in another terminal ask a script that runs.
 
-In: requests of `diagnose` and of the command. Out: accounts as JSON. Nothing is recorded before
-that, except for the time at which an actor took its message.
+In: requests of `diagnose` and of the command. Out: accounts as JSON. Before a
+request, only the time at which an actor took its message is recorded.
 """

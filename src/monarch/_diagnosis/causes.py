@@ -70,7 +70,7 @@ class Search:
 
     @property
     def scripts(self) -> Mapping[Place, Activity]:
-        """What the script does, by place; empty if it did not answer."""
+        """The activity of the script, by place; empty if it did not answer."""
         return self._scripts
 
     def name_of(self, mesh: int) -> str:

@@ -7,7 +7,7 @@ Invariants:
 * Each direction ends by itself. A side stream cannot be half-closed between hosts: agents close all
   of it. So bytes travel in chunks, each behind its length, and a length of zero ends a direction.
 * A slow reader stops the writer at the other end: each part holds about two chunks, and then waits
-  (`drain`). What agents hold is bounded as well.
+  (`drain`). The buffers of agents are bounded, too.
 """
 
 from __future__ import annotations

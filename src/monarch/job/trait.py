@@ -157,7 +157,7 @@ class JobTrait(ABC):
         """Replace a host of the running job that was lost; return the address of its new worker.
 
         Args:
-            address: the address of the worker that was lost. What is left of it is ended.
+            address: the address of the worker that was lost. Its remaining processes are ended.
 
         A `Supervisor` that was given the job as its `spares` calls this. Blocks until the new
         worker listens. A job that was saved before has to be saved again. Raises RuntimeError if no

@@ -6,7 +6,7 @@ last, by a rename; a directory without it is not complete, and is passed over. T
 counts when those of all positions are complete.
 
 The keys of a checkpoint are those of the state dict ("model.0.weight"), so that other programs can
-read it. What is no tensor is in the entry "rest".
+read it. All but tensors is in the entry "rest".
 """
 
 from __future__ import annotations
