@@ -3,6 +3,9 @@
 Activation happens at the call of ``activate()``, and its `Guard` ends it. A mode of torch's
 dispatcher belongs to a thread, so an active mesh does, too: in a thread that activated nothing
 operations are local.
+
+`mode`, `index` and `depth` are for `direct`: the mode of the active mesh, its place among the modes
+of the thread, and how many these were when it became active.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ class _Active(threading.local):
     mesh: Any = None  # a DeviceMesh
     stream: Any = None  # a Stream
     recording: Any = None  # the `Session` of a compiled function that is recorded
+    mode: Any = None  # of torch's dispatcher; None if no mesh is active
+    index: int = 0
+    depth: int = 0
 
 
 active = _Active()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from monarch._tensors.mesh import DeviceMesh
     from monarch._tensors.place import Place
 
-__all__ = ["CONSTANTS", "constant", "dispatch", "issue"]
+__all__ = ["CONSTANTS", "NUMBERS", "constant", "dispatch", "issue", "operator_of"]
 
 aten = torch.ops.aten
 
@@ -45,8 +45,8 @@ _PLAIN = frozenset(
         torch.memory_format,
     }
 )
-_NUMBERS = frozenset({int, float, bool, complex})
-CONSTANTS = _PLAIN | _NUMBERS
+NUMBERS = frozenset({int, float, bool, complex})
+CONSTANTS = _PLAIN | NUMBERS
 """Types of arguments that are parts of a key, together with their type."""
 
 
@@ -79,6 +79,11 @@ _operators: dict[int, _Operator] = {}
 """By the identity of the operator, whose own hash is computed in Python."""
 
 
+def operator_of(function: Any) -> Any:
+    """Return what stands for an operator in the keys of plans."""
+    return _operators.setdefault(id(function), _Operator(function))
+
+
 def _other(
     value: Any,
     kind: type,
@@ -96,7 +101,7 @@ def _other(
                 tensors.append(item)
                 operands.append(item._ref)
                 key.append(item._meta)
-            elif kind in _NUMBERS:
+            elif kind in NUMBERS:
                 key.append(kind)
                 key.append(item)
             elif kind in _PLAIN:
@@ -133,9 +138,7 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
     for tensors that cannot be used together, and the errors of the operator for arguments that do
     not fit.
     """
-    operator = _operators.get(id(function))
-    if operator is None:
-        operator = _operators[id(function)] = _Operator(function)
+    operator = _operators.get(id(function)) or operator_of(function)
     if operator.is_local:
         return function(*args, **kwargs)
     # One loop in one frame, though it is long: each call costs as much as two of its steps.
@@ -151,7 +154,7 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
             tensors.append(value)
             operands.append(value._ref)
             key.append(value._meta)
-        elif kind in _NUMBERS:
+        elif kind in NUMBERS:
             key.append(kind)
             if index in varying:
                 operands.append(value)
@@ -169,7 +172,7 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
             tensors.append(value)
             operands.append(value._ref)
             key.append(value._meta)
-        elif kind in _NUMBERS:
+        elif kind in NUMBERS:
             key.append(kind)
             if name in varying:
                 operands.append(value)
@@ -334,7 +337,7 @@ def _with_operands(
 
     def visit(value: Any, name: int | str | None) -> Any:
         kind = type(value)
-        if kind is Tensor or (kind in _NUMBERS and name in varying):
+        if kind is Tensor or (kind in NUMBERS and name in varying):
             values.append(None if kind is Tensor else value)
             return Operand(len(values) - 1)
         if kind is list:

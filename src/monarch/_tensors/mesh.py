@@ -21,6 +21,7 @@ from monarch._tensors.core.cache import Cache
 from monarch._tensors.core.metadata import Metadata
 from monarch._tensors.core.reduction import Reduction
 from monarch._tensors.core.special import COORDINATE
+from monarch._tensors.direct import define
 from monarch._tensors.dispatch import dispatch
 from monarch._tensors.engine import Engine, engine_of
 from monarch._tensors.gradient import context_history
@@ -235,15 +236,22 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]  # torch is optional
 def activate(mesh: DeviceMesh | None) -> Guard:
     """Make `mesh`, or no mesh, the active one; the guard restores what was active."""
     old = active.mesh
+    modes = active.mode, active.index, active.depth
     entered = contextlib.ExitStack()
     if mesh is not None:
         entered.enter_context(mesh.client.beneath())
     # Without a mode a local operation enters no Python; a distributed tensor dispatches itself.
-    entered.enter_context(_Mode(mesh) if mesh is not None else _disable_current_modes())
+    mode = _Mode(mesh) if mesh is not None else None
+    entered.enter_context(mode or _disable_current_modes())
+    active.mode, active.depth = mode, torch._C._len_torch_dispatch_stack()
+    for index in range(active.depth):
+        if torch._C._get_dispatch_stack_at(index) is mode:
+            active.index = index
     _change(mesh)
 
     def end() -> None:
         entered.close()
+        active.mode, active.index, active.depth = modes
         _change(old)
 
     return Guard(end)
@@ -269,6 +277,7 @@ def _both(mesh: DeviceMesh | None, stream: Stream) -> Generator[None, None, None
 
 
 on_stream_change.append(_note)
+define()
 
 
 class _NoMesh:
