@@ -3,6 +3,10 @@
 For an operator of torch a template becomes a line of Python, compiled once: the references of the
 operands are looked up in the table of values, the constants are bound. A function of the program is
 called with gradients enabled, on tensors that do not require them.
+
+For some operators the function in `torch` comes to the same operator from the same arguments, and
+costs half of what a call of the operator itself does. For small tensors half of the rest goes into
+making a tensor of a number: see `_Number`.
 """
 
 from __future__ import annotations
@@ -93,10 +97,60 @@ def compiled(definition: Any) -> Template:
         return Template(run, tensors, new, written)
     if kind == "actor":
         return Template(_call(function, new, picks, is_alone, expected), tensors, new, written)
+    operands = (Operand(0), Operand(1))
+    if function in _ARITHMETIC and args == operands and not kwargs and tensors == (0,):
+        return Template(_Number(_FUNCTIONS[function]), tensors, new, written)
     called = _operator(function)
+    if not kwargs and all(type(value) is Operand for value in args):
+        called = _FUNCTIONS.get(function, called)
     return Template(
         _line(called, args, kwargs, tensors, new, picks, is_alone), tensors, new, written
     )
+
+
+_ARITHMETIC = ("aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor", "aten.div.Tensor")
+_FUNCTIONS = {
+    **{name: getattr(torch, name.split(".")[1]) for name in _ARITHMETIC},
+    **{f"aten.{name}_.Tensor": getattr(torch.Tensor, f"{name}_") for name in ("add", "sub", "mul")},
+    **{f"aten.{name}.default": getattr(torch, name) for name in ("addmm", "mm", "neg", "relu")},
+    "aten.t.default": torch.t,
+}
+"""Functions that come to the same operator, if all their arguments are operands."""
+
+
+class _Number:
+    """Executes commands of arithmetic with a tensor and a number.
+
+    Torch makes a tensor of the number in each call, and converts that to the dtype of the other
+    one. Here that tensor is kept if the same number comes twice in a row, for the two dtypes that
+    compute with what the conversion gives; shorter ones use more digits of the number. A number has
+    the same type in all commands of a template. 0 is left out, because it equals -0.0.
+    """
+
+    __slots__ = ("_function", "_known")
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self._known: tuple[Any, Any] = (None, None)  # as one object: streams share a template
+
+    def __call__(self, values: dict[int, Any], command: Command) -> None:
+        _, ref, source, number = command
+        known, tensor = self._known
+        if number == known and tensor is not None:
+            values[ref] = self._function(values[source], tensor)
+            return
+        value = values[source]
+        values[ref] = self._function(value, number)
+        if number != known:
+            self._known = number, None
+        elif number and value.dtype in _EXACT and value.device.type == "cpu":
+            wide = _WIDE.get(type(number))
+            if wide is not None:
+                self._known = number, torch.tensor(number, dtype=wide).to(value.dtype)
+
+
+_EXACT = frozenset({torch.float32, torch.float64})
+_WIDE = {int: torch.int64, float: torch.float64}  # as torch does
 
 
 def _operator(name: str) -> Any:
