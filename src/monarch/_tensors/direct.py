@@ -34,8 +34,8 @@ _NOTHING = object()
 _modes = torch._C._len_torch_dispatch_stack
 _mode_at = torch._C._get_dispatch_stack_at
 _function_modes = torch._C._len_torch_function_stack
-_is_profiling = torch._C._autograd._profiler_enabled
-_tracing = torch._C._get_tracing_state
+_is_profiling: Callable[[], bool] = torch.autograd._profiler_enabled
+_tracing: Callable[[], object] = torch._C._get_tracing_state
 
 
 def _is_watched() -> bool:
