@@ -544,8 +544,14 @@ class Engine:
             self.workers.run.broadcast(batch)
         return None
 
-    def ask(self, place: Place, question: Any) -> Future[Any]:
-        """Send what is collected and a question; return the future of all workers' reports."""
+    def ask(
+        self, place: Place, question: Any, refs: tuple[int, ...], where: Stack
+    ) -> tuple[int, Future[Any]]:
+        """Send what is collected and a question about the values `refs`.
+
+        Returns the reference that stands for the question in the history, and the future of all
+        workers' reports.
+        """
         with self.lock:
             if self.ended is not None:
                 self._refuse()
@@ -553,7 +559,9 @@ class Engine:
                 raise NotImplementedError("NYI: fetching results during a coalescing block")
             if self._dead or self._dead_later:
                 self._bury()
-            return self._send((place.number, place.stream.number, question))  # type: ignore[no-any-return]
+            ticket = self.new_ref()
+            self._append(place, (ASK, ticket, refs), where)
+            return ticket, self._send((place.number, place.stream.number, question))
 
     # -- confirmations ----------------------------------------------------------------------------
 

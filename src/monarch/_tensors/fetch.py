@@ -10,7 +10,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch import _spi
-from monarch._tensors.core.special import ASK
 from monarch._tensors.errors import RemoteException
 from monarch._tensors.misplaced import place_of_call
 from monarch._tensors.pickled import pickled
@@ -150,10 +149,7 @@ def _asked(place: Place, question: Any, refs: tuple[int, ...], rank: int | None)
     """Ask, and return the future of the answer of `rank`, or of all if that is None."""
     engine = place.engine
     where = here()
-    with engine.lock:
-        ticket = engine.new_ref()
-        engine.emit(place, (ASK, ticket, refs), where)
-        reports = engine.ask(place, question)
+    ticket, reports = engine.ask(place, question, refs, where)
 
     def settle(reports: Any) -> Any:
         values = _decoded(reports)
