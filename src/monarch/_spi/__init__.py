@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from monarch._engine.launch import own_folder
     from monarch._engine.launch.children import die_with_parent
     from monarch._engine.launch.interpreter import (
+        ANY_PYTHON,
+        FROM_ANY_PYTHON,
+        SAFE_PATH,
         WITHOUT_CWD,
         python_command,
         with_folder,
@@ -149,10 +152,12 @@ if TYPE_CHECKING:
     from monarch._spi.watched import fail_at_exit, loss_of, raise_loss, spawn_watched
 
 __all__ = [
+    "ANY_PYTHON",
     "CALL",
     "CLAIM",
     "FAILED",
     "FAILURE",
+    "FROM_ANY_PYTHON",
     "HOME",
     "INFRASTRUCTURE",
     "LABEL_LIMIT",
@@ -162,6 +167,7 @@ __all__ = [
     "PROBE",
     "QUERY",
     "RAISED",
+    "SAFE_PATH",
     "STOP",
     "STOPPED",
     "USER",
@@ -311,7 +317,8 @@ _NAMES = {
     "_engine.base.verdict": "FAILED INFRASTRUCTURE NOT_CREATED STOPPED USER Verdict",
     "_engine.launch": "own_folder",
     "_engine.launch.children": "die_with_parent",
-    "_engine.launch.interpreter": "WITHOUT_CWD python_command with_folder working_directory",
+    "_engine.launch.interpreter": "ANY_PYTHON FROM_ANY_PYTHON SAFE_PATH WITHOUT_CWD "
+    "python_command with_folder working_directory",
     "_engine.mesh.call.context": "Instance process_context",
     "_engine.mesh.meshes.actor_mesh": "ActorMesh Blueprint replacements spawn_actors",
     "_engine.mesh.meshes.attachment": "Attachment as_written let_go occupy rebind",

@@ -26,7 +26,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from monarch._spi import (
-    WITHOUT_CWD,
+    ANY_PYTHON,
+    FROM_ANY_PYTHON,
     ChannelAddr,
     attach_hosts,
     find_secret,
@@ -200,7 +201,7 @@ class LauncherJob(JobTrait):
         """Return the command of a worker; empty if the launcher has its own."""
         if self._python_exe is None:
             return python_command(sys.executable, _WORKER)
-        return [*shlex.split(self._python_exe), "-c", WITHOUT_CWD + _WORKER]
+        return [*ANY_PYTHON, *shlex.split(self._python_exe), "-c", FROM_ANY_PYTHON + _WORKER]
 
     def _variables(self) -> dict[str, str]:
         """Return more environment variables of the launcher."""

@@ -38,7 +38,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from monarch._spi import WITHOUT_CWD, progress, python_command
+from monarch._spi import ANY_PYTHON, FROM_ANY_PYTHON, progress, python_command
 from monarch.job import lifeline
 from monarch.job.folder import last_words, lock_of, log_file, remove_stale, secret_file
 from monarch.job.login import LoginJob, ProcessState
@@ -61,7 +61,7 @@ _OPTIONS = (
 )
 _HOLDER = "from monarch.job.holder import main; main()"
 _BOOTSTRAP = f"""
-{WITHOUT_CWD}
+{FROM_ANY_PYTHON}
 import json, sys
 try:
     from monarch.job.login_host import main
@@ -226,6 +226,11 @@ class SSHJob(LoginJob):
 SSHJob.__module__ = "monarch.job"
 
 
+def login_command(python: str) -> str:
+    """Return the command that starts a host, for the shell there. `python` is in shell syntax."""
+    return f"exec {' '.join(ANY_PYTHON)} {python} -c {shlex.quote(_BOOTSTRAP)}"
+
+
 class _Starting:
     """A host that is being started: its ``ssh`` process, and the host's answer.
 
@@ -242,11 +247,10 @@ class _Starting:
         self._heard = b""
         read, self.input = os.pipe()
         self.output, write = os.pipe()
-        command = f"exec {job._python_exe} -c {shlex.quote(_BOOTSTRAP)}"
         try:
             with open(log_file(job._folder, number), "ab") as log:  # see `host_log`
                 self.process = subprocess.Popen(
-                    [ssh, *job._ssh_args, *_OPTIONS, host, command],
+                    [ssh, *job._ssh_args, *_OPTIONS, host, login_command(job._python_exe)],
                     stdin=read,
                     stdout=write,
                     stderr=log,

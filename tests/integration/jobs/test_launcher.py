@@ -173,7 +173,7 @@ def commands(pid: int) -> list[bytes]:
 
 def parent_is_keeper(pid: int) -> bool:
     parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-    return b"keeper" in b" ".join(commands(int(parent))[:3])
+    return b"keeper" in b" ".join(commands(int(parent)))
 
 
 def fails(job: LauncherJob, mark: str) -> str:

@@ -162,7 +162,7 @@ def test_not_the_command(scripts: Path, directory: Path) -> None:
 def test_not_what_an_ssh_job_starts(scripts: Path, directory: Path) -> None:
     gone = directory / "folder"
     gone.mkdir()
-    bootstrap = [sys.executable, "-c", ssh._BOOTSTRAP]
+    bootstrap = ["sh", "-c", ssh.login_command(sys.executable)]
     holder = [*python_command(sys.executable, ssh._HOLDER), "0", "s", str(gone)]
     for command in (bootstrap, holder):
         subprocess.run(

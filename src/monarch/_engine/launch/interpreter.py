@@ -3,9 +3,13 @@
 Python puts the working directory first in the path of ``python -c`` and ``python -m``. The host
 agent would then import files there that are named like modules of the standard library. A user's
 own ``queue.py`` would crash the agent; a ``json.py`` in a directory of another user, such as
-``/tmp``, would be that user's code. So commands made here remove the empty entry of the path before
-they import anything. (Python 3.11 has ``-P`` for that, but 3.10 is supported. ``-I`` was rejected,
-since it ignores ``PYTHONPATH`` as well.)
+``/tmp``, would be that user's code. So commands made here have the option ``-P``, which Python 3.11
+introduced. For Python 3.10 their code removes the empty entry of the path before it imports
+anything. (That alone does not suffice: Python 3.13 imports `linecache` before it runs the code of
+``-c``. ``-I`` was rejected, since it ignores ``PYTHONPATH`` as well.)
+
+A Python on another machine may be of any version, and an old one refuses ``-P``. So `ANY_PYTHON`
+sets a variable, which an old one ignores, and `FROM_ANY_PYTHON` removes the variable.
 
 Procs run user code, so they have the path of the script; if the script is a file, its directory is
 first. The working directory is last, for programs that rely on it.
@@ -15,12 +19,30 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Iterable
 
-__all__ = ["WITHOUT_CWD", "python_command", "with_folder", "working_directory"]
+__all__ = [
+    "ANY_PYTHON",
+    "FROM_ANY_PYTHON",
+    "SAFE_PATH",
+    "WITHOUT_CWD",
+    "python_command",
+    "with_folder",
+    "working_directory",
+]
+
+SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
+"""The option of this Python that keeps the working directory out of the path, if there is one."""
 
 WITHOUT_CWD = "import sys; sys.path[:] = filter(None, sys.path); "
 """The first statements of code for ``python -c``: remove the working directory from the path."""
+
+ANY_PYTHON = ("env", "PYTHONSAFEPATH=1")
+"""The words before the command of a Python that may be of another version."""
+
+FROM_ANY_PYTHON = f"import os; os.environ.pop('PYTHONSAFEPATH', None); {WITHOUT_CWD}"
+"""The first statements of code for such a Python."""
 
 _ROOT = os.path.abspath(__file__).rsplit(os.sep, 4)[0]  # where this package is
 
@@ -34,7 +56,7 @@ def python_command(python: str, code: str, path: Iterable[str] | None = None) ->
         first = f"{WITHOUT_CWD}sys.path.insert(0, {_ROOT!r}); "
     else:
         first = f"import sys; sys.path[:] = {[_ROOT, *filter(None, path)]!r}; "
-    return [python, "-c", first + code]
+    return [python, *SAFE_PATH, "-c", first + code]
 
 
 def with_folder(path: list[str], folder: str) -> list[str]:

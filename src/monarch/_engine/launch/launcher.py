@@ -42,7 +42,7 @@ from monarch._engine.base.memory_file import memory_file
 from monarch._engine.launch import black_box
 from monarch._engine.launch.binding import apply_binding, resolve_binding
 from monarch._engine.launch.children import Children, adopt_orphans, die_with_parent
-from monarch._engine.launch.interpreter import WITHOUT_CWD
+from monarch._engine.launch.interpreter import SAFE_PATH, WITHOUT_CWD
 from monarch._engine.launch.scratch import remove_if_empty
 from monarch._engine.wire.frame import CONTROL, FrameReader, pack
 
@@ -342,4 +342,4 @@ def _arguments(words: list[str]) -> list[str]:
     if words != ["-m", _MAIN_MODULE]:
         return words
     run = f"runpy.run_module({_MAIN_MODULE!r}, run_name='__main__', alter_sys=True)"
-    return ["-c", f"{WITHOUT_CWD}import runpy; {run}"]
+    return [*SAFE_PATH, "-c", f"{WITHOUT_CWD}import runpy; {run}"]

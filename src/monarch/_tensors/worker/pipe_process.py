@@ -17,6 +17,7 @@ import weakref
 from multiprocessing.connection import Connection
 from typing import Any
 
+from monarch._spi import SAFE_PATH
 from monarch._tensors.worker.pipe_end import PipeEnd
 
 __all__ = ["main", "start"]
@@ -33,7 +34,8 @@ def start(
     code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", code, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+            [sys.executable, *SAFE_PATH, "-c", code, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
         )
     connection = Connection(ours.detach())
     connection.send_bytes(pickle.dumps((call, room, ranks, sizes)))

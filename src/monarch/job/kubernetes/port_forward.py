@@ -29,7 +29,7 @@ import threading
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from monarch._spi import WITHOUT_CWD, progress
+from monarch._spi import SAFE_PATH, WITHOUT_CWD, progress
 from monarch.job import lifeline
 from monarch.job.os_process import OsProcess, descendants, wait_for, watch
 from monarch.job.pod import forwarded_host
@@ -113,7 +113,7 @@ def _launch(folder: str, command: Sequence[str]) -> OsProcess:
     _, line = lifeline.add(folder)
     with line, open(os.path.join(folder, "forward.log"), "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _MAIN, str(line.fileno()), folder, *command],
+            [sys.executable, *SAFE_PATH, "-c", _MAIN, str(line.fileno()), folder, *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from monarch._spi import WITHOUT_CWD
+from monarch._spi import SAFE_PATH, WITHOUT_CWD
 from monarch.job import lifeline
 from monarch.job.folder import lock_of
 from monarch.job.os_process import watch
@@ -40,7 +40,7 @@ def start_guard(folder: str, number: int) -> None:
     told = [str(line.fileno()), lifeline.STAY.decode(), folder, str(number)]
     with line:
         guard = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-c", _GUARD, *told],
+            [sys.executable, *SAFE_PATH, "-S", "-E", "-c", _GUARD, *told],
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

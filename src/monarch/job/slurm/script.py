@@ -13,13 +13,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
+from monarch._spi import ANY_PYTHON, FROM_ANY_PYTHON
 from monarch.job.node import SECRET_VARIABLE
 
 __all__ = ["batch_script", "check_args", "directives", "with_variable", "worker_command"]
 
-_BOOTSTRAP = """\
-import sys
-sys.path[:] = filter(None, sys.path)
+_BOOTSTRAP = (
+    FROM_ANY_PYTHON
+    + """
 try:
     from {module} import main
 except ImportError as error:
@@ -27,6 +28,8 @@ except ImportError as error:
              "another Python with python_exe" % (sys.executable, *sys.version_info[:2], error))
 main()
 """
+)
+_ANY = " ".join(ANY_PYTHON)
 _SRUN = (
     "--ntasks-per-node=1",
     "--export=ALL",  # whatever SLURM_EXPORT_ENV says
@@ -88,7 +91,7 @@ def worker_command(python: str, nodes: int, arguments: Sequence[str]) -> str:
     """Return the command that starts one worker on each node. `python` is in shell syntax."""
     code = shlex.quote(_BOOTSTRAP.format(module="monarch.job.slurm.node"))
     counts = f"--nodes={nodes} --ntasks={nodes}"
-    return f"srun {counts} {' '.join(_SRUN)} {python} -u -c {code} {shlex.join(arguments)}"
+    return f"srun {counts} {' '.join(_SRUN)} {_ANY} {python} -u -c {code} {shlex.join(arguments)}"
 
 
 def batch_script(
@@ -101,7 +104,7 @@ def batch_script(
         body = f"exec {workers}"
     else:
         code = shlex.quote(_BOOTSTRAP.format(module="monarch.job.slurm.batch"))
-        body = f"exec {python} -u -c {code} {shlex.quote(workers)} {shlex.quote(client)}"
+        body = f"exec {_ANY} {python} -u -c {code} {shlex.quote(workers)} {shlex.quote(client)}"
     return "\n".join(["#!/bin/sh", *lines, "", body, ""])
 
 
