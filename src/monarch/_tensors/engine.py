@@ -2,9 +2,10 @@
 
 It numbers references and commands, collects commands in batches, and sends each batch once to all
 processes. A batch leaves when it is full, when something has to be answered (a fetch, a call of an
-actor), or a millisecond after its first command. Each `_CONFIRM`-th batch is a call whose answers
-confirm what is done; a client that is more than `_AHEAD` of these ahead waits, so it cannot fill
-the memory of slower processes.
+actor), or a millisecond after its first command: up to four on meshes of 8 and more processes,
+whose batches are larger. One batch in each 4,096 commands is a call whose answers confirm what is
+done; a client that is more than `_AHEAD` of these ahead waits, so it cannot fill the memory of
+slower processes.
 
 An engine whose process is lost ends: each later operation raises the `SupervisionError` that calls
 of actors raise. Before the processes are stopped, the engine waits for the outcome of all work, so
@@ -48,10 +49,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "engine_of", "engines"]
 
-_BATCH = 256  # commands after which a batch is sent
-_DELAY = 0.001  # seconds after which it is sent in any case
+_BATCH = 256  # commands after which a batch is sent, times the scale of the engine
+_DELAY = 0.001  # seconds after which it is sent in any case, times that
+_SCALE = 4  # at most; a batch is sent to each process, so larger meshes have larger batches
 _IDLE = 0.5  # seconds after which released tensors are deleted if no operation follows
-_CONFIRM = 16  # batches between two confirmations
+_CONFIRM = 16  # batches between two confirmations, divided by the scale
 _AHEAD = 4  # confirmations that may be outstanding
 _TEMPLATES = 8192  # distinct operations that are kept, twice
 _LATER = 32  # small tensors that the program has released and whose deletion is not yet issued
@@ -106,6 +108,7 @@ class Engine:
         self._joint: dict[tuple[int, ...], Place] = {}
         self._outstanding: deque[Future[Any]] = deque()
         self._batches = 0
+        self._scale = min(_SCALE, max(1, len(procs) // 4))
         self._timed = False
         self._begun = threading.Event()
         self._pause = threading.Event()  # never set
@@ -259,7 +262,7 @@ class Engine:
             if self._dead or len(self._dead_later) > self._later:
                 self._bury()
             seq = self._append(place, command, where)
-            if self._waiting >= _BATCH and not self._held:
+            if self._waiting >= _BATCH * self._scale and not self._held:
                 self.flush()
             elif not self._timed:
                 self._timed = True
@@ -279,11 +282,11 @@ class Engine:
         return self._seq - 1
 
     def _flush_late(self) -> None:
-        """Send what was collected for `_DELAY`; the body of a thread."""
+        """Send what was collected for a while; the body of a thread."""
         while self.ended is None:
             if self._begun.wait(_IDLE):
                 self._begun.clear()
-                self._pause.wait(_DELAY)
+                self._pause.wait(_DELAY * self._scale)
                 self._timed = False
             try:
                 with self.lock:
@@ -538,7 +541,7 @@ class Engine:
         last = self._seq - 1
         if question is not None or confirm:
             return self.workers.ask.call(batch, last, question)
-        if self._batches % _CONFIRM == 0:
+        if self._batches % (_CONFIRM // self._scale) == 0:
             self._outstanding.append(self.workers.ask.call(batch, last, None))
         else:
             self.workers.run.broadcast(batch)
