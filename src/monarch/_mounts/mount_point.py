@@ -1,21 +1,21 @@
 """A mount point: a directory on which a file system of this process appears, until it is released.
 
-``fusermount3`` mounts and unmounts, so no privilege is needed. It stays, as a process of its own,
-and unmounts if this process exits without having done so, however it exits (the option
-`auto_unmount`). So a dead mount point ("Transport endpoint is not connected") remains only where
-both were killed at once, and the next mount at that place removes it. (For a user other than root,
-``fusermount3`` 3.14 does not see that the mount is dead, and leaves it to the next mount, too.)
+``fusermount3`` mounts and unmounts, so no privilege is needed. A `Guard` unmounts if this process
+exits without having done so, however it exits.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shutil
 import socket
 import subprocess
+
+from monarch._mounts.guard import Guard
+from monarch._mounts.unmounter import Lock, is_dead
+from monarch._spi import start_thread
 
 __all__ = ["MountPoint", "is_mounted", "mounted"]
 
@@ -47,43 +47,50 @@ class MountPoint:
             raise RuntimeError(
                 f"cannot mount {path}: there is no `{_TOOL}` here; install the package `fuse3`"
             )
-        _release_dead(tool, path)
-        if is_mounted(path):
-            raise RuntimeError(
-                f"{path} is already mounted: unmount it, or choose another directory"
-            )
         self._tool = tool
+        with Lock(path):
+            if is_dead(path):
+                _detach(tool, path)
+            if is_mounted(path):
+                raise RuntimeError(
+                    f"{path} is already mounted: unmount it, or choose another directory"
+                )
+            self._mount(label)
+        start_thread("monarch-guard", self._guard.keep)
+
+    def _mount(self, label: str) -> None:
+        path = self.path
         self._made = not os.path.isdir(path)
         try:
             os.makedirs(path, exist_ok=True)
         except OSError as error:
             raise RuntimeError(f"cannot mount {path}: {error.strerror} (no directory)") from None
         ours, theirs = socket.socketpair()
-        options = f"ro,nosuid,nodev,default_permissions,auto_unmount,fsname={label},subtype=monarch"
+        options = f"ro,nosuid,nodev,default_permissions,fsname={label},subtype=monarch"
+        self._guard = Guard(self._tool, path)
         with theirs:
-            self._guard = subprocess.Popen(
-                [tool, "-o", options, "--", path],
+            mounting = subprocess.Popen(
+                [self._tool, "-o", options, "--", path],
                 env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )
-        self._line = ours  # the guard unmounts when this end is closed
         ours.settimeout(_PATIENCE)
-        try:
-            _, fds, _, _ = socket.recv_fds(ours, 1, 1)
-        except OSError:
-            fds = []
+        with ours:
+            try:
+                _, fds, _, _ = socket.recv_fds(ours, 1, 1)
+            except OSError:
+                fds = []
         if not fds:
-            self._guard.kill()
-            _, said = self._guard.communicate()
-            ours.close()
+            mounting.kill()
+        _, said = mounting.communicate()
+        if not fds:
+            self._guard.end()
             self._remove()
             why = said.decode(errors="replace").strip().splitlines() or ["it exited"]
             raise RuntimeError(f"cannot mount {path}: {why[-1]}")
-        assert self._guard.stderr is not None
-        self._guard.stderr.close()
         self.fd = fds[0]
         os.set_inheritable(self.fd, False)
 
@@ -116,8 +123,7 @@ class MountPoint:
         self._finish()
 
     def _finish(self) -> None:
-        self._line.close()
-        self._guard.wait(_PATIENCE)
+        self._guard.end()
         self._remove()
 
     def _remove(self) -> None:
@@ -141,15 +147,6 @@ def mounted(path: str) -> str | None:
             if _OCTAL.sub(lambda found: bytes([int(found[1], 8)]), fields[4]) == wanted:
                 return fields[fields.index(b"-") + 2].decode(errors="replace")
     return None
-
-
-def _release_dead(tool: str, path: str) -> None:
-    """Unmount what a killed process left at this path."""
-    try:
-        os.statvfs(path)  # other questions may be answered by the cache of the kernel
-    except OSError as error:
-        if error.errno == errno.ENOTCONN:
-            _detach(tool, path)
 
 
 def _detach(tool: str, path: str) -> None:

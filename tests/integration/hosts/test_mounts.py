@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -260,17 +261,23 @@ print("closed", flush=True)
 """
 
 
-def guard_of(path: Path) -> int:
-    """Return the process that unmounts `path` if the mounting process, its parent, exits."""
+def guards_of(path: Path) -> list[int]:
+    """Return the processes that unmount `path` if the mounting process, their parent, exits."""
+    found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 command = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if os.fsencode(path) in command and b"--" in command:
-                return int(name)
-    raise AssertionError(path)
+            if os.fsencode(path) in command and b"unmounter.py" in b" ".join(command):
+                found.append(int(name))
+    return found
+
+
+def guard_of(path: Path) -> int:
+    (guard,) = guards_of(path)
+    return guard
 
 
 def parent(pid: int) -> int:
@@ -322,8 +329,9 @@ def test_a_second_run_removes_a_dead_mount_point(source: Path, tmp_path: Path) -
     assert sorted(os.listdir(path)) == ["empty", "sub"]  # in the cache of the kernel from now on
     guard = guard_of(path)
     process = parent(guard)
-    os.kill(guard, signal.SIGKILL)
+    os.kill(guard, signal.SIGSTOP)
     os.kill(process, signal.SIGKILL)
+    os.kill(guard, signal.SIGKILL)
     until(lambda: error_of(lambda: os.statvfs(path)) == errno.ENOTCONN, "the mount is dead")
     with remotemount(this_host(), str(source), str(path)) as second:
         assert (path / "sub" / "file").read_text() == "content"
@@ -333,6 +341,66 @@ def test_a_second_run_removes_a_dead_mount_point(source: Path, tmp_path: Path) -
         mount.refresh()
     mount.close()
     assert not is_mounted(str(path))
+
+
+@pytest.mark.failures
+def test_a_guard_that_is_killed_is_replaced(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "shown"
+    mount = remotemount(this_host(), str(source), str(path)).open()
+    guard = guard_of(path)
+    process = parent(guard)
+    os.kill(guard, signal.SIGKILL)
+    until(lambda: guards_of(path) not in ([], [guard]), "there is another guard")
+    os.kill(process, signal.SIGKILL)
+    until(lambda: not is_mounted(str(path)), "the other guard unmounts")
+    mount.close()
+
+
+AS_NOBODY = """
+import os, signal, sys, time
+from monarch._mounts.mount_point import MountPoint, is_mounted
+
+path = sys.argv[1]
+if not (pid := os.fork()):
+    MountPoint(path, "x")
+    print(os.getuid(), is_mounted(path), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.waitpid(pid, 0)
+while is_mounted(path):
+    time.sleep(0.01)
+print(os.listdir(path))
+"""
+NOBODY = 65534
+IN_NAMESPACE = f"""
+mknod -m 666 device c 10 229 && mount --bind device /dev/fuse || exit 77
+exec setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups \
+    --inh-caps=+dac_read_search --ambient-caps=+dac_read_search "$@"
+"""  # the capability: Python itself may be in a directory that only root can read
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or not (shutil.which("unshare") and shutil.which("setpriv")),
+    reason="needs root, unshare and setpriv, to run a program as another user",
+)
+def test_no_dead_mount_point_remains_for_a_user_other_than_root() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        mine = Path(folder, "mine")
+        mine.mkdir()
+        os.chown(mine, NOBODY, NOBODY)
+        command = [sys.executable, "-c", AS_NOBODY, str(mine / "shown")]
+        done = subprocess.run(
+            ["unshare", "-m", "sh", "-c", IN_NAMESPACE, "sh", *command],
+            cwd=folder,
+            env={**os.environ, "HOME": str(mine)},
+            capture_output=True,
+            text=True,
+            timeout=WAIT,
+            check=False,
+        )
+    if done.returncode in (1, 77) and not done.stdout:
+        pytest.skip(f"no device and mount namespace of its own here: {done.stderr.strip()}")
+    assert done.stdout.splitlines() == [f"{NOBODY} True", "[]"], done.stderr
 
 
 def test_a_reader_that_waits_can_be_killed(source: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ child is reaped here.
 
 Three kinds of orphans clean up after other processes and then exit: multiprocessing's resource
 tracker, torch's shared-memory manager, and the guard of a FUSE mount. They are given
-`GRACE` seconds for it, counted from when no other orphan is left. Directories of exited procs are
+some time for it, counted from when no other orphan is left. Directories of exited procs are
 removed when no orphan is left (see `scratch`).
 
 A process that runs as another user cannot be killed, and stays. On systems other than Linux there
@@ -41,11 +41,17 @@ __all__ = ["Children", "adopt_orphans", "continue_without_parent", "die_with_par
 GRACE = 0.3
 """How many seconds processes that clean up after others get, after the others have exited."""
 
+_GUARD_GRACE = 30.0  # for one that exits by itself, and is slow only where the machine is busy
+
 PATIENCE = 1.0
 """How many seconds all processes get to exit after a signal."""
 
 _CHANGES = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
-_JANITORS = (b"multiprocessing.resource_tracker", b"torch_shm_manager", b"auto_unmount")
+_JANITORS = {
+    b"multiprocessing.resource_tracker": GRACE,
+    b"torch_shm_manager": GRACE,
+    b"_mounts/unmounter.py": _GUARD_GRACE,
+}
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -89,6 +95,7 @@ class Children:
         self.own: set[int] = set()
         self.debris: list[str] = []
         self._spared: dict[int, float] = {}  # orphans that clean up -> when they are killed
+        self._graces: dict[int, float] = {}  # ... -> how many seconds they get
         self.fileno, self._wake = os.pipe()
         os.set_blocking(self.fileno, False)
         os.set_blocking(self._wake, False)
@@ -131,13 +138,15 @@ class Children:
         The result is a time of `time.monotonic`, infinity for never.
         """
         orphans = [pid for pid in _children() if pid not in self.own]
-        janitors = {pid for pid in orphans if pid in self._spared or _cleans_up(pid)}
+        graces = {pid: self._graces.get(pid) or _grace(pid) for pid in orphans}
+        janitors = self._graces = {pid: grace for pid, grace in graces.items() if grace}
         now = time.monotonic()
         if len(janitors) < len(orphans):
             self._spared = dict.fromkeys(janitors, math.inf)
         else:
             self._spared = {
-                pid: min(self._spared.get(pid, math.inf), now + GRACE) for pid in janitors
+                pid: min(self._spared.get(pid, math.inf), now + grace)
+                for pid, grace in janitors.items()
             }
         for pid in orphans:
             if self._spared.get(pid, 0.0) <= now:
@@ -211,10 +220,11 @@ def _children_by_parent() -> list[int]:
     return found
 
 
-def _cleans_up(pid: int) -> bool:
+def _grace(pid: int) -> float:
+    """Return how many seconds an orphan gets to clean up; 0: it does not."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             command = file.read()
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return any(name in command for name in _JANITORS)
+        return 0.0
+    return next((grace for name, grace in _JANITORS.items() if name in command), 0.0)
