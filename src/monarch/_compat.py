@@ -88,9 +88,12 @@ PATHS: dict[str, dict[str, str]] = {
     },
     "monarch._src.actor.mock": {
         "monarch._reference.mock": """
-            get_actor_class=mock_of get_actor_mock_registry_state=registry patch_actor
-            patch_tensor_engine
+            get_actor_class=mock_of get_actor_mock_registry_state=registry
+            get_tensor_engine_factory=engine_factory_of
+            get_tensor_engine_mock_registry_state=engine_registry
+            patch_actor patch_tensor_engine
             set_actor_mock_registry_state=install
+            set_tensor_engine_mock_registry_state=install_engines
         """,
     },
     "monarch._src.actor.proc_mesh": {
@@ -189,7 +192,7 @@ PATHS: dict[str, dict[str, str]] = {
     },
     "monarch._testing": {
         "monarch._tensors.testing": "TestingContext mock_mesh",
-        "monarch._tensors.mesh": "spawn_tensor_engine",
+        "monarch._tensors.mesh_of_procs": "spawn_tensor_engine",
     },
     "monarch.cached_remote_function": {
         "monarch._tensors.remote_autograd": """
@@ -244,7 +247,7 @@ PATHS: dict[str, dict[str, str]] = {
     },
     "monarch.mesh_controller": {
         "monarch._tensors.errors": "DeviceException RemoteException",
-        "monarch._tensors.mesh": "spawn_tensor_engine",
+        "monarch._tensors.mesh_of_procs": "spawn_tensor_engine",
     },
     "monarch.memory": {"monarch._tensors.memory": "dump_memory_snapshot record_memory_history"},
     "monarch.notebook": {"monarch._reference.notebook": "reserve_torchx"},

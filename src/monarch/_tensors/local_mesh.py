@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch._tensors.mesh import spawn_tensor_engine
+from monarch._tensors.mesh_of_procs import spawn_tensor_engine
 from monarch.actor import HostMesh, this_host
 
 if TYPE_CHECKING:

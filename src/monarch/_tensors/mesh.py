@@ -23,14 +23,14 @@ from monarch._tensors.core.reduction import Reduction
 from monarch._tensors.core.special import COORDINATE
 from monarch._tensors.direct import define
 from monarch._tensors.dispatch import dispatch
-from monarch._tensors.engine import Engine, engine_of
+from monarch._tensors.engine import Engine
 from monarch._tensors.gradient import context_history
 from monarch._tensors.place import Place
 from monarch._tensors.stream import Stream, get_active_stream, on_stream_change
 from monarch._tensors.tensor import Tensor
 from monarch._tensors.where import here
 from monarch._tensors.worker.argument import MeshArgument
-from monarch.actor import ProcMesh, Shape
+from monarch.actor import Shape
 from monarch.actor import Slice as NDSlice
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "mesh_of",
     "no_mesh",
     "on_mesh_change",
-    "spawn_tensor_engine",
 ]
 
 on_mesh_change: list[Callable[[Any, Any], None]] = []
@@ -203,16 +202,6 @@ def mesh_of(
         if mesh is None:
             mesh = engine.meshes[key] = DeviceMesh(engine, ranks, names, mesh_name)
         return cast("DeviceMesh", mesh)
-
-
-def spawn_tensor_engine(procs: ProcMesh) -> DeviceMesh:
-    """Return the device mesh of a proc mesh, and start its engine if none runs yet."""
-    engine = engine_of(procs)
-    if engine.procs is not procs and engine.covers(procs):
-        ranks = procs._shape.ndslice
-    else:
-        ranks = NDSlice.new_row_major(list(procs.sizes.values()))
-    return mesh_of(engine, ranks, tuple(procs.sizes))
 
 
 # -- what is active -------------------------------------------------------------------------------

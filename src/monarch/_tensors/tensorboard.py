@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from monarch import _spi
-from monarch._tensors.mesh import DeviceMesh, spawn_tensor_engine
+from monarch._tensors.mesh import DeviceMesh
+from monarch._tensors.mesh_of_procs import spawn_tensor_engine
 from monarch._tensors.remote import remote
 from monarch._tensors.stream import Stream, get_active_stream
 from monarch._tensors.tensor import Tensor

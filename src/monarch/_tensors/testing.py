@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from monarch._tensors.mesh import spawn_tensor_engine
+from monarch._tensors.mesh_of_procs import spawn_tensor_engine
 from monarch.actor import ProcMesh, this_host
 
 if TYPE_CHECKING:
@@ -30,12 +30,9 @@ def mock_mesh(hosts: int, gpus: int) -> DeviceMesh:
     ...     inspect(torch.ones(2)).tolist()
     [0.0, 0.0]
     """
-    from monarch._tensors.simulator.engine import SimulatedEngine
+    from monarch._tensors.simulator.engine import mocked
 
-    def ignore(_command: object = None) -> None:
-        """Let what is sent have no effect."""
-
-    return SimulatedEngine({"host": hosts, "gpu": gpus}, ignore, ignore).device_mesh()
+    return mocked({"host": hosts, "gpu": gpus})
 
 
 class TestingContext:

@@ -25,7 +25,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from monarch import _spi
-from monarch._tensors.mesh import DeviceMesh, spawn_tensor_engine
+from monarch._tensors.mesh import DeviceMesh
+from monarch._tensors.mesh_of_procs import spawn_tensor_engine
 from monarch._tensors.worker.store import RendezvousStore
 from monarch.actor import ProcMesh
 

@@ -16,7 +16,8 @@ from monarch._tensors.core.aliases import Aliases
 from monarch._tensors.core.metadata import interned
 from monarch._tensors.core.special import RECEIVE, SEND, new_number
 from monarch._tensors.dispatch import constant
-from monarch._tensors.mesh import DeviceMesh, spawn_tensor_engine
+from monarch._tensors.mesh import DeviceMesh
+from monarch._tensors.mesh_of_procs import spawn_tensor_engine
 from monarch._tensors.misplaced import explain, refuse
 from monarch._tensors.module import move
 from monarch._tensors.stream import get_active_stream

@@ -24,7 +24,7 @@ def procs() -> Iterator[ProcMesh]:
 @pytest.fixture(scope="module")
 def mesh(procs: ProcMesh) -> Iterator[DeviceMesh]:
     """Return the device mesh of `procs`; it fails the file if an error was never reported."""
-    from monarch._tensors.mesh import spawn_tensor_engine  # needs torch, as the tests say
+    from monarch._tensors.mesh_of_procs import spawn_tensor_engine  # needs torch, as the tests say
 
     made = spawn_tensor_engine(procs)
     yield made

@@ -17,7 +17,7 @@ import torch
 from monarch import fetch_shard, inspect, remote
 from monarch._tensors.engine import Engine
 from monarch._tensors.errors import RemoteException
-from monarch._tensors.mesh import spawn_tensor_engine
+from monarch._tensors.mesh_of_procs import spawn_tensor_engine
 from monarch.actor import Actor, SupervisionError, Supervisor, this_host
 
 pytestmark = pytest.mark.torch

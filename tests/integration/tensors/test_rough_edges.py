@@ -26,7 +26,7 @@ from monarch import (
     remote,
 )
 from monarch._tensors.engine import engines
-from monarch._tensors.mesh import spawn_tensor_engine
+from monarch._tensors.mesh_of_procs import spawn_tensor_engine
 from monarch.actor import Actor, ProcMesh, endpoint, this_host
 from monarch.mesh_controller import RemoteException
 

@@ -46,7 +46,7 @@ HOOKS = {
     "late_arguments": "monarch._tensors.worker.late:arrived",
     "late_arguments_async": "monarch._tensors.worker.late:arriving",
     "rref": "monarch._tensors.actor_rref:rref",
-    "tensor_mesh": "monarch._tensors.mesh:spawn_tensor_engine",
+    "tensor_mesh": "monarch._tensors.mesh_of_procs:spawn_tensor_engine",
 }
 """The function or class of each hook: ``module:function``."""
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from monarch._tensors.simulator.commands import Command
     from monarch.actor import ProcMesh
 
-__all__ = ["SimulatedEngine", "SimulatedProcs", "set_meta"]
+__all__ = ["SimulatedEngine", "SimulatedProcs", "mocked", "set_meta"]
 
 _counter = itertools.count()
 _LINES = 4  # of the program, for each command in a trace
@@ -180,3 +180,12 @@ def _lines(stack: Stack) -> tuple[tuple[str, int, str], ...]:
 def _line(code: CodeType, offset: int) -> tuple[tuple[str, int, str], ...]:
     """Return file, line and function of one entry of a stack; nothing for the engine's own."""
     return tuple((f.filename, f.lineno or 0, f.name) for f in frames_of([(code, offset)]))
+
+
+def mocked(sizes: dict[str, int]) -> DeviceMesh:
+    """Return a device mesh without processes; what is sent to it has no effect."""
+
+    def ignore(_command: object = None) -> None:
+        """Let a command have no effect."""
+
+    return SimulatedEngine(sizes, ignore, ignore).device_mesh()

@@ -40,8 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ActorMesh", "Blueprint", "replacements", "spawn_actors"]
 
-replacements: dict[type, type] = {}
-"""Classes of actors that are spawned in place of others, by the class that a program names."""
+replacements: dict[Any, Any] = {}
+"""Classes of actors that are spawned in place of others, by the class that a program names.
+
+For `monarch._tensors` also the factories of device meshes, by the names of classes.
+"""
 
 
 class ActorMesh(MeshTrait):

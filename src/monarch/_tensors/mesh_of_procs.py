@@ -1,0 +1,55 @@
+"""`spawn_tensor_engine`: the device mesh of a proc mesh.
+
+For actors under `patch_tensor_engine` it has no processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from monarch._spi import replacements
+from monarch._tensors.engine import engine_of
+from monarch._tensors.mesh import DeviceMesh, mesh_of
+from monarch.actor import ProcMesh, context
+from monarch.actor import Slice as NDSlice
+
+__all__ = ["spawn_tensor_engine"]
+
+_made: dict[Any, DeviceMesh] = {}
+
+
+def spawn_tensor_engine(procs: ProcMesh) -> DeviceMesh:
+    """Return the device mesh of a proc mesh, and start its engine if none runs yet.
+
+    In an actor under `patch_tensor_engine` it is that of the factory.
+    """
+    name = context().actor_instance.class_name if replacements else None
+    if name in replacements:
+        return _patched(replacements[name], procs)
+    engine = engine_of(procs)
+    if engine.procs is not procs and engine.covers(procs):
+        ranks = procs._shape.ndslice
+    else:
+        ranks = NDSlice.new_row_major(list(procs.sizes.values()))
+    return mesh_of(engine, ranks, tuple(procs.sizes))
+
+
+def _patched(factory: Callable[[ProcMesh], DeviceMesh] | None, procs: ProcMesh) -> DeviceMesh:
+    """Return the device mesh of a factory, or a simulated one, for `procs`; the same each time."""
+    key = factory, procs._base, tuple(procs._shape.ndslice), tuple(procs.sizes)
+    mesh = _made.get(key)
+    if mesh is None:
+        if factory is None:
+            from monarch._tensors.simulator.engine import mocked
+
+            mesh = mocked(dict(procs.sizes))
+        else:
+            mesh = factory(procs)
+        if not isinstance(mesh, DeviceMesh):
+            raise TypeError(
+                f"the factory of patch_tensor_engine returned {mesh!r}, and has to return a "
+                "DeviceMesh, such as monarch.Simulator(hosts, gpus).mesh"
+            )
+        _made[key] = mesh
+    return mesh
