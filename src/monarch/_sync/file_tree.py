@@ -21,7 +21,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-__all__ = ["Chunk", "Copy", "Entry", "scan"]
+__all__ = ["Chunk", "Copy", "Entry", "identity", "scan"]
 
 _CACHE = "__pycache__"
 _DRAFT = ".monarch-sync"  # the suffix of a file that is being written
@@ -56,8 +56,18 @@ class Chunk(NamedTuple):
     last: bool
 
 
-def scan(root: str) -> list[Entry]:
-    """Return all entries of a directory, parents first. Raises OSError if one cannot be read."""
+def identity(root: str) -> tuple[int, int]:
+    """Return what tells a directory from its copies, also on another machine that shares it."""
+    status = os.stat(root)
+    return status.st_ino, status.st_ctime_ns  # no program can set the latter
+
+
+def scan(root: str, without: str = "") -> list[Entry]:
+    """Return all entries of a directory, parents first, but the path `without` and those below it.
+
+    Raises OSError if an entry cannot be read.
+    """
+    left_out = without and os.path.realpath(without)
     found: list[Entry] = []
     folders = [""]
     while folders:
@@ -65,6 +75,8 @@ def scan(root: str) -> list[Entry]:
         with os.scandir(os.path.join(root, folder)) as items:
             for item in sorted(items, key=lambda item: item.name):
                 if item.name == _CACHE or item.name.endswith(_DRAFT):
+                    continue
+                if left_out and os.path.realpath(item.path) == left_out:
                     continue
                 path = f"{folder}/{item.name}" if folder else item.name
                 status = item.stat(follow_symlinks=False)
@@ -92,15 +104,18 @@ class Copy:
         self._drafts = f".{run}{_DRAFT}"
         self._draft = f".{who}{self._drafts}"
 
-    def adapt(self, entries: Iterable[Entry], *, sizes: bool = True) -> tuple[list[str], list[str]]:
+    def adapt(
+        self, entries: Iterable[Entry], *, sizes: bool = True, kept: str = ""
+    ) -> tuple[list[str], list[str]]:
         """Make the directory equal to `entries` but for contents.
 
         Returns the paths to `put`, and those that were removed. Without `sizes` only the time of a
-        file is compared, for files whose content is changed in transit.
+        file is compared, for files whose content is changed in transit. The entry `kept` is not
+        removed.
         """
         os.makedirs(self._root, exist_ok=True)
         known = {entry.path: entry for entry in entries}
-        removed = list(self._remove_others(known))
+        removed = list(self._remove_others(known, kept))
         wanted = [entry.path for entry in known.values() if not self._settle(entry, sizes)]
         return wanted, removed
 
@@ -138,7 +153,7 @@ class Copy:
             os.chmod(path, mode)
         return True
 
-    def _remove_others(self, known: dict[str, Entry]) -> Iterator[str]:
+    def _remove_others(self, known: dict[str, Entry], kept: str) -> Iterator[str]:
         """Remove entries that are unknown or of another type than known; yield their paths."""
         folders = [""]
         while folders:
@@ -147,6 +162,8 @@ class Copy:
                 if name == _CACHE or name.endswith(self._drafts):
                     continue
                 path = f"{folder}/{name}" if folder else name
+                if path == kept:
+                    continue
                 full = os.path.join(self._root, path)
                 here = _look(full)
                 if here is None:

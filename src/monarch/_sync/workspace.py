@@ -6,6 +6,11 @@ read once for all hosts, an unchanged tree costs one round trip, and no other pr
 installed. Hosts that all lack the same files, as new ones do, receive them as calls of one mesh,
 which go down the tree of hosts where there are many.
 
+A host that sees the very directory of the script's machine is left alone. A copy of a conda
+environment has its path replaced in the files, and the paths of projects that are installed by
+reference (`editable`): those are copied, too, to a directory of the environment. In the shared
+directory that would destroy the original.
+
 Rejected: rsync, which the reference calls. Its daemon has no adequate authentication, and its other
 transport is a remote shell, which attached hosts need not have. To carry its protocol over our
 links would take a program at each end and a process per host. The gain would be deltas within a
@@ -17,13 +22,15 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import re
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._spi import new_uid
-from monarch._sync.file_tree import Chunk, Copy, Entry, scan
+from monarch._sync.editable import projects
+from monarch._sync.file_tree import Chunk, Copy, Entry, identity, scan
 from monarch.actor import Actor, current_rank, endpoint
 
 if TYPE_CHECKING:
@@ -35,6 +42,8 @@ __all__ = ["sync"]
 _BATCH = 8 << 20  # bytes per message
 _WORKSPACE = "WORKSPACE_DIR"
 _CONDA = "CONDA_PREFIX"
+_PROJECTS = "monarch-projects"
+"""The directory of an environment with the projects that it refers to."""
 
 _changed: weakref.WeakKeyDictionary[Attachment, set[str]] = weakref.WeakKeyDictionary()
 """The files that were changed on hosts and not reloaded yet."""
@@ -46,6 +55,19 @@ class _Tree(NamedTuple):
     source: str
     variable: str
     below: str
+    kept: str = ""
+    """An entry of the destination that is not removed, since other trees are copied there."""
+    without: str = ""
+    """A directory that is not part of it: an environment in the directory of a project."""
+
+
+class _Move(NamedTuple):
+    """A path that is another one on a host, and replaced in the content of files."""
+
+    former: str
+    place: str
+    binary: bool
+    """Whether also binary files are changed."""
 
 
 async def sync(
@@ -54,7 +76,7 @@ async def sync(
     """Do what `HostMesh.sync_workspace` describes."""
     trees = [_Tree(source, _WORKSPACE, below) for source, below in _folders(workspace)]
     if conda:
-        trees.append(_Tree(_active_conda(), _CONDA, ""))
+        trees += await asyncio.to_thread(_environment, workspace, trees)
     spawned = list(attachment.procs)
     procs = hosts.spawn_procs(name="sync")
     try:
@@ -71,7 +93,8 @@ async def sync(
                     "says where to put this"
                 )
             roots = [_below(place[tree.variable] or "", tree.below) for place in places]
-            changed |= await _sync_tree(keepers, tree, roots)
+            moves = [_moves(tree, trees, place) for place in places]
+            changed |= await _sync_tree(keepers, tree, roots, moves)
     finally:
         await procs.stop()
         attachment.procs.remove(procs)
@@ -79,24 +102,26 @@ async def sync(
         for mesh in spawned:
             if mesh._stopping is None:
                 reloaders = mesh.spawn("reload", _Reloader)
-                await reloaders.reload.call(changed)
+                await reloaders.reload.call(changed, [tree[1:3] for tree in trees])
                 await reloaders.stop()
         changed.clear()
 
 
-async def _sync_tree(keepers: Any, tree: _Tree, roots: list[str]) -> set[str]:
+async def _sync_tree(
+    keepers: Any, tree: _Tree, roots: list[str], moves: list[tuple[_Move, ...]]
+) -> set[str]:
     """Copy one directory to all hosts; return the paths of files that changed on any host."""
     run = f"{new_uid():x}"
-    entries = await asyncio.to_thread(scan, tree.source)
-    # Files of a conda environment contain its path, which may be a different one on a host.
-    moved = [root if tree.variable == _CONDA and root != tree.source else "" for root in roots]
-    answers = (await keepers.adapt.call(roots, run, entries, [not path for path in moved])).values()
+    entries = await asyncio.to_thread(scan, tree.source, tree.without)
+    origin = identity(tree.source)
+    sizes = [not each for each in moves]
+    answers = (await keepers.adapt.call(roots, run, entries, sizes, tree.kept, origin)).values()
     by_path = {entry.path: entry for entry in entries}
-    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    groups: dict[tuple[tuple[_Move, ...], tuple[str, ...]], list[int]] = {}
     for rank, (wanted, _) in enumerate(answers):
-        groups.setdefault((moved[rank], tuple(wanted)), []).append(rank)
-    for (place, wanted), ranks in groups.items():
-        chunks = _read(tree.source, [by_path[path] for path in wanted], place)
+        groups.setdefault((moves[rank], tuple(wanted)), []).append(rank)
+    for (moved, wanted), ranks in groups.items():
+        chunks = _read(tree.source, [by_path[path] for path in wanted], moved)
         while batch := await asyncio.to_thread(_next_batch, chunks):
             if len(ranks) == len(roots):
                 await keepers.put.call(run, batch)
@@ -143,22 +168,46 @@ def _folders(workspace: Any) -> Iterator[tuple[str, str]]:
         yield source, below
 
 
-def _active_conda() -> str:
-    prefix = os.environ.get(_CONDA)
+def _environment(workspace: Any, trees: Sequence[_Tree]) -> list[_Tree]:
+    """Return the conda environment as trees: itself, and projects that are in no other tree."""
+    prefix = getattr(getattr(workspace, "env", None), "conda_prefix", None)
+    prefix = prefix or os.environ.get(_CONDA)
     if not prefix:
-        raise RuntimeError(f"no conda environment is active here: {_CONDA} is not set")
-    return prefix
+        text = f"no conda environment is active here: {_CONDA} is not set"
+        if os.environ.get("VIRTUAL_ENV"):
+            text += (
+                "; a virtual environment is not copied, since its interpreter is outside of it: "
+                "show it with remotemount, or create it on the hosts"
+            )
+        raise RuntimeError(text)
+    prefix = os.path.abspath(prefix)
+    found = [_Tree(prefix, _CONDA, "", _PROJECTS)]
+    for name, path in projects(prefix).items():
+        if not any(f"{path}/".startswith(f"{tree.source}/") for tree in trees):
+            found.append(_Tree(path, _CONDA, f"{_PROJECTS}/{name}", without=prefix))
+    return found
 
 
-def _read(root: str, entries: Iterable[Entry], moved_to: str) -> Iterator[Chunk]:
-    """Yield the content of files in parts.
+def _moves(
+    tree: _Tree, trees: Sequence[_Tree], place: Mapping[str, str | None]
+) -> tuple[_Move, ...]:
+    """Return which paths in the files of a tree are others on a host that has these places."""
+    if tree.variable != _CONDA:
+        return ()
+    there = [(each, _below(place[each.variable] or "", each.below)) for each in trees]
+    whole = not tree.below  # a project may contain anything
+    moves = [_Move(t.source, to, whole and not t.below) for t, to in there if to != t.source]
+    # An environment may be in the directory of a project: longer paths come first.
+    return tuple(sorted(moves, key=lambda move: -len(move.former)))
 
-    `moved_to`, if not empty, is the path of `root` on the hosts; it replaces `root` in the content.
-    """
+
+def _read(root: str, entries: Iterable[Entry], moves: Sequence[_Move]) -> Iterator[Chunk]:
+    """Yield the content of files in parts, with paths replaced as `moves` say."""
     for entry in entries:
         with open(os.path.join(root, entry.path), "rb") as file:
-            if moved_to:
-                data = _move(file.read(), root, moved_to, entry.path)
+            if moves:
+                data = file.read()
+                data = _moved(data, moves, entry.path)
                 yield Chunk(entry, 0, data, last=True)
                 continue
             offset = 0
@@ -182,20 +231,32 @@ def _next_batch(chunks: Iterator[Chunk]) -> list[Chunk]:
     return batch
 
 
-def _move(data: bytes, former: str, place: str, path: str) -> bytes:
-    """Return the content of a file with the directory `former` replaced by `place`.
+def _moved(data: bytes, moves: Sequence[_Move], path: str) -> bytes:
+    """Return the content of a file with paths replaced; `path` is that of the file."""
+    if b"\0" in data:
+        for move in moves:
+            if move.binary:
+                data = _moved_in_binary(data, move, path)
+        return data
+    places = {os.fsencode(move.former): os.fsencode(move.place) for move in moves}
+    formers = b"|".join(map(re.escape, places))
+    # Not the beginning of another name: /env is not replaced in /env-2.
+    return re.sub(rb"(?:%b)(?![\w-]|\.\w)" % formers, lambda found: places[found[0]], data)
 
-    In a binary file, a name that contains `former` ends with a zero byte and must keep its length.
-    So a name that gets shorter is padded with zero bytes. Raises ValueError if it would get longer.
+
+def _moved_in_binary(data: bytes, move: _Move, path: str) -> bytes:
+    """Return the content of a binary file with a path replaced.
+
+    A name that contains the path ends with a zero byte and must keep its length. So a name that
+    gets shorter is padded with zero bytes. Raises ValueError if it would get longer.
     """
-    old, new = os.fsencode(former), os.fsencode(place)
+    old, new = os.fsencode(move.former), os.fsencode(move.place)
     if old not in data:
         return data
-    if b"\0" not in data:
-        return data.replace(old, new)
     if len(new) > len(old):
         raise ValueError(
-            f"{path} is binary and names {former}: {place}, on the hosts, must not be longer"
+            f"{path} is binary and names {move.former}: {move.place}, on the hosts, must not be "
+            "longer"
         )
     moved = bytearray(data)
     start = data.find(old)
@@ -220,12 +281,20 @@ class _Keeper(Actor):
 
     @endpoint
     def adapt(
-        self, roots: list[str], run: str, entries: list[Entry], sizes: list[bool]
+        self,
+        roots: list[str],
+        run: str,
+        entries: list[Entry],
+        sizes: list[bool],
+        kept: str,
+        origin: tuple[int, int],
     ) -> tuple[list[str], list[str]]:
         """Begin with the directory that `roots` names for this host."""
         rank = current_rank().rank
         self._root = roots[rank]
-        return self._copy(run).adapt(entries, sizes=sizes[rank])
+        if os.path.isdir(self._root) and identity(self._root) == origin:
+            return [], []  # it is the very directory of the script's machine
+        return self._copy(run).adapt(entries, sizes=sizes[rank], kept=kept)
 
     @endpoint
     def put(self, run: str, chunks: list[Chunk]) -> None:
@@ -237,23 +306,38 @@ class _Keeper(Actor):
         return Copy(self._root, run, self._name)
 
 
+_seen: dict[str, tuple[int, int]] = {}
+"""The files of modules of this process: size and time of change when they were looked at last."""
+
+
 class _Reloader(Actor):
     """Reloads changed modules in its process."""
 
     @endpoint
-    def reload(self, files: set[str]) -> list[str]:
+    def reload(self, files: set[str], trees: list[tuple[str, str]]) -> list[str]:
         """Reload the modules whose files these are; return their names.
+
+        Modules below `trees` (a variable, and a path below its directory) are also reloaded if
+        their files have changed since the last call. That is how a change is seen in a directory
+        that this host shares with the script's machine.
 
         The order is the reverse of `sys.modules`: a module comes after the modules it imports.
         """
         importlib.invalidate_caches()
         real = {os.path.realpath(path) for path in files}
+        roots = [os.path.realpath(_below(os.environ.get(name, ""), path)) for name, path in trees]
         reloaded: list[str] = []
         for name, module in reversed(list(sys.modules.items())):
             file = getattr(module, "__file__", None)
-            if name == "__main__" or file is None or os.path.realpath(file) not in real:
+            if name == "__main__" or file is None or not os.path.exists(file):
                 continue
-            if os.path.exists(file):
+            path = os.path.realpath(file)
+            if path not in real and not any(path.startswith(f"{root}/") for root in roots):
+                continue
+            status = os.stat(path)
+            now = status.st_size, status.st_mtime_ns
+            before, _seen[path] = _seen.get(path, now), now
+            if path in real or now != before:
                 importlib.reload(module)
                 reloaded.append(name)
         return reloaded

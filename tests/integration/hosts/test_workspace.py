@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from monarch._sync import file_tree
+from monarch._sync.editable import projects
 from monarch.actor import Actor, HostMesh, endpoint, this_host
 from monarch.job import ProcessJob
 from monarch.tools.config import Workspace
@@ -141,6 +144,79 @@ def test_a_conda_environment_knows_its_new_place(
     monkeypatch.delenv("CONDA_PREFIX")
     with pytest.raises(RuntimeError, match="no conda environment is active here"):
         sync(hosts, conda=True)
+    monkeypatch.setenv("VIRTUAL_ENV", str(here))
+    with pytest.raises(RuntimeError, match="a virtual environment is not copied"):
+        sync(hosts, conda=True)
+
+
+def test_projects_that_an_environment_refers_to_are_copied(
+    hosts: HostMesh, place: Path, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One beside, one around the environment, and one in a directory of the workspace."""
+    around = tmp_path / "around"
+    beside = tmp_path / "beside"
+    inside = code / "inside"
+    env = around / "env"
+    site = env / "lib" / "python3.12" / "site-packages"
+    for project in (around, beside, inside):
+        (project / "src" / project.name).mkdir(parents=True)
+        (project / "src" / project.name / "__init__.py").write_text("")
+        info = site / f"{project.name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        origin = {"url": project.as_uri(), "dir_info": {"editable": True}}
+        (info / "direct_url.json").write_text(json.dumps(origin))
+        (site / f"{project.name}.pth").write_text(f"{project}/src\n{project}-2\n{env}/x\n")
+    monkeypatch.setenv("CONDA_PREFIX", str(env))
+    for _ in range(2):
+        sync(hosts, code, conda=True)
+        there = place / "conda"
+        copied = there / "monarch-projects"
+        assert sorted(os.listdir(copied)) == ["around", "beside"]
+        assert (copied / "beside" / "src" / "beside" / "__init__.py").is_file()
+        assert os.listdir(copied / "around") == ["src"], "the environment is not part of it"
+        for name, to in {
+            "around": copied / "around",
+            "beside": copied / "beside",
+            "inside": place / "work" / "code" / "inside",
+        }.items():
+            found = (there / site.relative_to(env) / f"{name}.pth").read_text().splitlines()
+            # The directory of the workspace is replaced, a name that only begins alike is not.
+            other = {"around": around, "beside": beside, "inside": to}[name]
+            assert found == [f"{to}/src", f"{other}-2", f"{there}/x"]
+            assert (to / "src" / name / "__init__.py").is_file()
+    shutil.rmtree(site / "beside-1.0.dist-info")
+    sync(hosts, code, conda=True)
+    assert not (there / site.relative_to(env) / "beside-1.0.dist-info").exists()
+
+
+def test_older_references_to_projects(tmp_path: Path) -> None:
+    env, one, two = (tmp_path / name for name in ("env", "one", "two"))
+    site = env / "lib" / "python3.10" / "site-packages"
+    for folder in (site, one, two, env / "src" / "own"):
+        folder.mkdir(parents=True)
+    (site / "one.egg-link").write_text(f"{one}\n.\n")
+    (site / "conda.pth").write_text(f"{two}\n{tmp_path}/absent\n{env}/src/own\n{one}\n")
+    assert projects(str(env)) == {"one": str(one), "two": str(two)}
+
+
+def test_a_directory_that_hosts_share_with_the_script_is_left_alone(
+    hosts: HostMesh, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its changes are reloaded all the same, and no environment refers to copies of itself."""
+    code = place / "work" / "code"
+    code.mkdir(parents=True, exist_ok=True)
+    (code / "synced_code.py").write_text("VALUE = 1\n")
+    (code / "link").symlink_to("/")
+    before = tree(code)
+    procs = hosts.spawn_procs()
+    readers = procs.spawn("readers", Reader)
+    assert readers.value.call().get(timeout=WAIT).values() == [1] * 2
+    sync(hosts, code, auto_reload=True)
+    assert tree(code) == before
+    (code / "synced_code.py").write_text("VALUE = 'changed'\n")
+    sync(hosts, code, auto_reload=True)
+    assert readers.value.call().get(timeout=WAIT).values() == ["changed"] * 2
+    procs.stop().get(timeout=WAIT)
 
 
 def test_what_cannot_be_brought_is_said(hosts: HostMesh, code: Path, tmp_path: Path) -> None:

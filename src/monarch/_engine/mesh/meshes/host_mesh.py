@@ -335,11 +335,14 @@ class HostMesh(MeshTrait):
                 size or modification time are copied, with their modes; links are copied as links;
                 entries that do not exist here are removed there.
             conda: also copy the active conda environment to the hosts' ``$CONDA_PREFIX``, and
-                replace its path in the files. Packages installed from a directory
-                (``pip install -e``) are not part of the environment: add the directory to the
-                workspace.
+                replace its path in the files. Directories that packages are installed from
+                (``pip install -e``) are copied as well, below ``$CONDA_PREFIX/monarch-projects``,
+                unless they are part of the workspace.
             auto_reload: afterwards, have the processes spawned on these hosts reload the modules
                 whose files have changed.
+
+        A host that sees the very directory of this machine, as on a shared file system, keeps it
+        as it is.
 
         Raises RuntimeError on any mesh but the one that `attach_to_workers` or a job returned:
         slices, received meshes, and `this_host`, which has the workspace anyway. Raises
