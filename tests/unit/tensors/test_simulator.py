@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 import subprocess
 import sys
 import warnings
@@ -19,6 +20,7 @@ import itertools
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.cuda import _memory_viz
 
 from monarch import Simulator, Stream, coalescing, inspect, no_mesh, remote, set_meta
 from monarch._tensors.communication_model import NetworkConfig, estimate_collective_time_us
@@ -755,3 +757,36 @@ def test_the_graph_has_commands_and_their_order(tmp_path: Path) -> None:
     for export in ("export_data_csv", "export_data_timeline_csv", "export_sendtensors_csv"):
         getattr(ir, export)(str(tmp_path / export))
         assert (tmp_path / export).read_text().count(",")
+
+
+def test_the_graph_shows_the_memory_of_each_rank_to_torchs_viewer(tmp_path: Path) -> None:
+    simulated = simulator(build_ir=True)
+    with simulated.mesh.activate():
+        x = torch.ones(1000)  # the line of x
+        y = x + 1
+        del x
+        y.drop()
+        kept = torch.ones(10)
+    simulated._ctrl.engine.flush()
+    ir = simulated._ir
+    assert ir is not None
+    path = tmp_path / "memory.pickle"
+    ir.export_memory_viz(str(path))
+    snapshot = pickle.loads(path.read_bytes())
+    assert len(snapshot["device_traces"]) == len(simulated.mesh)
+    first, *others = snapshot["device_traces"]
+    assert all(other == first for other in others)
+    sizes = [
+        (entry["action"], entry["size"]) for entry in first if entry["action"] != "free_requested"
+    ]
+    assert sizes == [
+        ("alloc", 4000),
+        ("alloc", 4000),
+        ("free_completed", 4000),
+        ("free_completed", 4000),
+        ("alloc", 40),
+    ]
+    assert first[0]["frames"][0]["filename"] == __file__
+    assert {segment["total_size"] for segment in snapshot["segments"]} == {40}
+    assert "free completed for b" in _memory_viz.trace(snapshot)  # torch's own reader
+    assert tuple(kept.shape) == (10,)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,18 @@ class _Node:
     after: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Life:
+    """The begin of a storage, by the command `seq`, or its end if it is on no ranks."""
+
+    seq: int
+    storage: int
+    nbytes: int = 0
+    device: str = ""
+    ranks: tuple[int, ...] = ()
+    lines: tuple[tuple[str, int, str], ...] = ()
+
+
 class IRGraph:
     """The graph of the commands of a program, of one simulator with ``build_ir=True``."""
 
@@ -53,7 +66,7 @@ class IRGraph:
         self._marks: dict[tuple[str, int], int] = {}
         self._sends: dict[int, int] = {}
         self._awaited: dict[tuple[tuple[int, ...], int], list[int]] = {}
-        self._storages: list[tuple[int, int, int, str, int]] = []
+        self._storages: list[_Life] = []
         self._timing: dict[str, float] = {}
         self._borrows: dict[int, dict[str, object]] = {}
 
@@ -72,12 +85,20 @@ class IRGraph:
             return
         if isinstance(command, Free):
             for storage in command.storages:
-                self._storages.append((command.seq, storage, 0, "", 0))
+                self._storages.append(_Life(command.seq, storage))
             return
         if isinstance(command, Run | Receive):
             for made in command.made:
-                ranks = len(command.at.ranks)
-                self._storages.append((command.seq, made.storage, made.nbytes, made.device, ranks))
+                self._storages.append(
+                    _Life(
+                        command.seq,
+                        made.storage,
+                        made.nbytes,
+                        made.device,
+                        command.at.ranks,
+                        command.lines,
+                    )
+                )
         if isinstance(command, Run) and command.work is None:
             return
         number = len(self._nodes)
@@ -189,17 +210,50 @@ class IRGraph:
         with open(filename, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["storage", "bytes", "device", "devices", "command"])
-            for seq, storage, nbytes, kind, ranks in self._storages:
-                if ranks:
-                    writer.writerow([storage, nbytes, kind, ranks, seq])
+            for life in self._storages:
+                if life.ranks:
+                    count = len(life.ranks)
+                    writer.writerow([life.storage, life.nbytes, life.device, count, life.seq])
 
     def export_data_timeline_csv(self, filename: str) -> None:
         """Write when storages are made and released: command, storage, event."""
         with open(filename, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["command", "storage", "event"])
-            for seq, storage, _, _, ranks in self._storages:
-                writer.writerow([seq, storage, "made" if ranks else "released"])
+            for life in self._storages:
+                writer.writerow([life.seq, life.storage, "made" if life.ranks else "released"])
+
+    def export_memory_viz(self, output_file: str) -> None:
+        """Write the memory of the devices over time, for https://pytorch.org/memory_viz.
+
+        The file is a snapshot as `torch.cuda.memory._dump_snapshot` writes it, with a trace for
+        each rank. Times are numbers of commands. Addresses are not those of an allocator, which
+        would use memory again. The stacks are the lines of the program.
+        """
+        world = 1 + max((rank for life in self._storages for rank in life.ranks), default=-1)
+        traces: list[list[dict[str, Any]]] = [[] for _ in range(world)]
+        held: dict[int, tuple[_Life, int]] = {}
+        end = 0
+        for life in self._storages:
+            if life.ranks:
+                held[life.storage] = life, end
+                made, address = life, end
+                end += -(-max(life.nbytes, 1) // _ALIGNED) * _ALIGNED
+                actions = ["alloc"]
+            elif life.storage in held:
+                made, address = held.pop(life.storage)
+                actions = ["free_requested", "free_completed"]
+            else:
+                continue
+            for rank in made.ranks:
+                for action in actions:
+                    entry = {"action": action, "addr": address, "size": made.nbytes, "stream": 0}
+                    traces[rank].append(entry | {"time_us": life.seq, "frames": _frames(made)})
+        segments = [
+            _segment(rank, life, address) for life, address in held.values() for rank in life.ranks
+        ]
+        with open(output_file, "wb") as file:
+            pickle.dump({"segments": segments, "device_traces": traces}, file)
 
     def _note_borrow(self, command: Mark | Await) -> None:
         kind, number = command.event
@@ -247,6 +301,29 @@ class IRGraph:
         if isinstance(command, Send | Receive):
             return estimate_send_time_us(command.source.size, command.source.dtype, network)
         return None
+
+
+_ALIGNED = 512  # bytes, as torch's allocator of GPUs does
+
+
+def _frames(life: _Life) -> list[dict[str, Any]]:
+    """Return the lines of the program, innermost first."""
+    names = ("filename", "line", "name")
+    return [dict(zip(names, line, strict=True)) for line in reversed(life.lines)]
+
+
+def _segment(rank: int, life: _Life, address: int) -> dict[str, Any]:
+    """Return a storage that is held at the end, as a segment with one block."""
+    sizes = dict.fromkeys(("total_size", "allocated_size", "active_size"), life.nbytes)
+    block = {
+        "address": address,
+        "size": life.nbytes,
+        "requested_size": life.nbytes,
+        "state": "active_allocated",
+        "frames": _frames(life),
+    }
+    where = {"device": rank, "address": address, "stream": 0, "segment_type": "large"}
+    return {**where, **sizes, "requested_size": life.nbytes, "blocks": [block], "frames": []}
 
 
 def _described(command: Command) -> tuple[str, str]:
