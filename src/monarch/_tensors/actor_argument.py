@@ -66,6 +66,13 @@ def prepare(
         return StandIn(engine.name, key)
 
     args, kwargs = pytree.tree_map(stand_in, (args, kwargs))
+    if not used:
+        raise TypeError(
+            f"a message to {mesh!r} holds a distributed tensor where its actors cannot get their "
+            "part of it: in an object that is no list, tuple or dict, or in a variable that a "
+            "class or function uses. Pass the tensor as an argument of its own, or fetch it with "
+            "monarch.inspect(tensor)"
+        )
     for engine in used:
         engine.flush()
     return args, {**kwargs, _spi.LATE: Late(next(iter(used)).name, tuple(lines_of(where)))}

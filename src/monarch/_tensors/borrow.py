@@ -113,6 +113,11 @@ class Borrow:
             engine.drop(borrowed, where)
             origin.give_back(number)
 
+    def __repr__(self) -> str:
+        kind = "mutable borrow" if self._mutable else "borrow"
+        state = ", dropped" if self._dropped else ""
+        return f"<{kind} of {self._source!r} for {self.tensor.stream}{state}>"
+
     def __enter__(self) -> Self:
         return self
 
@@ -129,7 +134,7 @@ class Borrow:
             warnings.warn(
                 f"a borrow was not dropped before it was collected; it began here:\n"
                 f"{text_of(self._where)}",
-                ResourceWarning,
+                UserWarning,
                 stacklevel=2,
             )
             self._end()

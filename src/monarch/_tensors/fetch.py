@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch import _spi
 from monarch._tensors.errors import RemoteException
 from monarch._tensors.misplaced import place_of_call
 from monarch._tensors.pickled import pickled
+from monarch._tensors.propagate import NeedsValue
 from monarch._tensors.tensor import Tensor
 from monarch._tensors.where import frames_of, here
 from monarch._tensors.worker.template import Lost, Raised, Reference
@@ -70,12 +72,13 @@ def show(obj: Any, shard: dict[str, int] | None = None, **coordinates: int) -> o
     Raises ModuleNotFoundError if neither is installed.
     """
     value = inspect(obj, shard, **coordinates)
-    try:
-        torchshow = importlib.import_module("torchshow")
-    except ModuleNotFoundError:
-        return _drawn(value)
-    shown: object = torchshow.show(value)
-    return shown
+    with _disable_current_modes():  # the value is local, maybe while a mesh is active
+        try:
+            torchshow = importlib.import_module("torchshow")
+        except ModuleNotFoundError:
+            return _drawn(value)
+        shown: object = torchshow.show(value)
+        return shown
 
 
 def _drawn(value: Any) -> object:
@@ -97,10 +100,11 @@ def _drawn(value: Any) -> object:
 def item(tensor: Tensor) -> Any:
     """Return the number in a one-element tensor, from the first process; see `tensor_item`."""
     if _spi.settings.tensor_item != "fetch":
-        raise RuntimeError(
-            "item() of a distributed tensor needs its value, which is on the processes: use "
-            "monarch.inspect(tensor).item(), or configure(tensor_item='fetch') to have it fetched "
-            "from the first process each time"
+        raise NeedsValue(
+            torch.ops.aten._local_scalar_dense.default,
+            "item() of a distributed tensor (or float(), `if`, a format) needs its value, which is "
+            "on the processes: use monarch.inspect(tensor).item(), or "
+            "configure(tensor_item='fetch') to have it fetched from the first process each time",
         )
     rank = rank_of(tensor.mesh, None, {})
     question = ("value", (rank,), tensor._ref)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -121,7 +122,29 @@ def _of_bytes(function: Any) -> ResolvableFunction | None:
         return None
     import cloudpickle
 
-    return ResolvableFromCloudpickle(cloudpickle.dumps(function))
+    try:
+        return ResolvableFromCloudpickle(cloudpickle.dumps(function))
+    except Exception as error:  # whatever the objects that it uses raise
+        raise TypeError(_unsent(function, error)) from error
+
+
+def _unsent(function: Any, error: Exception) -> str:
+    """Return why a function cannot be sent, with the names of the variables that prevent it."""
+    import cloudpickle
+
+    name = getattr(function, "__qualname__", repr(function))
+    used = inspect.getclosurevars(function) if inspect.isfunction(function) else None
+    culprits = []
+    for variable, value in {**used.globals, **used.nonlocals}.items() if used else ():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:  # the reason is that of the whole function
+            culprits.append(variable)
+    which = f" because it uses {', '.join(culprits)} from outside" if culprits else ""
+    return (
+        f"the remote function {name} cannot be sent to the processes{which}: {error}. A "
+        "distributed tensor must be an argument; other objects can be made in the function"
+    )
 
 
 resolvers: list[Callable[[Any], ResolvableFunction | None]] = [

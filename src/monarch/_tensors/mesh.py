@@ -16,12 +16,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from monarch._spi import MeshTrait
+from monarch._tensors import data, direct
 from monarch._tensors.active import Guard, active
 from monarch._tensors.core.cache import Cache
 from monarch._tensors.core.metadata import Metadata
 from monarch._tensors.core.reduction import Reduction
 from monarch._tensors.core.special import COORDINATE
-from monarch._tensors.direct import define
 from monarch._tensors.dispatch import dispatch
 from monarch._tensors.engine import Engine
 from monarch._tensors.gradient import context_history
@@ -266,7 +266,8 @@ def _both(mesh: DeviceMesh | None, stream: Stream) -> Generator[None, None, None
 
 
 on_stream_change.append(_note)
-define()
+direct.define()
+data.define()
 
 
 class _NoMesh:

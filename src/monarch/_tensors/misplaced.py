@@ -75,7 +75,7 @@ def explain(
             if reason:
                 reasons.setdefault(id(leaf), reason)
     overall = ""
-    if place is None:
+    if place is None and mesh is None:
         overall = "Remote functions require an active device mesh, use `with mesh.activate():`"
     return _error(_name(function), args, kwargs, mesh, reasons, overall)
 
@@ -118,7 +118,12 @@ def _reason(tensor: torch.Tensor, place: Place | None, is_written: bool) -> str:
     if aliases.dropped is not None:
         return f"DROPPED: tensor {tensor._ref} is dropped at:\n{text_of(aliases.dropped)}"
     if place is not None and tensor.mesh is not place.mesh:
-        return f"WRONG_MESH: it is on {tensor.mesh!r}, the operation is on {place.mesh!r}"
+        is_foreign = tensor.mesh.client is not place.engine
+        other = " of another proc mesh" if is_foreign else ""
+        return (
+            f"WRONG_MESH: it is on {tensor.mesh!r}{other}, the operation is on {place.mesh!r}; "
+            "copy it there with tensor.to_mesh(mesh)"
+        )
     if place is not None and tensor.stream is not place.stream:
         return (
             f"WRONG_STREAM: it is on {tensor.stream}, the active one is {place.stream}; use "
@@ -128,6 +133,11 @@ def _reason(tensor: torch.Tensor, place: Place | None, is_written: bool) -> str:
         return f"BORROWED: it is mutably borrowed since:\n{_borrowed(tensor)}"
     if is_written and not aliases.writable:
         since = _borrowed(tensor)
+        if not since:
+            return (
+                "MUTATING_BORROW: it would be mutated, and it is borrowed for reading only; use "
+                "stream.borrow(tensor, mutable=True)"
+            )
         return f"MUTATING_BORROW: it would be mutated while it is borrowed, since:\n{since}"
     return ""
 

@@ -41,6 +41,9 @@ class OpaqueModule:
         self._parameters: list[Any] | None = None
         self._learning = remote(_run)  # what it returns is remembered for this module
 
+    def __repr__(self) -> str:
+        return f"<OpaqueModule {self._object._key!r}>"
+
     @property
     def mesh(self) -> Any:
         """The mesh whose processes have the modules."""

@@ -26,6 +26,8 @@ from monarch._tensors.core.metadata import Metadata, metadata_of
 from monarch._tensors.core.template import Operand, Output, Plan
 
 __all__ = [
+    "NeedsShape",
+    "NeedsValue",
     "fake_of",
     "fakes_of",
     "is_propagating",
@@ -34,6 +36,31 @@ __all__ = [
 ]
 
 _mode: FakeTensorMode | None = None
+
+
+class NeedsValue(DataDependentOutputException, ValueError):  # type: ignore[misc]  # of torch
+    """An operator needs the values of a distributed tensor in the client."""
+
+    def __init__(self, func: Any, text: str) -> None:
+        super().__init__(func)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self.func), self.text)
+
+
+class NeedsShape(DynamicOutputShapeException, ValueError):  # type: ignore[misc]  # of torch
+    """The shape of what an operator returns depends on the values of a distributed tensor."""
+
+    def __init__(self, func: Any, text: str) -> None:
+        super().__init__(func)
+        self.text = text
+
+    __str__ = NeedsValue.__str__
+    __reduce__ = NeedsValue.__reduce__
 
 
 class _State(threading.local):
@@ -102,8 +129,8 @@ def plan_of_operator(
         storages: their storages, by identity.
         values: what varies, in order; None for a tensor.
 
-    Raises the errors of the operator for arguments that do not fit, and ValueError if its result
-    depends on data.
+    Raises the errors of the operator for arguments that do not fit, and `NeedsValue` or
+    `NeedsShape` if its result depends on data.
     """
     fakes = fakes_of(metas, storages)
     positions = tuple(index for index, value in enumerate(values) if value is None)
@@ -120,16 +147,18 @@ def plan_of_operator(
         with _disable_current_modes(), torch.no_grad(), fake_mode():
             returned = function(*given[0], **given[1])
     except DataDependentOutputException:
-        raise ValueError(
+        raise NeedsValue(
+            function,
             f"{function} needs the values of a distributed tensor, which are on the processes. "
-            "Fetch it first, with monarch.inspect(tensor)"
+            "Fetch it first, with monarch.inspect(tensor)",
         ) from None
     except DynamicOutputShapeException:
-        raise ValueError(
+        raise NeedsShape(
+            function,
             f"the shape of the result of {function} depends on the values of a distributed tensor, "
             "so it may differ from process to process. Compute it in a function with "
             "monarch.remote(function, propagate=...) that returns a shape known before, or fetch "
-            "the tensor with monarch.inspect(tensor)"
+            "the tensor with monarch.inspect(tensor)",
         ) from None
     finally:
         logger.disabled = quiet

@@ -88,6 +88,11 @@ def reduce_one(
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, not {kind!r}")
     if type(tensor) is not Tensor:
         raise explain("reduce", (tensor,), {}, active.mesh, None)
+    if isinstance(dims, int):
+        raise TypeError(
+            f"reduce needs names of dimensions of {tensor.mesh!r}, not {dims}: for a dimension of "
+            "the local tensors use torch, as in tensor.sum(0)"
+        )
     place = tensor._place
     owner = place.mesh
     given = (dims if isinstance(dims, str) else tuple(dims), kind, scatter, tensor._meta)

@@ -159,7 +159,7 @@ class Remote:
         if propagator == "inspect":
             propagator = _nothing
         elif propagator in (None, "cached"):
-            return _probe(function, place, args, kwargs, tensors)
+            return _probe(function, self._name(), place, args, kwargs, tensors)
         plan = propagate_fakes(
             propagator,
             function,
@@ -168,7 +168,7 @@ class Remote:
             [tensor._meta for tensor in tensors],
             [id(tensor._aliases) for tensor in tensors],
         )
-        engine.learn(plan, _definition(plan))
+        engine.learn(plan, _definition(plan, self._name()))
         return plan
 
     # -- with the real result ---------------------------------------------------------------------
@@ -319,6 +319,11 @@ def call_on_shard_and_fetch(
         remote: the `Remote`.
         shard: the coordinates of the process; without them, the first one.
     """
+    if not isinstance(remote, Remote):
+        raise TypeError(
+            f"call_on_shard_and_fetch needs a remote function, not {remote!r}: wrap it as "
+            "monarch.remote(function)"
+        )
     tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     place = place_of_call(remote._name(), args, kwargs, tensors)
     rank = rank_of(place.mesh, shard, {})
@@ -351,11 +356,11 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """Propagate to no results."""
 
 
-def _definition(plan: Plan) -> tuple[Any, ...]:
+def _definition(plan: Plan, name: str) -> tuple[Any, ...]:
     """Return what the processes need for a plan; they unpickle its function at the first use."""
     args, kwargs, *rest = plan.definition()
     call = pickled((plan.function, args, kwargs))
-    return ("user", str(plan.function), call, None, *rest)
+    return ("user", name, call, None, *rest)
 
 
 class _Probed:
@@ -368,6 +373,7 @@ class _Probed:
 
 def _probe(
     function: ResolvableFunction,
+    name: str,
     place: Place,
     args: Any,
     kwargs: Any,
@@ -399,7 +405,7 @@ def _probe(
         *(tuple(outputs), tuple(written), structure),
         picks=tuple(picks),
     )
-    engine.learn(plan, _definition(plan))
+    engine.learn(plan, _definition(plan, name))
     bind = (BIND, kept, plan.picks)
     result = issue(plan, place, tensors, [t._ref for t in tensors], where, bind=bind)
     for number in plan.written:

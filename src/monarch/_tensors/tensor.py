@@ -6,10 +6,11 @@ it shares with its aliases. Each process of the mesh has a local tensor of that 
 
 from __future__ import annotations
 
+import copy
 import functools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -132,6 +133,42 @@ class Tensor(torch.Tensor):  # type: ignore[misc]  # torch is optional, see pypr
         """Combine as `reduce` does, and write the result into this tensor, which is returned."""
         return self.reduce(dims, reduction, scatter, mesh, _inplace=True)
 
+    def numpy(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Raise RuntimeError: the data are on the processes."""
+        raise RuntimeError(_no_data(".numpy()"))
+
+    def tolist(self) -> NoReturn:
+        """Raise RuntimeError: the data are on the processes."""
+        raise RuntimeError(_no_data(".tolist()"))
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
+        raise RuntimeError(_no_data(".numpy()"))
+
+    def __format__(self, spec: str) -> str:
+        if spec and self.dim() == 0:
+            return format(self.item(), spec)
+        return object.__format__(self, spec)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if not self.is_leaf:
+            raise RuntimeError(
+                "deepcopy of a tensor that an operation with gradients made: copy it with "
+                "tensor.detach().clone()"
+            )
+        copied: Any = memo.get(id(self))
+        if copied is None:
+            with self.stream.activate(), torch.no_grad():
+                copied = self.detach().clone()
+            if isinstance(self, torch.nn.Parameter):
+                copied = torch.nn.Parameter(copied, self.requires_grad)
+            elif self.requires_grad:
+                copied.requires_grad_()
+            memo[id(self)] = copied
+            if self.grad is not None:
+                copied.grad = copy.deepcopy(self.grad, memo)
+        made: Tensor = copied
+        return made
+
     def __repr__(self, *, tensor_contents: object = None) -> str:
         meta = self._meta
         state = ", dropped" if self.dropped else ""
@@ -142,6 +179,14 @@ class Tensor(torch.Tensor):  # type: ignore[misc]  # torch is optional, see pypr
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise InMessage(self)
+
+
+def _no_data(method: str) -> str:
+    """Return why a method that gives out the data is not available."""
+    return (
+        f"{method} is not supported for tensor subclasses: the data of a distributed tensor are on "
+        f"the processes of its mesh. Use monarch.inspect(tensor){method}"
+    )
 
 
 class InMessage(TypeError):

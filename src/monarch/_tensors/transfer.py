@@ -22,7 +22,7 @@ from monarch._tensors.misplaced import explain, refuse
 from monarch._tensors.module import move
 from monarch._tensors.stream import get_active_stream
 from monarch._tensors.tensor import Tensor, new_tensor
-from monarch._tensors.where import here
+from monarch._tensors.where import here, program_level
 from monarch.actor import ProcMesh
 
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ class MeshSliceTensor:
     def __init__(self, tensor: Tensor, slicing: DeviceMesh) -> None:
         self.tensor = tensor
         self.slicing = slicing
+
+    def __repr__(self) -> str:
+        return f"<part on {self.slicing!r} of {self.tensor!r}>"
 
     def to_mesh(self, mesh: DeviceMesh | ProcMesh, stream: Stream | None = None) -> Tensor:
         """Copy the part to the processes of `mesh`; see `monarch.to_mesh`."""
@@ -103,7 +106,7 @@ def _copied(leaf: Any, mesh: DeviceMesh | ProcMesh, stream: Stream | None) -> An
 def _part(tensor: torch.Tensor, target: DeviceMesh | ProcMesh, stream: Stream | None) -> Tensor:
     """Return a tensor of a module on `target`."""
     if type(tensor) is Tensor:
-        mesh = spawn_tensor_engine(target) if isinstance(target, ProcMesh) else target
+        mesh = _mesh_of(target)
         source = mesh if _is_part(mesh, tensor.mesh) else tensor.mesh
         return _copy(tensor, source, mesh, stream)
     if tensor.is_meta:
@@ -111,7 +114,7 @@ def _part(tensor: torch.Tensor, target: DeviceMesh | ProcMesh, stream: Stream | 
             "the module has tensors without data (device 'meta'): give it data first, for example "
             "with module.to_empty(device='cpu')"
         )
-    mesh = spawn_tensor_engine(target) if isinstance(target, ProcMesh) else target
+    mesh = _mesh_of(target)
     return constant(tensor, mesh.client.place(mesh, stream or get_active_stream()))
 
 
@@ -123,7 +126,7 @@ def _is_part(mesh: DeviceMesh, other: DeviceMesh) -> bool:
 def _copy(
     tensor: Tensor, source: DeviceMesh, target: DeviceMesh | ProcMesh, stream: Stream | None
 ) -> Tensor:
-    mesh = spawn_tensor_engine(target) if isinstance(target, ProcMesh) else target
+    mesh = _mesh_of(target)
     if not tensor._aliases.may_read():
         raise explain("to_mesh", (tensor,), {}, active.mesh, tensor._place)
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -151,6 +154,15 @@ def _copy(
     return new_tensor(result, there, ref, Aliases())
 
 
+def _mesh_of(target: Any) -> DeviceMesh:
+    """Return the device mesh that a copy goes to; raises TypeError for what is no mesh."""
+    if isinstance(target, ProcMesh):
+        return spawn_tensor_engine(target)
+    if not isinstance(target, DeviceMesh):
+        raise TypeError(f"to_mesh needs a DeviceMesh or a ProcMesh, not {target!r}")
+    return target
+
+
 def _pairs(source: DeviceMesh, target: DeviceMesh) -> list[tuple[int, int]]:
     """Return which rank of `source` sends to which of `target`."""
     missing = set(source.names) - set(target.names)
@@ -168,7 +180,7 @@ def _pairs(source: DeviceMesh, target: DeviceMesh) -> list[tuple[int, int]]:
         warnings.warn(
             "to_mesh copies to several processes each; that is inefficient for large tensors",
             UserWarning,
-            stacklevel=5,
+            stacklevel=program_level(),
         )
     pairs = []
     ranges = [range(length) for length in target.processes.sizes]

@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 from monarch import _spi
 from monarch._tensors.core.aliases import Stack
 
-__all__ = ["frames_of", "here", "lines_of", "text_of"]
+__all__ = ["frames_of", "here", "lines_of", "program_level", "text_of"]
 
 _OWN = os.path.dirname(__file__) + os.sep
 _DEPTH = 64
@@ -37,9 +37,7 @@ def lines_of(stack: Stack) -> list[tuple[str, int, str]]:
     inner = True
     for code, offset in stack:
         file = code.co_filename
-        if inner and (
-            file.startswith(_OWN) or _spi.is_engine_frame(file) or f"{os.sep}torch{os.sep}" in file
-        ):
+        if inner and _is_inner(file):
             continue
         inner = False
         frames.append((file, _line_of(code, offset), code.co_name))
@@ -54,6 +52,19 @@ def frames_of(stack: Stack) -> list[traceback.FrameSummary]:
 def text_of(stack: Stack) -> str:
     """Return the stack as text, as in a traceback."""
     return "".join(traceback.format_list(frames_of(stack)))
+
+
+def program_level() -> int:
+    """Return the ``stacklevel`` with which the caller's warning names the line of the program."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and _is_inner(frame.f_code.co_filename):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _is_inner(file: str) -> bool:
+    """Whether a frame is of this engine or of torch."""
+    return file.startswith(_OWN) or _spi.is_engine_frame(file) or f"{os.sep}torch{os.sep}" in file
 
 
 def _line_of(code: CodeType, offset: int) -> int:

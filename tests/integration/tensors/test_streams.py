@@ -75,7 +75,7 @@ def test_a_borrow_that_is_not_used_or_not_dropped(active: Any) -> None:
         pass
     assert inspect(here).tolist() == [1.0, 1.0]
     kept = [other.borrow(here)]
-    with pytest.warns(ResourceWarning, match="was not dropped"):
+    with pytest.warns(UserWarning, match="was not dropped"):
         _release(kept)
     assert inspect(here.add_(1)).tolist() == [2.0, 2.0]
 

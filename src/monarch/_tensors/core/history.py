@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from monarch._tensors.core.aliases import Stack
-from monarch._tensors.core.special import references
+from monarch._tensors.core.special import UNWRITTEN, references
 from monarch._tensors.core.template import DELETE, FIRST, Command, Plan, reads, results, writes
 
 __all__ = ["Failure", "History", "Run"]
@@ -38,6 +38,7 @@ class Failure:
         pickled: the exception, if it can be pickled.
         where: where the program issued the command, innermost first.
         raised: whether the program got it as an exception.
+        is_unwritten: whether the arguments of the command are as before, on all `ranks`.
     """
 
     seq: int
@@ -46,6 +47,7 @@ class Failure:
     pickled: bytes | None = None
     where: Stack = ()
     raised: bool = False
+    is_unwritten: bool = False
 
 
 @dataclass(eq=False)
@@ -98,14 +100,25 @@ class History:
     ) -> None:
         """Note that `rank` could not execute command `seq`; a report may come more than once.
 
-        If the command replays a recording, `index` is the number of the command in that.
+        If the command replays a recording, `index` is the number of the command in that. For a
+        `PROBE` see `UNWRITTEN`.
         """
+        is_unwritten = index == UNWRITTEN
         known = self.failures.get(seq)
         if known is not None:
             if rank not in known.ranks:
                 known.ranks.append(rank)
+            if known.is_unwritten and not is_unwritten:
+                known.is_unwritten = False
+                self._spoil(known, None)
             return
-        failure = self.failures[seq] = Failure(seq, [rank], text, pickled)
+        failure = Failure(seq, [rank], text, pickled, is_unwritten=is_unwritten)
+        self.failures[seq] = failure
+        self._spoil(failure, None if is_unwritten else index)
+
+    def _spoil(self, failure: Failure, index: int | None) -> None:
+        """Mark as spoilt what the command of a failure defines, and what depends on that."""
+        seq = failure.seq
         for run in self._runs:
             for place in range(max(0, seq - run.first), len(run.commands)):
                 command = run.commands[place]
@@ -113,7 +126,8 @@ class History:
                     failure.where = run.stacks[place]
                     if index is not None:
                         failure.where = self.recordings[command[1]][index]
-                    for ref in self.references(command)[1]:
+                    defined = self.references(command)[1]
+                    for ref in defined[:1] if failure.is_unwritten else defined:
                         self.spoilt.setdefault(ref, failure)
                 else:
                     self._spread(command)

@@ -25,6 +25,7 @@ __all__ = [
     "RETURN",
     "SEND",
     "SHARE",
+    "UNWRITTEN",
     "new_number",
     "number_of",
     "references",
@@ -53,7 +54,12 @@ RECEIVE = 5
 ASK = 6
 """``(ASK, ref, refs)``: a question about values, which has no effect; `ref` stands for it."""
 PROBE = 7
-"""``(PROBE, kept, call, refs, aliases)``: run a function of the program, keep its results."""
+"""``(PROBE, kept, call, refs, aliases)``: run a function of the program, keep its results.
+
+If it raises it may have written to arguments, so all are lost. With `UNWRITTEN` as the index of the
+failure it did not, and only `kept` is.
+"""
+UNWRITTEN = -1
 BIND = 8
 """``(BIND, kept, picks, ref, ...)``: give references to parts of what a `PROBE` has kept."""
 LEND = 9

@@ -37,6 +37,7 @@ from monarch._tensors.core.special import (
     RETURN,
     SEND,
     SHARE,
+    UNWRITTEN,
     references,
     renumbered,
 )
@@ -339,8 +340,14 @@ class StreamThread:
         given = [values[ref] for ref in refs]
         if any(type(value) is Lost for value in given):
             raise RuntimeError("an argument is lost")
-        function, args, kwargs = pickle.loads(call)
-        values[kept] = Kept.of(function.resolve(), args, kwargs, given)
+        versions = [value._version for value in given]
+        try:
+            function, args, kwargs = pickle.loads(call)
+            values[kept] = Kept.of(function.resolve(), args, kwargs, given)
+        except Exception as error:
+            if [value._version for value in given] != versions:
+                raise  # all arguments are lost
+            values[kept] = self.table.fail(seq, error, UNWRITTEN)
 
     def _bind(self, seq: int, command: Command, values: dict[int, Any]) -> None:
         kept: Any = values.pop(command[1])

@@ -310,7 +310,7 @@ def _promised(
     if max(picks) >= len(found):
         raise TypeError(
             f"unexpected number of returns from op, expected {max(picks) + 1}, got "
-            f"{len(tensors_found)}"
+            f"{len(tensors_found)}: {function} returned less than its propagate function"
         )
     made = []
     for pick, (size, dtype) in zip(picks, expected, strict=True):
