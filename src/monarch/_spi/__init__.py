@@ -128,6 +128,7 @@ if TYPE_CHECKING:
     from monarch._engine.wire.call_meta import route
     from monarch._engine.wire.codec import decode, encode
     from monarch._engine.wire.frame import CALL, FAILURE, PROBE, QUERY, STOP, Frame
+    from monarch._spi.answers import call_each
     from monarch._spi.process import (
         Promise,
         at_actor_end,
@@ -227,6 +228,7 @@ __all__ = [
     "attach_hosts",
     "before_calls",
     "before_spawn",
+    "call_each",
     "call_later",
     "check_constructor",
     "client_proc",
@@ -364,6 +366,7 @@ _NAMES = {
     "_engine.wire.call_meta": "route",
     "_engine.wire.codec": "decode encode",
     "_engine.wire.frame": "CALL FAILURE Frame PROBE QUERY STOP",
+    "_spi.answers": "call_each",
     "_spi.process": (
         "Promise at_actor_end at_call_end before_calls call_later failed is_gone is_simulated "
         "open_door open_stream own_uid reactor_call resolved serve_streams settled start_thread "

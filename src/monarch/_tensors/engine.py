@@ -23,8 +23,8 @@ import pickle
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from monarch import _spi
 from monarch._tensors.active import active
@@ -41,13 +41,14 @@ from monarch._tensors.tensor import Live, Tensor, new_tensor
 from monarch._tensors.where import frames_of
 from monarch._tensors.worker.actor import Report, TensorWorker
 from monarch._tensors.worker.shares import Key
-from monarch.actor import SupervisionError
 
 if TYPE_CHECKING:
     from monarch._tensors.stream import Stream
     from monarch.actor import Future, ProcMesh
 
 __all__ = ["Engine", "engine_of", "engines"]
+
+R = TypeVar("R")
 
 _BATCH = 256  # commands after which a batch is sent, times the scale of the engine
 _DELAY = 0.001  # seconds after which it is sent in any case, times that
@@ -350,7 +351,7 @@ class Engine:
                 return
             asked = self._send(None, confirm=True)
         if _spi.settled(asked, timeout):
-            self.settle(list(asked.get().values()))
+            self.settle(asked.get())
         elif not asked.done():
             _log.warning(
                 "the processes of %s are stopped while operations run on them, whose errors will "
@@ -506,7 +507,7 @@ class Engine:
             finally:
                 self.lock.release()
 
-    def _batch(self) -> bytes:
+    def _batch(self, asked: Any = None) -> bytes:
         runs, self._runs, self._run = self._runs, [], None
         self._waiting = 0
         for run in runs:
@@ -523,12 +524,17 @@ class Engine:
             if len(commands) > 1:
                 wire.append((place, first, commands[:-1]))
         self._batches += 1
-        return pickle.dumps((defined, forgotten, self._confirmed, wire), protocol=5)
+        return pickle.dumps((defined, forgotten, self._confirmed, wire, asked), protocol=5)
 
-    def _send(self, question: Any, confirm: bool = False) -> Any:
-        """Send the batch, as a call if `question` or a confirmation is due; return its future."""
+    def _send(
+        self, question: Any, confirm: bool = False, function: Callable[[Any], Any] = list
+    ) -> Any:
+        """Send the batch, as a call if `question` or a confirmation is due.
+
+        Return the future of ``function(reports)`` then; the reports are an iterator, by rank.
+        """
         try:
-            return self._sent(question, confirm)
+            return self._sent(question, confirm, function)
         except KeyboardInterrupt:
             self.ended = RuntimeError(
                 "sending operations was interrupted (Ctrl-C), so the processes may lack some of "
@@ -536,24 +542,32 @@ class Engine:
             )
             raise
 
-    def _sent(self, question: Any, confirm: bool) -> Any:
-        batch = self._batch()
-        last = self._seq - 1
+    def _sent(self, question: Any, confirm: bool, function: Callable[[Any], Any]) -> Any:
         if question is not None or confirm:
-            return self.workers.ask.call(batch, last, question)
-        if self._batches % (_CONFIRM // self._scale) == 0:
-            self._outstanding.append(self.workers.ask.call(batch, last, None))
+            return self._call((self._seq - 1, question), function)
+        if (self._batches + 1) % (_CONFIRM // self._scale) == 0:
+            self._outstanding.append(self._call((self._seq - 1, None), list))
         else:
-            self.workers.run.broadcast(batch)
+            self.workers.run.broadcast(self._batch())
         return None
 
+    def _call(self, asked: Any, function: Callable[[Any], Any]) -> Future[Any]:
+        """Send the batch with a question; return the future of ``function(reports)``."""
+        return _spi.call_each(self.workers.ask, (self._batch(asked),), function, self.note)
+
     def ask(
-        self, place: Place, question: Any, refs: tuple[int, ...], where: Stack
-    ) -> tuple[int, Future[Any]]:
+        self,
+        place: Place,
+        question: Any,
+        refs: tuple[int, ...],
+        ticket: int,
+        where: Stack,
+        function: Callable[[Iterator[Report]], R],
+    ) -> Future[R]:
         """Send what is collected and a question about the values `refs`.
 
-        Returns the reference that stands for the question in the history, and the future of all
-        workers' reports.
+        Return the future of ``function(reports)``, of the reports of all workers, by rank. The
+        reference `ticket`, a new one, stands for the question in the history.
         """
         with self.lock:
             if self.ended is not None:
@@ -562,9 +576,10 @@ class Engine:
                 raise NotImplementedError("NYI: fetching results during a coalescing block")
             if self._dead or self._dead_later:
                 self._bury()
-            ticket = self.new_ref()
             self._append(place, (ASK, ticket, refs), where)
-            return ticket, self._send((place.number, place.stream.number, question))
+            asked = place.number, place.stream.number, question
+            answer: Future[R] = self._send(asked, function=function)
+            return answer
 
     # -- confirmations ----------------------------------------------------------------------------
 
@@ -583,12 +598,7 @@ class Engine:
 
     def _await(self, asked: Future[Any]) -> None:
         """Wait for the reports of all workers, and take note of them."""
-        try:
-            reports = list(asked.get().values())
-        except SupervisionError as error:
-            self.note(error)
-            raise
-        self.settle(reports)
+        self.settle(asked.get())
 
     def check(self, ref: int) -> None:
         """Raise `RemoteException` if the value of `ref` is known to be lost."""

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import importlib
 import pickle
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch import _spi
+from monarch._tensors.active import active
 from monarch._tensors.errors import RemoteException
 from monarch._tensors.misplaced import place_of_call
 from monarch._tensors.pickled import pickled
 from monarch._tensors.propagate import NeedsValue
+from monarch._tensors.stream import main
 from monarch._tensors.tensor import Tensor
 from monarch._tensors.where import frames_of, here
 from monarch._tensors.worker.template import Lost, Raised, Reference
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from monarch._tensors.core.aliases import Stack
     from monarch._tensors.engine import Engine
@@ -48,11 +50,13 @@ def fetch_shard(obj: T, shard: dict[str, int] | None = None, **coordinates: int)
     dimension, and TypeError for tensors that are not on one mesh and the active stream. The future
     raises `RemoteException` if the value was not computed because of an error, on whatever process.
     """
-    if type(obj) is Tensor:
-        place = place_of_call("fetch_shard", (obj,), {}, [obj])
+    tensor: Any = obj
+    if type(tensor) is Tensor:
+        place = tensor._place
+        if not tensor._aliases.usable or place.stream is not (active.stream or main):
+            place = place_of_call("fetch_shard", (obj,), {}, [obj])
         rank = rank_of(place.mesh, shard, coordinates)
-        ref = cast("Tensor", obj)._ref
-        return request(place, ("value", (rank,), ref), rank, (ref,))
+        return request(place, ("value", (rank,), tensor._ref), rank, (tensor._ref,))
     leaves = [leaf for leaf in pytree.tree_leaves(obj) if isinstance(leaf, torch.Tensor)]
     place = place_of_call("fetch_shard", leaves, {}, leaves)
     rank = rank_of(place.mesh, shard, coordinates)
@@ -115,7 +119,7 @@ def rank_of(mesh: DeviceMesh, shard: dict[str, int] | None, coordinates: dict[st
     """Return the rank at the given coordinates; without any, the first."""
     given = {**(shard or {}), **coordinates}
     if not given:
-        return mesh.processes[0]
+        return mesh.processes.offset
     index = []
     sizes = mesh.sizes
     for name in mesh.names:
@@ -151,27 +155,27 @@ def ask(place: Place, question: Any, refs: tuple[int, ...]) -> Future[Answers]:
 
 def _asked(place: Place, question: Any, refs: tuple[int, ...], rank: int | None) -> Future[Any]:
     """Ask, and return the future of the answer of `rank`, or of all if that is None."""
-    engine = place.engine
+    engine: Engine = place.engine
     where = here()
-    ticket, reports = engine.ask(place, question, refs, where)
+    ticket = engine.new_ref()
 
-    def settle(reports: Any) -> Any:
+    def settle(reports: Iterator[Report]) -> Any:
         values = _decoded(reports)
         engine.settle(values)
         engine.check(ticket)
         answers = Answers(engine, values, where)
         return answers if rank is None else answers.of(rank)
 
-    return _spi.then(reports, settle, engine.note)
+    return engine.ask(place, question, refs, ticket, where, settle)
 
 
-def _decoded(reports: Any) -> list[Report]:
+def _decoded(reports: Iterator[Report]) -> list[Report]:
     """Return the reports, whose tensors are local ones even if a mesh is active."""
     modes = []
     while torch._C._len_torch_dispatch_stack():
         modes.append(torch._C._pop_torch_dispatch_stack(None))
     try:
-        return list(reports.values())
+        return list(reports)
     finally:
         while modes:
             torch._C._push_on_torch_dispatch_stack(modes.pop())

@@ -174,13 +174,15 @@ _SHORT = 1024
 def encode_call(
     args: tuple[Any, ...], kwargs: dict[str, Any], threshold: int, limit: int = _UNLIMITED
 ) -> Payload:
-    """Encode the arguments of a call; plain scalars skip the pickler's set-up."""
+    """Encode the arguments of a call; plain scalars and short `bytes` skip the pickler's set-up."""
     scalars = not kwargs
     for value in args:
         kind: type = type(value)  # pyright: ignore[reportUnknownVariableType] - it is any
         if kind in _ATOMS:
             continue
-        if kind is bytes and len(value) >= BULK:
+        if kind is bytes:
+            if len(value) < BULK:
+                continue
             args = tuple(map(_bulk, args))
             scalars = False
             break

@@ -16,6 +16,8 @@ from typing import Any
 
 __all__ = ["tensor_reducer"]
 
+_SHORT = 256  # bytes which are copied sooner than a buffer is made of them
+
 
 def tensor_reducer(kind: type) -> Callable[[Any], Any] | None:
     """Return the reducer for `kind` if it is torch's plain tensor class, else None."""
@@ -36,11 +38,13 @@ def _reduce(tensor: Any) -> Any:
             return NotImplemented
         plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     nbytes = plain.numel() * plain.element_size()
+    import ctypes  # already loaded by torch
+
     if not nbytes:
         buffer: Any = b""
+    elif nbytes <= _SHORT:
+        buffer = bytearray(ctypes.string_at(plain.data_ptr(), nbytes))
     else:
-        import ctypes  # already loaded by torch
-
         memory: Any = (ctypes.c_char * nbytes).from_address(plain.data_ptr())
         memory.owner = plain  # the buffer keeps the tensor alive, the tensor its memory
         buffer = pickle.PickleBuffer(memory)
@@ -48,7 +52,7 @@ def _reduce(tensor: Any) -> Any:
 
 
 def _rebuild(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
-    torch: Any = importlib.import_module("torch")
+    torch: Any = sys.modules.get("torch") or importlib.import_module("torch")
     with torch._C._DisableTorchDispatch():
         if not memoryview(buffer).nbytes:
             tensor = torch.empty(shape, dtype=dtype)

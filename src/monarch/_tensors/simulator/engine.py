@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from monarch import _spi
 from monarch._tensors.engine import Engine
 from monarch._tensors.mesh import mesh_of
 from monarch._tensors.propagate import fake_mode
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from monarch._tensors.mesh import DeviceMesh
     from monarch._tensors.place import Place
     from monarch._tensors.simulator.commands import Command
-    from monarch.actor import ProcMesh
+    from monarch.actor import Future, ProcMesh
 
 __all__ = ["SimulatedEngine", "SimulatedProcs", "mocked", "set_meta"]
 
@@ -163,9 +164,12 @@ class SimulatedEngine(Engine):
         where, tags = self._notes.get(command.seq, ((), ()))
         self._sink(dataclasses.replace(command, tags=tags, lines=_lines(where)))
 
-    def _sent(self, question: Any, confirm: bool) -> Any:
+    def _call(self, asked: Any, function: Callable[[Any], Any]) -> Future[Any]:
+        return _spi.then(_spi.resolved(iter(self.workers.ask(self._batch(asked)))), function)
+
+    def _sent(self, question: Any, confirm: bool, function: Callable[[Any], Any]) -> Any:
         with _disable_current_modes():  # constants are pickled, and unpickled, as they are
-            answer = super()._sent(question, confirm)
+            answer = super()._sent(question, confirm, function)
         self._notes.clear()
         return answer
 

@@ -61,6 +61,7 @@ from monarch._tensors.worker.template import Lost, Raised, Reference
 if TYPE_CHECKING:
     from monarch._tensors.core.recorded import Recorded
     from monarch._tensors.simulator.engine import SimulatedEngine
+    from monarch._tensors.worker.stream import Report
     from monarch.actor import Future
 
 __all__ = ["SimulatedWorkers", "Storage", "Value"]
@@ -114,7 +115,6 @@ class SimulatedWorkers:
         self._works: dict[int, CallFunction | None] = {}
         self._storages = 0
         self._failures: list[tuple[int, str, bytes | None, int | None]] = []
-        self.ask = _Verb(self._ask)
         self.run = _Verb(self._run)
         self._special: dict[int, Callable[[int, At, Command, _Table], None]] = {
             DELETE: self._delete,
@@ -143,8 +143,8 @@ class SimulatedWorkers:
 
     # -- batches ----------------------------------------------------------------------------------
 
-    def _run(self, batch: bytes) -> None:
-        defined, forgotten, _, runs = pickle.loads(batch)
+    def _run(self, batch: bytes) -> Any:
+        defined, forgotten, _, runs, asked = pickle.loads(batch)
         for definition in defined:
             if definition[0] == "recording":
                 self._recordings[definition[1]] = pickle.loads(definition[2])
@@ -158,9 +158,11 @@ class SimulatedWorkers:
                     self._one(seq, at, command, self._values)
                 except Exception as error:  # the supervision boundary of one command
                     self._lose(seq, command, error)
+        return asked
 
-    def _ask(self, batch: bytes, last: int, question: Any) -> dict[int, Any]:
-        self._run(batch)
+    def ask(self, batch: bytes) -> list[Report]:
+        """Execute a batch, and return the reports of all ranks."""
+        last, question = self._run(batch)
         answer: Any = None
         ranks: Any = ()
         if question is not None:
@@ -172,7 +174,7 @@ class SimulatedWorkers:
                 answer = Raised("".join(traceback.format_exception(error)), None)
         failures, self._failures = self._failures, []
         size = range(len(self._engine.procs))
-        return {rank: (last, failures, answer if rank in ranks else None) for rank in size}
+        return [(last, failures, answer if rank in ranks else None) for rank in size]
 
     def _lose(self, seq: int, command: Command, error: Exception) -> None:
         """Put what stands for lost values in the places of what `command` defines."""
@@ -384,13 +386,10 @@ class SimulatedWorkers:
 
 
 class _Verb:
-    """An endpoint of the workers: `call` returns a future that is done, `broadcast` nothing."""
+    """An endpoint of the workers."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-
-    def call(self, *args: Any) -> Future[Any]:
-        return _spi.resolved(self._function(*args))
 
     def broadcast(self, *args: Any) -> None:
         self._function(*args)

@@ -47,9 +47,9 @@ class TensorWorker(Actor):
         self._take(batch)
 
     @endpoint(explicit_response_port=True)
-    def ask(self, port: Port[Report], batch: bytes, last: int, question: Any) -> None:
-        """Execute a batch, and answer when that and the question are done."""
-        self._take(batch)
+    def ask(self, port: Port[Report], batch: bytes) -> None:
+        """Execute a batch, and answer when that and its question are done."""
+        last, question = self._take(batch)
         if question is None:
             Question(self._table, port, None, last, list(self._streams.values())).put()
             return
@@ -82,8 +82,9 @@ class TensorWorker(Actor):
         """End the wait of a stream for the result of a call that has none."""
         hand_over(self._table.name, (number, RESULT), error=error)
 
-    def _take(self, batch: bytes) -> None:
-        defined, forgotten, confirmed, runs = pickle.loads(batch)
+    def _take(self, batch: bytes) -> Any:
+        """Give the commands of a batch to their streams; return what the batch asks."""
+        defined, forgotten, confirmed, runs, asked = pickle.loads(batch)
         table = self._table
         for definition in defined:
             if definition[0] == "place":
@@ -108,6 +109,7 @@ class TensorWorker(Actor):
         for place, first, commands in runs:
             for thread in self._places[place]:
                 thread.put(first, commands)
+        return asked
 
     def _stream_of(self, place: int) -> int | None:
         threads = self._places[place]

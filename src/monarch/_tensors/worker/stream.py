@@ -118,6 +118,8 @@ class Table:
 
     def failures(self) -> list[_Failure]:
         """Return the failures that the client has not confirmed."""
+        if not self._failures:
+            return []
         with self._lock:
             return list(self._failures)
 

@@ -746,8 +746,13 @@ class ActorEndpoint(Generic[P, R_co]):
                 proc.wait_for_gate(link, uid, self.name, self._timeout)
         try:
             if self._plan is None or links is not self._links:
+                stream, local = payload.stream, proc.local
                 for rank, link in enumerate(links):
-                    if not proc.send(link, CALL, uid, port, rank, meta, payload, flags):
+                    if stream is not None and link is not local and link.queued <= link.queue_limit:
+                        sent = link.send(pack(CALL, uid, port, rank, meta, stream, flags))
+                    else:
+                        sent = proc.send(link, CALL, uid, port, rank, meta, payload, flags)
+                    if not sent:
                         self._resend(link, rank, payload, port, sink, flags, meta)
             else:
                 self._send_by_plan(self._plan, links, payload, port, sink, flags, meta)

@@ -34,14 +34,25 @@ if TYPE_CHECKING:
 
     from monarch._engine.mesh.call.endpoint import ActorEndpoint
 
-__all__ = ["RAISE", "Arrival", "Arrivals", "PartialReplies", "Replies", "Reply", "ValueStream"]
+__all__ = [
+    "RAISE",
+    "Arrival",
+    "Arrivals",
+    "PartialReplies",
+    "Replies",
+    "Reply",
+    "ValueStream",
+    "error_of",
+    "lost_error",
+]
 
 R_co = TypeVar("R_co", covariant=True)
 
 RAISE = 4  # flag of a POST: the body is an exception to raise as it is
 
 
-def _error_of(flags: int, body: Any, endpoint_name: str) -> BaseException:
+def error_of(flags: int, body: Any, endpoint_name: str) -> BaseException:
+    """Return the error of an answer that is no value, by its flags."""
     if type(body) is Unobserved:
         return body.open()
     if flags & FAILURE:
@@ -58,7 +69,7 @@ def _arrived(endpoint: ActorEndpoint[Any, Any], flags: int, body: Any) -> tuple[
     """
     if flags & FAILURE:
         return flags, body
-    return flags, Unobserved(endpoint, functools.partial(_error_of, flags, body, endpoint.name))
+    return flags, Unobserved(endpoint, functools.partial(error_of, flags, body, endpoint.name))
 
 
 def lost_error(endpoint: ActorEndpoint[Any, Any], rank: int, verdict: Verdict) -> BaseException:
@@ -123,7 +134,7 @@ class _Called(Future[R_co]):
         self._endpoint.proc.asks_ahead = False
         flags, body = content
         if flags:
-            raise _error_of(flags, body, self._endpoint.name)
+            raise error_of(flags, body, self._endpoint.name)
         try:
             return loads(body) if type(body) is bytes else decode_body(body)
         except (ImportError, AttributeError, SystemExit) as error:
@@ -210,7 +221,7 @@ class Replies(Gather[Any], _Called[Any]):
     def _decode(self, content: Any) -> Any:
         flags, body = content
         if flags:
-            raise _error_of(flags, body, self._endpoint.name)
+            raise error_of(flags, body, self._endpoint.name)
         endpoint = self._endpoint
         return ValueMesh._lazy(endpoint.mesh._shape, self._outcomes, endpoint.name)
 
@@ -245,7 +256,7 @@ class PartialReplies(Replies):
         if not flags:
             return Answered(body)
         try:
-            error = _error_of(flags, body, self._endpoint.name)
+            error = error_of(flags, body, self._endpoint.name)
         except BaseException as problem:  # an exception that cannot be rebuilt here
             error = problem
         return Failed(failure_of(error))
