@@ -393,3 +393,11 @@ def test_a_wrong_promise_of_a_shape_is_an_error_of_the_operation(active: Any) ->
     liar = remote(lambda x: x[:1].clone(), propagate=lambda x: x.clone())
     with pytest.raises(RemoteException, match="promised"):
         inspect(liar(torch.ones(2)) + 1)
+
+
+def test_a_fetch_that_is_cancelled_takes_no_operation_with_it(active: Any) -> None:
+    count = torch.zeros(())
+    for _ in range(100):
+        count = count.add(1)
+        fetch_shard(count).cancel()
+    assert inspect(count).item() == 100
