@@ -139,7 +139,8 @@ def _write(
     values: bytes, layout: TorchMesh, path: str, names: Any, placements: Any, *tensors: torch.Tensor
 ) -> None:
     state = _distributed(layout, names, placements, tensors)
-    dcp.save({**pickle.loads(values), **state}, checkpoint_id=path)
+    group = layout.process_group()
+    dcp.save({**pickle.loads(values), **state}, checkpoint_id=path, process_group=group)
 
 
 def _fill(_layout: TorchMesh, _path: str, _names: Any, _placements: Any, *tensors: Any) -> None:
@@ -152,14 +153,15 @@ def _fill(_layout: TorchMesh, _path: str, _names: Any, _placements: Any, *tensor
 def _read(
     layout: TorchMesh, path: str, names: Any, placements: Any, *tensors: torch.Tensor
 ) -> None:
-    dcp.load(_distributed(layout, names, placements, tensors), checkpoint_id=path)
+    state = _distributed(layout, names, placements, tensors)
+    dcp.load(state, checkpoint_id=path, process_group=layout.process_group())
 
 
 @remote
 def _read_values(values: bytes, path: str, *_tensors: torch.Tensor) -> dict[str, Any]:
     state: dict[str, Any] = pickle.loads(values)
     if state:
-        dcp.load(state, checkpoint_id=path)
+        dcp.load(state, checkpoint_id=path, no_dist=True)
     return state
 
 

@@ -116,6 +116,7 @@ class Engine:
         self._held = 0
         self._confirmed = -1
         self._unlearned: deque[tuple[int, int]] = deque()
+        self.is_connected = False  # whether torch's default group is that of the workers
         self.owns_procs = False  # whether `exit` ends the processes
         self.meshes: dict[Any, Any] = {}
         self._start()
@@ -209,6 +210,30 @@ class Engine:
                 self._keeper = keeping.get()
                 self._defined.append(("keeper", self._keeper))
             return self._keeper
+
+    def connect(self) -> None:
+        """Make the workers' processes the default group of `torch.distributed`; blocks.
+
+        Raises RuntimeError if one of them is in another one.
+        """
+        with self.lock:
+            if self.is_connected:
+                return
+            if self.ended is not None:
+                self._refuse()
+            free = list(self.workers.is_free.call().get().values())
+            if not all(free):
+                taken = [rank for rank, is_free in enumerate(free) if not is_free]
+                raise RuntimeError(
+                    f"the processes {taken} of {self.procs} are in another default process group "
+                    "of torch.distributed, which the program or another tensor engine has made. A "
+                    "process can be in one only: activate a whole mesh before its parts, so that "
+                    "they share an engine"
+                )
+            hosts = self.procs._hosts
+            is_local = hosts is None or len(hosts) == 1
+            self.workers.connect.call(self.rendezvous(), self._uids, is_local).get()
+            self.is_connected = True
 
     def learn(self, plan: Plan, definition: Any) -> None:
         """Give a plan a number, and let the workers know its definition before its first use.

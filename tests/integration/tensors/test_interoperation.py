@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,18 @@ pytest.importorskip("torch")
 
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from monarch import Stream, Tensor, inspect, no_mesh, remote, to_mesh
+from monarch import Stream, Tensor, get_active_mesh, inspect, no_mesh, remote, to_mesh
 from monarch._tensors.checkpoint import load, save
 from monarch._tensors.errors import RemoteException
 from monarch._tensors.torch_mesh import TorchMesh, torch_mesh
 from monarch.actor import Actor, endpoint, this_host
+from monarch.config import configured
 
 pytestmark = pytest.mark.torch
 
@@ -148,12 +154,57 @@ def test_an_actor_takes_the_shards_of_a_dtensor_and_returns_them(procs: Any, mes
     assert inspect(doubled, host=1, gpu=0).tolist() == [4.0] * 3
 
 
-def test_a_process_is_in_one_torch_mesh_only(mesh: Any) -> None:
-    inner = torch_mesh(mesh.slice(host=0))
+@remote(propagate=lambda layout, x: x.clone())
+def rows_of_all(layout: TorchMesh, x: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the rows that the processes of a mesh have, computed with a DTensor."""
+    device_mesh = layout.device_mesh()
+    placements = [Shard(0)] * device_mesh.ndim
+    whole = DTensor.from_local(x, device_mesh, placements)
+    return whole.sum(0, keepdim=True).full_tensor()
+
+
+def test_parts_of_a_mesh_are_meshes_of_torch(mesh: Any) -> None:
+    """A part, whose other processes have nothing to do with it, before the whole mesh or after."""
+    gpus = torch_mesh(mesh.slice(host=1))
+    assert gpus.ranks == (2, 3)
+    with mesh.slice(host=1).activate():
+        part = rows_of_all(gpus, torch.ones(1, 2) + get_active_mesh().rank("gpu"))
+        assert inspect(part, gpu=0).tolist() == [[3.0, 3.0]]
+    layout = torch_mesh(mesh)
     with mesh.activate():
-        assert remote(sizes).call(torch_mesh(mesh)).get().item(host=1, gpu=1) == (2, 2)
-    with mesh.slice(host=0).activate(), pytest.raises(RemoteException, match="another default"):
-        remote(sizes).call(inner).get(timeout=60)
+        total = rows_of_all(layout, torch.ones(1, 2) + mesh.process_idx())
+        assert inspect(total, host=1, gpu=1).tolist() == [[10.0, 10.0]]
+    one = mesh.slice(host=0, gpu=1)
+    with one.activate():
+        assert inspect(rows_of_all(torch_mesh(one), torch.ones(1, 1))).tolist() == [[1.0]]
+    with mesh.slice(host=0).activate(), pytest.raises(RemoteException, match="is not in <Torch"):
+        remote(sizes).call(gpus).get(timeout=60)
+
+
+def test_a_default_group_is_made_anew_when_its_engine_has_ended(tmp_path: Path) -> None:
+    procs = this_host().spawn_procs({"gpu": 2})
+    try:
+        for _ in range(2):
+            with procs.activate():
+                layout = torch_mesh(procs)
+                value = rows_of_all(layout, torch.ones(1, 2))
+                assert inspect(value, gpu=1).tolist() == [[2.0, 2.0]]
+                get_active_mesh().exit()
+        other = this_host().spawn_procs({"gpu": 2})
+        with other.activate():
+            remote(own_group).call(str(tmp_path / "store")).get(timeout=60)
+            with pytest.raises(RuntimeError, match=r"\[0, 1\].*another default process group"):
+                torch_mesh(other)
+        other.stop().get(timeout=60)
+    finally:
+        procs.stop().get(timeout=60)
+
+
+def own_group(path: str) -> None:
+    """Make a default group, as a program may do."""
+    store = torch.distributed.FileStore(path, 2)
+    rank = int(os.environ["RANK"])
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
 
 
 def sizes(layout: TorchMesh) -> tuple[int, ...]:
@@ -211,6 +262,38 @@ def test_a_checkpoint_of_two_processes_is_loaded_by_four(tmp_path: Path) -> None
     dcp_to_torch_save(tmp_path / "saved", tmp_path / "saved.pt")
     plain = torch.load(tmp_path / "saved.pt", weights_only=True)
     assert torch.equal(plain["model.0.weight"], expected["0.weight"])
+
+
+def test_a_part_of_a_mesh_saves_and_loads(mesh: Any, tmp_path: Path) -> None:
+    with mesh.slice(host=0).activate():
+        saved = torch.full((2,), 3.0)
+        save({"x": saved, "step": 4}, tmp_path)
+    with mesh.slice(gpu=1).activate():
+        loaded = load({"x": torch.zeros(2), "step": 0}, tmp_path)
+        assert inspect(loaded["x"], host=1).tolist() == [3.0, 3.0]
+    assert loaded["step"] == 4
+
+
+def test_a_fresh_optimizer_loads_its_state(procs: Any, tmp_path: Path) -> None:
+    """As in torch: `get_optimizer_state_dict` makes the state that a checkpoint fills."""
+
+    def made() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        module = to_mesh(network(), procs)
+        return module, torch.optim.Adam(module.parameters(), lr=0.1)
+
+    module, optimizer = made()
+    again, fresh = made()
+    with procs.activate(), configured(tensor_item="fetch"):
+        module(torch.linspace(-1, 1, 18).reshape(6, 3)).pow(2).sum().backward()
+        optimizer.step()
+        save({"optimizer": get_optimizer_state_dict(module, optimizer)}, tmp_path)
+        state = {"optimizer": get_optimizer_state_dict(again, fresh)}
+        loaded = load(state, tmp_path)
+        set_optimizer_state_dict(again, fresh, loaded["optimizer"])
+    assert len(fresh.state) == len(optimizer.state) == len(list(module.parameters()))
+    for mine, wanted in zip(fresh.state.values(), optimizer.state.values(), strict=True):
+        for name, value in inspect(wanted).items():
+            torch.testing.assert_close(inspect(mine[name]), value)
 
 
 def test_a_state_that_cannot_be_saved_or_loaded(mesh: Any, tmp_path: Path) -> None:

@@ -68,6 +68,20 @@ class TensorWorker(Actor):
         return _spi.own_uid()
 
     @endpoint
+    def is_free(self) -> bool:
+        """Return whether this process may be in the default process group of the workers."""
+        from monarch._tensors.worker.default_group import default
+
+        return default.is_free(self._table.name)
+
+    @endpoint
+    def connect(self, keeper: int, processes: list[int], is_local: bool) -> None:
+        """Make the default process group of all workers; blocks until all of them do."""
+        from monarch._tensors.worker.default_group import default
+
+        default.join(self._table.name, keeper, processes, is_local=is_local)
+
+    @endpoint
     def deliver(self, key: tuple[int, int], value: Any) -> None:
         """Take a value from another worker."""
         self._table.transfers.arrive(key, value)
@@ -124,3 +138,6 @@ class TensorWorker(Actor):
     def __cleanup__(self, error: Exception | None) -> None:
         for thread in self._streams.values():
             thread.stop()
+        group = sys.modules.get("monarch._tensors.worker.default_group")
+        if group is not None:
+            group.default.ended(self._table.name)
