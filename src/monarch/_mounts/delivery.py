@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from monarch._mounts.memory import fresh
 from monarch._spi import start_thread
 from monarch.rdma import RDMABuffer
 
@@ -125,7 +126,7 @@ class Delivery:
         for provider in self._providers:
             try:
                 buffer, bad = provider.block.call_one(number).get(timeout=_PATIENCE)
-                memory = mmap.mmap(-1, buffer.size())
+                memory = fresh(buffer.size())
                 buffer.read_into(memory, timeout=_PATIENCE).get()
             except Exception as error:  # a provider was lost, or could not get the block itself
                 if not self._closed:

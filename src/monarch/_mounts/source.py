@@ -7,12 +7,12 @@ Memory for a block is held until the process that asked for the block has copied
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import stat
 from collections.abc import Iterator
 
-from monarch._mounts.plan import Extent, Found, Plan
+from monarch._mounts.memory import Pool
+from monarch._mounts.plan import BLOCK, Extent, Found, Plan
 from monarch._mounts.tree import ROOT
 from monarch.actor import Actor, endpoint
 from monarch.rdma import RDMABuffer
@@ -90,6 +90,7 @@ class Source(Actor):
     def __init__(self, root: str) -> None:
         self._root = os.fsencode(root)
         self._plan = Plan()
+        self._memory = Pool(BLOCK)
 
     @endpoint
     def update(self) -> tuple[bytes, Place | None] | None:
@@ -102,8 +103,8 @@ class Source(Actor):
         """Read a block. Return it, with the rows that cannot be read: row -> error number."""
         extents = self._plan.extents(number)
         last = extents[-1]
-        memory = mmap.mmap(-1, last.at + last.length)
-        view = memoryview(memory)
+        memory = self._memory.lend(last.at + last.length)
+        view = memoryview(memory).cast("B")
         bad: dict[int, int] = {}
         for extent in extents:
             part = view[extent.at : extent.at + extent.length]
