@@ -1,13 +1,18 @@
 """Mistakes that end a client of the reference, or leave it confused: here it goes on working.
 
 Each test names the row of the facts about the reference (section 25). After the mistake the same
-client computes, reduces and fetches.
+client computes, reduces and fetches. Rows with tests of their own: 2 and 23 (the cost of operations
+and fetches) in test_path.py and `make bench`, 4 (losses) in test_losses.py, 6 (errors that nothing
+raised) in test_lifetime.py, 18 (back-pressure) in test_soak.py, 19 (files of profiles) in
+test_profiles.py. Row 14 (one patch version of torch) has none: nothing is compiled here.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +34,7 @@ from monarch._tensors.engine import engines
 from monarch._tensors.mesh_of_procs import spawn_tensor_engine
 from monarch.actor import Actor, ProcMesh, endpoint, this_host
 from monarch.mesh_controller import RemoteException
+from monarch.opaque_module import OpaqueModule
 
 pytestmark = pytest.mark.torch
 
@@ -151,6 +157,22 @@ def test_row_11_metadata_that_change_in_place(works: Any) -> None:
     x.unsqueeze_(0)
     assert tuple(x.shape) == (1, 3)
     assert inspect(x + 1).tolist() == [[2, 2, 2]]
+
+
+def test_row_12_public_names_can_be_imported(works: Any) -> None:
+    everything: dict[str, Any] = {}
+    exec("from monarch import *", everything)
+    names = ("ActorFuture", "Tensor", "builtins", "remote", "timer", "world_mesh")
+    assert [name for name in names if name not in everything] == []
+    from monarch import world_mesh
+    from monarch.timer import ExecutionTimer
+    from monarch.world_mesh import world_mesh as of_the_module
+
+    assert callable(world_mesh)
+    assert world_mesh is of_the_module
+    assert everything["timer"].ExecutionTimer is ExecutionTimer
+    module = OpaqueModule(torch.nn.Linear, in_features=3, out_features=2)
+    assert [tuple(value.shape) for value in module.parameters()] == [(2, 3), (2,)]
 
 
 def test_row_13_reductions_in_place(works: Any) -> None:
@@ -282,6 +304,27 @@ def test_row_27_an_activation_without_with_can_be_ended(works: Any) -> None:
     assert get_active_mesh() is part
     part.deactivate()
     assert get_active_mesh() is works
+
+
+class Living(Actor):
+    """Counts the tensors of one size in its process."""
+
+    @endpoint
+    def count(self, size: int) -> int:
+        objects = gc.get_objects()
+        return sum(type(found) is torch.Tensor and found.numel() == size for found in objects)
+
+
+def test_row_29_an_idle_client_holds_no_memory_of_the_processes(works: Any, procs: Any) -> None:
+    living = procs.spawn("living", Living)
+    size = 54_321
+    x = torch.zeros(size)
+    inspect(x)
+    assert set(living.count.call(size).get(timeout=60).values()) == {1}
+    del x
+    end = time.monotonic() + 60
+    while set(living.count.call(size).get(timeout=60).values()) != {0}:
+        assert time.monotonic() < end, "the tensor is still there"
 
 
 def test_row_31_no_module_ends_the_interpreter() -> None:
