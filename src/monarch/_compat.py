@@ -182,8 +182,12 @@ PATHS: dict[str, dict[str, str]] = {
     },
     "monarch._rust_bindings.monarch_hyperactor.value_mesh": {"monarch.actor": "ValueMesh"},
     "monarch.builtins": {"monarch._tensors.builtins": "log_remote set_logging_level_remote"},
-    "monarch.builtins.log": {"monarch._tensors.builtins": "log_remote set_logging_level_remote"},
+    "monarch.builtins.log": {
+        "monarch._tensors.builtins": "log_remote set_logging_level_remote",
+        "monarch._tensors.remote": "remote",
+    },
     "monarch.builtins.random": {
+        "monarch._tensors.remote": "remote",
         "monarch._tensors.builtins": """
             get_rng_state_all_cuda_remote get_rng_state_remote manual_seed_all_cuda_remote
             manual_seed_cuda_remote random_seed_remote seed_remote set_manual_seed_remote
@@ -193,6 +197,10 @@ PATHS: dict[str, dict[str, str]] = {
     "monarch._testing": {
         "monarch._tensors.testing": "TestingContext mock_mesh",
         "monarch._tensors.mesh_of_procs": "spawn_tensor_engine",
+        "monarch._tensors.errors": "DeviceException RemoteException",
+        "monarch._tensors.mesh": "DeviceMesh",
+        "monarch.actor": "NDSlice=Slice ProcMesh",
+        "monarch.job": "ProcessJob",
     },
     "monarch.cached_remote_function": {
         "monarch._tensors.remote_autograd": """
@@ -204,12 +212,17 @@ PATHS: dict[str, dict[str, str]] = {
     "monarch.common._coalescing": {
         "monarch._tensors.coalescing": "coalescing",
         "monarch._tensors.recording": "compile",
+        "monarch._tensors.tensor": "Tensor",
     },
     "monarch.common.borrows": {"monarch._tensors.borrow": "Borrow"},
     "monarch.common.device_mesh": {
         "monarch._tensors.mesh": "DeviceMesh get_active_mesh no_mesh",
         "monarch._tensors.process_group": "RemoteProcessGroup",
+        "monarch._tensors.stream": "Stream",
+        "monarch._tensors.tensor": "Tensor",
         "monarch._tensors.transfer": "MeshSliceTensor slice_mesh to_mesh",
+        "monarch._engine.shapes": "MeshTrait",
+        "monarch.actor": "NDSlice=Slice Shape",
     },
     "monarch.common.function": {
         "monarch._tensors.function": """
@@ -217,22 +230,44 @@ PATHS: dict[str, dict[str, str]] = {
             maybe_resolvable_function resolvable_function resolvers
         """,
     },
-    "monarch.common.future": {"monarch._reference.polled_future": "Future stream"},
-    "monarch.common.invocation": {"monarch._tensors.errors": "DeviceException RemoteException"},
+    "monarch.common.future": {
+        "monarch._reference.polled_future": "Future stream",
+        "monarch._tensors.errors": "RemoteException",
+    },
+    "monarch.common.invocation": {
+        "monarch._reference.identity": "ActorAddr",
+        "monarch._tensors.errors": "DeviceException RemoteException",
+    },
     "monarch.common.opaque_ref": {"monarch._tensors.opaque_ref": "OpaqueRef"},
     "monarch.common.pipe": {
+        "monarch._tensors.function": "ResolvableFunctionFromPath",
         "monarch._tensors.pipe": "FakePipe Pipe create_pipe remote_generator",
+        "monarch._tensors.remote": "Remote remote",
+        "monarch._tensors.tensor": "Tensor",
     },
     "monarch.common.remote": {
+        "monarch._reference.polled_future": "OldFuture=Future",
+        "monarch._tensors.function": """
+            ResolvableFunction ResolvableFunctionFromPath resolvable_function
+        """,
+        "monarch._tensors.process_group": "RemoteProcessGroup",
         "monarch._tensors.remote": "Remote call_on_shard_and_fetch remote",
+        "monarch.actor": "Endpoint Extent Future Shape",
     },
-    "monarch.common.stream": {"monarch._tensors.stream": "Stream get_active_stream"},
+    "monarch.common.stream": {
+        "monarch._tensors.borrow": "Borrow",
+        "monarch._tensors.stream": "Stream get_active_stream",
+    },
     "monarch.common.tensor": {
+        "monarch._tensors.function": "ResolvableFunction ResolvableFunctionFromPath",
+        "monarch._tensors.stream": "Stream",
+        "monarch.actor": "NDSlice=Slice",
         "monarch._tensors.tensor": "Tensor",
         "monarch._tensors.reduction": "reduce reduce_",
         "monarch._tensors.transfer": "MeshSliceTensor",
     },
     "monarch.fetch": {
+        "monarch.actor": "Future",
         "monarch._tensors.fetch": "fetch_shard inspect show",
         "monarch._tensors.remote": "call_on_shard_and_fetch",
     },
@@ -248,14 +283,34 @@ PATHS: dict[str, dict[str, str]] = {
     "monarch.mesh_controller": {
         "monarch._tensors.errors": "DeviceException RemoteException",
         "monarch._tensors.mesh_of_procs": "spawn_tensor_engine",
+        "monarch._reference.identity": "ActorAddr",
+        "monarch._reference.polled_future": "OldFuture=Future",
+        "monarch._tensors.function": "ResolvableFunction",
+        "monarch._tensors.mesh": "DeviceMesh",
+        "monarch._tensors.stream": "Stream",
+        "monarch._tensors.tensor": "Tensor",
+        "monarch._engine.mesh.call.context": "Instance",
+        "monarch.actor": "Channel NDSlice=Slice Point context",
     },
-    "monarch.memory": {"monarch._tensors.memory": "dump_memory_snapshot record_memory_history"},
-    "monarch.notebook": {"monarch._reference.notebook": "reserve_torchx"},
+    "monarch.memory": {
+        "monarch._tensors.memory": "dump_memory_snapshot record_memory_history",
+        "monarch._tensors.remote": "remote",
+    },
+    "monarch.notebook": {
+        "monarch._reference.notebook": "reserve_torchx",
+        "monarch._tensors.local_mesh": "world_mesh",
+        "monarch._tensors.mesh": "DeviceMesh",
+        "monarch._tensors.remote": "remote",
+    },
     "monarch.opaque_module": {
         "monarch._tensors.opaque_module": "OpaqueModule",
         "monarch._tensors.opaque_object": "OpaqueObject",
+        "monarch._tensors.opaque_ref": "OpaqueRef",
+        "monarch._tensors.remote": "call_on_shard_and_fetch remote",
     },
     "monarch.opaque_object": {
+        "monarch._tensors.function": "ResolvableFunction resolvable_function",
+        "monarch._tensors.remote": "call_on_shard_and_fetch remote",
         "monarch._tensors.opaque_object": "OpaqueObject opaque_method",
         "monarch._tensors.opaque_ref": "OpaqueRef",
     },
@@ -263,10 +318,19 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch._tensors.pipelining": "PipelineParallelism get_parameter_udf",
     },
     "monarch.parallel.pipelining.runtime": {
+        "monarch._tensors.fetch": "fetch_shard",
+        "monarch._tensors.mesh": "DeviceMesh",
+        "monarch._tensors.opaque_module": "OpaqueModule",
+        "monarch._tensors.opaque_ref": "OpaqueRef",
         "monarch._tensors.pipelining": "PipelineParallelism get_parameter get_parameter_udf",
+        "monarch._tensors.remote": "remote",
+        "monarch._tensors.stream": "Stream",
+        "monarch._tensors.tensor": "Tensor",
     },
     "monarch.profiler": {
-        "monarch._tensors.profiler": "Schedule WorkerRecordFunction profile record_function"
+        "monarch._tensors.profiler": "Schedule WorkerRecordFunction profile record_function",
+        "monarch._tensors.remote": "remote",
+        "monarch._tensors.remote_class": "ControllerRemoteClass WorkerRemoteClass",
     },
     "monarch.simulator.communication_model": {
         "monarch._tensors.communication_model": """
@@ -302,7 +366,8 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch._tensors.mesh": "DeviceMesh",
         "monarch._tensors.simulator.command_history": "CommandHistory",
         "monarch._tensors.simulator.interface": """
-            SimulatorBackendMode SimulatorController SimulatorTraceMode upload_trace
+            SimulatorBackendMode SimulatorController SimulatorInterface SimulatorTraceMode
+            upload_trace
         """,
         "monarch._tensors.simulator.ir": "IRGraph",
         "monarch._tensors.simulator.machine": "TraceEvent",
@@ -313,10 +378,13 @@ PATHS: dict[str, dict[str, str]] = {
         """,
     },
     "monarch.python_local_mesh": {
+        "monarch._tensors.errors": "DeviceException RemoteException",
         "monarch._tensors.local_mesh": "python_local_mesh world_mesh",
     },
     "monarch.random": {
         "monarch._tensors.random": "State get_state make_deterministic new_state set_state",
+        "monarch._tensors.remote": "remote",
+        "monarch._tensors.tensor": "Tensor",
     },
     "monarch.remote_class": {
         "monarch._tensors.remote_class": "ControllerRemoteClass WorkerRemoteClass",
@@ -373,6 +441,12 @@ _MESHES = "there is no native mesh underneath; use the mesh object itself"
 _TENSORS = "this part of the tensor engine is not in this release"
 _SIMULATED = "the simulator has parts of its own; use monarch.Simulator"
 _TIMES = "give times to Simulator(runtime=...): a RuntimeEstimator or a CostModel"
+_ENGINE = "it is a part of the reference's tensor engine; use remote(function, propagate=...)"
+_CLIENT = "a device mesh is its own client; use spawn_tensor_engine(), or mock_mesh() in tests"
+_GROUPS = "pass DeviceMesh.process_group(dims) to a remote function, which gets a group of torch"
+_STAGES = "give PipelineParallelism modules or OpaqueModules, and a loss function"
+_COMPANY = "it is for a scheduler inside one company; use the jobs of monarch.job"
+_SUPERVISOR = "processes are those of hosts; use monarch.actor.this_host().spawn_procs()"
 _NATIVE = "it tests native code, and there is none here"
 
 #: Internals of the reference without a counterpart, each with a replacement.
@@ -387,6 +461,72 @@ INTERNAL: dict[str, dict[str, str]] = {
     },
     "monarch._src.actor.logging": {"_pending_flush_tasks": _LOGS},
     "monarch._src.actor.proc_mesh": {"HyProcMesh": _MESHES},
+    "monarch._testing": {"Client MockController": _CLIENT},
+    "monarch.cached_remote_function": {
+        "DummyProcessGroup SingleControllerProcessGroupWrapper": _GROUPS,
+        "manage_grads worker_autograd_function_backward": _ENGINE,
+        "worker_autograd_function_forward": _ENGINE,
+    },
+    "monarch.common._coalescing": {
+        "CacheEntry CoalescingState is_active is_recording": "use coalescing() and compile()",
+        "InputChecker TensorGroup TensorGroupPattern": _ENGINE,
+        "fake_call flatten hashable_tensor_flatten": _ENGINE,
+    },
+    "monarch.common.borrows": {"StorageAliases": "use Stream.borrow()"},
+    "monarch.common.device_mesh": {
+        "ActivateGuard activate_first_context_manager": "use DeviceMesh.activate()",
+        "DeviceMeshInfo DeviceMeshStatus Referenceable": _CLIENT,
+        "tensor_to_table": "use DeviceMesh.to_table()",
+    },
+    "monarch.common.function": {"function_to_import_path": "use resolvable_function()"},
+    "monarch.common.future": {"TTL": "futures take timeout=, in seconds"},
+    "monarch.common.invocation": {"Invocation": _ENGINE},
+    "monarch.common.opaque_ref": {"wrap_create": "use OpaqueRef() in a remote function"},
+    "monarch.common.pipe": {"Referenceable dtensor_check fake_call flatten": _ENGINE},
+    "monarch.common.remote": {
+        "DummyProcessGroup": _GROUPS,
+        "OncePortRef PortRef": _WIRE,
+        "InputChecker RemoteIfy RemoteImpl TensorGroup TensorPlaceholder": _ENGINE,
+        "dtensor_check dtensor_dispatch fake_call flatten hashable_tensor_flatten": _ENGINE,
+        "remote_identity": "use fetch_shard(value)",
+    },
+    "monarch.common.stream": {
+        "Referenceable StreamRef fake_call": _ENGINE,
+        "activate_first_context_manager": "use Stream.activate()",
+    },
+    "monarch.common.tensor": {
+        "BaseTensor HasDeviceMesh InputChecker Invocation Referenceable": _ENGINE,
+        "DropLocation StorageAliases": "Tensor.drop() keeps the place for its error messages",
+        "check_torch_version get_built_pytorch_version": "there is no code built for one torch",
+        "dtensor_check dtensor_dispatch fake_call flatten handle_lift_fresh_dispatch": _ENGINE,
+    },
+    "monarch.fetch": {"remote_identity": "use fetch_shard(value)"},
+    "monarch.mesh_controller": {
+        "Client Controller MeshClient TController": _CLIENT,
+        "InputChecker Ref SendResultOfActorCall StreamRef dtensor_check flatten": _ENGINE,
+        "MessageResult LogMessage MethodSpecifier PendingMessage PicklingState": _WIRE,
+        "OncePortRef PortId PortRef PythonMessageKind UnflattenArg": _WIRE,
+        "PdbWrapper ReadWrapper WriteWrapper": "breakpoint() in a remote function is served",
+        "actor_rref create_actor_message_kind": "use endpoint.rref()",
+    },
+    "monarch.notebook": {
+        "Context ControllerImporterServer HostConnected cleanup get_message_queue": _SUPERVISOR,
+        "host_main initialize_logging log register_importer": _SUPERVISOR,
+        "MastJob connect get_mast_notebook_jobs launch_mast list_mast_jobs": _COMPANY,
+        "mast_get_jobs mast_job_is_valid mast_mesh reserve": _COMPANY,
+    },
+    "monarch.opaque_module": {"TensorFactory TensorGroup TensorGroupPattern flatten": _ENGINE},
+    "monarch.parallel.pipelining.runtime": {
+        "add_sys_path_impl": "sources travel with functions that are sent by value",
+        "build_loss_list build_module_chunk build_optimizer_chunk": _STAGES,
+        "build_pp_loss_layer generate_schedule get_loss_impl get_loss_udf": _STAGES,
+        "optimizer_step optimizer_zero_grad run_backward_impl run_backward_udf": _STAGES,
+        "run_forward_impl run_forward_udf": _STAGES,
+    },
+    "monarch.python_local_mesh": {
+        "Context HostConnected PythonLocalContext": _SUPERVISOR,
+        "fake_call": _ENGINE,
+    },
     "monarch.simulator.profiling": {
         "FakeRuntimeProfiler ProfilingWorker RuntimeProfiler profile_function": _TIMES,
         "DTensorRef HashableTreeSpec TensorFactory TensorGroup": _SIMULATED,

@@ -156,20 +156,20 @@ resolvers: list[Callable[[Any], ResolvableFunction | None]] = [
 """Tried in order; programs may add theirs."""
 
 
-def maybe_resolvable_function(function: Any) -> ResolvableFunction | None:
-    """Return what the processes resolve to `function`, or None if no resolver knows it."""
-    if isinstance(function, ResolvableFunctionFromPath | ResolvableFromCloudpickle):
-        return function
+def maybe_resolvable_function(arg: Any) -> ResolvableFunction | None:
+    """Return what the processes resolve to `arg`, or None if no resolver knows it."""
+    if isinstance(arg, ResolvableFunctionFromPath | ResolvableFromCloudpickle):
+        return arg
     for resolver in resolvers:
-        found = resolver(function)
+        found = resolver(arg)
         if found is not None:
             return found
     return None
 
 
-def resolvable_function(function: Any) -> ResolvableFunction:
-    """Return what the processes resolve to `function`. Raises ValueError if that is impossible."""
-    found = maybe_resolvable_function(function)
+def resolvable_function(arg: Any) -> ResolvableFunction:
+    """Return what the processes resolve to `arg`. Raises ValueError if that is impossible."""
+    found = maybe_resolvable_function(arg)
     if found is None:
-        raise ValueError(f"Unsupported target for a remote call: {function!r}")
+        raise ValueError(f"Unsupported target for a remote call: {arg!r}")
     return found

@@ -34,16 +34,16 @@ class _Call(NamedTuple):
 
 
 def grad_function(
-    function: Callable[..., tuple[Any, Callable[..., Any]]],
+    fn: Callable[..., tuple[Any, Callable[..., Any]]],
 ) -> Callable[..., Any]:
-    """Return a function that computes the result of `function` and has its backward.
+    """Return a function that computes the result of `fn` and has its backward.
 
-    `function(*args)` returns `(result, backward)`, and `backward(*gradients)`, with one gradient
+    `fn(*args)` returns `(result, backward)`, and `backward(*gradients)`, with one gradient
     for each tensor of the result, returns the gradients of the arguments: a tuple, or the gradient
     itself if there is one argument. None is a gradient of zero. Arguments and result may be trees
     of tensors (tuples, lists, dicts); the gradient of a tree is a tree of the same shape, or None.
 
-    Operations of `function` are not recorded by autograd. Tensors that `backward` uses from around
+    Operations of `fn` are not recorded by autograd. Tensors that `backward` uses from around
     it are saved as those of `torch.autograd.Function` are.
 
     >>> import torch
@@ -59,10 +59,10 @@ def grad_function(
     tensor([ 3., 12.])
     """
 
-    @functools.wraps(function)
+    @functools.wraps(fn)
     def apply(*args: Any) -> Any:
         flat = [pytree.tree_flatten(arg) for arg in args]
-        call = _Call(function, [tree for _, tree in flat], [])
+        call = _Call(fn, [tree for _, tree in flat], [])
         results = GradFunction.apply(call, *(leaf for leaves, _ in flat for leaf in leaves))
         return pytree.tree_unflatten(list(results), call.result[0])
 

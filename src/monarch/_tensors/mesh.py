@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from monarch._spi import MeshTrait
 from monarch._tensors import data, direct
+from monarch._tensors.absent import Absent
 from monarch._tensors.active import Guard, active
 from monarch._tensors.core.cache import Cache
 from monarch._tensors.core.metadata import Metadata
@@ -59,6 +60,9 @@ class DeviceMesh(MeshTrait):
         names: the dimensions.
         reductions: the work of reductions, which a batch of commands has once if it is one object.
     """
+
+    define_remotely = Absent("a mesh is known to its processes at its first operation")
+    delete_ref = Absent("processes keep no mesh that has to be released")
 
     def __init__(
         self,

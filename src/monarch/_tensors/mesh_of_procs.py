@@ -19,20 +19,20 @@ __all__ = ["spawn_tensor_engine"]
 _made: dict[Any, DeviceMesh] = {}
 
 
-def spawn_tensor_engine(procs: ProcMesh) -> DeviceMesh:
+def spawn_tensor_engine(proc_mesh: ProcMesh) -> DeviceMesh:
     """Return the device mesh of a proc mesh, and start its engine if none runs yet.
 
     In an actor under `patch_tensor_engine` it is that of the factory.
     """
     name = context().actor_instance.class_name if replacements else None
     if name in replacements:
-        return _patched(replacements[name], procs)
-    engine = engine_of(procs)
-    if engine.procs is not procs and engine.covers(procs):
-        ranks = procs._shape.ndslice
+        return _patched(replacements[name], proc_mesh)
+    engine = engine_of(proc_mesh)
+    if engine.procs is not proc_mesh and engine.covers(proc_mesh):
+        ranks = proc_mesh._shape.ndslice
     else:
-        ranks = NDSlice.new_row_major(list(procs.sizes.values()))
-    return mesh_of(engine, ranks, tuple(procs.sizes))
+        ranks = NDSlice.new_row_major(list(proc_mesh.sizes.values()))
+    return mesh_of(engine, ranks, tuple(proc_mesh.sizes))
 
 
 def _patched(factory: Callable[[ProcMesh], DeviceMesh] | None, procs: ProcMesh) -> DeviceMesh:

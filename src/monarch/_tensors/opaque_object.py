@@ -56,16 +56,16 @@ class OpaqueObject(OpaqueRef):
         return made
 
 
-def opaque_method(shape_rule: Callable[..., Any]) -> Callable[..., Any]:
+def opaque_method(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Make a method of an `OpaqueObject` call the method of that name in each process.
 
     The decorated body is the rule for the results: it runs on fake tensors, in the client.
     """
 
-    @functools.wraps(shape_rule)
+    @functools.wraps(fn)
     def method(self: OpaqueObject, *args: Any, **kwargs: Any) -> Any:
-        rule = functools.partial(shape_rule, self)
-        return self.call_method(shape_rule.__name__, rule, *args, **kwargs)
+        rule = functools.partial(fn, self)
+        return self.call_method(fn.__name__, rule, *args, **kwargs)
 
     return method
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from monarch._tensors.absent import Absent
 from monarch._tensors.worker.argument import GroupArgument
 
 __all__ = ["RemoteProcessGroup"]
@@ -21,6 +22,9 @@ class RemoteProcessGroup:
 
     Raises KeyError for an unknown dimension.
     """
+
+    delete_ref = Absent("use drop()")
+    ensure_split_comm_remotely = Absent("a group is made at its first use")
 
     def __init__(self, dims: str | tuple[str, ...], device_mesh: Any) -> None:
         self.dims = (dims,) if isinstance(dims, str) else tuple(dims)

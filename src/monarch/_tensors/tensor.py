@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from monarch._tensors.absent import Absent
 from monarch._tensors.core.aliases import Aliases
 from monarch._tensors.core.metadata import Metadata
 from monarch._tensors.errors import Misplaced
@@ -56,6 +57,8 @@ class Tensor(torch.Tensor):  # type: ignore[misc]  # torch is optional, see pypr
     _place: Place
     _aliases: Aliases
     _issue: Callable[..., Any]  # `dispatch.dispatch`, which imports this module
+
+    delete_ref = Absent("use drop()")
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 

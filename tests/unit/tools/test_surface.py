@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import monarch.job
+from tests.signatures import check
 
 #: For each name of a module its parameters and its members; None for a value. A parameter with a
-#: default ends in "=", those after "*" are given by keyword.
+#: default ends in "=", those after "*" are given by keyword: see `tests.signatures`.
 SURFACE: dict[str, dict[str, tuple[str, str] | None]] = {
     "monarch.job": {
         "DEFAULT_JOB_PATH": None,
@@ -169,8 +170,6 @@ SURFACE: dict[str, dict[str, tuple[str, str] | None]] = {
 }
 
 NAMES = [(module, name) for module, names in SURFACE.items() for name in names]
-KEYWORD = inspect.Parameter.KEYWORD_ONLY
-VARIABLE = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
 def load(module: str) -> Any:
@@ -201,27 +200,3 @@ def test_each_name_is_there(module: str, name: str) -> None:
     if isinstance(found, enum.EnumMeta):  # Python itself has changed its parameters
         return
     check(parameters.split(), dict(inspect.signature(found).parameters))
-
-
-def check(theirs: list[str], ours: dict[str, inspect.Parameter]) -> None:
-    """Each call of the reference is possible; additional parameters have defaults."""
-    positional = [name for name, it in ours.items() if it.kind != KEYWORD]
-    by_keyword = False
-    for place, word in enumerate(theirs):
-        if word == "*":
-            by_keyword = True
-            continue
-        name = word.rstrip("=")
-        assert name.lstrip("*") in ours
-        it = ours[name.lstrip("*")]
-        if name.startswith("*"):
-            assert name == VARIABLE[it.kind] + it.name
-            continue
-        assert (it.default is not it.empty) >= word.endswith("=")
-        if not by_keyword:
-            assert positional[place] == name
-    known = {word.strip("*=") for word in theirs}
-    required = [
-        name for name, it in ours.items() if it.default is it.empty and it.kind not in VARIABLE
-    ]
-    assert [name for name in required if name not in known] == []

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from monarch._tensors.absent import Absent
 from monarch._tensors.simulator.trace import file_path_with_iter
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ class CommandHistory:
         maxlen: the number of commands that are kept, the newest ones.
         file_path: the file; `dump` adds the number of the iteration to its name.
     """
+
+    convert_command = Absent("record() takes commands as they are")
+    convert_msg = Absent("record() takes commands as they are")
 
     def __init__(
         self, world_size: int, *, maxlen: int = 10_000_000, file_path: str = "command_history.pt"

@@ -7,6 +7,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from monarch._tensors.absent import Absent
 from monarch._tensors.simulator.command_history import CommandHistory
 from monarch._tensors.simulator.engine import SimulatedEngine
 from monarch._tensors.simulator.gantt import gantt
@@ -110,6 +111,10 @@ class SimulatorController:
         ir: takes the commands, too.
         runtime: how long work takes; without it, `RuntimeEstimator`.
     """
+
+    send = Absent("operations under `engine.device_mesh().activate()` come to execute()")
+    next_message = Absent("fetches give zeros at once")
+    Exit = Absent("use `engine.exit()`")
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch._tensors.absent import Absent
 from monarch._tensors.communication_model import (
     NetworkConfig,
     estimate_collective_time_us,
@@ -59,6 +60,12 @@ class _Life:
 
 class IRGraph:
     """The graph of the commands of a program, of one simulator with ``build_ir=True``."""
+
+    add_borrow = Absent("insert_node() takes the marks of borrows, too")
+    add_sendtensor = Absent("insert_node() takes copies, too")
+    update_tensor = Absent("insert_node() takes the storages that a command makes, too")
+    delete_tensor = Absent("insert_node() takes the release of storages, too")
+    convert_devices_to_meshes = Absent("the nodes of export_dag_json() have the ranks of devices")
 
     def __init__(self) -> None:
         self._nodes: list[_Node] = []
