@@ -127,8 +127,17 @@ def _pattern(tensors: list[Tensor]) -> tuple[int, ...] | None:
     return pattern if len(numbers) != len(tensors) else None
 
 
-_LOCAL = frozenset({aten._local_scalar_dense.default, aten.set_.source_Storage_storage_offset})
-"""Run locally even while a mesh is active, if no distributed tensor is involved."""
+_LOCAL = frozenset(
+    {
+        aten._local_scalar_dense.default,
+        aten.detach.default,
+        aten.set_.source_Storage_storage_offset,
+    }
+)
+"""Run locally even while a mesh is active, if no distributed tensor is involved.
+
+So ``f"{inspect(loss):.3f}"`` works: a format detaches, and reads the number.
+"""
 
 
 def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh | None) -> Any:

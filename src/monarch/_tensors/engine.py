@@ -598,7 +598,10 @@ class Engine:
             if self.ended is not None:
                 self._refuse()
             if self._held:
-                raise NotImplementedError("NYI: fetching results during a coalescing block")
+                raise NotImplementedError(
+                    "NYI: fetching results during a coalescing block, or in a compiled function, "
+                    "which have not sent their operations yet: fetch after it"
+                )
             if self._dead or self._dead_later:
                 self._bury()
             self._append(place, (ASK, ticket, refs), where)

@@ -7,7 +7,6 @@ gives the same mesh, and their tensors can be used together.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, cast
@@ -46,6 +45,7 @@ on_mesh_change: list[Callable[[Any, Any], None]] = []
 """Called with the old and the new mesh (or None) when another one becomes active."""
 
 _REDUCTIONS = 1024  # distinct ones that a mesh keeps, twice
+_SHOWN = 16  # ranks in the text of a mesh
 _INT64 = Metadata((), (), 0, torch.int64, torch.device("cpu"))
 
 
@@ -103,7 +103,10 @@ class DeviceMesh(MeshTrait):
         return self.slice(**coordinates)
 
     def __repr__(self) -> str:
-        return f"<DeviceMesh({self.names}, {list(self.processes)})>"
+        ranks = [str(rank) for rank in self.processes]
+        if len(ranks) > _SHOWN:
+            ranks[_SHOWN - 2 : -1] = ["..."]
+        return f"<DeviceMesh({self.names}, [{', '.join(ranks)}])>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -169,13 +172,8 @@ class DeviceMesh(MeshTrait):
             return ranks.reshape(list(self.processes.sizes))
 
     def to_table(self) -> str:
-        """Return the ranks as a table, one line each."""
-        lines = [f"{', '.join(self.names) or '-'}  rank"]
-        sizes = self.processes.sizes
-        points = itertools.product(*(range(size) for size in sizes))
-        for point, rank in zip(points, self.processes, strict=True):
-            lines.append(f"{', '.join(map(str, point)) or '-'}  {rank}")
-        return "\n".join(lines)
+        """Return coordinates and ranks as text, a line each."""
+        return self._in_columns("rank", self.processes)
 
     def _on_worker(self) -> MeshArgument:
         return MeshArgument(self.processes, self.names)

@@ -5,6 +5,7 @@ It shows the call with a mark for each culprit, what is active, and one line for
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from monarch._tensors.core.template import Plan
 from monarch._tensors.errors import Misplaced
 from monarch._tensors.stream import main
 from monarch._tensors.tensor import Tensor
-from monarch._tensors.where import text_of
+from monarch._tensors.where import is_in_operator, program_level, text_of
 
 if TYPE_CHECKING:
     from monarch._tensors.mesh import DeviceMesh
@@ -77,7 +78,11 @@ def explain(
     overall = ""
     if place is None and mesh is None:
         overall = "Remote functions require an active device mesh, use `with mesh.activate():`"
-    return _error(_name(function), args, kwargs, mesh, reasons, overall)
+    error = _error(_name(function), args, kwargs, mesh, reasons, overall)
+    if reasons and not any(type(leaf) is Tensor for leaf in leaves) and is_in_operator():
+        # Operators of ordinary tensors make "unsupported operand type(s)" of each TypeError.
+        warnings.warn(str(error), UserWarning, stacklevel=program_level())
+    return error
 
 
 def refuse(function: str, tensor: Any, keyword: str, reason: str) -> Misplaced:

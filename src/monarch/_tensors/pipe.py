@@ -71,6 +71,10 @@ class Pipe:
         shown: Any = fn._propagator(FakePipe(), *args, **kwargs)
         self._shown = cast("Iterator[Any]", shown)
         self._handle = _open(mesh, call, max_messages)
+        self._name = fn._name()
+
+    def __repr__(self) -> str:
+        return f"<pipe of {self._name} on {self._mesh!r}>"
 
     @property
     def ranks(self) -> dict[str, Any]:

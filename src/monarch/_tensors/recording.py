@@ -168,7 +168,13 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
             return fn(*args, **kwargs)  # a part of another recording, or of a coalesced block
         _refuse_gradients(name, tensors)
         key = (structure_key(spec), active.mesh, active.stream or main, _kind(leaves))
-        known = recordings.setdefault(key, [])
+        try:
+            known = recordings.setdefault(key, [])
+        except TypeError as error:
+            raise TypeError(
+                f"the compiled function {name} has an argument that cannot be hashed, so its calls "
+                f"cannot be told apart ({error}): pass tensors, and plain values in tuples"
+            ) from None
         recording = next((r for r in known if r.overlap == _overlap(tensors, r.captured)), None)
         if recording is None:
             recording = _record(name, fn, leaves, spec)

@@ -73,6 +73,9 @@ class Tensorboard:
         with self._mesh.activate():
             _open.broadcast(self._key, self.path, len(self._mesh) > 1, args, kwargs)
 
+    def __repr__(self) -> str:
+        return f"<Tensorboard {self.url} on {self._mesh!r}>"
+
     @property
     def url(self) -> str:
         """The address of the folder, for ``--logdir``."""

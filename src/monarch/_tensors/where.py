@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 import traceback
@@ -10,7 +11,7 @@ from types import CodeType, FrameType
 from monarch import _spi
 from monarch._tensors.core.aliases import Stack
 
-__all__ = ["frames_of", "here", "lines_of", "program_level", "text_of"]
+__all__ = ["frames_of", "here", "is_in_operator", "lines_of", "program_level", "text_of"]
 
 _OWN = os.path.dirname(__file__) + os.sep
 _DEPTH = 64
@@ -31,13 +32,13 @@ def here() -> Stack:
 def lines_of(stack: Stack) -> list[tuple[str, int, str]]:
     """Return file, line and function of the frames of the program in `stack`, outermost first.
 
-    The engine's own frames and those of torch that called it are left out at the inner end.
+    The engine's own frames are left out, and those of torch that called it at the inner end.
     """
     frames = []
     inner = True
     for code, offset in stack:
         file = code.co_filename
-        if inner and _is_inner(file):
+        if (inner and _is_inner(file)) or _is_own(file):
             continue
         inner = False
         frames.append((file, _line_of(code, offset), code.co_name))
@@ -62,9 +63,20 @@ def program_level() -> int:
     return level
 
 
+def is_in_operator() -> bool:
+    """Whether the program is at an operator with two operands, as ``+`` or ``<``."""
+    frame = sys._getframe(program_level() - 1)
+    name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    return name.startswith(("BINARY_", "COMPARE_", "INPLACE_")) and name != "BINARY_SUBSCR"
+
+
 def _is_inner(file: str) -> bool:
     """Whether a frame is of this engine or of torch."""
-    return file.startswith(_OWN) or _spi.is_engine_frame(file) or f"{os.sep}torch{os.sep}" in file
+    return _is_own(file) or f"{os.sep}torch{os.sep}" in file
+
+
+def _is_own(file: str) -> bool:
+    return file.startswith(_OWN) or _spi.is_engine_frame(file)
 
 
 def _line_of(code: CodeType, offset: int) -> int:

@@ -20,8 +20,10 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 import monarch
-from monarch import Stream, inspect, no_mesh, remote, to_mesh
+from monarch import NDSlice, Stream, inspect, no_mesh, remote, to_mesh
+from monarch._tensors.mesh import mesh_of
 from monarch.actor import Actor, ProcMesh, endpoint, this_host
+from monarch.common._coalescing import compile as compiled
 from monarch.mesh_controller import RemoteException
 
 pytestmark = pytest.mark.torch
@@ -72,6 +74,23 @@ def test_giving_out_the_data_names_inspect(x: Any) -> None:
         numpy.array(x)
     with pytest.raises(RuntimeError, match=r"not supported for tensor subclasses.*tolist"):
         x.tolist()
+
+
+def test_a_fetched_number_is_formatted_while_a_mesh_is_active(x: Any) -> None:
+    fetched = inspect(x.sum())
+    assert f"{fetched:.2f} {fetched}" == "6.00 6.0"
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [lambda a: a + 1, lambda a: 2 * a, lambda a: a @ a, lambda a: a > 1],
+    ids=["+", "*", "@", ">"],
+)
+def test_an_operator_with_local_tensors_alone(x: Any, compute: Callable[[Any], Any]) -> None:
+    fetched = inspect(x)
+    with pytest.warns(UserWarning, match="LOCAL_TENSOR") as caught, pytest.raises(TypeError):
+        compute(fetched)
+    assert {warning.filename for warning in caught} == {__file__}
 
 
 def test_the_other_proc_mesh_is_told_apart(x: Any) -> None:
@@ -253,6 +272,42 @@ def test_a_module_is_copied_with_its_tensors(x: Any) -> None:
     assert same[0] is same[1] is not x
     with pytest.raises(RuntimeError, match=r"detach\(\)\.clone\(\)"):
         copy.deepcopy(online(x))
+
+
+def test_a_frame_of_the_implementation_is_not_shown(x: Any) -> None:
+    @compiled(verify=False)
+    def fails(a: Any) -> Any:
+        return remote(_raises_at_once, propagate=lambda a: a.clone())(a)
+
+    with pytest.raises(RemoteException) as caught:
+        inspect(fails(x))
+    issued = str(caught.value).partition("Report of the process")[0]
+    assert "in fails" in issued
+    assert "_tensors/recording.py" not in issued
+
+
+def test_a_compiled_function_with_a_set(x: Any) -> None:
+    @compiled
+    def chooses(a: Any, names: Any) -> Any:
+        return a + 1
+
+    with pytest.raises(TypeError, match=r"chooses has an argument that cannot be hashed.*'set'"):
+        chooses(x, {"b"})
+
+
+def test_texts_of_meshes(x: Any, procs: ProcMesh) -> None:
+    assert x.mesh.to_table().splitlines() == [
+        "host  gpu  rank",
+        "   0    0     0",
+        "   0    1     1",
+        "   1    0     2",
+        "   1    1     3",
+    ]
+    first, *lines = procs.to_table().splitlines()
+    assert first.split() == ["host", "gpu", "proc"]
+    assert [line.split()[:2] for line in lines] == [["0", "0"], ["0", "1"], ["1", "0"], ["1", "1"]]
+    large = mesh_of(x.mesh.client, NDSlice.new_row_major([1000]), ("host",))
+    assert repr(large).endswith(", 11, 12, 13, ..., 999])>")
 
 
 def test_pictures_while_a_mesh_is_active(x: Any, monkeypatch: pytest.MonkeyPatch) -> None:

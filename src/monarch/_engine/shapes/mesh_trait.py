@@ -7,6 +7,7 @@ this class does the geometry. No operation here copies ranks or communicates.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from math import prod
 from typing import TYPE_CHECKING, SupportsIndex
@@ -17,7 +18,7 @@ from monarch._engine.shapes.slice import Slice, row_major, slice_of
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from typing_extensions import Self
 
@@ -57,6 +58,16 @@ class MeshTrait(ABC):
     @abstractmethod
     def _new_with_shape(self, shape: Shape) -> Self:
         """Return a mesh of the same kind over the ranks of `shape`."""
+
+    def _in_columns(self, column: str, values: Iterable[object]) -> str:
+        """Return the coordinates of all elements, and a value of each, in columns of text."""
+        points = itertools.product(*map(range, self._ndslice.sizes))
+        rows = [(*self._labels, column)]
+        for point, value in zip(points, values, strict=True):
+            rows.append((*map(str, point), str(value)))
+        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+        lines = [map(str.rjust, row, widths) for row in rows]
+        return "\n".join(map("  ".join, lines))
 
     def slice(self, /, **cuts: SupportsIndex | builtins.slice) -> Self:
         """Return the sub-mesh at the given coordinates.

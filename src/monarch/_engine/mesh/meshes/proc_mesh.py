@@ -356,10 +356,8 @@ class ProcMesh(MeshTrait):
         return hook("tensor_mesh")(self)
 
     def to_table(self) -> str:
-        """Return a table of the ranks and the uids of their procs, as text."""
-        labels = ", ".join(self._labels) or "-"
-        rows = [f"{point_of(i, self.extent)}  {uid:x}" for i, uid in enumerate(self._uids())]
-        return "\n".join([f"rank ({labels})  proc", *rows])
+        """Return coordinates and the uids of procs as text, a line each."""
+        return self._in_columns("proc", [f"{uid:x}" for uid in self._uids()])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ProcMesh):
