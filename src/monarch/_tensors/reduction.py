@@ -139,20 +139,14 @@ def reduce_one(
             )
     engine = place.engine
     engine.rendezvous()
-    ref = engine.new_ref()
-    others: tuple[int, ...] = ()
-    if written is not None:
-        others = tuple(written._aliases.refs - {written._ref})
-    engine.emit(
-        place,
-        (REDUCE, ref, tensor._ref, written._ref if written is not None else 0, others, spec),
-        here(),
-    )
+    ref = tensor._ref if inplace else engine.new_ref()
     if written is None:
+        engine.emit(place, (REDUCE, ref, tensor._ref, 0, (), spec), here())
         return new_tensor(meta, place, ref, Aliases())
+    others = tuple(written._aliases.refs - {written._ref})
+    engine.emit(place, (REDUCE, ref, tensor._ref, written._ref, others, spec), here())
     torch.autograd.graph.increment_version(written)
-    result = new_tensor(written._meta, place, ref, written._aliases)
-    return written if inplace else result
+    return tensor if inplace else new_tensor(written._meta, place, ref, written._aliases)
 
 
 def _spec(

@@ -42,7 +42,8 @@ COORDINATE = 2
 REDUCE = 3
 """``(REDUCE, result, source, out, aliases, reduction)``: combine along dimensions.
 
-`out` is the tensor that is written, or 0; `aliases` are others that share its storage.
+`out` is the tensor that is written, or 0; `aliases` are others that share its storage. `result` is
+`out` if the operation is in place.
 """
 SEND = 4
 """``(SEND, source, number, pairs, peers)``: send from the first rank of each pair to the second."""

@@ -268,12 +268,12 @@ class SimulatedWorkers:
     def _reduce(self, seq: int, at: At, command: Command, table: _Table) -> None:
         _, result, _, out, _, spec = command
         made: tuple[Made, ...] = ()
-        if out:
-            self._put(table, result, Value(spec.result, table[out].storage))
-        else:
+        if not out:
             value, allocated = self._new(spec.result)
             self._put(table, result, value)
             made = (allocated,)
+        elif result != out:
+            self._put(table, result, Value(spec.result, table[out].storage))
         groups = groups_of(spec.ranks.sizes, spec.dims, tuple(spec.ranks))
         kind = _COLLECTIVES[spec.kind == "stack", spec.scatter]
         work = Reduce(kind, spec.names, len(groups[0]), spec.source)
