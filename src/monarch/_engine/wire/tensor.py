@@ -34,9 +34,11 @@ def _reduce(tensor: Any) -> Any:
     if tensor.is_nested:
         return NotImplemented
     with torch._C._DisableTorchDispatch():  # a mesh of distributed tensors may be active
-        if type(tensor.data) is not torch.Tensor:
+        plain = tensor.data
+        if type(plain) is not torch.Tensor:
             return NotImplemented
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if not (plain.is_cpu and plain.is_contiguous()) or plain.is_conj() or plain.is_neg():
+            plain = plain.cpu().resolve_conj().resolve_neg().contiguous()
     nbytes = plain.numel() * plain.element_size()
     import ctypes  # already loaded by torch
 
