@@ -647,6 +647,19 @@ class TestActors:
         finally:
             other.socket.close()
 
+    def test_the_first_breakpoint_prints_the_command_that_attaches(
+        self, controller, workers, caplog
+    ):
+        call = workers.slice(gpus=0).work.call_one(1)
+        stopped(controller, 1)
+        address = controller.address.call_one().get(timeout=60)
+        assert f"to debug: monarch debug --port {address[1]}\n" in caplog.text
+        late = Person(address)
+        late.read()
+        late.ask("continue")
+        late.socket.close()
+        assert call.get(timeout=60) == 1
+
     def test_a_web_page_is_no_debugger(self, controller, person, workers):
         call = workers.slice(gpus=0).work.call_one(1)
         stopped(controller, 1)

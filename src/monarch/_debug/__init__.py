@@ -1,10 +1,11 @@
 """``breakpoint()`` in actors, and the debugger that a person attaches to them.
 
 In a worker, ``breakpoint()`` stops the endpoint that runs it, not the process: other actors
-continue, and messages to the stopped actor wait. A person connects to the client process with any
-program for lines of text, lists the stopped ranks, and uses the pdb of one rank or of many:
+continue, and messages to the stopped actor wait. A person connects to the client process with
+``monarch debug``, or any other program for lines of text such as nc, lists the stopped ranks, and
+uses the pdb of one rank or of many:
 
-    $ nc localhost 27000
+    $ monarch debug
     monarch_dbg> list
     monarch_dbg> cast trainer ranks(gpus=0:4) p loss
     monarch_dbg> attach trainer 3

@@ -98,7 +98,10 @@ class DebugController(Actor):
         """Return the next line for a pdb; None asks it to clear its breakpoints and continue."""
         if self._debugger is None and self._server is not None and not self._sessions.infos():
             host, port = self._server.sockets[0].getsockname()[:2]
-            _log.warning("breakpoint at %s:%s; to debug: nc %s %d", function, lineno, host, port)
+            is_near = ipaddress.ip_address(host.partition("%")[0]).is_loopback
+            where = "" if is_near else f" --host {host}"
+            command = f"monarch debug{where} --port {port}"
+            _log.warning("breakpoint at %s:%s; to debug: %s", function, lineno, command)
         return await self._sessions.read(number, output, function, lineno)
 
     @concurrent_endpoint
