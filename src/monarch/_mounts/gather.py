@@ -8,6 +8,11 @@ for at each read. A reader gets pieces of up to 1 MiB, and pieces of that size m
 One process here shows all hosts, with several threads, since each of its answers waits for a host.
 A host that is lost, or does not answer in time, is an input/output error in its directory only.
 
+A program that replaces a file (writes another one and renames it) must not make a reader see the
+beginning of one and the rest of the other. So each file of a name is a node of its own, and a
+reader that has the former one open gets ESTALE, as from NFS. Files are told apart by inode, and by
+size or time as well: some file systems change the inode of a file that is not in use.
+
 Rejected: watching files (inotify) on the hosts to let the kernel keep attributes. A report that
 comes later than the program's own message about the file would make the program read old content.
 """
@@ -45,13 +50,17 @@ _BY_RDMA = 1 << 20  # bytes from which on a piece is not part of a message
 _ROOT = 1
 _PAUSE = 0.1  # seconds between two attempts to unmount
 
-Seen = tuple[int, int, int]
-"""Mode, size, and time of the last modification in ns."""
+Seen = tuple[int, int, int, int]
+"""Mode, size, time of the last modification in ns, inode."""
 
 
-def _seen(path: bytes) -> Seen:
-    status = os.lstat(path)
-    return status.st_mode, status.st_size, status.st_mtime_ns
+def _seen(status: os.stat_result) -> Seen:
+    return status.st_mode, status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def _is_other(before: Seen, now: Seen) -> bool:
+    """Whether a file has been replaced by another one of its name."""
+    return before[3] != now[3] and before[1:3] != now[1:3]
 
 
 class Folder(Actor):
@@ -71,7 +80,7 @@ class Folder(Actor):
     def look(self, path: bytes) -> Seen | int:
         """Return the attributes of an entry."""
         try:
-            return _seen(self._root + path)
+            return _seen(os.lstat(self._root + path))
         except OSError as error:
             return error.errno or errno.EIO
 
@@ -93,13 +102,21 @@ class Folder(Actor):
             return error.errno or errno.EIO
 
     @endpoint
-    def read(self, path: bytes, offset: int, length: int) -> bytes | tuple[RDMABuffer, int] | int:
-        """Return a piece of a file; a large one as a buffer, with the number of its bytes."""
+    def read(
+        self, path: bytes, before: Seen, offset: int, length: int
+    ) -> bytes | tuple[RDMABuffer, int] | int:
+        """Return a piece of a file that had been `before`.
+
+        A large piece is answered as a buffer, with the number of its bytes.
+        """
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             fd = os.open(self._root + path, flags)
             try:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                status = os.fstat(fd)
+                if _is_other(before, _seen(status)):
+                    return errno.ESTALE
+                if not stat.S_ISREG(status.st_mode):
                     return errno.EINVAL  # to read a pipe here would take bytes from its reader
                 if length < _BY_RDMA:
                     return os.pread(fd, length, offset)
@@ -136,7 +153,8 @@ class _Remote:
         self._hosts = hosts
         self._names = [os.fsencode(name) for name in names]
         self._lock = threading.Lock()
-        self._nodes: dict[tuple[int, bytes], int] = {}
+        self._nodes: dict[tuple[int, bytes, int], int] = {}
+        self._seen: dict[int, Seen] = {}  # files, as they were when they were looked at last
         self._paths: list[tuple[int, bytes]] = [(-1, b""), (-1, b"")]  # node 0 is never used
         self._kinds: dict[int, int] = {}
         self._versions: dict[int, tuple[int, int]] = {}  # size and time when it was opened last
@@ -147,20 +165,29 @@ class _Remote:
         host, path = self._paths[parent]
         if host < 0:
             return self._node(self._names.index(name), b"") if name in self._names else 0
-        node = self._node(host, path + b"/" + name)
         try:
-            self.attributes(node)
+            seen = self._ask(host, "look", path + b"/" + name)
         except FileNotFoundError:
             return 0
+        is_file = stat.S_ISREG(seen[0])
+        node = self._node(host, path + b"/" + name, seen[3] if is_file else 0)
+        if is_file:
+            self._seen[node] = seen
+        self._kinds[node] = seen[0]
         return node
 
     def attributes(self, node: int) -> Attributes:
         host, path = self._paths[node]
         if host < 0:
             return Attributes(stat.S_IFDIR | 0o555, 0, 0)
-        mode, size, time_ns = self._ask(host, "look", path)
-        self._kinds[node] = mode
-        return Attributes(mode, size, time_ns)
+        seen: Seen = self._ask(host, "look", path)
+        before = self._seen.get(node)
+        if before is not None:
+            if _is_other(before, seen):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            self._seen[node] = seen
+        self._kinds[node] = seen[0]
+        return Attributes(*seen[:3])
 
     def kind(self, node: int) -> int:
         return self._kinds.get(node, stat.S_IFDIR)
@@ -188,7 +215,8 @@ class _Remote:
 
     def read(self, request: Read) -> None:
         host, path = self._paths[request.node]
-        piece = self._ask(host, "read", path, request.offset, request.length)
+        before = self._seen[request.node]
+        piece = self._ask(host, "read", path, before, request.offset, request.length)
         if isinstance(piece, bytes):
             request.reply([piece])
             return
@@ -203,11 +231,11 @@ class _Remote:
     def abandon(self, request: Read) -> None:
         """The thread that asks the host goes on; its answer has no receiver."""
 
-    def _node(self, host: int, path: bytes) -> int:
+    def _node(self, host: int, path: bytes, inode: int = 0) -> int:
         with self._lock:
-            node = self._nodes.get((host, path))
+            node = self._nodes.get((host, path, inode))
             if node is None:
-                node = self._nodes[host, path] = len(self._paths)
+                node = self._nodes[host, path, inode] = len(self._paths)
                 self._paths.append((host, path))
             return node
 

@@ -123,7 +123,7 @@ class Mounter(Actor):
         mounters: Any,
     ) -> str:
         """Mount; return where. With `shared`, another mount of the same directory will do."""
-        path = os.path.abspath(subdirectory(path))
+        path = os.path.abspath(os.path.expanduser(subdirectory(path)))
         if origin is not None and place_of(path) == origin:
             raise ValueError(
                 f"{path} is the directory itself, since this host is the script's machine: give "

@@ -27,15 +27,20 @@ def remotemount(host_mesh: HostMesh, sourcepath: str, mntpoint: str | None = Non
     Args:
         host_mesh: the hosts.
         sourcepath: the directory.
-        mntpoint: where it appears on the hosts; None: at the same path. ``$SUBDIR`` stands for the
-            coordinates of the host, such as ``hosts_0``.
+        mntpoint: where it appears on the hosts, an absolute path; None: at the same path.
+            ``$SUBDIR`` stands for the coordinates of the host, such as ``hosts_0``.
 
     The directory appears with `MountHandler.open`, or the ``with`` statement. Raises ValueError if
-    there is no such directory.
+    there is no such directory, or for a relative path on the hosts.
     """
     source = os.path.abspath(os.path.expanduser(sourcepath))
     if not os.path.isdir(source):
         raise ValueError(f"remotemount: there is no directory {source}")
+    if mntpoint is not None and not mntpoint.startswith(("/", "~")):
+        raise ValueError(
+            f"remotemount: the mount point {mntpoint!r} is relative, and hosts have working "
+            "directories of their own: give an absolute path"
+        )
     return MountHandler(host_mesh, source, source if mntpoint is None else mntpoint)
 
 

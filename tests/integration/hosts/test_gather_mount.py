@@ -92,6 +92,29 @@ def test_it_shows_what_is_there_now(hosts: HostMesh, there: list[Path], tmp_path
         assert error_of(log) == errno.ENOENT
 
 
+def test_no_reader_sees_parts_of_two_files(
+    hosts: HostMesh, there: list[Path], tmp_path: Path
+) -> None:
+    """A file is replaced while it is read, as programs do that write checkpoints."""
+    piece = 4 << 20
+    (there[0] / "weights").write_bytes(b"a" * 2 * piece)
+    with gather_mount(hosts, f"{tmp_path}/there/$SUBDIR", f"{tmp_path}/here"):
+        weights = tmp_path / "here" / "hosts_0" / "weights"
+        with weights.open("rb", 0) as reader:
+            assert reader.read(5) == b"aaaaa"
+            (there[0] / "draft").write_bytes(b"b" * 2 * piece)
+            (there[0] / "draft").replace(there[0] / "weights")
+            assert weights.read_bytes() == b"b" * 2 * piece
+            reader.seek(piece)
+            with pytest.raises(OSError, match="Stale file handle") as caught:
+                reader.read(5)
+            assert caught.value.errno == errno.ESTALE
+        (there[0] / "weights").unlink()
+        assert error_of(weights) == errno.ENOENT
+        (there[0] / "weights").mkdir()
+        assert os.listdir(weights) == []
+
+
 def test_a_mesh_without_dimensions(there: list[Path], tmp_path: Path) -> None:
     with gather_mount(this_host(), str(there[1]), f"{tmp_path}/here"):
         assert (tmp_path / "here" / "rank").read_text() == "1"

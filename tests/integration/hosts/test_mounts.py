@@ -222,6 +222,8 @@ def test_a_mount_in_use_stays(source: Path, hosts: HostMesh, tmp_path: Path) -> 
 def test_mistakes(source: Path, hosts: HostMesh, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"no directory {tmp_path}/absent"):
         remotemount(hosts, str(tmp_path / "absent"))
+    with pytest.raises(ValueError, match="'shown' is relative, and hosts have"):
+        remotemount(hosts, str(source), "shown")
     with pytest.raises(ValueError, match="is the directory itself"):
         remotemount(this_host(), str(source)).open()
     first, second = (remotemount(this_host(), str(source), f"{tmp_path}/shown") for _ in range(2))
