@@ -343,6 +343,7 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch._tensors.simulator.engine": "set_meta",
         "monarch._tensors.simulator.interface": "Simulator replay",
         "monarch._tensors.simulator.machine": "Estimate",
+        "monarch._tensors.simulator.measured": "RuntimeProfiler profile_function",
         "monarch._tensors.simulator.timing": "RuntimeEstimator TimingType",
     },
     "monarch.simulator.interface": {
@@ -357,6 +358,7 @@ PATHS: dict[str, dict[str, str]] = {
     "monarch.simulator.profiling": {
         "monarch._tensors.function": "resolvable_function",
         "monarch._tensors.simulator.command_history": "CommandHistory",
+        "monarch._tensors.simulator.measured": "RuntimeProfiler profile_function",
         "monarch._tensors.simulator.timing": "RuntimeEstimator TimingType",
     },
     "monarch.simulator.simulator": {
@@ -371,6 +373,7 @@ PATHS: dict[str, dict[str, str]] = {
         """,
         "monarch._tensors.simulator.ir": "IRGraph",
         "monarch._tensors.simulator.machine": "TraceEvent",
+        "monarch._tensors.simulator.measured": "RuntimeProfiler",
         "monarch._tensors.simulator.timing": "RuntimeEstimator",
         "monarch._tensors.simulator.trace": """
             compress_workers_range dump_memory_trace dump_process_name dump_thread_event_trace
@@ -528,12 +531,12 @@ INTERNAL: dict[str, dict[str, str]] = {
         "fake_call": _ENGINE,
     },
     "monarch.simulator.profiling": {
-        "FakeRuntimeProfiler ProfilingWorker RuntimeProfiler profile_function": _TIMES,
+        "FakeRuntimeProfiler ProfilingWorker": _TIMES,
         "DTensorRef HashableTreeSpec TensorFactory TensorGroup": _SIMULATED,
         "expand_func_path get_free_port hashable_tensor_flatten": _SIMULATED,
     },
     "monarch.simulator.simulator": {
-        "FakeRuntimeProfiler RuntimeProfiler": _TIMES,
+        "FakeRuntimeProfiler": _TIMES,
         "Borrow DTensorRef EventTask FakeTensorTracker MemoryViewer Task": _SIMULATED,
         "MessageResult MockController Simulator Worker WorkerGroup": _SIMULATED,
         "clean_name get_fake_tensor get_ids iter_ranks": _SIMULATED,

@@ -304,6 +304,8 @@ SURFACE = {
         ),
     },
     "monarch.simulator.profiling": {
+        "RuntimeProfiler": ("world_size= port=", "profile_cmd"),
+        "profile_function": ("func_path shapes", ""),
         "CommandHistory": (
             "world_size * maxlen= file_path=",
             "convert_command convert_msg dump load record step",

@@ -7,6 +7,7 @@ be kept in a file and replayed with other times.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from monarch._tensors.core.metadata import Metadata
 
@@ -45,12 +46,15 @@ class CallFunction:
         inputs: the tensors that it reads.
         outputs: the tensors that it makes or writes.
         flops: floating-point operations, as `torch.utils.flop_counter` counts; 0 if it does not.
+        call: the operator with its overload, as "aten.mm.default", and its arguments, with metadata
+            in place of tensors; None for a function of the program.
     """
 
     function: str
     inputs: tuple[Metadata, ...] = ()
     outputs: tuple[Metadata, ...] = ()
     flops: int = 0
+    call: tuple[str, Any, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:

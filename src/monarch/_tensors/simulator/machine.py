@@ -252,6 +252,8 @@ class Machine:
 
     def _free(self, command: Free) -> None:
         for storage in command.storages:
+            if storage not in self._held:
+                continue  # what should have made it has raised
             ranks, nbytes, kind = self._held.pop(storage)
             for device in self._of(ranks):
                 time = device.free_at(command.at.stream)

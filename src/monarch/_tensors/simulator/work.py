@@ -34,8 +34,12 @@ def work_of(plan: Plan, given: list[Metadata], operands: tuple[Any, ...]) -> Cal
         for output in plan.outputs
         if output.argument is None and output.alias is None and output.metadata is not None
     ]
-    flops = _flops(plan, given, operands, made) if is_operator else 0
-    return CallFunction(_name(plan.function), tuple(given), (*fresh, *written), flops)
+    flops, call = 0, None
+    if is_operator:
+        args, kwargs = _arguments(plan, given, operands)
+        flops = _flops(plan, args, kwargs, made)
+        call = (str(plan.function), args, kwargs)
+    return CallFunction(_name(plan.function), tuple(given), (*fresh, *written), flops, call)
 
 
 def _name(function: Any) -> str:
@@ -45,20 +49,27 @@ def _name(function: Any) -> str:
     return str(getattr(resolved, "__qualname__", resolved))
 
 
-def _flops(plan: Plan, given: list[Metadata], operands: tuple[Any, ...], made: list[Any]) -> int:
+def _arguments(plan: Plan, given: list[Metadata], operands: tuple[Any, ...]) -> Any:
+    """Return the arguments of an operator, with metadata in place of tensors."""
+    numbers = {operand: number for number, operand in enumerate(plan.tensors)}
+
+    def value(leaf: Operand) -> Any:
+        number = numbers.get(leaf.index)
+        return operands[leaf.index] if number is None else given[number]
+
+    return pytree.tree_map_only(Operand, value, (plan.args, plan.kwargs))
+
+
+def _flops(plan: Plan, args: Any, kwargs: Any, made: list[Any]) -> int:
     """Return the operations of an operator as torch counts them; 0 if it does not."""
     count = flop_registry.get(plan.function._overloadpacket)
     if count is None:
         return 0
-    numbers = {operand: number for number, operand in enumerate(plan.tensors)}
-
-    def shape(leaf: Any) -> Any:
-        if type(leaf) is not Operand:
-            return leaf
-        number = numbers.get(leaf.index)
-        return operands[leaf.index] if number is None else torch.Size(given[number].size)
-
-    args, kwargs = pytree.tree_map_only(Operand, shape, (plan.args, plan.kwargs))
-    shapes = tuple(torch.Size(meta.size) for meta in made)
+    args, kwargs = pytree.tree_map_only(Metadata, _shape, (args, kwargs))
+    shapes = tuple(_shape(meta) for meta in made)
     counted: Any = count(*args, **kwargs, out_val=shapes[0] if len(shapes) == 1 else shapes)
     return int(counted)
+
+
+def _shape(meta: Metadata) -> torch.Size:
+    return torch.Size(meta.size)
