@@ -127,17 +127,8 @@ def _pattern(tensors: list[Tensor]) -> tuple[int, ...] | None:
     return pattern if len(numbers) != len(tensors) else None
 
 
-_LOCAL = frozenset(
-    {
-        aten._local_scalar_dense.default,
-        aten.detach.default,
-        aten.set_.source_Storage_storage_offset,
-    }
-)
-"""Run locally even while a mesh is active, if no distributed tensor is involved.
-
-So ``f"{inspect(loss):.3f}"`` works: a format detaches, and reads the number.
-"""
+_LOCAL = frozenset({aten._local_scalar_dense.default, aten.set_.source_Storage_storage_offset})
+"""Run locally even while a mesh is active, if no distributed tensor is involved."""
 
 
 def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh | None) -> Any:
@@ -195,7 +186,8 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
         if not tensors:
             if function is aten.lift_fresh.default and mesh is not None:
                 return constant(local[0], mesh.client.place(mesh, active.stream or main))
-            if function in _LOCAL:
+            # A format detaches a number, and reads it: f"{inspect(loss):.3f}".
+            if function in _LOCAL or (function is aten.detach.default and not local[0].dim()):
                 with _disable_current_modes():
                     return function(*args, **kwargs)
         raise explain(function, args, kwargs, mesh, place_at(tensors, mesh))
@@ -314,6 +306,12 @@ def _miss(
 ) -> Plan:
     """Compute the plan of an operation that is not in the cache, and keep it there."""
     function = operator.function
+    if any(isinstance(value, torch.UntypedStorage) for value in args):
+        raise RuntimeError(
+            f"{function} would give data of this process to a distributed tensor. torch.load and "
+            "copies of ordinary tensors make new tensors, which are distributed while a mesh is "
+            "active: load within `with no_mesh.activate():`, then use monarch.to_mesh"
+        )
     device = tensors[0]._meta.device if tensors else CPU
     if not is_shown_as_meta(device) and place.engine.is_simulated:
         device = GPU  # torch made an operator of the device of another tensor

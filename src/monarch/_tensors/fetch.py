@@ -108,7 +108,8 @@ def item(tensor: Tensor) -> Any:
             torch.ops.aten._local_scalar_dense.default,
             "item() of a distributed tensor (or float(), `if`, a format) needs its value, which is "
             "on the processes: use monarch.inspect(tensor).item(), or "
-            "configure(tensor_item='fetch') to have it fetched from the first process each time",
+            "configure(tensor_item='fetch') to have it fetched from the first process each time. "
+            "Code that needs no processes, as a DataLoader, runs in `with no_mesh.activate():`",
         )
     rank = rank_of(tensor.mesh, None, {})
     question = ("value", (rank,), tensor._ref)

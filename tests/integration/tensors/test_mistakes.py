@@ -10,6 +10,7 @@ import dataclasses
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +92,23 @@ def test_an_operator_with_local_tensors_alone(x: Any, compute: Callable[[Any], A
     with pytest.warns(UserWarning, match="LOCAL_TENSOR") as caught, pytest.raises(TypeError):
         compute(fetched)
     assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_a_file_is_loaded_outside_of_the_mesh(x: Any, tmp_path: Path) -> None:
+    file = tmp_path / "state.pt"
+    layer = torch.nn.Linear(3, 2)
+    torch.save({name: inspect(value) for name, value in layer.state_dict().items()}, file)
+    with pytest.raises(RuntimeError, match=r"load within `with no_mesh"):
+        torch.load(file)
+    with no_mesh.activate():
+        loaded = torch.load(file)
+    with pytest.raises(RuntimeError, match="LOCAL_TENSOR"):  # torch's, with the reason
+        layer.load_state_dict(loaded)
+    with no_mesh.activate():
+        module = torch.nn.Linear(3, 2)
+        module.load_state_dict(loaded)
+    to_mesh(module, x.mesh)
+    assert inspect(module.weight).tolist() == inspect(layer.weight).tolist()
 
 
 def test_the_other_proc_mesh_is_told_apart(x: Any) -> None:
