@@ -9,6 +9,7 @@ waits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -120,11 +121,13 @@ def _other(
         key.append(value)
 
 
-def _pattern(tensors: list[Tensor]) -> tuple[int, ...] | None:
-    """Return which tensors share a storage, as a part of a key; None if no two do."""
+def _pattern(tensors: list[Tensor]) -> tuple[int, ...]:
+    """Return which tensors share a storage, as a part of a key."""
     numbers: dict[Aliases, int] = {}
-    pattern = tuple([numbers.setdefault(tensor._aliases, len(numbers)) for tensor in tensors])
-    return pattern if len(numbers) != len(tensors) else None
+    return tuple([numbers.setdefault(tensor._aliases, len(numbers)) for tensor in tensors])
+
+
+_storage = attrgetter("_aliases")
 
 
 _LOCAL = frozenset({aten._local_scalar_dense.default, aten.set_.source_Storage_storage_offset})
@@ -191,7 +194,9 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
                 with _disable_current_modes():
                     return function(*args, **kwargs)
         raise explain(function, args, kwargs, mesh, place_at(tensors, mesh))
-    place = place_at(tensors, mesh)
+    place = tensors[0]._place if tensors else None
+    if place is None or place.stream is not (active.stream or main):
+        place = place_at(tensors, mesh)
     if place is None:
         if not torch._C._len_torch_dispatch_stack():
             return function(*args, **kwargs)
@@ -202,7 +207,8 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
         if tensors[0]._aliases is tensors[1]._aliases:
             key.append(True)
     elif len(tensors) > 2:
-        key.append(_pattern(tensors))
+        apart = len(set(map(_storage, tensors))) == len(tensors)
+        key.append(None if apart else _pattern(tensors))
     for tensor in tensors:
         if tensor._place is not place or not tensor._aliases.usable:
             _check(tensors, function, args, kwargs, mesh, place)
@@ -237,7 +243,9 @@ def issue(
     if only is not None and not bind:
         ref = engine.new_ref()
         engine.emit(place, (plan.number, ref, *operands), where)
-        return new_tensor(only, place, ref, Aliases())
+        shared = plan.shared
+        aliases = Aliases() if shared is None else tensors[shared]._aliases
+        return new_tensor(only, place, ref, aliases)
     refs = [engine.new_ref() for _ in range(plan.new)]
     command: Command = (plan.number, *refs, *operands)
     for number in plan.written:

@@ -55,6 +55,7 @@ def test_operations_enter_few_functions(procs: ProcMesh) -> None:
 
     with procs.activate():
         x = torch.zeros(3, 4)
+        weight, bias = torch.zeros(4, 4), torch.zeros(4)
         count = itertools.count(1)
         operations: dict[str, tuple[float, Callable[[], object]]] = {
             # Arithmetic without gradients does not pass torch's dispatcher.
@@ -63,6 +64,8 @@ def test_operations_enter_few_functions(procs: ProcMesh) -> None:
             "div": (10, lambda: x.div(1 / next(count))),
             # Three of these are torch's own, at each operation under a mode of its dispatcher.
             "add_": (14, lambda: x.add_(1)),
+            # Torch takes it apart into a transpose and a product.
+            "linear": (27, lambda: torch.nn.functional.linear(x, weight, bias)),
             "remote": (16, lambda: double(x)),
             "reduce": (13, lambda: monarch.reduce(x, "gpu")),
             # Of four processes; most are of the call of an actor, and of reading its answers.

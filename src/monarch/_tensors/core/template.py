@@ -82,7 +82,8 @@ class Plan:
     number: int = 0  # 0 until the workers know it
     recorded: bool = False  # whether a recording uses it, so that the workers must keep it
     new: int = 0  # the number of outputs that get a new reference
-    only: Metadata | None = None  # of the only output, if that is new and shares no storage
+    only: Metadata | None = None  # of the only output, if that is new and not of another one
+    shared: int | None = None  # the tensor argument whose storage that output shares
     resized: tuple[tuple[int, Metadata], ...] = ()  # tensor arguments whose metadata change
     picks: tuple[int, ...] = ()  # which leaves of the returned structure the new outputs are
 
@@ -91,12 +92,13 @@ class Plan:
         first = self.outputs[0] if len(self.outputs) == 1 else None
         if (
             first is not None
-            and first.alias is None
+            and (first.alias is None or first.alias >= 0)
             and self.structure is None
             and not self.written
             and not self.resized
         ):
             self.only = first.metadata
+            self.shared = first.alias
 
     def expected(self) -> tuple[Any, ...]:
         """Return size and dtype of each new output."""
