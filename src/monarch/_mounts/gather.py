@@ -358,7 +358,12 @@ class GatherMount:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except RuntimeError:
+            if error is None:
+                raise
+            self._stop()  # files that are open keep the mount; the error of the block counts
 
     def __repr__(self) -> str:
         state = "open" if self._gatherer is not None else "closed"

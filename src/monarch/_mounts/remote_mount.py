@@ -120,7 +120,12 @@ class MountHandler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except RuntimeError:
+            if error is None:
+                raise
+            self._stop()  # files that are open keep the mount; the error of the block counts
 
     def __repr__(self) -> str:
         state = "open" if self._mounters is not None else "closed"

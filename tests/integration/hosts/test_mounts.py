@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -20,6 +21,7 @@ import pytest
 from monarch._mounts import mount_point
 from monarch._mounts.mount_point import MountPoint, is_mounted
 from monarch.actor import Actor, HostMesh, SupervisionError, endpoint, this_host
+from monarch.gather_mount import gather_mount
 from monarch.job import ProcessJob
 from monarch.remotemount import MountHandler, remotemount
 
@@ -217,6 +219,24 @@ def test_a_mount_in_use_stays(source: Path, hosts: HostMesh, tmp_path: Path) -> 
     with mount:
         assert (used / "sub" / "file").read_text() == "content"
     assert not is_mounted(str(used))
+
+
+@pytest.mark.parametrize("show", [remotemount, gather_mount])
+def test_an_error_in_the_block_is_not_hidden(show: Any, source: Path, tmp_path: Path) -> None:
+    """By a file that the block has left open."""
+    path = tmp_path / "shown"
+    left: list[Any] = []
+
+    def block() -> None:
+        with show(this_host(), str(source), str(path)):
+            left.append((path / "sub" / "file").open())
+            raise KeyError("of the block")
+
+    with pytest.raises(KeyError, match="of the block"):
+        block()
+    assert not is_mounted(str(path))
+    with contextlib.suppress(OSError):  # ENOTCONN: the process that showed the file has stopped
+        left[0].close()
 
 
 def test_mistakes(source: Path, hosts: HostMesh, tmp_path: Path) -> None:
