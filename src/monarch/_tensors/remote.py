@@ -398,7 +398,7 @@ def _probe(
     outputs, shape, picks, written = pattern
     structure = None
     if shape is not None:
-        shown, spec = pytree.tree_flatten(shape)
+        shown, spec = pytree.tree_flatten(*shape)
         structure = (spec, tuple(shown))
     plan = Plan(
         *(function, args, kwargs, tuple(range(len(tensors)))),

@@ -235,6 +235,13 @@ def test_a_first_call_that_writes_and_raises_spoils_its_arguments(
         inspect(y, host=0, gpu=0)
 
 
+@pytest.mark.parametrize("returned", [None, 3, (), {"a": None}])
+def test_a_first_call_that_returns_no_tensor(x: Any, returned: Any) -> None:
+    gives = remote(lambda a: returned)
+    assert gives(x) == returned
+    assert gives(x) == returned
+
+
 def test_a_wrong_promise_names_the_function(x: Any) -> None:
     @remote(propagate=lambda a: a.clone())
     def shrinks(a: Any) -> Any:

@@ -56,8 +56,8 @@ class Kept:
     def pattern(self) -> tuple[list[Output], Any, list[int], tuple[int, ...]]:
         """Return outputs, structure, the leaves that get references, and what was written.
 
-        The structure is what was returned with an `Operand` for each output; None if it is the only
-        output.
+        The structure is what was returned with an `Operand` for each output, in a tuple; None if it
+        is the only output.
         """
         storages: dict[int, int] = {}
         for number, value in enumerate(self._given):
@@ -75,5 +75,5 @@ class Kept:
             outputs.append(Output(metadata_of(leaf), storages.get(storage)))
             storages.setdefault(storage, -len(outputs))
         alone = len(self.leaves) == 1 and self._spec.is_leaf() and bool(outputs)
-        shape = None if alone else pytree.tree_unflatten(shown, self._spec)
+        shape = None if alone else (pytree.tree_unflatten(shown, self._spec),)
         return outputs, shape, picks, self._written
