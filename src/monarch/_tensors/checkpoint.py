@@ -72,7 +72,7 @@ def load(
     with plan.mesh.activate():
         _read(*plan.arguments(path), *tensors)
         # It depends on the tensors, so an error of any process is raised here.
-        read = _read_values.call(plan.values, os.fspath(path), *tensors).get()
+        read = _read_values.call(plan.values, plan.layout, os.fspath(path), *tensors).get()
     return _with(state, "", read.values()[0])
 
 
@@ -158,10 +158,12 @@ def _read(
 
 
 @remote
-def _read_values(values: bytes, path: str, *_tensors: torch.Tensor) -> dict[str, Any]:
+def _read_values(
+    values: bytes, layout: TorchMesh, path: str, *_tensors: torch.Tensor
+) -> dict[str, Any]:
     state: dict[str, Any] = pickle.loads(values)
     if state:
-        dcp.load(state, checkpoint_id=path, no_dist=True)
+        dcp.load(state, checkpoint_id=path, process_group=layout.process_group())
     return state
 
 

@@ -138,11 +138,16 @@ def test_gradients_are_recorded(active: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own use of it
-def test_forward_gradients_are_refused_and_not_lost(active: Any) -> None:
+def test_forward_gradients_are_computed_or_refused_and_not_lost(active: Any) -> None:
     x = torch.ones(3)
     twice(lambda: x * 3)
-    with forward_ad.dual_level(), pytest.raises(RuntimeError):
-        forward_ad.make_dual(x, torch.ones(3)) * 3
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones(3))
+        try:
+            result = dual * 3
+        except RuntimeError:
+            return  # as torch 2.13 does
+        assert inspect(forward_ad.unpack_dual(result).tangent).tolist() == [3.0] * 3
 
 
 def test_observers_see_the_operation(active: Any) -> None:

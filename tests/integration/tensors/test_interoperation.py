@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
@@ -264,6 +266,10 @@ def test_a_checkpoint_of_two_processes_is_loaded_by_four(tmp_path: Path) -> None
     assert torch.equal(plain["model.0.weight"], expected["0.weight"])
 
 
+@pytest.mark.skipif(
+    "no_dist" not in signature(dcp.load).parameters,
+    reason="this torch takes the first process of all for the first one of a part",
+)
 def test_a_part_of_a_mesh_saves_and_loads(mesh: Any, tmp_path: Path) -> None:
     with mesh.slice(host=0).activate():
         saved = torch.full((2,), 3.0)
