@@ -560,10 +560,12 @@ class Engine:
         """
         try:
             return self._sent(question, confirm, function)
-        except KeyboardInterrupt:
+        except Exception:
+            raise
+        except BaseException as error:  # of a handler of a signal, such as that of Ctrl-C
             self.ended = RuntimeError(
-                "sending operations was interrupted (Ctrl-C), so the processes may lack some of "
-                "them; activate the mesh again, and make its tensors again"
+                f"sending operations was interrupted ({type(error).__name__}), so the processes "
+                "may lack some of them; activate the mesh again, and make its tensors again"
             )
             raise
 
