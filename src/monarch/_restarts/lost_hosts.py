@@ -72,6 +72,7 @@ class LostHosts:
         self._found = found
         self._exhausted = exhausted
         self._sources: list[Replace] = []
+        self._offers: dict[str, str] = {}  # resolved address -> as a source wrote it
         addresses: list[str] = []
         several: list[Any] = [spares]
         if isinstance(spares, (list, tuple)):
@@ -101,7 +102,10 @@ class LostHosts:
 
     def address(self, host: str) -> str:
         """Return the address of the worker that serves `host`, or served it last."""
-        return as_written(self._core.address(host))
+        return self._as_written(self._core.address(host))
+
+    def _as_written(self, address: str) -> str:
+        return self._offers.get(address) or as_written(address)
 
     def search(self, host: str) -> None:
         """Find a worker for `host`, unless a search is under way; on the reactor thread."""
@@ -138,12 +142,13 @@ class LostHosts:
         reasons: list[str] = []
         for source in self._sources:
             try:
-                offered = source(as_written(address))
+                offered = written = source(self._as_written(address))
                 if not is_simulated():
-                    offered = str(addresses_of([offered])[0])
+                    offered = str(addresses_of([written])[0])
             except Exception as error:
                 reasons.append(headline(error))
             else:
+                self._offers[offered] = written
                 self._proc.reactor.call_soon(self._offered, host, offered)
                 return
         why = f"no replacement of {address}: {'; '.join(reasons)}"

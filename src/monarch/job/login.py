@@ -19,7 +19,7 @@ from monarch.job.os_process import OsProcess, wait_for
 from monarch.job.state import JobState, leave
 from monarch.job.trait import JobTrait, changes
 
-__all__ = ["LoginJob", "ProcessState"]
+__all__ = ["Host", "LoginJob", "ProcessState", "check_hosts"]
 
 _GRACE = 5.0  # seconds for a killed process to exit
 
@@ -32,7 +32,9 @@ class ProcessState(NamedTuple):
 
 
 @savable
-class _Host(NamedTuple):
+class Host(NamedTuple):
+    """A host that was started: its name, its worker's address, and its local process."""
+
     name: str
     address: str
     process: OsProcess
@@ -47,7 +49,7 @@ class LoginJob(JobTrait):
         super().__init__()
         self._meshes: dict[str, list[str]] = {}
         self._folder = ""
-        self._hosts: dict[str, list[_Host]] = {}
+        self._hosts: dict[str, list[Host]] = {}
 
     def add_mesh(self, name: str, hosts: Sequence[str]) -> None:
         """Add a mesh of these hosts to the description.
@@ -55,15 +57,11 @@ class LoginJob(JobTrait):
         Raises ValueError without hosts, for a name of another mesh, and for an invalid host name;
         TypeError for a string instead of a list.
         """
-        if isinstance(hosts, str):
-            raise TypeError(f"hosts must be a list of names, not {hosts!r}")
         if not hosts:
             raise ValueError(f"mesh {name!r} has no hosts")
         if name in self._meshes:
             raise ValueError(f"there is a mesh {name!r} already")
-        for host in hosts:
-            if not host or host.startswith("-") or any(char.isspace() for char in host):
-                raise ValueError(f"{host!r} is no name of a host")
+        check_hosts(hosts)
         self._meshes[name] = list(hosts)
 
     def host_names(self) -> list[str]:
@@ -98,7 +96,7 @@ class LoginJob(JobTrait):
 
     def _check_saved(self) -> None:
         super()._check_saved()
-        if not all(isinstance(host, _Host) for hosts in self._hosts.values() for host in hosts):
+        if not all(isinstance(host, Host) for hosts in self._hosts.values() for host in hosts):
             raise ValueError("_hosts has other items than hosts")
 
     def _description(self) -> tuple[Any, ...]:
@@ -133,7 +131,7 @@ class LoginJob(JobTrait):
             started = iter(self._start_hosts(names))
             for mesh, hosts in self._meshes.items():
                 self._hosts[mesh] = [
-                    _Host(host, state.channel, OsProcess.of(state.pid))
+                    Host(host, state.channel, OsProcess.of(state.pid))
                     for host, state in zip(hosts, started, strict=False)
                 ]
         except BaseException:
@@ -174,8 +172,17 @@ class LoginJob(JobTrait):
             for number, (mesh, rank, host) in enumerate(hosts)
         ]
 
-    def _dead(self) -> list[_Host]:
+    def _dead(self) -> list[Host]:
         return [host for hosts in self._hosts.values() for host in hosts if not host.process.alive]
+
+
+def check_hosts(hosts: Sequence[str]) -> None:
+    """Raise ValueError for an invalid host name, TypeError for a string instead of a list."""
+    if isinstance(hosts, str):
+        raise TypeError(f"hosts must be a list of names, not {hosts!r}")
+    for host in hosts:
+        if not host or host.startswith("-") or any(char.isspace() for char in host):
+            raise ValueError(f"{host!r} is no name of a host")
 
 
 for _public in (LoginJob, ProcessState):

@@ -16,6 +16,9 @@ line the input stays open, without data:
 
 So ending a job needs no second login, and there is no case in which a worker stays behind.
 
+A host that is started in the place of a lost one has a holder of its own. `_changing` orders that
+with `kill`, and keeps two lost hosts from the same spare (`_tried`).
+
 Workers listen at all addresses of their host, on the job's port, because a host often resolves its
 own name to loopback. A peer that does not know the secret is refused.
 
@@ -34,6 +37,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -41,14 +45,17 @@ from typing import Any
 from monarch._spi import ANY_PYTHON, FROM_ANY_PYTHON, progress, python_command
 from monarch.job import lifeline
 from monarch.job.folder import last_words, lock_of, log_file, remove_stale, secret_file
-from monarch.job.login import LoginJob, ProcessState
+from monarch.job.login import Host, LoginJob, ProcessState, check_hosts
 from monarch.job.login_host import MARK
 from monarch.job.os_process import OsProcess, wait_for, watch
+from monarch.job.state import leave
 
 __all__ = ["SSHJob"]
 
 _START_LIMIT = 60.0  # seconds within which a host has to listen
 _CONNECT_LIMIT = 15  # seconds for the connection alone
+_REPLACE_LIMIT = 60.0  # seconds within which a host has to be there in the place of a lost one
+_PAUSE = 1.0  # seconds between two attempts to start one
 _GRACE = 10.0  # seconds for workers to end the processes on their hosts
 _TRANSPORTS = {"tcp": "tcp", "tls": "tls", "metatls": "tls", "metatls-hostname": "tls"}
 # These come after the user's options: ssh uses the first value of an option that is given twice.
@@ -83,6 +90,9 @@ _REMEDIES = (
     ("unreachable", "it is unreachable: this machine has no route to it"),
 )
 
+_changing = threading.RLock()  # held while a job gets or loses hosts
+_tried: set[tuple[str, str]] = set()  # directory of a job, and a host where a start is under way
+
 
 class SSHJob(LoginJob):
     """Hosts that are reached by ``ssh``, without a password.
@@ -108,6 +118,7 @@ class SSHJob(LoginJob):
     """
 
     _prefix = "monarch-ssh-job-"
+    _spares: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -128,56 +139,140 @@ class SSHJob(LoginJob):
         self._port = monarch_port
         self._scheme = _TRANSPORTS[transport]
         self._python = sys.version_info[:2]
-        self._holder: OsProcess | None = None
+        self._holders: list[OsProcess] = []
+        self._replaced: list[str] = []  # addresses; a mesh knows a replaced host by its first one
+
+    def add_spares(self, hosts: Sequence[str]) -> None:
+        """Add hosts where nothing runs until one of them takes the place of a lost host.
+
+        `replace_host` starts a worker on the first of them that is not in use, and on the lost host
+        if there is none; so does a `Supervisor` with ``spares=job``. Raises ValueError for an
+        invalid host name, and TypeError for a string instead of a list.
+        """
+        check_hosts(hosts)
+        self._spares = (*self._spares, *hosts)
 
     def _description(self) -> tuple[Any, ...]:
-        own = (self._python_exe, self._ssh_args, self._port, self._scheme, self._python)
+        own = (
+            self._python_exe,
+            self._ssh_args,
+            self._port,
+            self._scheme,
+            self._python,
+            self._spares,
+        )
         return *super()._description(), *own
 
     # -- starting --------------------------------------------------------------------------------
 
     def _start_hosts(self, hosts: Sequence[str]) -> list[ProcessState]:
-        ssh = shutil.which("ssh")
-        if ssh is None:
-            raise RuntimeError("ssh is not installed here (Debian: apt-get install openssh-client)")
+        ssh = _ssh()
         remove_stale(self._prefix)
         starting: list[_Starting] = []
         try:
             for number, host in enumerate(hosts):
                 starting.append(_Starting(self, number, host, ssh))
-            self._await(starting)
+            self._await(starting, _START_LIMIT)
             errors = [f"  - {one.host}: {one.error}" for one in starting if one.error]
             if errors:
                 raise RuntimeError(
                     f"{len(errors)} of {len(hosts)} hosts cannot be started:\n" + "\n".join(errors)
                 )
-            self._hold(starting)
+            self._hold(starting, [log_file(self._folder, n) for n in range(len(hosts))])
         except BaseException:
-            # At EOF on its input a worker exits, and its ssh with it. An ssh whose worker has not
-            # answered may have no connection, so it is terminated at once.
-            processes = [OsProcess.of(one.process.pid) for one in starting]
-            for one in starting:
-                one.close()
-                if not one.said:
-                    one.process.terminate()
-            for process in wait_for(processes, _GRACE):
-                process.send(signal.SIGKILL)
-            for one in starting:
-                one.process.wait()
+            _abandon(starting)
             raise
         for one in starting:
             one.close()
             watch(one.process)
         return [ProcessState(one.process.pid, one.address) for one in starting]
 
-    def _await(self, starting: Sequence[_Starting]) -> None:
+    def _replace_host(self, address: str) -> str:
+        """Start a worker on a host that is not in use, in the place of a lost one.
+
+        The lost host itself is tried last. Each round gives every candidate its share of the time
+        that is left.
+        """
+        ssh = _ssh()
+        with _changing:  # `kill` waits for each ssh, which ends with its worker
+            folder = self._folder
+            if not folder:
+                raise RuntimeError("the job was killed")
+            number, lost = self._find(address)
+            lost.process.send(signal.SIGKILL)  # its worker ends, if it can be reached at all
+        deadline = time.monotonic() + _REPLACE_LIMIT
+        said: dict[str, str] = {}
+        while True:
+            names = self._candidates(lost.name)
+            for place, name in enumerate(names):
+                with _changing:
+                    if (folder, name) in _tried:
+                        continue
+                    _tried.add((folder, name))
+                try:
+                    share = max(0.1, deadline - time.monotonic()) / (len(names) - place)
+                    one = _Starting(self, number, name, ssh)
+                    try:
+                        self._await([one], share)
+                        if not one.error:
+                            return self._put(one, address, folder)
+                    except BaseException:
+                        _abandon([one])
+                        raise
+                    said[name] = one.error
+                    _abandon([one])
+                finally:
+                    _tried.discard((folder, name))
+            if time.monotonic() + _PAUSE >= deadline:
+                why = "; ".join(
+                    f"ssh {name}: {' '.join(text.split())}" for name, text in said.items()
+                )
+                raise RuntimeError(
+                    f"no host in the place of {lost.name} within {_REPLACE_LIMIT:g} s: "
+                    f"{why or 'each is being started for another lost host'}"
+                )
+            threading.Event().wait(_PAUSE)
+
+    def _find(self, address: str) -> tuple[int, Host]:
+        """Return the number of the host at this address, and the host."""
+        hosts = [host for hosts in self._hosts.values() for host in hosts]
+        known = [host.address for host in hosts]
+        if address not in known:
+            raise ValueError(f"the job has no host at {address}; its hosts are {', '.join(known)}")
+        number = known.index(address)
+        return number, hosts[number]
+
+    def _candidates(self, lost: str) -> list[str]:
+        """Return the hosts that may take the place of `lost`: that one last."""
+        used = {host.name for hosts in self._hosts.values() for host in hosts} - {lost}
+        known = [*self._spares, *(name for names in self._meshes.values() for name in names)]
+        return [*dict.fromkeys(n for n in known if n not in used and n != lost), lost]
+
+    def _put(self, one: _Starting, address: str, folder: str) -> str:
+        """Make a host that was started the host at `address`; return its own address."""
+        host = Host(one.host, one.address, OsProcess.of(one.process.pid))
+        with _changing:
+            if self._folder != folder:
+                raise RuntimeError("the job was killed while a lost host was replaced")
+            stays = not lifeline.is_held(folder)  # the hosts outlive this script
+            self._hold([one], [])
+            self._replaced.append(address)
+            for hosts in self._hosts.values():
+                hosts[:] = [host if old.address == address else old for old in hosts]
+            if stays:
+                lifeline.release(folder)
+        one.close()
+        watch(one.process)
+        return host.address
+
+    def _await(self, starting: Sequence[_Starting], limit: float) -> None:
         """Wait until each host listens or has failed. A failure goes to the host's `error`."""
         waiting = list(starting)
 
         def text() -> str:
             return f"waiting for {', '.join(one.host for one in waiting)} to answer by ssh"
 
-        deadline = time.monotonic() + _START_LIMIT
+        deadline = time.monotonic() + limit
         with selectors.DefaultSelector() as selector, progress(text):
             for one in starting:
                 selector.register(one.output, selectors.EVENT_READ, one)
@@ -190,17 +285,19 @@ class SSHJob(LoginJob):
                         waiting.remove(one)
                 if not ready:
                     for one in waiting:
-                        one.error = f"it did not answer within {_START_LIMIT:g} s"
+                        one.error = f"it did not answer within {limit:.3g} s"
                     return
 
-    def _hold(self, starting: Sequence[_Starting]) -> None:
-        """Start the holder: a process that holds the inputs of all hosts open instead of us."""
+    def _hold(self, starting: Sequence[_Starting], logs: Sequence[str]) -> None:
+        """Start a holder: a process that holds the inputs of these hosts open instead of us.
+
+        It also keeps these logs small.
+        """
         fds = [fd for one in starting for fd in (one.input, one.output)]
         fds += lock_of(self._folder)
         _, line = lifeline.add(self._folder)
         with line:
-            told = [str(line.fileno()), lifeline.STAY.decode(), self._folder]
-            told += [log_file(self._folder, number) for number in range(len(starting))]
+            told = [str(line.fileno()), lifeline.STAY.decode(), self._folder, *logs]
             holder = subprocess.Popen(
                 [*python_command(sys.executable, _HOLDER), *told],
                 pass_fds=[*fds, line.fileno()],
@@ -209,15 +306,21 @@ class SSHJob(LoginJob):
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self._holder = OsProcess.of(holder.pid)
+        self._holders.append(OsProcess.of(holder.pid))
         watch(holder)
 
     # -- ending ----------------------------------------------------------------------------------
 
+    def _kill(self) -> None:
+        with _changing:
+            leave(self._replaced)
+            super()._kill()
+            self._replaced = []
+
     def _end_hosts(self, processes: list[OsProcess]) -> None:
-        if self._holder is not None:
-            self._holder.send(signal.SIGTERM)
-            self._holder = None
+        for holder in self._holders:
+            holder.send(signal.SIGTERM)
+        self._holders = []
         lifeline.cut(self._folder)
         for process in wait_for(processes, _GRACE):  # ssh exits once its remote worker has
             process.send(signal.SIGKILL)
@@ -229,6 +332,30 @@ SSHJob.__module__ = "monarch.job"
 def login_command(python: str) -> str:
     """Return the command that starts a host, for the shell there. `python` is in shell syntax."""
     return f"exec {' '.join(ANY_PYTHON)} {python} -c {shlex.quote(_BOOTSTRAP)}"
+
+
+def _ssh() -> str:
+    ssh = shutil.which("ssh")
+    if ssh is None:
+        raise RuntimeError("ssh is not installed here (Debian: apt-get install openssh-client)")
+    return ssh
+
+
+def _abandon(starting: Sequence[_Starting]) -> None:
+    """End hosts that are being started. Blocks until their ``ssh`` processes have exited.
+
+    At EOF on its input a worker exits, and its ``ssh`` with it. An ``ssh`` whose worker has not
+    answered may have no connection, so it is terminated at once.
+    """
+    processes = [OsProcess.of(one.process.pid) for one in starting]
+    for one in starting:
+        one.close()
+        if not one.said:
+            one.process.terminate()
+    for process in wait_for(processes, _GRACE):
+        process.send(signal.SIGKILL)
+    for one in starting:
+        one.process.wait()
 
 
 class _Starting:

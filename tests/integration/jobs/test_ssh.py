@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from monarch._engine.mesh.results import progress as progress_module
-from monarch.actor import Actor, endpoint
-from monarch.job import SSHJob, job_load
+from monarch.actor import Actor, Supervisor, endpoint
+from monarch.job import SSHJob, job_load, lifeline, ssh
 from monarch.job.host_log import LARGEST, former
 from tests.processes import files_of_processes
 from tests.sshd import Server, free_port, serving
@@ -119,6 +119,64 @@ def test_the_output_of_a_host_stays_small(server: Server, mark: str, killed: Any
     assert os.path.getsize(former(state.log)) >= size
     assert os.path.getsize(state.log) < size
     assert worker.pid.call_one().get(timeout=WAIT) in marked(mark)
+
+
+def test_a_lost_host_is_replaced_in_place(server: Server, mark: str, killed: Any) -> None:
+    """A spare comes first, then the host that was lost before."""
+    job = killed(described(server, mark))
+    job.add_spares(["localhost"])
+    state = job.state(cached_path=None)
+    supervisor = Supervisor("one_for_one", max_restarts=3, within=600, spares=job)
+    mesh = supervisor.spawn(state.a.spawn_procs(), "mesh", Worker)
+    pids = [mesh.pid.call_one().get(timeout=WAIT)]
+    for name in ("localhost", "127.0.0.1"):
+        (lost,) = job._hosts["a"]
+        lost.process.send(signal.SIGKILL)  # has the same effect as a broken connection
+        until(lambda lost=lost: job._hosts["a"] != [lost])
+        supervisor.healthy.get(timeout=WAIT)
+        pids.append(mesh.pid.call_one().get(timeout=WAIT))
+        assert [host.name for host in job._hosts["a"]] == [name]
+    assert len({*pids}) == 3
+    assert pids[-1] in marked(mark)
+    assert lifeline.is_held(job._folder)  # the hosts still end with this script
+    job.kill()
+    assert marked(mark) == []
+
+
+def test_a_replacement_of_a_saved_job_outlives_the_script_until_the_job_is_killed(
+    server: Server, mark: str, killed: Any
+) -> None:
+    job = killed(described(server, mark))
+    job.apply()
+    job.dumps()
+    (lost,) = job._hosts["a"]
+    address = job.replace_host(lost.address)
+    assert job._hosts["a"][0].address == address
+    assert not lost.process.alive
+    assert not lifeline.is_held(job._folder)
+    job.kill()
+    assert marked(mark) == []
+
+
+def test_why_no_host_takes_the_place_of_a_lost_one(
+    server: Server, mark: str, killed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = killed(described(server, mark))
+    job.add_spares(["no-such-host.invalid"])
+    job.apply()
+    (host,) = job._hosts["a"]
+    with pytest.raises(ValueError, match="no host at tcp://x:1; its hosts are tcp://"):
+        job.replace_host("tcp://x:1")
+    job._python_exe = "no-such-python"
+    monkeypatch.setattr(ssh, "_PAUSE", 2 * ssh._REPLACE_LIMIT)  # one round
+    with pytest.raises(RuntimeError) as error:
+        job.replace_host(host.address)
+    said = str(error.value)
+    assert said.startswith("no host in the place of 127.0.0.1 within 60 s: ssh no-such-host")
+    assert "no such name" in said
+    assert "ssh 127.0.0.1: there is no 'no-such-python' there" in said
+    assert "\n" not in said
+    until(lambda: not marked(mark))
 
 
 SCRIPT = """
@@ -266,6 +324,8 @@ def test_what_is_no_description_is_refused() -> None:
             job.add_mesh("a", hosts)
     with pytest.raises(TypeError, match="list of names"):
         job.add_mesh("a", "node1")
+    with pytest.raises(TypeError, match="list of names"):
+        job.add_spares("node1")
     with pytest.raises(ValueError, match="At least one mesh must be added"):
         job.apply()
     job.add_mesh("a", ["node1"])
