@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 client = pytest.importorskip("kubernetes.client", reason="needs the client of Kubernetes")
 
-from monarch.actor import Actor, HostMesh, endpoint, this_host  # noqa: E402
+from monarch.actor import Actor, HostMesh, Supervisor, endpoint, this_host  # noqa: E402
 from monarch.job import JobTrait, job_load  # noqa: E402
 from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob, port_forward, waiting  # noqa: E402
 from monarch.job.kubernetes import job as kubernetes_job  # noqa: E402
@@ -255,6 +256,69 @@ def test_a_pod_that_is_deleted_is_a_failure_of_its_host_and_comes_back(
     assert workers.slice(hosts=0).host.call_one().get(timeout=WAIT) == before[0]
     assert ranks(job.state(cached_path=None).trainers) == ["0", "1"]
     job.kill()
+
+
+def lose(cluster: Cluster, how: str) -> None:
+    """Lose the host of rank 1: its pod is deleted, or its worker ends and Kubernetes is unaware."""
+    if how == "deleted":
+        cluster.delete("pods", "ml", "trainers-1", {})
+    else:
+        os.killpg(cluster.process_of("trainers-1").pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["deleted", "unaware"])
+def test_a_lost_pod_is_replaced_in_place(
+    cluster: Cluster, killed: Callable[[JobTrait], JobTrait], how: str
+) -> None:
+    job: Any = killed(described(cluster))
+    state = job.state(cached_path=None)
+    first = job.addresses
+    supervisor = Supervisor("one_for_one", max_restarts=3, within=600, spares=job)
+    mesh = supervisor.spawn(state.trainers.spawn_procs(), "mesh", Worker)
+    before = mesh.host.call().get(timeout=WAIT).values()
+    pod = cluster.pod("trainers-1")["metadata"]["uid"]
+    known = job.addresses
+    for _ in range(2):
+        lose(cluster, how)
+        until(lambda known=known: job.addresses != known)
+        supervisor.healthy.get(timeout=WAIT)
+        after = mesh.host.call().get(timeout=WAIT).values()
+        assert after[0] == before[0]
+        assert after[1] != before[1]
+        before, known = after, job.addresses
+    assert known[0] == first[0]
+    assert known[1] != first[1]
+    assert cluster.pod("trainers-1")["metadata"]["uid"] != pod
+    assert mesh.rank.call().get(timeout=WAIT).values() == ["0", "1"]
+    job.kill()
+    assert nothing_is_left(cluster)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 2 * WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
+def test_why_no_pod_takes_the_place_of_a_lost_one(
+    cluster: Cluster, killed: Callable[[JobTrait], JobTrait], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job: Any = killed(described(cluster))
+    job.state(cached_path=None)
+    with pytest.raises(ValueError, match="no host at tcp://x:1; its hosts are tcp://"):
+        job.replace_host("tcp://x:1")
+    cluster.deny("DELETE", "pods")
+    with pytest.raises(RuntimeError, match="no new pod for rank 1 of mesh 'trainers': ") as error:
+        job.replace_host(job.addresses[1])
+    assert "delete Pod ml/trainers-1" in str(error.value)
+    assert "\n" not in str(error.value)
+    cluster.denied.clear()
+    monkeypatch.setattr(kubernetes_job, "_REPLACE_LIMIT", 0.5)
+    sets = cluster.objects["statefulsets", "ml", "trainers"]
+    sets["spec"]["template"]["spec"]["containers"][0]["image"] = "missing"
+    with pytest.raises(RuntimeError, match=r"(?s)0/1 ranks. Missing ranks: \[1\] .*ImagePull"):
+        job.replace_host(job.addresses[1])
 
 
 # -- waiting ---------------------------------------------------------------------------------------

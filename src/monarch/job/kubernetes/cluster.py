@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from monarch.job.kubernetes.answer import items, part, text
 from monarch.job.kubernetes.kube_config import KubeConfig
-from monarch.job.kubernetes.manifests import MONARCH_MESH, SECRET, SERVICE, STATEFUL_SET, Kind
+from monarch.job.kubernetes.manifests import MONARCH_MESH, POD, SECRET, SERVICE, STATEFUL_SET, Kind
 
 __all__ = ["Cluster", "ClusterError"]
 
@@ -29,7 +29,7 @@ _PAGE = 500  # pods in one answer
 _LONGEST = 400  # characters of an answer that an error shows
 _EXPIRED = 410
 _BUSY = frozenset({408, 409, 429, 500, 502, 503, 504})
-_TYPED = {SECRET: "secret", SERVICE: "service", STATEFUL_SET: "stateful_set"}
+_TYPED = {POD: "pod", SECRET: "secret", SERVICE: "service", STATEFUL_SET: "stateful_set"}
 _REMEDIES = {
     401: "the credentials are not accepted: log in again, or name another kubeconfig",
     403: "let this user do that: docs/jobs/kubernetes.md has the role",

@@ -37,7 +37,7 @@ from monarch.job.kubernetes.cluster import Cluster
 from monarch.job.kubernetes.kube_config import KubeConfig
 from monarch.job.kubernetes.leftover import note_objects
 from monarch.job.kubernetes.manifests import Kind
-from monarch.job.kubernetes.pods import Pod
+from monarch.job.kubernetes.pods import LEAVING, MeshPods, Pod
 from monarch.job.kubernetes.specification import (
     RANK_LABEL,
     ImageSpec,
@@ -65,6 +65,7 @@ __all__ = ["KubernetesJob"]
 
 _log = logging.getLogger("monarch.job")
 _PREFIX = "monarch-kubernetes-job-"
+_REPLACE_LIMIT = 300.0  # seconds for a new pod in the place of a lost one; `timeout`, if shorter
 _LOOK = 5.0  # seconds within which the pods of a saved job have to be found ready
 _KINDS = {
     kind.name: kind
@@ -143,6 +144,8 @@ class KubernetesJob(JobTrait):
         self._objects: list[tuple[str, str, str]] = []  # kind, name, uid
         self._ids: dict[str, str] = {}  # the service ids of each mesh that has some
         self._addresses: list[str] = []  # as they were given to `attach_hosts`, for `leave`
+        self._lives: list[str] = []  # of the pods at these addresses, see `Pod.life`
+        self._replaced: list[str] = []  # addresses; a mesh knows a replaced host by its first one
         if self._in_memory:
             _configs[self] = kubeconfig
 
@@ -439,7 +442,42 @@ class KubernetesJob(JobTrait):
             for name, each in pods.items()
         }
         self._addresses = [address for each in called.values() for address in each]
+        self._lives = [pod.life for each in pods.values() for pod in each]
         return JobState({name: attach_hosts(each, secret) for name, each in called.items()})
+
+    def _replace_host(self, address: str) -> str:
+        """Wait for the pod that Kubernetes makes in the place of a lost one.
+
+        A pod that the job created, and that is still there as before, is deleted first: its
+        StatefulSet then makes another one. This happens when a machine was lost, which Kubernetes
+        notices late, and when a worker hangs.
+        """
+        known = [each.rpartition("@")[2] for each in self._addresses]
+        plain = address.rpartition("@")[2]
+        if plain not in known:
+            raise ValueError(f"the job has no host at {address}; its hosts are {', '.join(known)}")
+        place = known.index(plain)
+        places = [(mesh, r) for mesh in self._meshes.values() for r in range(mesh.replicas)]
+        mesh, rank = places[place]
+        lost = self._lives[place]
+        limit = min(self._timeout or _REPLACE_LIMIT, _REPLACE_LIMIT)
+        try:
+            with self._cluster() as cluster:
+                if mesh.provisioned:
+                    _delete_lost(cluster, mesh, rank, lost)
+                (pod,) = wait_for_pods(cluster, mesh, limit, lost=lost, rank=rank)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"no new pod for rank {rank} of mesh {mesh.name!r}: {error}"
+            ) from error
+        if not self._addresses:
+            raise RuntimeError("the job was killed while a lost host was replaced")
+        ids = self._ids.get(mesh.name)
+        own = None if ids is None else [deserialize_service_proc_ids(ids)[rank]]
+        (new,) = service_proc_addrs([pod.address], own)
+        self._replaced.append(self._addresses[place])
+        self._addresses[place], self._lives[place] = new, pod.life
+        return new
 
     @property
     def _has_secret(self) -> bool:
@@ -512,8 +550,8 @@ class KubernetesJob(JobTrait):
 
     def _kill(self) -> None:
         if self._addresses:
-            leave(self._addresses)
-            self._addresses = []
+            leave([*self._replaced, *self._addresses])
+            self._addresses, self._lives, self._replaced = [], [], []
         _created.pop(str(self._apply_id), None)
         self._release()
         if self._attaches:
@@ -539,6 +577,15 @@ class KubernetesJob(JobTrait):
 
 
 KubernetesJob.__module__ = "monarch.job.kubernetes"
+
+
+def _delete_lost(cluster: Cluster, mesh: Mesh, rank: int, lost: str) -> None:
+    """Delete the pod of a rank if it is the one that was lost, and nothing has ended it yet."""
+    pods = MeshPods(mesh.replicas, mesh.rank_label, mesh.port)
+    pods.listed(*cluster.list_pods(mesh.selector))
+    for pod in pods.pods_of(rank):
+        if pod.life == lost and pod.obstacle != LEAVING:
+            cluster.delete(manifests.POD, pod.name, pod.uid)
 
 
 def _as_json(template: Any) -> dict[str, Any]:

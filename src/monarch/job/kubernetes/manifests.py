@@ -23,6 +23,7 @@ from monarch.job.service_identity import SERVICE_PROC_IDS_ENV, SERVICE_PROC_RANK
 
 __all__ = [
     "MONARCH_MESH",
+    "POD",
     "SECRET",
     "SERVICE",
     "STATEFUL_SET",
@@ -56,6 +57,7 @@ MONARCH_MESH = Kind("MonarchMesh", "monarch.pytorch.org/v1alpha1", "monarchmeshe
 STATEFUL_SET = Kind("StatefulSet", "apps/v1", "statefulsets")
 SERVICE = Kind("Service", "v1", "services")
 SECRET = Kind("Secret", "v1", "secrets")
+POD = Kind("Pod", "v1", "pods")
 
 
 def objects_of(mesh: Mesh, namespace: str, *, operator: bool) -> list[tuple[Kind, dict[str, Any]]]:

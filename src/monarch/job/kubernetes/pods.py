@@ -16,7 +16,11 @@ from typing import Any, NamedTuple
 from monarch.job.kubernetes.answer import items, part, text
 from monarch.job.pod import PORT_VARIABLE
 
-__all__ = ["MeshPods", "Pod", "read_pod"]
+__all__ = ["LEAVING", "MeshPods", "Pod", "read_pod"]
+
+
+LEAVING = "it is being deleted"
+"""The obstacle of a pod that ends."""
 
 
 class Pod(NamedTuple):
@@ -33,6 +37,13 @@ class Pod(NamedTuple):
     """The time of its creation, in a form that sorts."""
     obstacle: str
     """Why it does not serve, in the words of Kubernetes; may be empty."""
+    restarts: int = 0
+    """How often its containers were started again."""
+
+    @property
+    def life(self) -> str:
+        """A text that is another one for a pod that was created anew or whose containers were."""
+        return f"{self.uid}/{self.restarts}"
 
     @property
     def address(self) -> str:
@@ -58,7 +69,8 @@ def read_pod(found: Mapping[str, Any], rank_label: str, port: int) -> Pod:
         port=_port_of(found, port),
         serves=ready and bool(ip) and not leaving,
         born=text(metadata, "creationTimestamp"),
-        obstacle="it is being deleted" if leaving else "" if ready else _obstacle(status),
+        obstacle=LEAVING if leaving else "" if ready else _obstacle(status),
+        restarts=sum(int(c.get("restartCount") or 0) for c in items(status, "containerStatuses")),
     )
 
 
@@ -92,10 +104,18 @@ def _sentence(reason: str, message: str) -> str:
 
 
 class MeshPods:
-    """The pods of a mesh, as known from lists and events."""
+    """The pods of a mesh, as known from lists and events.
 
-    def __init__(self, replicas: int, rank_label: str, port: int) -> None:
+    `lost` is the life of a pod that no longer counts, see `Pod.life`. With `rank`, only that one
+    has to be served.
+    """
+
+    def __init__(
+        self, replicas: int, rank_label: str, port: int, *, lost: str = "", rank: int | None = None
+    ) -> None:
         self.replicas = replicas
+        self._lost = lost
+        self._ranks = range(replicas) if rank is None else [rank]
         self.version = ""
         """The version of the list from which a watch goes on; empty: a new list is needed."""
         self._rank_label = rank_label
@@ -148,15 +168,19 @@ class MeshPods:
         """The pod of each rank that is served."""
         best: dict[int, Pod] = {}
         for pod in sorted(self._pods.values(), key=lambda pod: (pod.born, pod.name)):
-            if pod.serves and pod.rank is not None and pod.rank < self.replicas:
-                best[pod.rank] = pod
+            if pod.serves and pod.rank in self._ranks and pod.life != self._lost:
+                best[pod.rank or 0] = pod
         return dict(sorted(best.items()))
 
     @property
     def missing(self) -> list[int]:
         """The ranks that no pod serves."""
         serving = self.serving
-        return [rank for rank in range(self.replicas) if rank not in serving]
+        return [rank for rank in self._ranks if rank not in serving]
+
+    def pods_of(self, rank: int) -> list[Pod]:
+        """Return all pods that are known of a rank, whether they serve or not."""
+        return [pod for pod in self._pods.values() if pod.rank == rank]
 
     def obstacles(self) -> str:
         """Return in a few words why ranks are missing; empty if nothing is known."""

@@ -27,13 +27,23 @@ _PATIENCE = 30.0  # seconds within which the API has to answer again
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts
 
 
-def wait_for_pods(cluster: Cluster, mesh: Mesh, timeout: float | None) -> list[Pod]:
+def wait_for_pods(
+    cluster: Cluster,
+    mesh: Mesh,
+    timeout: float | None,
+    *,
+    lost: str = "",
+    rank: int | None = None,
+) -> list[Pod]:
     """Return the pods of a mesh in the order of their ranks, once all of them serve.
+
+    With `rank`, return the pod of that rank alone. A pod of the life `lost` does not count.
 
     Blocks for at most `timeout` seconds (None: without a limit), with a line on stderr after two
     seconds. Raises RuntimeError.
     """
-    pods = MeshPods(mesh.replicas, mesh.rank_label, mesh.port)
+    pods = MeshPods(mesh.replicas, mesh.rank_label, mesh.port, lost=lost, rank=rank)
+    wanted = len(pods.missing)
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     failing_since = math.inf
     pause = _FIRST_PAUSE
@@ -43,7 +53,7 @@ def wait_for_pods(cluster: Cluster, mesh: Mesh, timeout: float | None) -> list[P
         missing = pods.missing
         why = pods.obstacles()
         return (
-            f"waiting for {len(missing)} of the {mesh.replicas} pods of mesh {mesh.name!r} in "
+            f"waiting for {len(missing)} of the {wanted} pods of mesh {mesh.name!r} in "
             f"namespace {cluster.namespace!r}" + (f" ({why})" if why else "")
         )
 
@@ -75,7 +85,7 @@ def wait_for_pods(cluster: Cluster, mesh: Mesh, timeout: float | None) -> list[P
             if not pods.missing:
                 return list(pods.serving.values())
             if time.monotonic() >= deadline:
-                raise RuntimeError(_ended(mesh, pods))
+                raise RuntimeError(_ended(mesh, pods, wanted))
             if error is None and pods.version:
                 pause = _FIRST_PAUSE
             else:  # neither a failing API nor one that always expires is asked without pause
@@ -83,14 +93,14 @@ def wait_for_pods(cluster: Cluster, mesh: Mesh, timeout: float | None) -> list[P
                 pause = min(_LONGEST_PAUSE, 2 * pause)
 
 
-def _ended(mesh: Mesh, pods: MeshPods) -> str:
+def _ended(mesh: Mesh, pods: MeshPods, wanted: int) -> str:
     missing = pods.missing
-    served = mesh.replicas - len(missing)
+    served = wanted - len(missing)
     why = pods.obstacles()
     known = (
         why or f"there are no pods for them; look at: kubectl get pods --selector {mesh.selector}"
     )
-    return f"Watch ended with {served}/{mesh.replicas} ranks. Missing ranks: {missing} ({known})"
+    return f"Watch ended with {served}/{wanted} ranks. Missing ranks: {missing} ({known})"
 
 
 def _warn(pods: MeshPods) -> None:
