@@ -10,7 +10,8 @@ import sys
 from monarch.actor import HostMesh, this_host
 from monarch.spmd.fork_server.finder import connect
 from monarch.spmd.host_ranks import rank_environ
-from monarch.spmd.run import Failure, Result, run
+from monarch.spmd.result import Failure, Result
+from monarch.spmd.run import run
 from monarch.spmd.torchrun import Launch, add_options, launch_of
 
 __all__ = ["Screen", "add_arguments", "execute", "launch"]
@@ -135,19 +136,18 @@ class Screen:
         sys.stderr.flush()
 
     def end(self, result: Result) -> None:
-        """Write what is left, then the failures, the first of the last attempt at the end."""
+        """Write what is left, then the failures with their costs, and the outcome at the end."""
         for (rank, stream), text in self._open.items():
             self._write(rank, stream, [text])
         self._open.clear()
-        if result.succeeded:
-            if result.failures:
-                times = f"{len(result.failures)} failure" + "s" * (len(result.failures) > 1)
-                self.say(f"done after {times}, {result.seconds:.1f} s")
-            return
-        *earlier, last = result.failures
-        for failure in earlier:
-            self.say(f"attempt {failure.attempt + 1}: {failure}")
-        self._report(last, len(result.failures))
+        if result.succeeded or len(result.failures) > 1:
+            for line in result.costs():
+                self.say(line)
+        if not result.succeeded:
+            self._report(result.failures[-1], len(result.failures))
+        elif result.failures:
+            times = f"{len(result.failures)} failure" + "s" * (len(result.failures) > 1)
+            self.say(f"done after {times}, {result.seconds:.1f} s")
 
     def _report(self, failure: Failure, attempts: int) -> None:
         many = f" (attempt {attempts})" if attempts > 1 else ""

@@ -16,44 +16,20 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from monarch.actor import ActorError, Channel, HostMesh, SupervisionError
 from monarch.spmd.host_ranks import Exited, HostRanks, Output, RankSpec
+from monarch.spmd.result import Failure, Result
 from monarch.spmd.torchrun import Launch
 from monarch.spmd.variables import torchrun_variables
 
-__all__ = ["Failure", "Result", "run"]
+__all__ = ["run"]
 
 _TAIL = 1 << 13  # bytes of a failed rank's stderr that are kept
 _LINES = 30  # lines of it that are shown
 _ENDING = 60.0  # seconds for hosts to report exits after SIGKILL
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The first failure of an attempt. `rank` is -1 for the loss of a host."""
-
-    attempt: int
-    rank: int
-    host: str
-    text: str
-    stderr: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        what = f"host {self.host} was lost" if self.rank < 0 else f"rank {self.rank} on {self.host}"
-        return f"{what}: {self.text}"
-
-
-@dataclass
-class Result:
-    """The outcome of a launch: its failures by attempt, and whether the last attempt succeeded."""
-
-    succeeded: bool = False
-    attempts: int = 0
-    failures: list[Failure] = field(default_factory=list["Failure"])
-    seconds: float = 0.0
 
 
 class _Host:
@@ -144,10 +120,10 @@ class _Run:
         self._keep = keep
         self._folder = os.getcwd() if folder is None else folder
         self._events: asyncio.Queue[Output | Exited | _Host] = asyncio.Queue()
-        self._result = Result()
+        self._result = Result(max_restarts=launch.max_restarts)
+        self._began = time.monotonic()
 
     async def go(self) -> Result:
-        began = time.monotonic()
         port, receiver = Channel[Output | Exited].open()
         procs = self._mesh.spawn_procs()
         reader = None
@@ -181,7 +157,7 @@ class _Run:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await procs.stop()
-        self._result.seconds = time.monotonic() - began
+        self._result.seconds = self._elapsed()
         return self._result
 
     async def _attempts(self, hosts: list[_Host]) -> None:
@@ -197,11 +173,10 @@ class _Run:
             await asyncio.gather(*map(self._confirm, left))
             left = [host for host in left if not host.is_lost]
             if culprit.is_lost and failure.rank >= 0:
-                failure = self._host_lost(failure.attempt, culprit, {})
+                failure = replace(self._host_lost(failure.attempt, culprit, {}), at=failure.at)
             result.failures.append(failure)
-            tries = self._launch.max_restarts - result.attempts + 1
-            if tries <= 0 or len(left) < self._least:
-                if tries > 0:
+            if not result.restarts_left or len(left) < self._least:
+                if result.restarts_left:
                     self._say(
                         f"{len(left)} hosts are left, and the program needs {self._least} "
                         "(--nnodes)"
@@ -244,12 +219,13 @@ class _Run:
                 ]
                 running.update({spec.rank: host for spec in specs})
                 await host.ranks.start.call_one(attempt, specs)
+            self._started()
         except Exception as error:
             lost = next((host for host in hosts if host.is_lost), None)
             await self._end(attempt, running, tails)
             if lost is None:
                 raise
-            return Failure(attempt, -1, lost.name, _first_line(error)), lost
+            return self._failure(attempt, -1, lost.name, _first_line(error)), lost
         failed = await self._events_of(attempt, running, tails)
         if failed is not None:
             await self._end(attempt, running, tails)
@@ -297,14 +273,29 @@ class _Run:
                 text = tails.get(event.rank, bytearray()).decode(errors="replace")
                 stderr = tuple(text.splitlines()[-_LINES:])
                 ending = _ending(event.status)
-                return Failure(attempt, event.rank, host.name, ending, stderr), host
+                return self._failure(attempt, event.rank, host.name, ending, stderr), host
         return None
 
     def _host_lost(self, attempt: int, host: _Host, running: dict[int, _Host]) -> Failure:
         for rank in [rank for rank, its in running.items() if its is host]:
             del running[rank]
         error = host.lost.exception() if host.lost is not None else None
-        return Failure(attempt, -1, host.name, _first_line(error) if error else "it has ended")
+        text = _first_line(error) if error else "it has ended"
+        return self._failure(attempt, -1, host.name, text)
+
+    def _failure(
+        self, attempt: int, rank: int, host: str, text: str, stderr: tuple[str, ...] = ()
+    ) -> Failure:
+        return Failure(attempt, rank, host, text, stderr, at=self._elapsed())
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def _started(self) -> None:
+        """Note the cost of the last failure, now that its next attempt has all its ranks."""
+        failures = self._result.failures
+        if failures:
+            failures[-1] = replace(failures[-1], cost=self._elapsed() - failures[-1].at)
 
     def _output(self, event: Output, tails: dict[int, bytearray]) -> None:
         if event.stream == 2:

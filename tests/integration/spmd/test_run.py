@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -93,6 +94,10 @@ def test_a_rank_that_is_killed(program: Program) -> None:
     assert (status, out) == (0, ["[rank 0] 1 2", "[rank 1] 1 2"])
     assert "rank 1" in err[0]
     assert "killed by SIGKILL; attempt 2 of at most 2 starts" in err[0]
+    assert re.match(
+        r"monarch run: 1 failure in .*; restarting took .* s; no restarts left", err[-3]
+    )
+    assert re.search(r"at .* s, attempt 1: rank 1 on .* SIGKILL; started again after .* s", err[-2])
     assert "done after 1 failure" in err[-1]
 
 
