@@ -126,7 +126,7 @@ if TYPE_CHECKING:
     from monarch._engine.transport.frame_link import FrameLink
     from monarch._engine.transport.link import Link
     from monarch._engine.wire.call_meta import route
-    from monarch._engine.wire.codec import decode, encode
+    from monarch._engine.wire.codec import decode, encode, register_reducer
     from monarch._engine.wire.frame import CALL, FAILURE, PROBE, QUERY, STOP, Frame
     from monarch._spi.answers import call_each
     from monarch._spi.process import (
@@ -276,6 +276,7 @@ __all__ = [
     "reactor_call",
     "rebind",
     "rebuild_error",
+    "register_reducer",
     "renounce",
     "replacements",
     "resolved",
@@ -364,7 +365,7 @@ _NAMES = {
     "_engine.transport.frame_link": "FrameLink",
     "_engine.transport.link": "Link",
     "_engine.wire.call_meta": "route",
-    "_engine.wire.codec": "decode encode",
+    "_engine.wire.codec": "decode encode register_reducer",
     "_engine.wire.frame": "CALL FAILURE Frame PROBE QUERY STOP",
     "_spi.answers": "call_each",
     "_spi.process": (

@@ -5,16 +5,22 @@ process, ``DTensor.from_local(local, device_mesh, placements)`` makes one of the
 ``to_local`` is the way back, both without a copy. Only the `DeviceMesh` of torch is missing, and
 that needs process groups of `torch.distributed`: the default one of all processes of the engine
 (`worker/default_group.py`), and one for each dimension of the mesh.
+
+A DTensor that a process returns has its `DeviceMesh` with it, which names process groups. Torch
+looks for them where it is unpickled, and logs a warning for each that it does not find. The script
+is in none of them, so nothing is looked for there: the DTensor can be read and printed, and torch
+raises an error when it is to be communicated.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh as OfTorch
 
+from monarch import _spi
 from monarch._tensors.mesh import DeviceMesh
 from monarch._tensors.mesh_of_procs import spawn_tensor_engine
 from monarch._tensors.worker.default_group import default
@@ -115,3 +121,20 @@ def torch_mesh(mesh: DeviceMesh | ProcMesh) -> TorchMesh:
         tuple(own.processes),
         engine.name,
     )
+
+
+def _reduced(mesh: OfTorch) -> tuple[Any, ...]:
+    return _received, (mesh.__reduce_ex__(2)[2],)
+
+
+def _received(state: dict[str, Any]) -> OfTorch:
+    """Return torch's mesh of a message. Its groups are looked for if this process has any."""
+    made = OfTorch.__new__(OfTorch)
+    if torch.distributed.is_initialized() and hasattr(made, "__setstate__"):
+        made.__setstate__(state)
+    else:  # what torch would do, as if it found none
+        vars(made).update(state, _pg_registry={})
+    return made
+
+
+_spi.register_reducer(OfTorch, _reduced)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from inspect import signature
 from pathlib import Path
@@ -163,6 +164,36 @@ def rows_of_all(layout: TorchMesh, x: torch.Tensor) -> torch.Tensor:
     placements = [Shard(0)] * device_mesh.ndim
     whole = DTensor.from_local(x, device_mesh, placements)
     return whole.sum(0, keepdim=True).full_tensor()
+
+
+@remote
+def dtensor(layout: TorchMesh, x: torch.Tensor, dims: tuple[str, ...]) -> DTensor:
+    """Return a DTensor on torch's mesh, or on a part of that."""
+    device_mesh = layout.device_mesh()
+    part = device_mesh[dims] if dims else device_mesh
+    return DTensor.from_local(x, part, [Shard(0)] * part.ndim, run_check=False)
+
+
+@pytest.mark.parametrize("dims", [(), ("gpu",)])
+def test_a_dtensor_that_is_fetched_can_be_read(
+    mesh: Any, dims: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Torch logs no warning about process groups, in which the script is not."""
+    torch_log = logging.getLogger("torch.distributed.device_mesh")
+    torch_log.addHandler(caplog.handler)
+    try:
+        with mesh.activate():
+            answers = dtensor.call(torch_mesh(mesh), torch.ones(2), dims).get(timeout=60)
+    finally:
+        torch_log.removeHandler(caplog.handler)
+    assert not caplog.records
+    found = answers.values()[0]
+    size = 2 * (2 if dims else 4)
+    assert tuple(found.shape) == (size,)
+    assert found.to_local().tolist() == [1.0, 1.0]
+    assert "Shard(dim=0)" in repr(found)
+    with pytest.raises(RuntimeError, match="resolve the process group"):
+        found.redistribute(placements=[Replicate()] * len(found.placements))
 
 
 def test_parts_of_a_mesh_are_meshes_of_torch(mesh: Any) -> None:
