@@ -2,7 +2,7 @@
 
 Its commands handle the jobs of a directory (``apply``, ``exec``, ``shell``, ``status``, ``logs``,
 ``kill``, ``context``) and of a machine (``ps``, ``gc``), run hosts (``worker``, ``certificates``),
-and diagnose a running script (``why``), a machine or a worker (``doctor``) or a program
+and diagnose a running script (``why``, ``top``), a machine or a worker (``doctor``) or a program
 (``debug``). ``monarch COMMAND --help`` shows the options of each, with examples.
 
 Results go to stdout, everything else to stderr. The exit status is 0; 1 after a failure, with one
@@ -28,6 +28,7 @@ _COMMANDS = {
     "status": ("status", "how the job of this directory is: since when, its users, its hosts"),
     "logs": ("status", "the output of its hosts"),
     "why": ("why", "what a running script does: which actor is busy where, which waits"),
+    "top": ("top", "the same on one screen, again and again: busy actors first, CPU, memory"),
     "ps": ("status", "all jobs of this user on this machine"),
     "gc": ("status", "remove what killed scripts left on this machine"),
     "context": ("jobs", "several jobs in one directory: create, use, rm, ls"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import Any
 
-__all__ = ["add_why"]
+__all__ = ["add_why", "chosen", "diagnosis_of"]
 
 _PATIENCE = 8.0  # seconds
 
@@ -15,6 +16,11 @@ def add_why(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("pid", nargs="?", type=int, help="the script; needed if several run here")
     parser.add_argument("--json", action="store_true", help="print the data, for programs")
+    parser.add_argument(
+        "--native",
+        action="store_true",
+        help="also the native stacks of processes here that do not answer (needs py-spy)",
+    )
     parser.epilog = """\
 The command is run on the machine of the script, by its user or root. The script need not have
 been started in a special way, and goes on undisturbed.
@@ -22,6 +28,7 @@ been started in a special way, and goes on undisturbed.
 examples:
   monarch why          the one script of this user on this machine
   monarch why 4242     the script with this pid
+  sudo monarch why --native    where native code is stuck; py-spy needs the right to trace
   monarch why --json | jq '.processes[] | select(.state == "T")'
 """
     parser.set_defaults(run=_run)
@@ -29,9 +36,29 @@ examples:
 
 def _run(options: argparse.Namespace) -> int:
     from monarch._diagnosis.diagnosis import Diagnosis
+
+    found = diagnosis_of(chosen(options.pid))
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    print(Diagnosis.from_dict(found))
+    if options.native:
+        from monarch._diagnosis.native import native_stacks
+
+        for text in native_stacks(found):
+            print(text)
+    return 0
+
+
+def chosen(pid: int | None) -> int:
+    """Return the script that a command is about; RuntimeError if that is not clear."""
+    return pid if pid is not None else _only()
+
+
+def diagnosis_of(pid: int) -> dict[str, Any]:
+    """Return the diagnosis of a script of this machine, as data; RuntimeError says why not."""
     from monarch._diagnosis.door import ask_script
 
-    pid = options.pid if options.pid is not None else _only()
     try:
         data = ask_script(pid, _PATIENCE)
     except (ConnectionRefusedError, FileNotFoundError) as error:
@@ -43,9 +70,8 @@ def _run(options: argparse.Namespace) -> int:
     if not data:
         raise RuntimeError(f"the script with pid {pid} refuses: it belongs to another user, or "
                            "four diagnoses are under way")  # fmt: skip
-    found = json.loads(data)
-    print(json.dumps(found, indent=1) if options.json else Diagnosis.from_dict(found))
-    return 0
+    found: dict[str, Any] = json.loads(data)
+    return found
 
 
 def _only() -> int:

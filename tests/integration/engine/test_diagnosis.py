@@ -7,10 +7,13 @@ import ctypes
 import fcntl
 import json
 import os
+import pty
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +23,7 @@ import pytest
 
 import monarch
 from monarch._diagnosis.door import ask_script, running_scripts
+from monarch._diagnosis.native import native_stacks
 from monarch.actor import Actor, concurrent_endpoint, endpoint
 
 from .conftest import WAIT, until
@@ -208,6 +212,70 @@ def test_the_command(fresh: Fresh, gate: Gate) -> None:
     assert data["pid"] == os.getpid()
     gate.release()
     call.get(timeout=WAIT)
+
+
+@linux
+def test_top(fresh: Fresh, gate: Gate) -> None:
+    stuck = fresh(1).spawn("stuck", Stuck)
+    call = stuck.block.call_one(gate.path)
+    command = [sys.executable, "-m", "monarch.cli", "top", str(os.getpid())]
+    found: list[str] = []
+
+    def is_shown() -> bool:
+        once = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
+        assert (once.returncode, once.stderr) == (0, "")
+        found[:] = once.stdout.splitlines()
+        rows = [line for line in found if "stuck{" in line]
+        return any(row.startswith("busy") and "block()" in row for row in rows)
+
+    until(is_shown)
+    assert found[0].startswith(f"script {os.getpid()}: ")
+    assert found[2].split()[:3] == ["STATE", "SINCE", "QUEUE"]
+
+    screen, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    size = {**os.environ, "COLUMNS": "100", "LINES": "20"}
+    top = subprocess.Popen(
+        [*command, "--delay", "0.2"], stdin=terminal, stdout=terminal, stderr=terminal, env=size
+    )
+    shown = b""
+    while shown.count(b"STATE") < 2:  # it is drawn again
+        shown += os.read(screen, 4096)
+    os.write(screen, b"q")
+    while not shown.endswith(b"\x1b[?1049l"):
+        shown += os.read(screen, 4096)
+    assert top.wait(timeout=WAIT) == 0
+    assert termios.tcgetattr(terminal) == before
+    os.close(screen)
+    os.close(terminal)
+    gate.release()
+    call.get(timeout=WAIT)
+
+
+@linux
+@pytest.mark.skipif(
+    shutil.which("py-spy", path=os.path.dirname(sys.executable)) is None, reason="needs py-spy"
+)
+def test_native_stacks(fresh: Fresh, gate: Gate) -> None:
+    stuck = fresh(1).spawn("stuck", Stuck)
+    pid = stuck.pid.call_one().get(timeout=WAIT)
+    call = stuck.hold.call_one(gate.path)
+    until(lambda: "it sleeps in native code" in str(monarch.diagnose(timeout=0.2)))
+    asked = why("--native", str(os.getpid()))
+    assert asked.returncode == 0, asked.stderr
+    shown = asked.stdout.partition(f"Process {pid}, with native frames:\n")[2]
+    assert "hold (" in shown or "ermission denied" in shown, asked.stdout
+    gate.release()
+    call.get(timeout=WAIT)
+
+
+@linux
+def test_native_stacks_without_py_spy(fresh: Fresh, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh(1)
+    monkeypatch.setattr("shutil.which", lambda *_args, **_kwargs: None)
+    data = monarch.diagnose(timeout=WAIT).to_dict()
+    with pytest.raises(RuntimeError, match=r"pymonarch\[native\]"):
+        list(native_stacks(data))
 
 
 @linux
