@@ -3,12 +3,15 @@
 The operations rebind a tensor, so each makes a value and releases one, and all are issued as fast
 as the client can. Two processes execute them. After a tenth of the operations (the warm-up) and at
 the end all work is awaited, and the resident memory of client and processes is read. Then the
-processes are made slow, and the client issues more than may be under way: it must be held back.
+processes wait for a file, and the client issues more than may be under way. It must be held back
+until it makes no progress; then the file is made, and all that it issued is done.
 """
 
 from __future__ import annotations
 
 import gc
+import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -16,13 +19,13 @@ import torch
 from footprint import MEMORY
 from report import count, end
 
-from monarch import inspect, remote
+from monarch import get_active_mesh, inspect, remote
 from monarch.actor import this_host
 
-SLOW = 50_000
-"""Operations that are issued while the processes sleep: more than may be unconfirmed."""
-ASLEEP = 2.0
-"""Seconds that they sleep."""
+MANY = 50_000
+"""Operations that are issued while the processes wait: more than may be unconfirmed."""
+STILL = 2.0
+"""Seconds after which a client without progress is held back."""
 
 
 def resident(status: str) -> int:
@@ -37,8 +40,9 @@ def own_resident() -> int:
 
 
 @remote(propagate="inspect")
-def sleep() -> None:
-    time.sleep(ASLEEP)
+def wait_for(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.01)
 
 
 def figures() -> list[int]:
@@ -47,6 +51,38 @@ def figures() -> list[int]:
     workers = own_resident.call().get(timeout=600)
     own = resident(Path("/proc/self/status").read_text())
     return [own, *(kib for _, kib in workers.items())]
+
+
+def issued_ahead() -> int:
+    """Return how many operations a client issues to processes that do nothing: at most `MANY`."""
+    mesh = get_active_mesh()
+    issued = 0
+    total = 0.0
+
+    def issue() -> None:
+        nonlocal issued, total
+        with mesh.activate():
+            value = torch.zeros(1)
+            for _ in range(MANY):
+                value = value + 1
+                issued += 1
+            total = inspect(value).item()
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "go on"
+        wait_for(str(file))
+        thread = threading.Thread(target=issue)
+        thread.start()
+        before = 0
+        while thread.is_alive() and (issued > before or not issued):
+            before = issued
+            thread.join(STILL)
+        ahead = issued
+        file.touch()
+        thread.join()
+    if total != MANY:
+        raise RuntimeError(f"{total} is the sum of {MANY} ones, of which {issued} were added")
+    return ahead
 
 
 def main() -> None:
@@ -74,17 +110,15 @@ def main() -> None:
         for name, first, last in zip(names, before, after, strict=True):
             if last > first + MEMORY:
                 faults.append(f"{name}: {first} KiB before, {last} now")
-        sleep()
-        issued = time.perf_counter()
-        issue(SLOW)
-        if time.perf_counter() - issued < ASLEEP / 2:
-            faults.append(f"{SLOW} operations were issued while the processes slept")
+        ahead = issued_ahead()
+        if ahead == MANY:
+            faults.append(f"{MANY} operations were issued while the processes waited")
     procs.stop().get(timeout=600)
     sizes = ", ".join(
         f"{name} {first >> 10} MiB then {last >> 10}"
         for name, first, last in zip(names, before, after, strict=True)
     )
-    print(sizes)
+    print(f"{sizes}; {ahead:,} operations ahead of processes that wait")
     end(f"{operations:,} operations on distributed tensors", seconds, faults)
 
 

@@ -1,8 +1,8 @@
 """Random programs give what the same programs give on local tensors, one copy for each process.
 
-They have views, writes, reductions, copies within a mesh and to another `spawn_procs`, streams and
-borrows, blocks that are sent together, and compiled functions with any of these.
-`PROGRAMS=5000 pytest tests/integration/tensors/test_programs.py` runs more of them.
+They have views, writes (also of a view, and by remote functions), reductions of all forms, copies
+within a mesh and to another `spawn_procs`, streams and borrows, blocks that are sent together, and
+compiled functions with any of these. `python tests/soak/programs.py` runs thousands.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monarch import Stream, coalescing, inspect, no_mesh
+from monarch import Stream, coalescing, inspect, no_mesh, remote
 from monarch._tensors.recording import compile as compiled
 from monarch.actor import ProcMesh, this_host
 
@@ -47,7 +47,20 @@ def group(rank: int, dim: str) -> list[int]:
     ]
 
 
-KINDS = ["add", "both", "write", "view", "reduce", "reduce_", "copy", "borrow", "read", "away"]
+def mix(x: Any, y: Any, number: float) -> Any:
+    """Write into one tensor, and return another."""
+    made = x + number
+    x.sub_(y.clone())
+    return made
+
+
+mixed = remote(mix, propagate=mix)
+
+KINDS = [
+    *("add", "both", "write", "into", "mix", "choose", "view", "strided", "reversed"),
+    *("reduce", "reduce_", "max", "stack", "exchange", "scatter"),
+    *("copy", "borrow", "read", "away"),
+]
 
 
 class Program:
@@ -136,11 +149,29 @@ class Program:
         if kind == "add":
             return one + number
         if kind == "both":
-            return one * two if one.shape == two.shape else None
+            return (one * two).clamp(-99, 99) if one.shape == two.shape else None
         if kind == "write":
             one.mul_(number)
+        elif kind == "into" and one.shape == two.shape:
+            one.add_(two * number)
+        elif kind == "mix" and one.shape == two.shape:
+            return mixed(one, two, number)
+        elif kind == "choose":
+            return torch.where(one > number, one, -one)
         elif kind == "view":
             return one[1:] if len(one) > 1 else None
+        elif kind == "strided":
+            return one[::2]
+        elif kind == "reversed":
+            return one.flip(0)
+        elif kind == "max":
+            return one.reduce(dim, "max")
+        elif kind == "stack":
+            return one.reduce(dim, "stack")[1]
+        elif kind == "exchange":
+            return one.reduce(dim, "stack", scatter=True) if len(one) == 2 else None
+        elif kind == "scatter":
+            return one.reduce(dim, scatter=True).unsqueeze(0) if len(one) == 2 else None
         elif kind == "reduce":
             return one.reduce(dim)
         elif kind == "reduce_":
@@ -170,9 +201,23 @@ class Program:
                 return [value + number for value in one]
             if kind == "both":
                 same = one[0].shape == two[0].shape
-                return [a * b for a, b in zip(one, two, strict=True)] if same else None
+                pairs = zip(one, two, strict=True)
+                return [(a * b).clamp(-99, 99) for a, b in pairs] if same else None
+            if kind == "into" and one[0].shape == two[0].shape:
+                for a, b in zip(one, two, strict=True):
+                    a.add_(b * number)
+            if kind == "mix" and one[0].shape == two[0].shape:
+                return [mix(a, b, number) for a, b in zip(one, two, strict=True)]
+            if kind == "choose":
+                return [torch.where(value > number, value, -value) for value in one]
             if kind == "view":
                 return [value[1:] for value in one] if len(one[0]) > 1 else None
+            if kind == "strided":
+                return [value[::2] for value in one]
+            if kind == "reversed":
+                return [value.flip(0) for value in one]
+            if kind in ("max", "stack", "exchange", "scatter"):
+                return self.combined(kind, one, dim)
             if kind in ("reduce", "reduce_"):
                 sums = [sum(one[other] for other in group(rank, dim)) for rank in range(4)]
                 if kind == "reduce":
@@ -187,6 +232,23 @@ class Program:
                 elif kind == "borrow":
                     value.add_(number)
         return None
+
+    def combined(self, kind: str, one: Any, dim: str) -> Any:
+        """Return what the other reductions give; in each group two processes take part."""
+        groups = [[one[other] for other in group(rank, dim)] for rank in range(4)]
+        if kind == "max":
+            return [torch.maximum(*values) for values in groups]
+        if kind == "stack":
+            return [values[1].clone() for values in groups]
+        if len(one[0]) != 2:
+            return None
+        own = [group(rank, dim).index(rank) for rank in range(4)]
+        if kind == "exchange":
+            return [
+                torch.stack([value[place] for value in values])
+                for values, place in zip(groups, own, strict=True)
+            ]
+        return [sum(values)[place : place + 1] for values, place in zip(groups, own, strict=True)]
 
     def check(self) -> None:
         for pair in self.pairs:
