@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, SupervisionError, endpoint
+from monarch.actor import Actor, SupervisionError, Supervisor, endpoint
 from monarch.job import JobTrait, SlurmJob, job_load
 from tests.processes import files_of_processes
 
@@ -262,6 +262,59 @@ def test_a_node_that_dies_is_the_failure_of_its_host(cluster: Any, describe: Any
         cluster.command("scancel", str(job._job_id))
         cluster.start_node("n1")
         until(lambda: cluster.idle() >= 3)
+
+
+@pytest.mark.failures
+def test_a_lost_node_is_replaced_in_place(cluster: Any, describe: Any) -> None:
+    job = describe({"a": 2}, slurm_args=["--no-kill"])
+    state = job.state(cached_path=None)
+    supervisor = Supervisor("one_for_one", max_restarts=3, within=600, spares=job)
+    mesh = supervisor.spawn(state.a.spawn_procs(), "mesh", Worker)
+    assert mesh.node.call().get(timeout=WAIT).values() == ["n0", "n1"]
+    known = job.workers
+    cluster.kill_node("n1")
+    try:
+        until(lambda: job.workers != known)
+        supervisor.healthy.get(timeout=WAIT)
+        assert mesh.node.call().get(timeout=WAIT).values() == ["n0", "n2"]
+    finally:
+        cluster.start_node("n1")  # Slurm waits for a lost node before it has released a job
+        job.kill()
+        until(lambda: cluster.idle() >= 3)
+    assert running(cluster) == []
+
+
+def running(cluster: Any) -> list[str]:
+    shown = cluster.command("squeue", "--noheader", "--format=%i %j %T").splitlines()
+    return [line for line in shown if "limited" not in line]
+
+
+def test_a_replacement_that_fails_leaves_nothing_and_one_that_works_is_part_of_the_job(
+    cluster: Any, describe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = describe({"a": 2})
+    with pytest.raises(RuntimeError, match="the job does not run"):
+        job.replace_host("tcp://x:1")
+    job.state(cached_path="job")
+    with pytest.raises(ValueError, match="no host at tcp://x:1; its hosts are tcp://"):
+        job.replace_host("tcp://x:1")
+    before = job.workers
+    with monkeypatch.context() as context:
+        context.setattr(job, "_python_exe", "no-such-python")
+        with pytest.raises(RuntimeError, match=rf"no node in the place of {before[1]}: ") as error:
+            job.replace_host(before[1])
+    assert "\n" not in str(error.value)
+    assert "Slurm job" in str(error.value)
+    until(lambda: len(running(cluster)) == 1)
+    assert job.workers == before
+    new = job.replace_host(before[1])
+    assert job.workers == [before[0], new] != before
+    job.dump("job")
+    saved: Any = job_load("job")
+    assert saved.can_run(job)
+    assert nodes_of(saved.state().a) == ["n0", "n2"]
+    saved.kill()
+    assert running(cluster) == []
 
 
 def test_a_requeued_job_is_waited_for_anew(

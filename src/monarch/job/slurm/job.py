@@ -9,6 +9,10 @@ asked from Slurm each time, since Slurm may requeue the job, and then gives it o
 Until another script can find the job, a guard cancels it when this script exits (`guard`). A script
 that is interrupted while it waits cancels the job, unless another script uses it.
 
+A node that was lost is replaced by a Slurm job of one node, with the same options and the same
+secret (`replace_host`). `_extra` has the numbers of these jobs, by the position of the host.
+`_changing` orders their submission with `kill`.
+
 In batch mode the client is a command in the batch script (`batch`). It finds its job by the
 variables of its environment: `in_batch`.
 """
@@ -22,6 +26,8 @@ import logging
 import os
 import socket
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,9 +57,14 @@ _log = logging.getLogger("monarch.job")
 _PREFIX = "monarch-slurm-job-"
 _PATIENCE = 10.0  # seconds during which squeue may fail, as while the controller restarts
 _END_LIMIT = 120.0  # seconds for a cancelled job to release its nodes
+_REPLACE_LIMIT = 600.0  # seconds for a node in the place of a lost one; `job_start_timeout`, if set
+_LISTEN_LIMIT = 60.0  # seconds within which the worker of a node that runs listens
+_DIAL_LIMIT = 5.0  # seconds for one connection
 _LONGEST = 0.7  # seconds between two questions whether the job runs; the goal is 1 s
 _LAST = 2000  # bytes at the end of a log that an error shows
 _SECRET_FILE_VARIABLE = "MONARCH_JOB_SECRET_FILE"  # noqa: S105 - the name of the variable
+
+_changing = threading.RLock()  # held while a job gets or loses nodes
 
 
 class SlurmJob(JobTrait):
@@ -152,6 +163,8 @@ class SlurmJob(JobTrait):
         self._submitted_on = ""  # the machine that has the job's directory
         self._logs: list[str] = []  # the files of the job's output, the errors first
         self._hosts: list[str] = []  # addresses of the workers, as they were last seen
+        self._extra: dict[str, int] = {}  # position of a host -> the Slurm job that replaced it
+        self._replaced: list[str] = []  # addresses; a mesh knows a replaced host by its first one
 
     def add_mesh(self, name: str, num_nodes: int) -> None:
         """Add a mesh to the description.
@@ -249,8 +262,16 @@ class SlurmJob(JobTrait):
         }
 
     def _is_running(self) -> bool:
-        state = self._look()
-        return state is not None and not state.ended
+        numbers = self._used() or [self._id()]
+        states = [None if number is None else self._look_patiently(number) for number in numbers]
+        return all(state is not None and not state.ended for state in states)
+
+    def _used(self) -> set[int]:
+        """Return the numbers of the Slurm jobs that have hosts now; empty if none was replaced."""
+        if not self._extra or self._job_id is None:
+            return set()
+        places = range(sum(self._meshes.values()))
+        return {self._extra.get(str(place), self._job_id) for place in places}
 
     def _host_states(self) -> list[HostState]:
         """Return a state for each node: that of the Slurm job, since Slurm has no other."""
@@ -274,13 +295,17 @@ class SlurmJob(JobTrait):
             self._adopt(client_script)
             return
         name = f"{self._job_name}_{os.getpid()}"
-        script = self._script(name, client_script)  # raises for values that are impossible
+        script = self._script(
+            name, client_script, sum(self._meshes.values())
+        )  # raises for values that are impossible
         self._folder = make_folder(_PREFIX)
         self._submitted_on = socket.gethostname()
         try:
             if client_script is not None:  # the script may start before its number is known here
                 BatchJob(self).dump(DEFAULT_JOB_PATH)
-            self._submit(name, script)
+            self._job_id = self._submit(name, script)
+            self._note()
+            self._logs = [path.replace("%j", str(self._job_id)) for path in self._log_paths(name)]
             if client_script is None:
                 start_guard(self._folder, int(str(self._job_id)))
             else:
@@ -294,14 +319,18 @@ class SlurmJob(JobTrait):
             remove_folder(self._folder)
             self._folder = ""
 
-    def _submit(self, name: str, script: str) -> None:
+    def _note(self) -> None:
+        note(self._folder, NUMBER, " ".join(map(str, self._numbers())))
+
+    def _submit(self, name: str, script: str) -> int:
+        """Submit a job with the secret in its environment, and return its number."""
         with open(secret_file(self._folder)) as file:
             environ = {SECRET_VARIABLE: file.read().strip()}
         for variable in ("SBATCH_EXPORT", "SLURM_EXPORT_ENV"):  # they overrule the script
             if os.environ.get(variable, "ALL") != "ALL":
                 environ[variable] = f"{os.environ[variable]},{SECRET_VARIABLE}"
         try:
-            self._job_id = self._scheduler().submit(script, environ)
+            number = self._scheduler().submit(script, environ)
         except BaseException as error:
             # Slurm may have accepted the job, unless sbatch refused it.
             if "ended with status" not in str(error) and "cannot be run" not in str(error):
@@ -310,12 +339,14 @@ class SlurmJob(JobTrait):
                 except SchedulerError as second:
                     _log.info("no job called %s could be cancelled: %s", name, second)
             raise
-        note(self._folder, NUMBER, str(self._job_id))
-        self._logs = [path.replace("%j", str(self._job_id)) for path in self._log_paths(name)]
-        _log.info("submitted Slurm job %s", self._job_id)
+        _log.info("submitted Slurm job %s", number)
+        return number
 
-    def _script(self, name: str, client: str | None) -> str:
-        nodes = sum(self._meshes.values())
+    def _numbers(self) -> list[int]:
+        """Return the numbers of all Slurm jobs that were submitted, the first one first."""
+        return [*([] if self._job_id is None else [self._job_id]), *self._extra.values()]
+
+    def _script(self, name: str, client: str | None, nodes: int, *more: str) -> str:
         errors, output = (path.replace("%", "%%").replace("%%j", "%j")
                           for path in self._log_paths(name))  # fmt: skip
         os.makedirs(os.path.dirname(output), exist_ok=True)  # Slurm would fail without a word
@@ -334,7 +365,11 @@ class SlurmJob(JobTrait):
         if self._attach_to is not None:
             arguments += ["--name", self._attach_to]
         return batch_script(
-            directives(options, self._slurm_args), self._python_exe, nodes, arguments, client
+            directives(options, [*self._slurm_args, *more]),
+            self._python_exe,
+            nodes,
+            arguments,
+            client,
         )
 
     def _shared_options(self) -> dict[str, object]:
@@ -379,8 +414,11 @@ class SlurmJob(JobTrait):
                 "script connects to it"
             )
         try:
-            nodes = self._wait(number)
-            self._hosts = self._addresses(nodes)
+            if self._extra:
+                self._check_extra(number)
+            else:
+                nodes = self._wait(number, sum(self._meshes.values()), self._start_timeout)
+                self._hosts = self._addresses(nodes)
             return JobState(self._attached())
         except RuntimeError as error:
             log = self._log_end()
@@ -390,15 +428,13 @@ class SlurmJob(JobTrait):
                 self._give_up()
             raise
 
-    def _wait(self, number: int) -> Sequence[str]:
-        """Wait until the job runs, and return its nodes. Raises RuntimeError."""
-        wanted = sum(self._meshes.values())
+    def _wait(self, number: int, wanted: int, limit: float | None) -> Sequence[str]:
+        """Wait until a Slurm job runs, and return its nodes. Raises RuntimeError."""
         state: SlurmState | None = None
 
         def text() -> str:
             return f"waiting for Slurm job {number}: {state or 'no answer from squeue yet'}"
 
-        limit = self._start_timeout
         with progress(text):
             for waited in pauses(_LONGEST):
                 state = self._look_patiently(number)
@@ -443,6 +479,17 @@ class SlurmJob(JobTrait):
             )
         return addresses
 
+    def _check_extra(self, number: int) -> None:
+        """Raise RuntimeError unless the Slurm job of each host runs, after some were replaced."""
+        for position in range(len(self._hosts)):
+            used = self._extra.get(str(position), number)
+            state = self._look_patiently(used)
+            if state is None or not state.running:
+                raise RuntimeError(
+                    f"Slurm job {used}, which has host {position}, is "
+                    f"{state or 'unknown to Slurm'}; kill() this job, then start it anew"
+                )
+
     def _attached(self) -> dict[str, Any]:
         """Return the meshes, connecting through a gateway if that was asked for."""
         secret = self._secret_file()
@@ -456,17 +503,126 @@ class SlurmJob(JobTrait):
             for name, count in self._meshes.items()
         }
 
+    # -- hosts that are lost ---------------------------------------------------------------------
+
+    def _replace_host(self, address: str) -> str:
+        """Submit a Slurm job of one node, and return the address of its worker.
+
+        If Slurm has requeued the job of the lost node, that job is waited for instead.
+        """
+        if in_batch():
+            raise RuntimeError("a batch job has the nodes of its allocation, and gets no others")
+        if address not in self._hosts:
+            known = ", ".join(self._hosts)
+            raise ValueError(f"the job has no host at {address}; its hosts are {known}")
+        place = self._hosts.index(address)
+        limit = _REPLACE_LIMIT if self._start_timeout is None else float(self._start_timeout)
+        deadline = time.monotonic() + limit
+        before = self._extra.get(str(place))
+        number = self._requeued(place)
+        if number is not None:
+            wanted = sum(self._meshes.values()) if before is None else 1
+            nodes = self._wait(number, wanted, limit)
+            node = nodes[place if wanted > 1 else 0]
+            return self._put(place, address, self._addresses([node])[0], number, deadline)
+        with _changing:
+            folder = self._folder
+            if not folder:
+                raise RuntimeError("the job was killed while a lost host was replaced")
+            name = self._name_of(place)
+            used = ",".join(self._nodes_in_use())
+            without = [f"--exclude={used}"] if used else []
+            number = self._submit(name, self._script(name, None, 1, *without))
+            self._extra[f"{place}"] = number
+            self._note()
+            stays = not lifeline.is_held(folder)  # the nodes outlive this script
+            start_guard(folder, number)
+            if stays:
+                lifeline.release(folder)
+        try:
+            (node,) = self._wait(number, 1, limit)
+            new = self._put(place, address, self._addresses([node])[0], number, deadline)
+        except RuntimeError as error:
+            self._withdraw(place, number, before)
+            raise RuntimeError(f"no node in the place of {address}: {error}") from error
+        except BaseException:
+            self._withdraw(place, number, before)
+            raise
+        if before is not None:
+            self._scheduler().cancel(before)
+        return new
+
+    def _withdraw(self, place: int, number: int, before: int | None) -> None:
+        """Cancel the Slurm job of a replacement that failed, unless `kill` has done that."""
+        with _changing:
+            if self._extra.get(str(place)) != number:
+                return
+            del self._extra[str(place)]
+            if before is not None:
+                self._extra[str(place)] = before
+            self._note()
+            self._scheduler().cancel(number)
+
+    def _requeued(self, place: int) -> int | None:
+        """Return the Slurm job of a host if it waits in the queue again."""
+        number = self._extra.get(str(place), self._job_id)
+        state = None if number is None else self._look_patiently(number)
+        waits = state is not None and not state.ended and not state.running
+        return number if waits else None
+
+    def _name_of(self, place: int) -> str:
+        """Return the name of the Slurm job that replaces a host; no other job has it."""
+        return f"{self._job_name}_{os.getpid()}_host{place}"
+
+    def _nodes_in_use(self) -> list[str]:
+        """Return the nodes of all Slurm jobs of this job: a worker's port may be taken there."""
+        states = [self._look_patiently(number) for number in self._numbers()]
+        return [node for state in states if state and state.running for node in state.nodes]
+
+    def _put(self, place: int, old: str, new: str, number: int, deadline: float) -> str:
+        """Wait until the worker of a new host listens, and make it the host at this place."""
+        if self._attach_to is None and not self._out_of_cluster:
+            log = self._log_paths(self._name_of(place))[0].replace("%j", str(number))
+            limit = min(deadline, time.monotonic() + _LISTEN_LIMIT)
+            self._await_listening(new, number, limit, log)
+        with _changing:
+            if not self._folder:
+                raise RuntimeError("the job was killed while a lost host was replaced")
+            self._replaced.append(old)
+            self._hosts[place] = new
+        return new
+
+    def _await_listening(self, address: str, number: int, deadline: float, log: str) -> None:
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        for _ in pauses(_LONGEST):
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), _DIAL_LIMIT).close()
+            except OSError as error:
+                state = self._look_patiently(number)
+                if state is None or not state.running or time.monotonic() > deadline:
+                    raise RuntimeError(
+                        f"Slurm job {number} is {state or 'ended'}, and no worker listens at "
+                        f"{address} ({error.strerror or error}); see `{log}`"
+                    ) from error
+            else:
+                return
+
     # -- ending ----------------------------------------------------------------------------------
 
     def _kill(self) -> None:
         if in_batch():  # the job ends with its script, which is this one
             return
-        leave(self._hosts)
-        lifeline.release(self._folder)  # the guard exits, and leaves the job to us
-        number = self._job_id
-        if number is not None:
-            scheduler = self._scheduler()
+        with _changing:
+            self._end()
+
+    def _end(self) -> None:
+        leave([*self._replaced, *self._hosts])
+        lifeline.release(self._folder)  # the guards exit, and leave the jobs to us
+        scheduler = self._scheduler()
+        numbers = self._numbers()
+        for number in numbers:
             scheduler.cancel(number)
+        for number in numbers:
             for waited in pauses():
                 state = scheduler.look(number)
                 if state is None or state.released:
@@ -477,7 +633,7 @@ class SlurmJob(JobTrait):
         if self._folder:
             remove_folder(self._folder)
         self._folder = ""
-        self._hosts = []
+        self._hosts, self._replaced, self._extra = [], [], {}
         self._job_id = None
 
     def _give_up(self) -> None:
