@@ -140,7 +140,9 @@ class SSHJob(LoginJob):
         self._scheme = _TRANSPORTS[transport]
         self._python = sys.version_info[:2]
         self._holders: list[OsProcess] = []
-        self._replaced: list[str] = []  # addresses; a mesh knows a replaced host by its first one
+        self._replaced: dict[
+            str, int
+        ] = {}  # former address -> position; meshes know hosts by the first
 
     def add_spares(self, hosts: Sequence[str]) -> None:
         """Add hosts where nothing runs until one of them takes the place of a lost host.
@@ -215,7 +217,7 @@ class SSHJob(LoginJob):
                     try:
                         self._await([one], share)
                         if not one.error:
-                            return self._put(one, address, folder)
+                            return self._put(one, lost, folder)
                     except BaseException:
                         _abandon([one])
                         raise
@@ -234,12 +236,12 @@ class SSHJob(LoginJob):
             threading.Event().wait(_PAUSE)
 
     def _find(self, address: str) -> tuple[int, Host]:
-        """Return the number of the host at this address, and the host."""
+        """Return the number of the host that is or was at this address, and the host."""
         hosts = [host for hosts in self._hosts.values() for host in hosts]
         known = [host.address for host in hosts]
-        if address not in known:
+        if address not in known and address not in self._replaced:
             raise ValueError(f"the job has no host at {address}; its hosts are {', '.join(known)}")
-        number = known.index(address)
+        number = known.index(address) if address in known else self._replaced[address]
         return number, hosts[number]
 
     def _candidates(self, lost: str) -> list[str]:
@@ -248,17 +250,17 @@ class SSHJob(LoginJob):
         known = [*self._spares, *(name for names in self._meshes.values() for name in names)]
         return [*dict.fromkeys(n for n in known if n not in used and n != lost), lost]
 
-    def _put(self, one: _Starting, address: str, folder: str) -> str:
-        """Make a host that was started the host at `address`; return its own address."""
+    def _put(self, one: _Starting, lost: Host, folder: str) -> str:
+        """Put a host that was started in the place of a lost one; return its address."""
         host = Host(one.host, one.address, OsProcess.of(one.process.pid))
         with _changing:
             if self._folder != folder:
                 raise RuntimeError("the job was killed while a lost host was replaced")
             stays = not lifeline.is_held(folder)  # the hosts outlive this script
             self._hold([one], [])
-            self._replaced.append(address)
+            self._replaced[lost.address] = one.number
             for hosts in self._hosts.values():
-                hosts[:] = [host if old.address == address else old for old in hosts]
+                hosts[:] = [host if old == lost else old for old in hosts]
             if stays:
                 lifeline.release(folder)
         one.close()
@@ -313,9 +315,9 @@ class SSHJob(LoginJob):
 
     def _kill(self) -> None:
         with _changing:
-            leave(self._replaced)
+            leave([*self._replaced])
             super()._kill()
-            self._replaced = []
+            self._replaced = {}
 
     def _end_hosts(self, processes: list[OsProcess]) -> None:
         for holder in self._holders:
@@ -370,7 +372,7 @@ class _Starting:
         self.said: dict[str, Any] = {}
         self._job = job
         self._ssh = ssh
-        self._number = number
+        self.number = number
         self._heard = b""
         read, self.input = os.pipe()
         self.output, write = os.pipe()
@@ -465,7 +467,7 @@ class _Starting:
     def _failure(self) -> str:
         """Wait for ``ssh`` to exit, and return why there was no answer."""
         status = self.process.wait()
-        text = last_words(self._job._folder, self._number)
+        text = last_words(self._job._folder, self.number)
         if status in _NO_PYTHON:
             return (
                 f"there is no {self._job._python_exe!r} there that could be run; name another with "

@@ -309,6 +309,8 @@ def test_a_replacement_that_fails_leaves_nothing_and_one_that_works_is_part_of_t
     assert job.workers == before
     new = job.replace_host(before[1])
     assert job.workers == [before[0], new] != before
+    assert job.replace_host(before[1]) == new  # asked again
+    assert len(running(cluster)) == 2
     job.dump("job")
     saved: Any = job_load("job")
     assert saved.can_run(job)

@@ -153,6 +153,8 @@ def test_a_replacement_of_a_saved_job_outlives_the_script_until_the_job_is_kille
     address = job.replace_host(lost.address)
     assert job._hosts["a"][0].address == address
     assert not lost.process.alive
+    again = job.replace_host(lost.address)  # the host that was there once
+    assert job._hosts["a"][0].address == again != address
     assert not lifeline.is_held(job._folder)
     job.kill()
     assert marked(mark) == []

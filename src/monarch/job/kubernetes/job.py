@@ -145,7 +145,9 @@ class KubernetesJob(JobTrait):
         self._ids: dict[str, str] = {}  # the service ids of each mesh that has some
         self._addresses: list[str] = []  # as they were given to `attach_hosts`, for `leave`
         self._lives: list[str] = []  # of the pods at these addresses, see `Pod.life`
-        self._replaced: list[str] = []  # addresses; a mesh knows a replaced host by its first one
+        self._replaced: dict[
+            str, int
+        ] = {}  # former address -> position; meshes know hosts by the first
         if self._in_memory:
             _configs[self] = kubeconfig
 
@@ -454,9 +456,9 @@ class KubernetesJob(JobTrait):
         """
         known = [each.rpartition("@")[2] for each in self._addresses]
         plain = address.rpartition("@")[2]
-        if plain not in known:
+        if plain not in known and plain not in self._replaced:
             raise ValueError(f"the job has no host at {address}; its hosts are {', '.join(known)}")
-        place = known.index(plain)
+        place = known.index(plain) if plain in known else self._replaced[plain]
         places = [(mesh, r) for mesh in self._meshes.values() for r in range(mesh.replicas)]
         mesh, rank = places[place]
         lost = self._lives[place]
@@ -475,7 +477,7 @@ class KubernetesJob(JobTrait):
         ids = self._ids.get(mesh.name)
         own = None if ids is None else [deserialize_service_proc_ids(ids)[rank]]
         (new,) = service_proc_addrs([pod.address], own)
-        self._replaced.append(self._addresses[place])
+        self._replaced |= {self._addresses[place]: place, known[place]: place}
         self._addresses[place], self._lives[place] = new, pod.life
         return new
 
@@ -551,7 +553,7 @@ class KubernetesJob(JobTrait):
     def _kill(self) -> None:
         if self._addresses:
             leave([*self._replaced, *self._addresses])
-            self._addresses, self._lives, self._replaced = [], [], []
+            self._addresses, self._lives, self._replaced = [], [], {}
         _created.pop(str(self._apply_id), None)
         self._release()
         if self._attaches:

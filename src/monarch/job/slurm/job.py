@@ -164,7 +164,9 @@ class SlurmJob(JobTrait):
         self._logs: list[str] = []  # the files of the job's output, the errors first
         self._hosts: list[str] = []  # addresses of the workers, as they were last seen
         self._extra: dict[str, int] = {}  # position of a host -> the Slurm job that replaced it
-        self._replaced: list[str] = []  # addresses; a mesh knows a replaced host by its first one
+        self._replaced: dict[
+            str, int
+        ] = {}  # former address -> position; meshes know hosts by the first
 
     def add_mesh(self, name: str, num_nodes: int) -> None:
         """Add a mesh to the description.
@@ -512,9 +514,14 @@ class SlurmJob(JobTrait):
         """
         if in_batch():
             raise RuntimeError("a batch job has the nodes of its allocation, and gets no others")
-        if address not in self._hosts:
+        if address not in self._hosts and address not in self._replaced:
             known = ", ".join(self._hosts)
             raise ValueError(f"the job has no host at {address}; its hosts are {known}")
+        if address not in self._hosts:  # asked again, since the new worker was not reached in time
+            place = self._replaced[address]
+            address = self._hosts[place]
+            if _listens(address):
+                return address
         place = self._hosts.index(address)
         limit = _REPLACE_LIMIT if self._start_timeout is None else float(self._start_timeout)
         deadline = time.monotonic() + limit
@@ -588,24 +595,20 @@ class SlurmJob(JobTrait):
         with _changing:
             if not self._folder:
                 raise RuntimeError("the job was killed while a lost host was replaced")
-            self._replaced.append(old)
+            self._replaced[old] = place
             self._hosts[place] = new
         return new
 
     def _await_listening(self, address: str, number: int, deadline: float, log: str) -> None:
-        host, _, port = address.removeprefix("tcp://").rpartition(":")
         for _ in pauses(_LONGEST):
-            try:
-                socket.create_connection((host.strip("[]"), int(port)), _DIAL_LIMIT).close()
-            except OSError as error:
-                state = self._look_patiently(number)
-                if state is None or not state.running or time.monotonic() > deadline:
-                    raise RuntimeError(
-                        f"Slurm job {number} is {state or 'ended'}, and no worker listens at "
-                        f"{address} ({error.strerror or error}); see `{log}`"
-                    ) from error
-            else:
+            if _listens(address):
                 return
+            state = self._look_patiently(number)
+            if state is None or not state.running or time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"Slurm job {number} is {state or 'ended'}, and no worker listens at "
+                    f"{address}; see {log}"
+                )
 
     # -- ending ----------------------------------------------------------------------------------
 
@@ -633,7 +636,7 @@ class SlurmJob(JobTrait):
         if self._folder:
             remove_folder(self._folder)
         self._folder = ""
-        self._hosts, self._replaced, self._extra = [], [], {}
+        self._hosts, self._replaced, self._extra = [], {}, {}
         self._job_id = None
 
     def _give_up(self) -> None:
@@ -689,6 +692,16 @@ class SlurmJob(JobTrait):
 SlurmJob.__module__ = "monarch.job"
 
 _scheduler = Scheduler()
+
+
+def _listens(address: str) -> bool:
+    """Whether a worker accepts connections at this address."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _DIAL_LIMIT).close()
+    except OSError:
+        return False
+    return True
 
 
 def in_batch() -> bool:
