@@ -266,6 +266,10 @@ def test_a_node_that_dies_is_the_failure_of_its_host(cluster: Any, describe: Any
 
 @pytest.mark.failures
 def test_a_lost_node_is_replaced_in_place(cluster: Any, describe: Any) -> None:
+    """The new node also belonged to an earlier job of this process, with another secret."""
+    earlier = describe({"a": 3})
+    assert nodes_of(earlier.state(cached_path=None).a) == ["n0", "n1", "n2"]
+    earlier.kill()
     job = describe({"a": 2}, slurm_args=["--no-kill"])
     state = job.state(cached_path=None)
     supervisor = Supervisor("one_for_one", max_restarts=3, within=600, spares=job)
