@@ -1,19 +1,19 @@
 """Mistakes that end a client of the reference, or leave it confused: here it goes on working.
 
-Each test names the row of the facts about the reference (section 25). After the mistake the same
-client computes, reduces and fetches. Rows with tests of their own: 2 and 23 (the cost of operations
-and fetches) in test_path.py and `make bench`, 4 (losses) in test_losses.py, 6 (errors that nothing
-raised) in test_lifetime.py, 18 (back-pressure) in test_soak.py, 19 (files of profiles) in
-test_profiles.py. Row 14 (one patch version of torch) has none: nothing is compiled here.
+Each test names the rows of the facts about the reference (section 25). After the mistake the same
+client computes, reduces and fetches. `ELSEWHERE` has the rows whose tests are in other files.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
+import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +30,7 @@ from monarch import (
     inspect,
     remote,
 )
+from monarch._tensors import gradient
 from monarch._tensors.engine import engines
 from monarch._tensors.mesh_of_procs import spawn_tensor_engine
 from monarch.actor import Actor, ProcMesh, endpoint, this_host
@@ -37,6 +38,16 @@ from monarch.mesh_controller import RemoteException
 from monarch.opaque_module import OpaqueModule
 
 pytestmark = pytest.mark.torch
+
+ROWS = 31
+ELSEWHERE = {
+    2: "test_path.py: test_operations_enter_few_functions",  # the cost of an operation
+    4: "test_losses.py: test_a_process_is_killed_during",
+    6: "test_lifetime.py: test_an_error_that_no_call_raised_is_reported_at_exit",
+    18: "test_soak.py: test_memory_is_flat_and_a_fast_client_is_held_back",
+    19: "test_profiles.py: test_each_process_writes_a_trace_with_the_named_block",
+    23: "test_path.py: test_operations_enter_few_functions",  # the cost of a fetch
+}
 
 
 @pytest.fixture
@@ -57,6 +68,15 @@ def _number() -> int:
 
 def _fail(x: Any) -> Any:
     raise ValueError("not today")
+
+
+def test_every_row_has_a_test() -> None:
+    here = [name for name in globals() if name.startswith("test_row")]
+    rows = {int(number) for name in here for number in re.findall(r"(?<=_)\d+", name)}
+    assert sorted([*rows, *ELSEWHERE]) == list(range(1, ROWS + 1))
+    for place in ELSEWHERE.values():
+        file, name = place.split(": ")
+        assert f"def {name}(" in Path(__file__).with_name(file).read_text()
 
 
 def test_row_1_reductions_over_dims_of_size_one(works: Any) -> None:
@@ -185,6 +205,21 @@ def test_row_13_reductions_in_place(works: Any) -> None:
     with pytest.raises(ValueError):
         x.reduce_("gpu", "stack")
     assert inspect(x).tolist() == [2, 2]
+
+
+def test_row_14_gradients_with_any_patch_version_of_torch(
+    works: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is compiled for one version: the module loads beside another one, and computes."""
+    monkeypatch.setattr(torch, "__version__", "2.99.7")
+    spec = importlib.util.spec_from_file_location("gradient_again", gradient.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    again = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(again)
+    x = torch.ones(2, requires_grad=True)
+    (found,) = again.grad_generator((x * x * 3).sum(), [x])
+    assert inspect(found).tolist() == [6, 6]
 
 
 def test_row_15_broadcast_and_results_while_the_mesh_is_active(works: Any) -> None:
