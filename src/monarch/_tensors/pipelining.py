@@ -5,11 +5,14 @@ stage computes on one stream, and passes activations and gradients on by another
 is passed on stays borrowed until the next stage takes it, so the copy runs beside computation.
 
 A schedule may divide a backward: `GradientGenerator` gives the gradient of the stage's input, which
-is passed on, and does the rest of its work when the gradients of the weights are asked for.
+is passed on, and does the rest of its work when the gradients of the weights are asked for. The
+first stage passes nothing on, and its input may be integers. Its backward is divided at the output
+of its first module that has a gradient, so a stage of one module has no first part.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -176,7 +179,7 @@ class PipelineParallelism:
         stage, _, number = action
         passed = batch.passed.pop(action, None)
         given = batch.x[number] if passed is None else passed.take().requires_grad_()
-        output = self.stages[stage](given)
+        entry, output = self.stages[stage].run(given)
         if stage + 1 < len(self.stages):
             target = Action(stage + 1, FORWARD, number)
             batch.passed[target] = _Passed(self, output.detach(), target.stage)
@@ -186,29 +189,30 @@ class PipelineParallelism:
             if self.loss_list is not None:
                 self.loss_list.append(loss.detach())
             output = loss / len(batch.x)
-        batch.kept[stage, number] = given, output
+        batch.kept[stage, number] = entry, output
 
     def _backward(self, action: Action, batch: _Batch) -> None:
         stage, _, number = action
-        given, output = batch.kept.pop((stage, number))
+        entry, output = batch.kept.pop((stage, number))
         passed = batch.passed.pop(action, None)
         torch.autograd.backward(output, None if passed is None else passed.take())
         if stage:
-            self._pass_back(action, given.grad, batch)
+            self._pass_back(action, entry.grad, batch)
 
     def _input(self, action: Action, batch: _Batch) -> None:
-        """Do the part of a backward that the stage before waits for; the first stage has none."""
+        """Do the part of a backward that the stage before waits for."""
         stage, _, number = action
-        given, output = batch.kept.pop((stage, number))
+        entry, output = batch.kept.pop((stage, number))
         passed = batch.passed.pop(action, None)
         weights = [each for each in self.stages[stage].parameters() if each.requires_grad]
-        inputs = [given] if stage else []
+        inputs = [] if entry is None else [entry]
         gradients = grad_generator(
             output, [*inputs, *weights], [None if passed is None else passed.take()]
         )
         batch.begun[stage, number] = weights, gradients
-        if stage:
-            self._pass_back(action, next(gradients), batch)
+        for gradient in itertools.islice(gradients, len(inputs)):
+            if stage:
+                self._pass_back(action, gradient, batch)
 
     def _weights(self, action: Action, batch: _Batch) -> None:
         """Do the rest of a backward."""
@@ -241,11 +245,16 @@ class _Stage:
             OpaqueModule(module) if isinstance(module, OpaqueRef) else module for module in modules
         ]
 
-    def __call__(self, value: Any) -> Any:
-        """Apply the modules in order."""
+    def run(self, value: Any) -> tuple[Any, Any]:
+        """Apply the modules in order; return the first value that has a gradient, and the last.
+
+        The first may be `value` itself, or None if all parameters are frozen.
+        """
+        values = [value]
         for module in self.modules:
-            value = module(value)
-        return value
+            values.append(module(values[-1]))
+        entries = (each for each in values if getattr(each, "requires_grad", False))
+        return next(entries, None), values[-1]
 
     def parameters(self) -> Iterator[Any]:
         """Return the parameters of all modules, each once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -73,6 +73,65 @@ def test_losses_and_gradients_are_those_of_one_process(
     pipeline.copy_params_to_new_model(copied)
     for own, theirs in zip(copied.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(own, theirs)
+
+
+class Noted(torch.autograd.Function):
+    """The identity; its backward notes in which steps it is done."""
+
+    steps: ClassVar[list[str]] = []
+    step = ""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        Noted.steps.append(Noted.step)
+        return gradient
+
+
+class Note(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return Noted.apply(x)
+
+
+class Following(PipelineParallelism):
+    """Notes which step is being issued."""
+
+    def run_action(self, action: Any, batch: Any) -> None:
+        Noted.step = f"{action.kind}{action.stage}"
+        super().run_action(action, batch)
+
+
+def test_every_stage_divides_its_backward(mesh: Any) -> None:
+    """The first one too, whose input is integers: behind the first output with a gradient."""
+    layers = [nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 3)]
+    whole = nn.Sequential(*copy.deepcopy(layers))
+    compute = Stream("compute")
+    meshes = [mesh.slice(host=0), mesh.slice(host=1)]
+    stages: Any = [[layers[0], Note(), layers[1]], [Note(), layers[2]]]
+    pipeline = Following(
+        *(meshes, stages, compute, compute, "zero-bubble"),
+        batch_size=4,
+        microbatch_size=2,
+        loss_fn=nn.CrossEntropyLoss(),
+    )
+    pipeline.initialize()
+    Noted.steps.clear()
+    with compute.activate():
+        with meshes[0].activate():
+            given = torch.tensor([1, 2, 3, 4])
+        with meshes[1].activate():
+            expected = torch.tensor([0, 1, 2, 0])
+        pipeline.run(given, expected)
+        own = [inspect(each.grad) for stage in pipeline.stages for each in stage.parameters()]
+    assert sorted(Noted.steps) == ["I0", "I0", "I1", "I1"]
+    nn.functional.cross_entropy(
+        whole(torch.tensor([1, 2, 3, 4])), torch.tensor([0, 1, 2, 0])
+    ).backward()
+    for mine, parameter in zip(own, whole.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.grad)
 
 
 def test_modules_that_are_in_the_processes_or_on_the_whole_mesh(mesh: Any) -> None:
