@@ -137,12 +137,13 @@ class HostRanks(Actor):
         self._attempt = attempt
         for number, spec in enumerate(ranks):
             await _in_thread(self._fork, spec, not number)
+        if attempt < self._launch.max_restarts and self._launch.kind != "command":
+            self._request({"op": "prepare"})
 
     @concurrent_endpoint
     async def signal(self, number: int) -> None:
         """Send a signal to all ranks here, with their child processes."""
-        with self._answered, contextlib.suppress(BrokenPipeError):  # no server: no ranks
-            send(self._sock, {"op": "signal", "number": number})
+        self._request({"op": "signal", "number": number})
 
     @concurrent_endpoint
     async def wait(self) -> None:
@@ -220,6 +221,10 @@ class HostRanks(Actor):
         )
         os.makedirs(folder, exist_ok=True)
         return open(os.path.join(folder, f"{_STREAMS[stream]}.log"), "ab", buffering=0)
+
+    def _request(self, request: dict[str, Any]) -> None:
+        with self._answered, contextlib.suppress(BrokenPipeError):  # no server: no ranks
+            send(self._sock, request)
 
     def _ask(self, request: dict[str, Any], fds: list[int] | None = None) -> dict[str, Any]:
         with self._answered:

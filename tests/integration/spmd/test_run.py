@@ -101,6 +101,13 @@ def test_a_rank_that_is_killed(program: Program) -> None:
     assert "done after 1 failure" in err[-1]
 
 
+def test_another_attempt_finds_what_an_optimizer_imports(program: Program) -> None:
+    """The process that forks ranks imports it while the first attempts run."""
+    source = "import sys; sys.exit('torch._dynamo' not in sys.modules)"
+    status, _, err = program(source, "--max-restarts=100", "--keep=0")
+    assert status == 0, err[-1]
+
+
 def test_the_first_failure_is_the_last_line(program: Program) -> None:
     source = GROUP + "if rank == 1: raise KeyError('the cause')\nreduce()"
     status, out, err = program(source, "--nproc-per-node=2")

@@ -4,8 +4,11 @@ Ranks belong to the connection that asked for them. When it closes, however that
 process groups are killed. So a host, or a driver, that is killed leaves no rank behind. Ranks die
 with the server, too (``PR_SET_PDEATHSIG``).
 
-Requests are ``fork`` (answered by ``forked`` or ``refused``), ``signal`` and ``devices``; a rank's
-exit is reported by ``exit`` with its wait status.
+Requests are ``fork`` (answered by ``forked`` or ``refused``), ``signal``, ``devices`` and
+``prepare``; a rank's exit is reported by ``exit`` with its wait status.
+
+After ``prepare`` the modules that programs import a little later than torch are imported while
+ranks run: those of the next attempt find them. An exit is reported up to a second later meanwhile.
 """
 
 from __future__ import annotations
@@ -29,9 +32,10 @@ from monarch.spmd.fork_server.rank import Rank, restore_signals
 
 __all__ = ["main"]
 
-# Programs import these a little later than torch: an optimizer loads the last. They are imported
-# between two launches, so the first launch does not wait for what it may not need.
-_LATER = ("torch.distributed", "torch.nn.parallel", "torch._dynamo")
+# Programs import these a little later than torch: an optimizer loads the last, which loads sympy.
+# They are imported between two launches, or on request while ranks run, one at a time. So the first
+# launch does not wait for what it may not need.
+_LATER = ("torch.distributed", "torch.nn.parallel", "sympy", "torch._dynamo")
 
 
 class _Connection:
@@ -60,8 +64,9 @@ class _Server:
         self._path = path
         self._listening = sock if path else None
         self._keep = keep
-        self._later = list(_LATER) if "torch" in sys.modules and keep else []
+        self._later = list(_LATER) if "torch" in sys.modules else []
         self._served = False
+        self._prepares = False
         self._connections: set[_Connection] = set()
         self._pids: dict[int, _Connection] = {}
         self._selector = selectors.DefaultSelector()
@@ -84,7 +89,9 @@ class _Server:
             if busy:
                 idle = time.monotonic()
             left = None if busy else idle + self._keep - time.monotonic()
-            if not busy and self._served and self._later and not self._selector.select(0):
+            idle_after_launch = not busy and self._served and bool(self._keep)
+            may_import = idle_after_launch or (busy and self._prepares)
+            if self._later and may_import and not self._selector.select(0):
                 _import(self._later.pop(0))
                 gc.freeze()
                 continue
@@ -140,6 +147,8 @@ class _Server:
                     return rank
             elif message["op"] == "signal":
                 connection.signal(message["number"])
+            elif message["op"] == "prepare":
+                self._prepares = True
             elif message["op"] == "devices":
                 connection.tell(op="devices", counts=_devices())
         return None
