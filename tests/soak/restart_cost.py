@@ -71,7 +71,7 @@ dist.destroy_process_group()
 
 LAUNCHERS = {
     "torchrun": ["-m", "torch.distributed.run", "--standalone"],
-    "monarch run": ["-m", "monarch.cli", "run"],
+    "monarch run": ["-m", "monarch.cli", "run", "--keep=0"],  # nothing is warm from another run
 }
 VARIABLES = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 EVENTS = ("began", "formed", "stepped")
