@@ -28,7 +28,7 @@ SMALL = {
     "simulation": ["12"],
     "cluster": ["10"],
 }
-AT_LENGTH = {"chaos", "network", "hosts", "mutations", "recovery", "tensors"}
+AT_LENGTH = {"chaos", "network", "hosts", "mutations", "programs", "recovery", "tensors"}
 """Their output, too, shows figures of one run; the suite has small runs of them elsewhere."""
 
 
