@@ -207,7 +207,8 @@ def test_a_host_that_is_lost(hosts: tuple[HostMesh, ProcessJob], tmp_path: Path)
     result = run(launch, mesh, lambda *output: shown.append(output), say=said.append)
     killer.join()
     assert result.succeeded, said
-    assert b"".join(data for _, _, data in shown).splitlines() == [b"2 2", b"2 2"]
+    of_ranks = [b"".join(data for n, _, data in shown if n == rank) for rank in (0, 1)]
+    assert of_ranks == [b"2 2\n", b"2 2\n"]
     assert [failure.rank for failure in result.failures] == [-1]
     assert "was lost: " in said[0]
     assert "have failed" not in said[0]  # the cause is shown, and not its consequences
