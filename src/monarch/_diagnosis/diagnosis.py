@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from monarch._diagnosis.account import Account, Activity, ActorAccount
     from monarch._diagnosis.census import Member
 
-__all__ = ["Diagnosis"]
+__all__ = ["BRIEF", "Diagnosis"]
 
 _GROUPS = 12  # of one kind that are shown
 _CAUSES = 6
 _STACK = 6  # lines of the stack of a cause
 _LONG = 100  # messages that make a mailbox worth a line
-_BRIEF = 0.05  # seconds: an endpoint that has run for less is not called busy
+BRIEF = 0.05  # seconds: an endpoint that has run for less is not called busy
 
 _STATES = {
     "R": "it runs: native code holds its interpreter, or it lacks processor time",
@@ -241,7 +241,7 @@ class Diagnosis:
     def _busy(self) -> Iterator[tuple[ActorAccount, Activity]]:
         for actor in self._users():
             for activity in actor["doing"]:
-                if activity["wait"] is None and (activity["seconds"] or 0.0) >= _BRIEF:
+                if activity["wait"] is None and (activity["seconds"] or 0.0) >= BRIEF:
                     yield actor, activity
 
     def _waiting(self) -> Iterator[tuple[ActorAccount, Activity]]:

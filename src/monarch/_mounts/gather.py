@@ -10,7 +10,7 @@ A host that is lost, or does not answer in time, is an input/output error in its
 
 A program that replaces a file (writes another one and renames it) must not make a reader see the
 beginning of one and the rest of the other. So each file of a name is a node of its own, and a
-reader that has the former one open gets ESTALE, as from NFS. Files are told apart by inode, and by
+reader that has the former one open gets ESTALE, as from NFS. Two files differ in inode, and in
 size or time as well: some file systems change the inode of a file that is not in use.
 
 Rejected: watching files (inotify) on the hosts to let the kernel keep attributes. A report that
@@ -27,9 +27,9 @@ import stat
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from monarch._mounts.block import Block
 from monarch._mounts.kernel import Attributes, Channel, Read
 from monarch._mounts.mount_point import MountPoint
 from monarch._mounts.parties import each, key_of, stop, subdirectory, watched
@@ -297,7 +297,7 @@ def gather_mount(
     return GatherMount(host_mesh, remote_mount_point, local_mount_point)
 
 
-class GatherMount:
+class GatherMount(Block):
     """Directories of hosts on this machine; made by `gather_mount`. Closed when the script exits.
 
     A context manager, which calls `close`.
@@ -351,19 +351,6 @@ class GatherMount:
 
     def __enter__(self) -> Self:
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except RuntimeError:
-            if error is None:
-                raise
-            self._stop()  # files that are open keep the mount; the error of the block counts
 
     def __repr__(self) -> str:
         state = "open" if self._gatherer is not None else "closed"

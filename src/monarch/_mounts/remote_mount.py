@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from monarch._mounts.block import Block
 from monarch._mounts.mounter import Mounter
 from monarch._mounts.parties import each, stop, watched
 from monarch._mounts.source import Source
@@ -44,7 +44,7 @@ def remotemount(host_mesh: HostMesh, sourcepath: str, mntpoint: str | None = Non
     return MountHandler(host_mesh, source, source if mntpoint is None else mntpoint)
 
 
-class MountHandler:
+class MountHandler(Block):
     """A directory of the script's machine on other hosts; made by `remotemount`."""
 
     def __init__(self, hosts: HostMesh, source: str, path: str) -> None:
@@ -113,19 +113,6 @@ class MountHandler:
 
     def __enter__(self) -> Self:
         return self.open()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except RuntimeError:
-            if error is None:
-                raise
-            self._stop()  # files that are open keep the mount; the error of the block counts
 
     def __repr__(self) -> str:
         state = "open" if self._mounters is not None else "closed"

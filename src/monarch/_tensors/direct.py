@@ -3,7 +3,8 @@
 Torch's way from ``x.add(1)`` to a mode of its dispatcher and back costs as much as all the work of
 the client. It decides about gradients, modes and type promotion, and mostly comes to the same: the
 operator with the same arguments, whose plan is in the cache. So these methods look there first,
-under the key that `dispatch` makes. What they find they issue, if nothing could see the difference:
+under the key that `dispatch` makes. They issue the plan that is there if nothing could see the
+difference:
 
 - the operation has no gradient, neither backward nor forward,
 - no mode, profile or trace watches the thread, but the mode of the active mesh,

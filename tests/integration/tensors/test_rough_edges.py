@@ -210,7 +210,7 @@ def test_row_13_reductions_in_place(works: Any) -> None:
 def test_row_14_gradients_with_any_patch_version_of_torch(
     works: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is compiled for one version: the module loads beside another one, and computes."""
+    """The module of gradients loads beside another patch version of torch, and computes."""
     monkeypatch.setattr(torch, "__version__", "2.99.7")
     spec = importlib.util.spec_from_file_location("gradient_again", gradient.__file__)
     assert spec is not None

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was measured: each call is done once, and takes 1 ms."""
+    """Return the measured calls: each is done once, and takes 1 ms."""
     done: list[Any] = []
 
     def run(function: Any, args: Any, kwargs: Any) -> int:

@@ -5,8 +5,8 @@ random numbers, or with zeros if they are integers, since those may be indices. 
 median of `torch.utils.benchmark`, which waits for a GPU. Each operator with its arguments is
 measured once; numbers that change no shape, as the 2 in `x + 2`, make no difference.
 
-What is not measured is computed by `CostModel`: functions of the program, which could have effects,
-collectives and copies, which would need the network of the real cluster.
+`CostModel` computes the others: functions of the program, which could have effects, and collectives
+and copies, which would need the network of the real cluster.
 """
 
 from __future__ import annotations
