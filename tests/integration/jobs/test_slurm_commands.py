@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,8 @@ import pytest
 
 from monarch.job import SlurmJob, job_load
 from monarch.job.slurm import job as job_module
-from monarch.job.slurm import scheduler
+from monarch.job.slurm import scheduler, waiting
+from tests.integration.jobs.launched import WAIT, until
 
 SUBMITTED = "cat > {folder}/script; echo Submitted batch job 7"
 RUNNING = {
@@ -45,14 +47,14 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, 
         path.write_text("#!/bin/sh\n" + code.replace("{folder}", str(tmp_path)) + "\n")
         path.chmod(0o755)
 
-    for tool in ("cat", "sleep"):
+    for tool in ("cat", "grep", "sleep"):
         (folder / tool).symlink_to(f"/bin/{tool}")
     make("sbatch", SUBMITTED)
     make("squeue", f"[ -e {{folder}}/cancelled ] && echo '{{\"jobs\": []}}' || {listing()}")
     make("scontrol", OFF)
     make("scancel", 'echo "$@" >> {folder}/cancelled')
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(job_module, "_PATIENCE", 0.2)
+    monkeypatch.setattr(waiting, "_PATIENCE", 0.2)
     monkeypatch.setattr(job_module, "_scheduler", scheduler.Scheduler())
     return make
 
@@ -149,7 +151,7 @@ def test_squeue_without_json(job: Any, commands: Any) -> None:
 
 def test_the_controller_restarts(job: Any, commands: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A `squeue` that fails for a while is asked again."""
-    monkeypatch.setattr(job_module, "_PATIENCE", 60.0)
+    monkeypatch.setattr(waiting, "_PATIENCE", 60.0)
     down = "[ -e {folder}/up ] || { echo >> {folder}/up; echo down >&2; exit 1; }"
     commands("squeue", f"{down}; {UNLESS} {listing()}")
     job.state(cached_path=None)
@@ -204,6 +206,56 @@ def test_scancel_fails(job: Any, commands: Any) -> None:
     commands("scancel", "")
     commands("squeue", """echo '{"jobs": []}'""")
     job.kill()
+
+
+REPLACING = """case "$*" in
+*"--job 8"*) [ -e {folder}/asked ] || echo > {folder}/asked
+  grep -q 8 {folder}/cancelled 2>/dev/null && echo '{"jobs": []}' || PENDING;;
+*) RUNS;;
+esac"""
+
+
+def begin_replacement(job: Any, commands: Any) -> tuple[threading.Thread, list[BaseException]]:
+    """Start the job; return the thread that replaces its second host, and the errors of that."""
+    job.state(cached_path=None)
+    pending = listing(job_id=8, job_state="PENDING", job_resources={})
+    runs = f"grep -q 7 {{folder}}/cancelled 2>/dev/null && echo '{{\"jobs\": []}}' || {listing()}"
+    commands("squeue", REPLACING.replace("PENDING", pending).replace("RUNS", runs))
+    commands("sbatch", "cat > {folder}/second; echo Submitted batch job 8")
+    errors: list[BaseException] = []
+
+    def replace() -> None:
+        try:
+            job.replace_host(job.workers[1])
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    until(Path("asked").exists)
+    return thread, errors
+
+
+def test_a_job_that_is_killed_while_a_host_is_replaced(job: Any, commands: Any) -> None:
+    thread, errors = begin_replacement(job, commands)
+    assert "#SBATCH --nodes=1" in Path("second").read_text()
+    job.kill()
+    thread.join(WAIT)
+    assert sorted(Path("cancelled").read_text().split()) == ["7", "8"]
+    (error,) = errors
+    assert "no node in the place of tcp://127.77.0.2:1: Slurm no longer knows job 8" in str(error)
+    assert not job._folder
+
+
+def test_a_replacement_that_is_cancelled_from_outside(job: Any, commands: Any) -> None:
+    """The rest of the job goes on."""
+    thread, errors = begin_replacement(job, commands)
+    Path("cancelled").write_text("8\n")
+    thread.join(WAIT)
+    assert len(errors) == 1
+    assert "no node in the place of tcp://127.77.0.2:1" in str(errors[0])
+    assert job.workers == ["tcp://127.77.0.1:1", "tcp://127.77.0.2:1"]
+    assert job._numbers() == [7]
 
 
 def test_a_saved_job_is_kept_while_slurm_cannot_be_asked(

@@ -10,8 +10,7 @@ Until another script can find the job, a guard cancels it when this script exits
 that is interrupted while it waits cancels the job, unless another script uses it.
 
 A node that was lost is replaced by a Slurm job of one node, with the same options and the same
-secret (`replace_host`). `_extra` has the numbers of these jobs, by the position of the host.
-`_changing` orders their submission with `kill`.
+secret (`replacement`). `_extra` has the numbers of these jobs, by the position of the host.
 
 In batch mode the client is a command in the batch script (`batch`). It finds its job by the
 variables of its environment: `in_batch`.
@@ -26,12 +25,10 @@ import logging
 import os
 import socket
 import sys
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from monarch._spi import attach_hosts, gateway, progress
+from monarch._spi import attach_hosts, gateway
 from monarch.job import lifeline
 from monarch.job.attaching import attach_patiently
 from monarch.job.batch import BATCH_VARIABLE, BatchJob
@@ -44,8 +41,10 @@ from monarch.job.scheduler_command import SchedulerError
 from monarch.job.slurm.answers import SlurmState
 from monarch.job.slurm.guard import start_guard
 from monarch.job.slurm.leftover import NUMBER
+from monarch.job.slurm.replacement import Replacement, changing
 from monarch.job.slurm.scheduler import Scheduler
 from monarch.job.slurm.script import batch_script, check_args, directives
+from monarch.job.slurm.waiting import Waiting
 from monarch.job.state import JobState, leave
 from monarch.job.trait import JobTrait, changes
 from monarch.job.users import users
@@ -55,16 +54,9 @@ __all__ = ["SlurmJob"]
 _log = logging.getLogger("monarch.job")
 
 _PREFIX = "monarch-slurm-job-"
-_PATIENCE = 10.0  # seconds during which squeue may fail, as while the controller restarts
 _END_LIMIT = 120.0  # seconds for a cancelled job to release its nodes
-_REPLACE_LIMIT = 600.0  # seconds for a node in the place of a lost one; `job_start_timeout`, if set
-_LISTEN_LIMIT = 60.0  # seconds within which the worker of a node that runs listens
-_DIAL_LIMIT = 5.0  # seconds for one connection
-_LONGEST = 0.7  # seconds between two questions whether the job runs; the goal is 1 s
 _LAST = 2000  # bytes at the end of a log that an error shows
 _SECRET_FILE_VARIABLE = "MONARCH_JOB_SECRET_FILE"  # noqa: S105 - the name of the variable
-
-_changing = threading.RLock()  # held while a job gets or loses nodes
 
 
 class SlurmJob(JobTrait):
@@ -265,7 +257,7 @@ class SlurmJob(JobTrait):
 
     def _is_running(self) -> bool:
         numbers = self._used() or [self._id()]
-        states = [None if number is None else self._look_patiently(number) for number in numbers]
+        states = [None if number is None else self._waiting().look(number) for number in numbers]
         return all(state is not None and not state.ended for state in states)
 
     def _used(self) -> set[int]:
@@ -419,8 +411,9 @@ class SlurmJob(JobTrait):
             if self._extra:
                 self._check_extra(number)
             else:
-                nodes = self._wait(number, sum(self._meshes.values()), self._start_timeout)
-                self._hosts = self._addresses(nodes)
+                wanted = sum(self._meshes.values())
+                nodes = self._waiting().nodes(number, wanted, self._start_timeout)
+                self._hosts = self._waiting().addresses(nodes, self._port)
             return JobState(self._attached())
         except RuntimeError as error:
             log = self._log_end()
@@ -430,62 +423,11 @@ class SlurmJob(JobTrait):
                 self._give_up()
             raise
 
-    def _wait(self, number: int, wanted: int, limit: float | None) -> Sequence[str]:
-        """Wait until a Slurm job runs, and return its nodes. Raises RuntimeError."""
-        state: SlurmState | None = None
-
-        def text() -> str:
-            return f"waiting for Slurm job {number}: {state or 'no answer from squeue yet'}"
-
-        with progress(text):
-            for waited in pauses(_LONGEST):
-                state = self._look_patiently(number)
-                if state is None:
-                    raise RuntimeError(f"Slurm no longer knows job {number}")
-                if state.ended:
-                    raise RuntimeError(f"Slurm job {number} ended: {state}")
-                if state.running and (state.nodes or state.node_count is not None):
-                    found = len(state.nodes) or state.node_count
-                    if found != wanted:
-                        raise RuntimeError(
-                            f"Partial allocation not supported: Slurm job {number} has {found} "
-                            f"nodes, and {wanted} were requested"
-                        )
-                    if state.nodes:
-                        return state.nodes
-                if limit is not None and waited >= limit:
-                    raise RuntimeError(
-                        f"Timeout waiting for SLURM job {number} to start: after {limit:g} s it is "
-                        f"{state}; a longer job_start_timeout waits longer"
-                    )
-        raise AssertionError
-
-    def _look_patiently(self, number: int) -> SlurmState | None:
-        """As `Scheduler.look`, again if it fails: the controller may be restarting."""
-        for waited in pauses():
-            try:
-                return self._scheduler().look(number)
-            except SchedulerError:
-                if waited >= _PATIENCE:
-                    raise
-        raise AssertionError
-
-    def _addresses(self, nodes: Sequence[str]) -> list[str]:
-        found = self._scheduler().addresses(nodes)
-        hosts = [f"[{host}]" if ":" in host else host for host in found]
-        addresses = [f"tcp://{host}:{self._port}" for host in hosts]
-        if len(set(addresses)) != len(addresses):
-            raise RuntimeError(
-                f"several nodes have one address ({', '.join(addresses)}): give each its own "
-                "NodeAddr in slurm.conf"
-            )
-        return addresses
-
     def _check_extra(self, number: int) -> None:
         """Raise RuntimeError unless the Slurm job of each host runs, after some were replaced."""
         for position in range(len(self._hosts)):
             used = self._extra.get(str(position), number)
-            state = self._look_patiently(used)
+            state = self._waiting().look(used)
             if state is None or not state.running:
                 raise RuntimeError(
                     f"Slurm job {used}, which has host {position}, is "
@@ -505,117 +447,17 @@ class SlurmJob(JobTrait):
             for name, count in self._meshes.items()
         }
 
-    # -- hosts that are lost ---------------------------------------------------------------------
-
     def _replace_host(self, address: str) -> str:
-        """Submit a Slurm job of one node, and return the address of its worker.
-
-        If Slurm has requeued the job of the lost node, that job is waited for instead.
-        """
         if in_batch():
             raise RuntimeError("a batch job has the nodes of its allocation, and gets no others")
-        if address not in self._hosts and address not in self._replaced:
-            known = ", ".join(self._hosts)
-            raise ValueError(f"the job has no host at {address}; its hosts are {known}")
-        if address not in self._hosts:  # asked again, since the new worker was not reached in time
-            place = self._replaced[address]
-            address = self._hosts[place]
-            if _listens(address):
-                return address
-        place = self._hosts.index(address)
-        limit = _REPLACE_LIMIT if self._start_timeout is None else float(self._start_timeout)
-        deadline = time.monotonic() + limit
-        before = self._extra.get(str(place))
-        number = self._requeued(place)
-        if number is not None:
-            wanted = sum(self._meshes.values()) if before is None else 1
-            nodes = self._wait(number, wanted, limit)
-            node = nodes[place if wanted > 1 else 0]
-            return self._put(place, address, self._addresses([node])[0], number, deadline)
-        with _changing:
-            folder = self._folder
-            if not folder:
-                raise RuntimeError("the job was killed while a lost host was replaced")
-            name = self._name_of(place)
-            used = ",".join(self._nodes_in_use())
-            without = [f"--exclude={used}"] if used else []
-            number = self._submit(name, self._script(name, None, 1, *without))
-            self._extra[f"{place}"] = number
-            self._note()
-            stays = not lifeline.is_held(folder)  # the nodes outlive this script
-            start_guard(folder, number)
-            if stays:
-                lifeline.release(folder)
-        try:
-            (node,) = self._wait(number, 1, limit)
-            new = self._put(place, address, self._addresses([node])[0], number, deadline)
-        except RuntimeError as error:
-            self._withdraw(place, number, before)
-            raise RuntimeError(f"no node in the place of {address}: {error}") from error
-        except BaseException:
-            self._withdraw(place, number, before)
-            raise
-        if before is not None:
-            self._scheduler().cancel(before)
-        return new
-
-    def _withdraw(self, place: int, number: int, before: int | None) -> None:
-        """Cancel the Slurm job of a replacement that failed, unless `kill` has done that."""
-        with _changing:
-            if self._extra.get(str(place)) != number:
-                return
-            del self._extra[str(place)]
-            if before is not None:
-                self._extra[str(place)] = before
-            self._note()
-            self._scheduler().cancel(number)
-
-    def _requeued(self, place: int) -> int | None:
-        """Return the Slurm job of a host if it waits in the queue again."""
-        number = self._extra.get(str(place), self._job_id)
-        state = None if number is None else self._look_patiently(number)
-        waits = state is not None and not state.ended and not state.running
-        return number if waits else None
-
-    def _name_of(self, place: int) -> str:
-        """Return the name of the Slurm job that replaces a host; no other job has it."""
-        return f"{self._job_name}_{os.getpid()}_host{place}"
-
-    def _nodes_in_use(self) -> list[str]:
-        """Return the nodes of all Slurm jobs of this job: a worker's port may be taken there."""
-        states = [self._look_patiently(number) for number in self._numbers()]
-        return [node for state in states if state and state.running for node in state.nodes]
-
-    def _put(self, place: int, old: str, new: str, number: int, deadline: float) -> str:
-        """Wait until the worker of a new host listens, and make it the host at this place."""
-        if self._attach_to is None and not self._out_of_cluster:
-            log = self._log_paths(self._name_of(place))[0].replace("%j", str(number))
-            limit = min(deadline, time.monotonic() + _LISTEN_LIMIT)
-            self._await_listening(new, number, limit, log)
-        with _changing:
-            if not self._folder:
-                raise RuntimeError("the job was killed while a lost host was replaced")
-            self._replaced[old] = place
-            self._hosts[place] = new
-        return new
-
-    def _await_listening(self, address: str, number: int, deadline: float, log: str) -> None:
-        for _ in pauses(_LONGEST):
-            if _listens(address):
-                return
-            state = self._look_patiently(number)
-            if state is None or not state.running or time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"Slurm job {number} is {state or 'ended'}, and no worker listens at "
-                    f"{address}; see {log}"
-                )
+        return Replacement(self, address).run()
 
     # -- ending ----------------------------------------------------------------------------------
 
     def _kill(self) -> None:
         if in_batch():  # the job ends with its script, which is this one
             return
-        with _changing:
+        with changing:
             self._end()
 
     def _end(self) -> None:
@@ -676,6 +518,9 @@ class SlurmJob(JobTrait):
     def _scheduler(self) -> Scheduler:
         return _scheduler
 
+    def _waiting(self) -> Waiting:
+        return Waiting(self._scheduler())
+
     def _id(self) -> int | None:
         return int(os.environ["SLURM_JOB_ID"]) if in_batch() else self._job_id
 
@@ -686,22 +531,12 @@ class SlurmJob(JobTrait):
 
     def _look(self) -> SlurmState | None:
         number = self._id()
-        return None if number is None else self._look_patiently(number)
+        return None if number is None else self._waiting().look(number)
 
 
 SlurmJob.__module__ = "monarch.job"
 
 _scheduler = Scheduler()
-
-
-def _listens(address: str) -> bool:
-    """Whether a worker accepts connections at this address."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _DIAL_LIMIT).close()
-    except OSError:
-        return False
-    return True
 
 
 def in_batch() -> bool:
