@@ -73,15 +73,17 @@ class Cluster:
         self.changed = threading.Condition(threading.RLock())
         self.objects: dict[tuple[str, str, str], Object] = {}  # plural, namespace, name
         self.events: list[tuple[int, str, str, Object]] = []  # version, plural, kind, object
-        self.denied: dict[tuple[str, str], tuple[int, str]] = {}  # method and plural
+        self.denied: dict[tuple[str, str], tuple[int, str, str]] = {}  # method and plural
         self.nonsense = False
         self.cuts = 0
         self.expired = 0
+        self.collects_late = False  # pods outlive their owner for a while, as in real clusters
         self._number = itertools.count(1)
         self._pages: dict[str, tuple[int, list[Object]]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}  # by uid
         self._block = f"127.{random.randrange(1, 127)}.{random.randrange(256)}"
         self._last_byte = itertools.count(2)
+        self._collectors: list[threading.Timer] = []
         self.server = Server(("127.0.0.1", 0), Handler)
         self.server.cluster = self
         self.server.connections = []
@@ -145,8 +147,15 @@ class Cluster:
             self.cuts += 1
             self.changed.notify_all()
 
-    def deny(self, method: str, plural: str, code: int = 403, reason: str = "Forbidden") -> None:
-        self.denied[method, plural] = code, reason
+    def deny(
+        self,
+        method: str,
+        plural: str,
+        code: int = 403,
+        reason: str = "Forbidden",
+        message: str = "",
+    ) -> None:
+        self.denied[method, plural] = code, reason, message
 
     def process_of(self, name: str) -> subprocess.Popen[bytes]:
         return self._processes[self.pod(name)["metadata"]["uid"]]
@@ -161,6 +170,9 @@ class Cluster:
             self.server.server_close()
 
     def close(self) -> None:
+        self.collects_late = False
+        for collector in self._collectors:
+            collector.join()
         with self.changed:
             for plural, namespace, name in list(self.objects):
                 if (plural, namespace, name) in self.objects:
@@ -209,12 +221,20 @@ class Cluster:
             for key, other in list(self.objects.items()):
                 owners = other["metadata"].get("ownerReferences") or []
                 if key in self.objects and any(owner["uid"] == uid for owner in owners):
-                    self.delete(*key, {})
+                    if self.collects_late and key[0] == "pods":
+                        self._collectors.append(threading.Timer(0.5, self._collect, key))
+                        self._collectors[-1].start()
+                    else:
+                        self.delete(*key, {})
             for owner in found["metadata"].get("ownerReferences") or []:
                 parent = self.objects.get(("statefulsets", namespace, owner["name"]))
-                if parent is not None and parent["metadata"]["uid"] == owner["uid"]:
+                if parent is not None:
                     self._reconcile("statefulsets", parent)
             return found
+
+    def _collect(self, *key: str) -> None:
+        with contextlib.suppress(Refused):
+            self.delete(*key, {})
 
     def _put(self, plural: str, event: str, body: Object) -> None:
         version = next(self._number)
@@ -373,7 +393,8 @@ class Handler(BaseHTTPRequestHandler):
             verb = "WATCH" if query.get("watch") in ("1", "true", "True") else self.command
             if denied := cluster.denied.get((verb, plural)):
                 who = 'User "tester" cannot do that'
-                raise Refused(*denied, f"{plural} is forbidden: {who} in namespace {namespace}")
+                said = denied[2] or f"{plural} is forbidden: {who} in namespace {namespace}"
+                raise Refused(*denied[:2], said)
             if verb == "WATCH":
                 self._watch(cluster, plural, namespace, query)
                 return

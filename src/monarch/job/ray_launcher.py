@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from monarch._spi import WITHOUT_CWD
+from monarch._spi import FROM_ANY_PYTHON
 from monarch.job.keeper import ended_file
 from monarch.job.rank import COUNT_VARIABLE, RANK_VARIABLE
 from monarch.job.reporting_host import UNTIL_EOF_VARIABLE, take_configuration
@@ -38,7 +38,7 @@ FOLDER_VARIABLE = "MONARCH_LAUNCHER_FOLDER"
 """The environment variable with the directory of the job."""
 
 _CONNECT_LIMIT = 15.0  # seconds to reach the head node at all
-_WORKER = WITHOUT_CWD + "from monarch.job.reporting_host import main; main()"
+_WORKER = FROM_ANY_PYTHON + "from monarch.job.reporting_host import main; main()"
 _ROUND = 0.5  # seconds between two looks for a signal
 
 
@@ -138,9 +138,9 @@ def _host_class() -> type:
             """Run the worker to its end."""
             import subprocess
 
-            worker = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, env={**os.environ, **variables}
-            )
+            # The node's directory is not searched for modules first.
+            environ = {**os.environ, **variables, "PYTHONSAFEPATH": "1"}
+            worker = subprocess.Popen(self._command, stdin=subprocess.PIPE, env=environ)
             return worker.wait(), os.uname().nodename
 
     return MonarchHost

@@ -61,15 +61,15 @@ def run_command(
             errors="replace",
             start_new_session=True,
         )
-    except FileNotFoundError as error:
-        raise failed("cannot be run: it is not installed here", missing) from error
+    except FileNotFoundError:
+        raise failed("cannot be run: it is not installed here", missing) from None
     except OSError as error:
-        raise failed(f"cannot be run: {error.strerror}", missing) from error
+        raise failed(f"cannot be run: {error.strerror}", missing) from None
     with process:
         try:
             output, errors = process.communicate(input, timeout=limit)
-        except subprocess.TimeoutExpired as error:
-            raise failed(f"did not end within {limit:g} s", remedy) from error
+        except subprocess.TimeoutExpired:
+            raise failed(f"did not end within {limit:g} s", remedy) from None
         finally:
             if process.poll() is None:  # with its children, which may hold the pipes open
                 os.killpg(process.pid, signal.SIGKILL)

@@ -190,6 +190,57 @@ def test_objects_that_exist_are_changed_and_keep_their_secret(cluster: Cluster) 
     first.kill()
 
 
+@pytest.mark.parametrize("operator", [True, False])
+def test_a_mesh_of_the_same_name_right_after_the_end_of_another(
+    cluster: Cluster, operator: bool
+) -> None:
+    """The cluster deletes the first job's pods later than the objects that own them."""
+    cluster.operator = operator
+    cluster.collects_late = True
+    for _ in range(2):
+        job = described(cluster, operator=operator)
+        assert ranks(job.state(cached_path=None).trainers) == ["0", "1"]
+        job.kill()
+    assert nothing_is_left(cluster)
+
+
+def test_pods_that_outlive_their_owner_are_named(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kubernetes_job, "_END_LIMIT", 0.0)
+    cluster.collects_late = True
+    job = described(cluster)
+    job.state(cached_path=None)
+    job.kill()
+    assert "trainers was deleted, but not its pods: trainers-0, trainers-1" in caplog.text
+
+
+def test_status_names_pods_and_says_where_their_output_is(cluster: Cluster) -> None:
+    job = described(cluster)
+    job.state(cached_path=None)
+    states = job._host_states()
+    assert [(each.mesh, each.rank, each.name, each.healthy) for each in states] == [
+        ("trainers", 0, "trainers-0", True),
+        ("trainers", 1, "trainers-1", True),
+    ]
+    assert states[1].elsewhere == "in the cluster: kubectl --namespace ml logs trainers-1"
+    job.kill()
+    waiting = described(cluster, ImageSpec("missing"))
+    waiting.apply()
+    (first, _) = waiting._host_states()
+    assert first.name == "trainers-0 (ImagePullBackOff: no such image: missing)"
+    assert first.healthy is False
+    waiting.kill()
+
+
+def test_a_namespace_that_does_not_exist(cluster: Cluster) -> None:
+    message = 'namespaces "ml" not found'
+    cluster.deny("POST", "secrets", 404, "NotFound", message)
+    with pytest.raises(RuntimeError, match="`kubectl create namespace ml` creates it") as error:
+        described(cluster).state(cached_path=None)
+    assert error.value.__suppress_context__  # no traceback of the client's
+
+
 def test_objects_of_the_same_name_that_came_later_are_left_alone(cluster: Cluster) -> None:
     first = described(cluster)
     first.apply()

@@ -148,6 +148,7 @@ def test_the_template_of_an_image() -> None:
     assert container["securityContext"] == {"privileged": True}
     env = {variable["name"]: variable for variable in container["env"]}
     assert env["MONARCH_PORT"]["value"] == "4444"
+    assert env["PYTHONSAFEPATH"]["value"] == "1"
     key = {"secretKeyRef": {"name": "key", "key": "secret"}}
     assert env["MONARCH_JOB_SECRET"]["valueFrom"] == key
     path = "metadata.labels['apps.kubernetes.io/pod-index']"

@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import logging
+import warnings
 from collections.abc import Callable, Generator
 from typing import Any, cast
 
@@ -22,12 +24,15 @@ from monarch.job.kubernetes.manifests import MONARCH_MESH, POD, SECRET, SERVICE,
 
 __all__ = ["Cluster", "ClusterError"]
 
+_log = logging.getLogger("monarch.job")
+
 _CONNECT = 10.0  # seconds to connect
 _ANSWER = 60.0  # seconds for an answer
 _SLACK = 15.0  # seconds that a watch may take longer than it was asked for
 _PAGE = 500  # pods in one answer
 _LONGEST = 400  # characters of an answer that an error shows
 _EXPIRED = 410
+_unverified: set[str] = set()  # the APIs that this process has warned about
 _BUSY = frozenset({408, 409, 429, 500, 502, 503, 504})
 _TYPED = {POD: "pod", SECRET: "secret", SERVICE: "service", STATEFUL_SET: "stateful_set"}
 _REMEDIES = {
@@ -61,6 +66,13 @@ class Cluster:
         self.namespace = namespace
         loaded: Any = config.load()
         self._host = str(loaded.host)
+        if not loaded.verify_ssl and self._host not in _unverified:
+            _unverified.add(self._host)
+            _log.warning(
+                "the certificate of the API at %s is not verified, as the configuration says "
+                "(insecure-skip-tls-verify): whoever is in between reads the job's secret",
+                self._host,
+            )
         self._api: Any = client.ApiClient(loaded)
         self._core: Any = client.CoreV1Api(self._api)
         self._apps: Any = client.AppsV1Api(self._api)
@@ -198,7 +210,9 @@ class Cluster:
         client: Any = importlib.import_module("kubernetes.client")
         urllib3: Any = importlib.import_module("urllib3.exceptions")
         try:
-            response = call(**options, _preload_content=False, _request_timeout=limits)
+            with warnings.catch_warnings():  # this class has warned once
+                warnings.simplefilter("ignore", urllib3.InsecureRequestWarning)
+                response = call(**options, _preload_content=False, _request_timeout=limits)
             try:
                 if not 200 <= response.status <= 299:  # older releases of the client raise
                     raise self._refused(what, response.status, response.read(), kind)
@@ -207,13 +221,13 @@ class Cluster:
                 response.close()
                 response.release_conn()
         except client.ApiException as error:
-            raise self._refused(what, error.status or 0, error.body or b"", kind) from error
+            raise self._refused(what, error.status or 0, error.body or b"", kind) from None
         except (urllib3.HTTPError, OSError) as error:
             why = " ".join(str(getattr(error, "reason", None) or error).split())
             raise ClusterError(
                 f"cannot {what}: the API at {self._host} does not answer ({_short(why)}): does the "
                 "cluster run, and is this its address?"
-            ) from error
+            ) from None
 
     def _refused(
         self, what: str, status: int, body: bytes | str, kind: Kind | None
@@ -225,7 +239,9 @@ class Cluster:
             message = text(said, "message") or reason
         message = _short(" ".join(message.split()))
         remedy = _REMEDIES.get(status, "")
-        if status == 404 and not reason and kind == MONARCH_MESH:
+        if status == 404 and message.startswith("namespaces "):
+            remedy = f"`kubectl create namespace {self.namespace}` creates it, if that is its name"
+        elif status == 404 and not reason and kind == MONARCH_MESH:
             remedy = (
                 "this cluster has no MonarchMesh: install the operator, or make the job without "
                 "it, KubernetesJob(..., operator=False)"
@@ -237,9 +253,9 @@ class Cluster:
     def _parsed(self, what: str, data: bytes) -> dict[str, Any]:
         try:
             parsed = json.loads(data)
-        except ValueError as error:
+        except ValueError:
             said = _short(" ".join(data.decode(errors="replace").split()))
-            raise ClusterError(f"cannot {what}: the API answered {said!r}, no JSON") from error
+            raise ClusterError(f"cannot {what}: the API answered {said!r}, no JSON") from None
         if not isinstance(parsed, dict):
             raise ClusterError(f"cannot {what}: the API answered {_short(str(parsed))!r}")
         return cast("dict[str, Any]", parsed)

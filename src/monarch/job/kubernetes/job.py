@@ -31,9 +31,10 @@ from typing import TYPE_CHECKING, Any, cast
 from monarch._spi import attach_hosts
 from monarch.actor import attach
 from monarch.job.folder import make_folder, remove_folder, secret_file, use_secret
+from monarch.job.host_state import HostState
 from monarch.job.kubernetes import manifests, port_forward
 from monarch.job.kubernetes.answer import items, part, text
-from monarch.job.kubernetes.cluster import Cluster
+from monarch.job.kubernetes.cluster import Cluster, ClusterError
 from monarch.job.kubernetes.kube_config import KubeConfig
 from monarch.job.kubernetes.leftover import note_objects
 from monarch.job.kubernetes.manifests import Kind
@@ -47,6 +48,7 @@ from monarch.job.kubernetes.specification import (
     selector_of,
 )
 from monarch.job.kubernetes.waiting import wait_for_pods
+from monarch.job.pauses import pauses
 from monarch.job.pod import PORT
 from monarch.job.service_identity import (
     allocate_service_proc_ids,
@@ -66,6 +68,7 @@ __all__ = ["KubernetesJob"]
 _log = logging.getLogger("monarch.job")
 _PREFIX = "monarch-kubernetes-job-"
 _REPLACE_LIMIT = 300.0  # seconds for a new pod in the place of a lost one; `timeout`, if shorter
+_END_LIMIT = 10.0  # seconds within which the cluster begins to delete pods without an owner
 _LOOK = 5.0  # seconds within which the pods of a saved job have to be found ready
 _KINDS = {
     kind.name: kind
@@ -263,6 +266,25 @@ class KubernetesJob(JobTrait):
             return str(error)
         return ""
 
+    def _host_states(self) -> list[HostState]:
+        states: list[HostState] = []
+        with self._cluster() as cluster:
+            for mesh in self._meshes.values():
+                pods = MeshPods(mesh.replicas, mesh.rank_label, mesh.port)
+                pods.listed(*cluster.list_pods(mesh.selector, _LOOK))
+                serving = pods.serving
+                for rank in range(mesh.replicas):
+                    known = [serving[rank]] if rank in serving else pods.pods_of(rank)
+                    named = known[-1].name if known else f"rank {rank} without a pod"
+                    why = f" ({known[-1].obstacle})" if known and known[-1].obstacle else ""
+                    shown = f"kubectl --namespace {self._namespace} logs " + (
+                        named if known else f"--selector {mesh.selector}"
+                    )
+                    healthy = rank in serving
+                    where = f"in the cluster: {shown}"
+                    states.append(HostState(mesh.name, rank, named + why, healthy, "", where))
+        return states
+
     def _rebind_connection_inputs(self, spec: JobTrait) -> None:
         if isinstance(spec, KubernetesJob) and spec in _configs:
             _configs[self] = _configs[spec]
@@ -411,9 +433,9 @@ class KubernetesJob(JobTrait):
         self._objects = made
         try:
             self._release()
-        except Exception:
+        except Exception as error:  # that of the start is raised next
             names = ", ".join(f"{kind} {name}" for kind, name, _ in made)
-            _log.exception("could not delete what the failed start has created: %s", names)
+            _log.warning("could not delete what the start has created (%s): %s", names, error)
 
     # -- connecting ------------------------------------------------------------------------------
 
@@ -471,7 +493,7 @@ class KubernetesJob(JobTrait):
         except RuntimeError as error:
             raise RuntimeError(
                 f"no new pod for rank {rank} of mesh {mesh.name!r}: {error}"
-            ) from error
+            ) from None
         if not self._addresses:
             raise RuntimeError("the job was killed while a lost host was replaced")
         ids = self._ids.get(mesh.name)
@@ -569,13 +591,40 @@ class KubernetesJob(JobTrait):
             port_forward.end(self._folder)
         if self._objects:
             with self._cluster() as cluster:
-                for kind, name, uid in reversed(self._objects):
+                deleted = [
                     cluster.delete(_KINDS[kind], name, uid)
+                    for kind, name, uid in reversed(self._objects)
+                ]
+                if any(deleted):
+                    try:
+                        self._await_ends(cluster)
+                    except ClusterError as error:  # the objects are deleted all the same
+                        _log.info("whether pods end is not known: %s", error)
         self._objects = []
         self._ids = {}
         if self._folder:
             remove_folder(self._folder)
         self._folder = ""
+
+    def _await_ends(self, cluster: Cluster) -> None:
+        """Wait until the pods are being deleted too, which happens after their owner was.
+
+        Otherwise the next job with a mesh of this name would find them, with another secret.
+        """
+        for mesh in self._meshes.values():
+            if not mesh.provisioned:
+                continue
+            for waited in pauses():
+                pods = MeshPods(mesh.replicas, mesh.rank_label, mesh.port)
+                pods.listed(*cluster.list_pods(mesh.selector))
+                known = [pod for rank in range(mesh.replicas) for pod in pods.pods_of(rank)]
+                left = [pod.name for pod in known if pod.obstacle != LEAVING]
+                if not left:
+                    break
+                if waited >= _END_LIMIT:
+                    names = ", ".join(left)
+                    _log.warning("%s was deleted, but not its pods: %s", mesh.name, names)
+                    break
 
 
 KubernetesJob.__module__ = "monarch.job.kubernetes"

@@ -69,12 +69,12 @@ class KubeConfig:
         if self.local is None:
             try:
                 config.load_incluster_config(client_configuration=loaded)
-            except config.ConfigException as error:
+            except config.ConfigException:
                 raise RuntimeError(
                     "Failed to load in-cluster Kubernetes config. KubernetesJob must run inside a "
                     "Kubernetes cluster. Outside of one, name a file: "
                     "KubernetesJob(..., kubeconfig=KubeConfig.from_path('~/.kube/config'))"
-                ) from error
+                ) from None
             return _typed(loaded)
         try:
             config.load_kube_config(
@@ -82,7 +82,7 @@ class KubeConfig:
             )
         except Exception as error:  # the client raises errors of YAML and of the file's commands
             why = " ".join(str(error).split()) or type(error).__name__
-            raise RuntimeError(f"Failed to load kubeconfig file '{self.local}': {why}") from error
+            raise RuntimeError(f"Failed to load kubeconfig file '{self.local}': {why}") from None
         return _typed(loaded)
 
     def __repr__(self) -> str:

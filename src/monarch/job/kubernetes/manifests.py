@@ -15,6 +15,7 @@ import binascii
 import json
 from typing import Any, NamedTuple
 
+from monarch._spi import FROM_ANY_PYTHON
 from monarch.job.kubernetes.answer import items, part, text
 from monarch.job.kubernetes.specification import RANK_LABEL, ImageSpec, Mesh, labels_of
 from monarch.job.node import SECRET_VARIABLE
@@ -40,7 +41,7 @@ __all__ = [
     "with_ids",
 ]
 
-_BOOTSTRAP = "from monarch.job.pod_worker import main; main()"
+_BOOTSTRAP = FROM_ANY_PYTHON + "from monarch.job.pod_worker import main; main()"
 _KEY = "secret"
 _CONTAINER = "worker"
 
@@ -76,6 +77,7 @@ def template_of(spec: ImageSpec, port: int, secret: str) -> dict[str, Any]:
         "ports": [{"containerPort": port, "name": "monarch"}],
         "env": [
             {"name": PORT_VARIABLE, "value": str(port)},
+            {"name": "PYTHONSAFEPATH", "value": "1"},  # the image's directory is not searched first
             _field(NAMES[0], "metadata.namespace"),
             _field(NAMES[1], "metadata.name"),
             _field(SERVICE_PROC_RANK_ENV, f"metadata.labels['{RANK_LABEL}']"),

@@ -192,6 +192,12 @@ class MeshPods:
         more = f" and {len(told) - 2} more" if len(told) > 2 else ""
         return "; ".join(told[:2]) + more
 
+    def skipped(self) -> str:
+        """Return why pods cannot be used, in a few words; empty if all can."""
+        told = list(self._strange.values())
+        more = f" and {len(told) - 2} more" if len(told) > 2 else ""
+        return "; ".join(told[:2]) + more
+
     def strange(self) -> list[str]:
         """Return why pods were skipped: each reason once."""
         new = [why for why in self._strange.values() if why not in self._reported]

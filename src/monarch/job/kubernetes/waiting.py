@@ -96,9 +96,10 @@ def wait_for_pods(
 def _ended(mesh: Mesh, pods: MeshPods, wanted: int) -> str:
     missing = pods.missing
     served = wanted - len(missing)
-    why = pods.obstacles()
     known = (
-        why or f"there are no pods for them; look at: kubectl get pods --selector {mesh.selector}"
+        pods.obstacles()
+        or pods.skipped()
+        or f"there are no pods for them; look at: kubectl get pods --selector {mesh.selector}"
     )
     return f"Watch ended with {served}/{wanted} ranks. Missing ranks: {missing} ({known})"
 

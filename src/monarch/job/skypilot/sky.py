@@ -147,7 +147,7 @@ def _ask(what: str, act: Callable[[], _T], remedy: str = _REMEDY) -> _T:
         said = one_line(_ESCAPES.sub("", str(error))) or "no reason is given"
         raise SchedulerError(
             f"SkyPilot cannot {what}: {type(error).__name__}: {said}; {remedy}"
-        ) from error
+        ) from None
 
 
 def _word(state: Any) -> str:
