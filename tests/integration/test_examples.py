@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import runpy
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +48,7 @@ NEEDED = {
     "rdma_parameter_server": ("numpy", "rich"),
     "simulate_step": ("torch",),
     "train_digits": ("torch", "sklearn", "matplotlib", "rich"),
+    "train_digits_ddp": ("torch", "sklearn"),
     "train_digits_tensors": ("torch", "sklearn", "matplotlib"),
     "transformer": ("torch",),
     "transformer_pipeline": ("torch",),
@@ -55,6 +58,7 @@ NEEDED = {
 with_torch = needs("torch")
 with_numpy = needs(*NEEDED["weight_sync"])
 with_extras = needs(*NEEDED["train_digits"])
+with_ddp = needs(*NEEDED["train_digits_ddp"])
 with_demo = needs(*NEEDED["demo_hosts"])
 
 
@@ -108,6 +112,7 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         pytest.param("weight_sync", "--generators", marks=with_numpy),
         pytest.param("checkpoint_fanout", "--procs", marks=with_numpy),
         pytest.param("train_digits", "--procs", marks=with_extras),
+        pytest.param("train_digits_ddp", "--steps", marks=with_ddp),
         pytest.param("train_digits_tensors", "--procs", marks=with_extras),
         pytest.param("simulate_step", "--hosts", marks=with_torch),
         pytest.param("transformer", "--steps", marks=with_torch),
@@ -385,6 +390,59 @@ def test_train_digits_tensors_learns_as_train_digits_does(undisturbed: str, tmp_
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert number(r"test accuracy: ([\d.]+)", out) >= 0.95
     assert (tmp_path / "made" / "digits_tensors_loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Launch:
+    """`train_digits_ddp.py` under a launcher, with two ranks, up to step 400."""
+
+    def __init__(self, folder: Path, *launcher: str) -> None:
+        self.file = folder / "events"
+        script = str(EXAMPLES / "train_digits_ddp.py")
+        words = ["--steps=400", "--checkpoint=saved.pt", "--events=events", "--test-every=400"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *launcher, "--nproc-per-node=2", script, *words],
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        text = self.file.read_text() if self.file.exists() else ""
+        return [each for each in map(json.loads, text.splitlines()) if each["event"] == kind]
+
+    def finish(self) -> str:
+        with self.process:
+            out, _ = self.process.communicate(timeout=280)
+        assert self.process.returncode == 0, out
+        return out
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_ddp
+def test_a_script_for_torchrun_survives_a_kill_under_monarch_run(tmp_path: Path) -> None:
+    """The script is the same, and so is each bit of the result."""
+    (tmp_path / "torchrun").mkdir()
+    plain = Launch(tmp_path / "torchrun", "torch.distributed.run", "--standalone")
+    assert number(r"test accuracy: ([\d.]+)", plain.finish()) >= 0.95
+
+    killed = Launch(tmp_path, "monarch.cli", "run", "--keep=0", "--max-restarts=1")
+    deadline = time.monotonic() + 240
+    while len(killed.events("step")) < 60 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.kill(
+        next(each["pid"] for each in killed.events("began") if each["rank"] == 1), signal.SIGKILL
+    )
+    out = killed.finish()
+    assert "[rank 0] going on after step " in out
+    assert "monarch run: done after 1 failure" in out
+    steps = [each["step"] for each in killed.events("step")]
+    assert sorted(set(steps)) == list(range(1, 401))
+    results = [(each["accuracy"], each["weights"]) for each in killed.events("test")]
+    assert results == [(each["accuracy"], each["weights"]) for each in plain.events("test")]
+    assert len(results) == 1
 
 
 @pytest.mark.torch
