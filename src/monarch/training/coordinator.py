@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import logging
 import pickle
+import secrets
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -58,6 +59,7 @@ class Coordinator(NamedTuple):
         timeout: the longest wait for another rank, in seconds.
         copy_every: steps between two snapshots in memory, or 0.
         folder: of checkpoints on disk, or "".
+        run: a name for this training, in the names of its checkpoints.
     """
 
     uid: int
@@ -67,6 +69,7 @@ class Coordinator(NamedTuple):
     timeout: float
     copy_every: int
     folder: str
+    run: str
 
 
 Coordinator.__module__ = "monarch.training"
@@ -129,7 +132,14 @@ class Authority:
         service = f"training-{next(_numbers)}"
         _spi.serve(service, self._handle)
         self.handle = Coordinator(
-            _spi.own_uid(), service, core.groups, core.width, timeout, core.copy_every, folder
+            uid=_spi.own_uid(),
+            service=service,
+            groups=core.groups,
+            width=core.width,
+            timeout=timeout,
+            copy_every=core.copy_every,
+            folder=folder,
+            run=secrets.token_hex(4),
         )
 
     def note(self, kind: str, **more: Any) -> None:
@@ -151,7 +161,7 @@ class Authority:
         }
         try:
             handlers[operation](request, *arguments)
-        except PermissionError as error:  # the rank was fenced
+        except (PermissionError, ValueError) as error:  # fenced, or no rank of this training
             request.refuse(str(error))
 
     def _ask(
@@ -163,12 +173,15 @@ class Authority:
         host: str,
         done: bool,
         stock: tuple[tuple[int, int], ...],
+        direct: bool,
     ) -> None:
         ticket = (request.peer, number)
+        effects = self._core.ask(
+            rank, ticket, mark, host=host, done=done, stock=stock, direct=direct
+        )
         if ticket not in self._watched:
             self._watched.add(ticket)
             _spi.when_gone(request.peer, lambda reason: self._gone(rank, ticket, reason))
-        effects = self._core.ask(rank, ticket, mark, host=host, done=done, stock=stock)
         self._asking[rank] = request
         self.perform(effects)
 
@@ -194,9 +207,15 @@ class Authority:
         self.perform(effects)
 
     def _leave(self, request: _spi.Request, rank: int, number: int, why: str, failed: bool) -> None:
-        self.perform(self._core.leave(rank, (request.peer, number), why))
-        if failed:  # an error of the program: other ranks would have it as well
-            self.perform(self._core.stop(why))
+        ticket = (request.peer, number)
+        current = self._core.known(rank) == ticket
+        self.perform(self._core.leave(rank, ticket, why))
+        if failed and current:  # an error of the program: other ranks would have it as well
+            self.stop(why)
+
+    def stop(self, why: str) -> None:
+        """End the training of all ranks, with an error."""
+        self.perform(self._core.stop(why))
 
     def _gone(self, rank: int, ticket: Ticket, reason: str) -> None:
         self._watched.discard(ticket)
@@ -258,7 +277,10 @@ class Authority:
             for request in requests:
                 request.refuse("the round is over")
         self._fetching.clear()
-        self._written = {mark: at for mark, at in self._written.items() if mark >= begin.mark}
+        # Positions of one checkpoint may be written in different rounds.
+        self._written = {
+            mark: at for mark, at in self._written.items() if self._core.may_save(mark)
+        }
         self.note("begin", groups=begin.groups, rolled_back=begin.rolled_back)
         common = begin._replace(roles={})
         for rank, role in begin.roles.items():

@@ -1,9 +1,12 @@
 """Checkpoints on disk, written in the background by `torch.distributed.checkpoint`.
 
 One replica group writes. Each of its ranks has a directory of its own, so that no collective is
-needed: ``<folder>/step-<version>-<mark>/position-<position>``. The file ``.metadata`` is written
-last, by a rename; a directory without it is not complete, and is passed over. The checkpoint
-counts when those of all positions are complete.
+needed: ``<folder>/step-<version>-<run>-<mark>/position-<position>``. The name of the run keeps
+apart what several trainings have left in one folder. The file ``.metadata`` is written last, by a
+rename; a directory without it is not complete, and is passed over. The checkpoint counts when those
+of all positions are complete.
+
+torch is imported when it is needed: the script only looks which checkpoints there are.
 
 The keys of a checkpoint are those of the state dict ("model.0.weight"), so that other programs can
 read it. All but tensors is in the entry "rest".
@@ -15,25 +18,30 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch import _spi
-from monarch.training.state import Packed, unpack
+
+if TYPE_CHECKING:
+    from monarch.training.state import Packed
 
 __all__ = ["Writer", "find_newest", "load", "place"]
 
 _log = logging.getLogger("monarch.training")
-_STEP = re.compile(r"step-(\d+)-(\d+)")
+_STEP = re.compile(r"step-(\d+)-[0-9a-f]{8}-(\d+)")
 _DONE = ".metadata"
 
 
-def place(folder: str, version: int, mark: int) -> str:
-    """Return the directory of a checkpoint."""
-    return os.path.join(folder, f"step-{version:09}-{mark}")
+def place(folder: str, version: int, mark: int, run: str) -> str:
+    """Return the directory of a checkpoint; `run` is a name of eight hexadecimal digits."""
+    return os.path.join(folder, f"step-{version:09}-{run}-{mark}")
 
 
 def find_newest(folder: str, width: int) -> tuple[int, str] | None:
-    """Return the version and the directory of the newest complete checkpoint, or None."""
+    """Return the version and the directory of the newest complete checkpoint, or None.
+
+    Raises ValueError if it is that of wider groups.
+    """
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -41,16 +49,25 @@ def find_newest(folder: str, width: int) -> tuple[int, str] | None:
     steps = [(int(m[1]), int(m[2]), m[0]) for m in map(_STEP.fullmatch, names) if m]
     for version, _, name in sorted(steps, reverse=True):
         path = os.path.join(folder, name)
-        if all(
-            os.path.exists(os.path.join(path, f"position-{position}", _DONE))
-            for position in range(width)
-        ):
-            return version, path
+        if not all(_is_complete(path, position) for position in range(width)):
+            continue
+        if _is_complete(path, width):
+            raise ValueError(
+                f"the checkpoint {path} is of groups of more than {width} ranks: give the width "
+                "that it was written with, or another folder"
+            )
+        return version, path
     return None
 
 
+def _is_complete(path: str, position: int) -> bool:
+    return os.path.exists(os.path.join(path, f"position-{position}", _DONE))
+
+
 def _names(packed: Packed) -> list[str]:
-    """Return a name for each tensor: its path in the state dict."""
+    """Return a name for each tensor: its path in the state dict. No two are equal."""
+    from monarch.training.state import unpack
+
     names = [f"tensor.{index}" for index in range(len(packed.tensors))]
     places = {id(tensor): index for index, tensor in enumerate(packed.tensors)}
 
@@ -65,6 +82,11 @@ def _names(packed: Packed) -> list[str]:
                 walk(part, f"{path}.{index}")
 
     walk(unpack(packed), "")
+    taken: set[str] = {"names", "rest"}
+    for index, name in enumerate(names):
+        if name in taken:  # as of {"a.b": x, "a": {"b": y}}
+            names[index] = f"{name}#{index}"
+        taken.add(names[index])
     return names
 
 
@@ -108,6 +130,8 @@ def load(path: str, position: int) -> Packed:
     """Read a state. Raises what `torch.distributed.checkpoint` raises."""
     import torch
     import torch.distributed.checkpoint as dcp
+
+    from monarch.training.state import Packed
 
     where = os.path.join(path, f"position-{position}")
     metadata: Any = dcp.FileSystemReader(where).read_metadata()  # of tensors only

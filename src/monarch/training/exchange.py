@@ -9,7 +9,8 @@ The mean is computed in the order of the shares, whichever rank computed them. S
 bits on all replicas, and with a fixed number of shares it has the same bits whichever replicas take
 part. Two ways, with the same result:
 
-- direct: each rank reads all rows and adds them up. It takes one barrier. For small rows.
+- direct: each rank reads all rows and adds them up. It takes one barrier. For small rows. All ranks
+  of a round have to use it, so it is used if the rows of all of them are small.
 - in parts: each rank reads its part of all rows, adds it up, and reads the other parts of the
   result from its peers. That moves as many bytes as a ring all-reduce, and takes two barriers.
 
@@ -51,7 +52,8 @@ class _Segment:
 class Exchange:
     """The memory for the gradients of one module.
 
-    Raises TypeError for a module with a buffer that has no mean.
+    Raises TypeError for a module with a buffer that has no mean, or with tensors that are not plain
+    (DTensor), ValueError for tensors on several devices.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -64,6 +66,17 @@ class Exchange:
                 )
         if not self._parameters:
             raise ValueError("the module has no parameters that require a gradient")
+        for name, each in [*module.named_parameters(), *module.named_buffers()]:
+            if type(each) not in (torch.nn.Parameter, torch.Tensor):
+                raise TypeError(
+                    f"{name!r} is a {type(each).__name__}, and replicas average plain tensors "
+                    "only: divide a model by ranks with plain tensors, and `width`"
+                )
+            if each.device != self._parameters[0].device:
+                raise ValueError(
+                    f"{name!r} is on {each.device}, other parameters on "
+                    f"{self._parameters[0].device}: a rank has one device"
+                )
         self._device = self._parameters[0].device
         # Which parameters have a gradient, and what the shares report.
         self._present = torch.zeros(len(self._parameters), dtype=torch.float64)
@@ -91,10 +104,11 @@ class Exchange:
         self._told = 0
         self._peers: dict[int, RDMABuffer] = {}
         self._shares: tuple[int, ...] = ()
+        self.missing: set[int] = set()  # shares of this rank without gradients
 
     @property
     def direct(self) -> bool:
-        """Whether rows are so small that each rank reads all of them."""
+        """Whether rows are so small that each rank can read all of them."""
         return self._row_size <= DIRECT
 
     # -- a step of this rank ---------------------------------------------------------------------
@@ -102,6 +116,7 @@ class Exchange:
     def begin(self, shares: tuple[int, ...]) -> None:
         """Make room for the shares of a round, and remember the buffers of the module."""
         self._shares = shares
+        self.missing = set(shares)
         rows = len(shares) + 1
         if self._block.numel() < rows * self._row_size:
             if self._lent is not None:
@@ -137,6 +152,7 @@ class Exchange:
                 view.zero_()
             else:
                 view.copy_(value)
+        self.missing.discard(share)
 
     def memory(self) -> tuple[int, bytes] | None:
         """Return the handle of the memory for the peers, if it is new to them."""
@@ -152,14 +168,14 @@ class Exchange:
     # -- with the peers --------------------------------------------------------------------------
 
     def gather(
-        self, rank: int, peers: Sequence[int], owners: Sequence[int], timeout: float
+        self, rank: int, peers: Sequence[int], owners: Sequence[int], direct: bool, timeout: float
     ) -> None:
         """Read the rows, or this rank's part of them, and store their mean in the row of results.
 
         `peers` are the ranks that average, `owners` the peer that computed each share. Raises
         `RdmaError`.
         """
-        if self.direct:
+        if direct:
             self._reduce(rank, owners, 0, 1, timeout)
         else:
             self._reduce(rank, owners, peers.index(rank), len(peers), timeout)

@@ -165,7 +165,8 @@ class Manager:
         while True:
             self._take_snapshot()
             done = until is not None and self._mark is not None and self._version >= until
-            answer = self._ask("ask", self._mark, _host(), done, self._snapshots.stock)
+            stock, direct = self._snapshots.stock, self._exchange.direct
+            answer = self._ask("ask", self._mark, _host(), done, stock, direct)
             if answer[0] == "closed":
                 return False
             if answer[0] == "failed":
@@ -184,8 +185,9 @@ class Manager:
     def shares(self) -> Iterator[Share]:
         """Yield the shares of the batch that this rank computes, usually one.
 
-        Clears the gradients before each, and stores them after it. A replica that has just got its
-        state has no share in that step.
+        Clears the gradients before each, and stores them after it, so the loop must not be left
+        early: `should_commit` raises RuntimeError then. A replica that has just got its state has
+        no share in that step.
         """
         begin, role = self._current()
         for number in role.shares:
@@ -203,6 +205,11 @@ class Manager:
         begin, _ = self._current()
         if self._averaged:
             return
+        if missing := sorted(self._exchange.missing):
+            raise RuntimeError(
+                f"shares {missing} of this step have no gradients on rank {self.rank}: take all "
+                "that shares() yields before average() or should_commit()"
+            )
         self._averaged = True
         width, timeout = self._coordinator.width, self._coordinator.timeout
         ranks = [rank for rank, _ in self._members()]
@@ -211,8 +218,8 @@ class Manager:
         if not self._arrive(0, True):
             return
         try:
-            self._exchange.gather(self.rank, peers, owners, timeout)
-            if not self._exchange.direct:
+            self._exchange.gather(self.rank, peers, owners, begin.direct, timeout)
+            if not begin.direct:
                 if not self._arrive(1, True):
                     return
                 self._exchange.collect(self.rank, peers, timeout)
@@ -362,7 +369,9 @@ class Manager:
             self._snapshots.add(state, self._pack().clone())
 
     def _write(self, begin: Begin) -> None:
-        path = disk.place(self._coordinator.folder, begin.version, begin.mark)
+        path = disk.place(
+            self._coordinator.folder, begin.version, begin.mark, self._coordinator.run
+        )
 
         def done() -> None:
             self._tell("saved", begin.mark, self._position, path)
@@ -396,6 +405,8 @@ class Manager:
         self._watching = False
         if self._owed:  # the step may be half done
             self._owed, self._mark = False, None
+        if self._begin is not None:
+            self._exchange.restore()
         self._begin = self._role = None
         why = f"rank {self.rank} has returned" if error is None else f"rank {self.rank}: {error!r}"
         failed = error is not None and not isinstance(error, TrainingError)
@@ -404,6 +415,9 @@ class Manager:
     def _end(self) -> None:
         why = f"the actor of rank {self.rank} has ended"
         self._tell("leave", self.rank, self._number, why, False)
+        self._unlend()
+        self._snapshots.close()
+        self._exchange.close()
 
 
 Manager.__module__ = "monarch.training"

@@ -20,6 +20,8 @@ Invariants:
 - A step is committed when all ranks of its round have voted for it, and only then. Each of them
   applies the step, or is lost. A rank that did not take part in the step has an older version.
 - A round is aborted as soon as one of its ranks is lost or votes against it. No rank applies it.
+- Either all ranks of a round want a step, or none does. (Ranks that were told different numbers of
+  steps would wait for each other, so that ends training with an error.)
 - A round begins when all ranks that are known to compute have asked for it. So no state changes
   while a rank copies it: the states of a round change after its commit only.
 - In a round all ranks start from one mark, the newest that is available for every position. A state
@@ -107,6 +109,7 @@ class Begin(NamedTuple):
         roles: the part of each rank.
         keep: the marks of snapshots that may still be needed; others can be dropped.
         rolled_back: how many committed steps are lost, because no copy of their result is left.
+        direct: whether all ranks have so little to average that one barrier suffices.
         write: the group that writes a checkpoint of this version to disk, or None.
     """
 
@@ -118,6 +121,7 @@ class Begin(NamedTuple):
     roles: dict[int, Role]
     keep: frozenset[int]
     rolled_back: int
+    direct: bool
     write: int | None
 
 
@@ -172,7 +176,7 @@ VOTE = 2  # the last barrier of a round: after the gradients (0) and the partial
 class _Rank:
     """An incarnation that takes part: it asks, computes, or waits at a barrier."""
 
-    __slots__ = ("arrived", "asked", "done", "host", "mark", "stock", "ticket")
+    __slots__ = ("arrived", "asked", "direct", "done", "host", "mark", "stock", "ticket", "vote")
 
     def __init__(self, ticket: Ticket) -> None:
         self.ticket = ticket
@@ -181,6 +185,8 @@ class _Rank:
         self.asked = False
         self.done = False
         self.arrived: int | None = None  # the barrier at which it waits
+        self.vote: bool | None = None  # there
+        self.direct = True
         self.stock: frozenset[State] = frozenset()  # snapshots in its memory
 
     @property
@@ -307,10 +313,12 @@ class Membership:
         host: str = "",
         done: bool = False,
         stock: Collection[State] = (),
+        direct: bool = True,
     ) -> list[Effect]:
         """A rank asks for a round. `done`: it has all the steps that it wants.
 
-        `stock` are the snapshots in its memory, its own and those of others.
+        `stock` are the snapshots in its memory, its own and those of others. `direct`: what it
+        averages is small.
 
         Raises PermissionError for a ticket that was fenced.
         """
@@ -329,7 +337,7 @@ class Membership:
             effects += self._abort(f"rank {rank} left the round")
         each.asked, each.arrived = True, None
         each.mark, each.host, each.done = mark, host, done
-        each.stock = frozenset(stock)
+        each.stock, each.direct = frozenset(stock), direct
         return [*effects, *self._form()]
 
     def arrive(
@@ -344,9 +352,11 @@ class Membership:
         each = self._ranks.get(rank)
         if each is None or not self._open or number != self._round or rank not in self._members:
             return [Aborted(number, (rank,), "the round was aborted")]
-        each.arrived = phase
+        each.arrived, each.vote = phase, vote
         if vote is False:
             return [*self._abort(f"rank {rank}: {why}"), *self._form()]
+        if disagreement := self._disagreement():
+            return self._fail(disagreement)
         members = [self._ranks[other] for other in self._members]
         if any(other.arrived != phase for other in members):
             return []
@@ -382,6 +392,9 @@ class Membership:
         late = {rank: each for rank, each in self._ranks.items() if not each.waits}
         if self._open:
             late = {rank: each for rank, each in late.items() if rank in self._members}
+            if not late:
+                why = "its ranks wait for each other at different barriers"
+                return [*self._abort(why), *self._form()]
         effects: list[Effect] = []
         for rank, each in late.items():
             reason = f"rank {rank} was expelled: others waited for it for too long"
@@ -394,14 +407,17 @@ class Membership:
 
     def stop(self, why: str) -> list[Effect]:
         """End the training of all ranks, with an error, at their next request."""
-        effects = self._abort(why) if self._open else []
-        return effects if self.failed else [*effects, *self._fail(why)]
+        return [] if self.failed else self._fail(why)
 
     def resume(self) -> None:
         """Let ranks train again after the end, or after a failure."""
         self.failed, self.closed = "", False
         self._begun = self._settled = False
         self._voided = 0
+
+    def may_save(self, mark: int) -> bool:
+        """Whether a checkpoint with this mark, once complete, would be the newest on disk."""
+        return mark in self._line and self._line[mark] > self._line.get(self.disk or 0, 0)
 
     def saved(self, mark: int) -> None:
         """A checkpoint of the state with this mark is complete on disk."""
@@ -445,7 +461,22 @@ class Membership:
             return [*effects, *self._form()]
         return self._form()
 
-    def _abort(self, why: str) -> list[Effect]:
+    def _disagreement(self) -> str:
+        """Return why some ranks that wait want a step and others do not; empty if they agree."""
+        votes: dict[bool, list[int]] = {True: [], False: []}
+        for rank in self._members:
+            if self._ranks[rank].arrived is not None:
+                votes[self._ranks[rank].vote is None].append(rank)
+        if not votes[True] or not votes[False]:
+            return ""
+        no, yes = (", ".join(map(str, votes[wanted])) for wanted in (True, False))
+        return (
+            f"after {self.committed} steps ranks {no} want no more of them, and ranks {yes} do: "
+            "call quorum() with the same `until` on all ranks"
+        )
+
+    def _void(self, why: str) -> list[Effect]:
+        """End the round; no rank applies it."""
         waiting = tuple(
             rank
             for rank in self._members
@@ -454,8 +485,12 @@ class Membership:
         for rank in waiting:
             self._ranks[rank].arrived = None
         self._open = False
+        return [Aborted(self._round, waiting, why)]
+
+    def _abort(self, why: str) -> list[Effect]:
+        """End the round; try the step again, unless it has failed too often."""
+        effects = self._void(why)
         self._voided += 1
-        effects: list[Effect] = [Aborted(self._round, waiting, why)]
         if self._voided >= self.attempts:
             effects += self._fail(
                 f"step {self.committed} failed {self._voided} times in a row, though no rank was "
@@ -464,11 +499,13 @@ class Membership:
         return effects
 
     def _fail(self, reason: str) -> list[Effect]:
+        """End training, and with it a round that is under way."""
+        effects = self._void(reason) if self._open else []
         self.failed = reason
         asked = tuple(rank for rank, each in self._ranks.items() if each.asked)
         for rank in asked:
             self._ranks[rank].asked = False
-        return [Failed(asked, reason)]
+        return [*effects, Failed(asked, reason)]
 
     def _complete(self) -> list[int]:
         return [
@@ -573,8 +610,10 @@ class Membership:
         for each in ranks.values():
             each.asked = False
             each.arrived = None
-        begin = Begin(self._round, version, mark, owners, complete, roles, keep, lost, write)
-        return [begin]
+        direct = all(ranks[rank].direct for rank in members)
+        return [
+            Begin(self._round, version, mark, owners, complete, roles, keep, lost, direct, write)
+        ]
 
     def _newest(self) -> tuple[int, dict[int, list[int]]] | None:
         """Return the newest mark that every position has, and its holders by position."""

@@ -167,6 +167,10 @@ class Replicas:
             self._calls |= {(name, rank): issue(rank) for rank in range(size)}
         try:
             return self._collect(name, size)
+        except BaseException as error:  # the other ranks would wait for those that have ended
+            why = f"Replicas.run() has ended on an error: {type(error).__name__}"
+            self._core_call(functools.partial(self._authority.stop, why))
+            raise
         finally:
             with self._changed:
                 del self._issue[name]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -244,8 +246,8 @@ class Saving(Trainer):
     def moment(self, name: str, step: int) -> None:
         if (step, name) == (7, "averaged"):
             # It is written in the background: wait for its last file.
-            watched = self.folder / "saved" / "step-000000005-5" / "position-0" / ".metadata"
-            while not watched.exists():
+            pattern = "saved/step-000000005-*-5/position-0/.metadata"
+            while not [*self.folder.glob(pattern)]:
                 os.sched_yield()
         super().moment(name, step)
 
@@ -260,6 +262,71 @@ def test_an_error_of_the_program_ends_the_training(procs: Any, tmp_path: Path) -
         replicas.run(trainers, "train", 1_000_000)
     assert isinstance(caught.value.exception, ValueError)
     assert of_kind(replicas, "failed")
+
+
+class Uneven(Trainer):
+    """The first position of a group has rows that are read in parts, the second has small ones."""
+
+    def __init__(self, replicas: Any, folder: str, stop_at: dict[int, int]) -> None:
+        from monarch.actor import current_rank
+
+        self.stop_at = stop_at
+        hidden = 16 if current_rank().rank % replicas.width else 8000
+        super().__init__(replicas, folder, {}, hidden=hidden)
+
+    @endpoint
+    def uneven(self, steps: int) -> int:
+        manager, rank = self.manager, self.manager.rank
+        while manager.quorum(until=self.stop_at.get(rank, steps)):
+            for share in manager.shares():
+                self.learner.loss(share.step, share.number, share.count).backward()
+            if manager.should_commit():
+                self.learner.optimizer.step()
+        return manager.step
+
+    @endpoint
+    def leave_early(self) -> None:
+        manager = self.manager
+        while manager.quorum(until=3):
+            for _ in manager.shares():
+                break
+            manager.should_commit()
+
+
+@pytest.mark.slow
+def test_positions_with_small_and_big_parts_train_together_and_save(
+    procs: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "saved"
+    replicas = Replicas(2, width=2, timeout=30, folder=folder, save_every=2)
+    trainers = replicas.spawn(procs(4), "uneven", Uneven, replicas.coordinator, str(tmp_path), {})
+    assert replicas.run(trainers, "uneven", 12) == dict.fromkeys(range(4), 12)
+    assert of_kind(replicas, "saved")
+    with pytest.raises(ValueError, match="is of groups of more than 1 ranks"):
+        Replicas(2, folder=folder)
+
+
+@pytest.mark.slow
+def test_ranks_that_want_different_numbers_of_steps(procs: Any, tmp_path: Path) -> None:
+    replicas = Replicas(2)
+    trainers = replicas.spawn(
+        procs(2), "uneven", Uneven, replicas.coordinator, str(tmp_path), {0: 3}
+    )
+    with pytest.raises(ActorError, match="after 3 steps ranks 0 want no more of them"):
+        replicas.run(trainers, "uneven", 6)
+
+
+@pytest.mark.slow
+def test_a_loop_over_shares_that_is_left_early(procs: Any, tmp_path: Path) -> None:
+    replicas = Replicas(2)
+    trainers = replicas.spawn(procs(2), "uneven", Uneven, replicas.coordinator, str(tmp_path), {})
+    with pytest.raises(ActorError, match=r"shares \[[01]\] of this step have no gradients"):
+        replicas.run(trainers, "leave_early")
+
+
+def test_the_script_needs_no_torch() -> None:
+    code = "import sys, monarch.training as t; t.Replicas(2); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_numbers_that_do_not_fit(procs: Any) -> None:

@@ -465,3 +465,68 @@ def test_too_few_groups_end_the_training_after_the_time_for_a_replacement() -> N
     assert isinstance(failed, Failed)
     assert "only 1 of 2 replica groups are complete" in failed.reason
     assert "missing ranks: 1" in failed.reason
+
+
+def test_ranks_average_in_one_way_whatever_the_size_of_their_part() -> None:
+    core = Membership(2, width=2)
+    for rank, ticket in enumerate("abcd"):
+        effects = core.ask(rank, ticket, None, direct=rank % 2 == 0)
+    (begin,) = effects
+    assert isinstance(begin, Begin)
+    assert not begin.direct
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_ranks_that_want_different_numbers_of_steps_end_the_training(
+    order: tuple[int, int],
+) -> None:
+    """One waits at the vote for no step, the other at the first barrier of a step."""
+    core = two()
+    arrivals: dict[int, tuple[str, int, bool | None]] = {0: ("a", VOTE, None), 1: ("b", 0, True)}
+    effects: list[Effect] = []
+    for rank in order:
+        ticket, phase, vote = arrivals[rank]
+        effects += core.arrive(rank, ticket, 1, phase, vote)
+    aborted, failed = effects
+    assert isinstance(aborted, Aborted)
+    assert sorted(aborted.ranks) == [0, 1]
+    assert isinstance(failed, Failed)
+    assert "after 0 steps ranks 0 want no more of them, and ranks 1 do" in failed.reason
+    (again,) = core.ask(0, "a", 0)
+    assert isinstance(again, Failed)
+
+
+def test_a_round_whose_ranks_wait_at_different_barriers_is_void() -> None:
+    core = two()
+    assert core.arrive(0, "a", 1, 0, True) == []
+    assert core.arrive(1, "b", 1, 1, True) == []
+    (aborted,) = core.expire()
+    assert isinstance(aborted, Aborted)
+    assert sorted(aborted.ranks) == [0, 1]
+    assert not core.failed
+
+
+def test_the_end_of_a_training_answers_those_that_wait_in_a_round() -> None:
+    core = two()
+    core.arrive(0, "a", 1, 0, True)
+    aborted, failed = core.stop("the script has had enough")
+    assert isinstance(aborted, Aborted)
+    assert aborted.ranks == (0,)
+    assert isinstance(failed, Failed)
+    assert core.stop("again") == []
+    (late,) = core.arrive(1, "b", 1, 0, True)
+    assert isinstance(late, Aborted)
+    (told,) = core.ask(1, "b", 0)
+    assert isinstance(told, Failed)
+    assert told.reason == "the script has had enough"
+
+
+def test_a_checkpoint_may_become_complete_rounds_later() -> None:
+    core = two(save_every=1)
+    for number in (1, 2, 3):
+        commit(core, number)
+        core.ask(0, "a", number)
+        core.ask(1, "b", number)
+    assert [core.may_save(mark) for mark in (0, 1, 2, 3, 99)] == [False, True, True, True, False]
+    core.saved(2)
+    assert [core.may_save(mark) for mark in (1, 2, 3)] == [False, False, True]
