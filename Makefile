@@ -8,7 +8,7 @@ BIN    := .venv/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-hosts demo-slurm test test-pythons check news docs format bench clean
+.PHONY: help demo demo-hosts demo-replicas demo-slurm test test-pythons check news docs format bench clean
 
 help: ## list the targets
 	@echo "pymonarch: actors on meshes of processes, in pure Python"
@@ -23,6 +23,9 @@ demo: .venv/.ready-examples ## set up, then train a network over a proc mesh and
 
 demo-hosts: .venv/.ready-examples,tls ## the same over TLS on two machines: network namespaces (needs root)
 	@$(BIN)/python examples/demo_hosts.py $(DEMO)
+
+demo-replicas: .venv/.ready-examples ## train with replicas that are killed at random, and watch it go on
+	@$(BIN)/python examples/train_digits_replicas.py $(DEMO)
 
 demo-slurm: .venv/.ready-examples ## the same on a Slurm cluster that is started for it (needs root, slurmctld, slurmd)
 	@$(BIN)/python examples/demo_slurm.py $(DEMO)

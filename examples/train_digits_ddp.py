@@ -24,7 +24,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,6 +37,8 @@ Images = tuple[Tensor, Tensor]
 
 def load(seed: int) -> tuple[Images, Images]:
     """Return a training and a test part of the digits, in a random order given by `seed`."""
+    from sklearn.datasets import load_digits  # not above: train_digits_replicas needs the rest
+
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(seed))
     pictures = torch.tensor(digits.images, dtype=torch.float32).div(16).unsqueeze(1)[order]

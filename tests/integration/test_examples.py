@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from tests.sshd import serving
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SRC = EXAMPLES.parent / "src"
 NO_NAMESPACES = unavailable()
-PARTS = {"jobs"}  # modules of programs
+PARTS = {"jobs", "training_picture"}  # modules of programs
 PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in PARTS)
 
 
@@ -49,6 +50,7 @@ NEEDED = {
     "simulate_step": ("torch",),
     "train_digits": ("torch", "sklearn", "matplotlib", "rich"),
     "train_digits_ddp": ("torch", "sklearn"),
+    "train_digits_replicas": ("torch", "sklearn", "rich"),
     "train_digits_tensors": ("torch", "sklearn", "matplotlib"),
     "transformer": ("torch",),
     "transformer_pipeline": ("torch",),
@@ -93,7 +95,8 @@ def test_every_example_is_tested() -> None:
 
 
 BOTH = """
-import contextlib, runpy, sys
+import contextlib, pathlib, runpy, sys
+sys.path.insert(0, str(pathlib.Path(sys.argv[1]).parent))
 for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports takes longer than it
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -113,6 +116,7 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         pytest.param("checkpoint_fanout", "--procs", marks=with_numpy),
         pytest.param("train_digits", "--procs", marks=with_extras),
         pytest.param("train_digits_ddp", "--steps", marks=with_ddp),
+        pytest.param("train_digits_replicas", "--groups", marks=with_extras),
         pytest.param("train_digits_tensors", "--procs", marks=with_extras),
         pytest.param("simulate_step", "--hosts", marks=with_torch),
         pytest.param("transformer", "--steps", marks=with_torch),
@@ -443,6 +447,58 @@ def test_a_script_for_torchrun_survives_a_kill_under_monarch_run(tmp_path: Path)
     results = [(each["accuracy"], each["weights"]) for each in killed.events("test")]
     assert results == [(each["accuracy"], each["weights"]) for each in plain.events("test")]
     assert len(results) == 1
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_extras
+def test_train_digits_replicas_loses_no_step(tmp_path: Path) -> None:
+    words = ["--groups=3", "--steps=200", "--mtbf=300ms", "--calm=100ms", "--step-time=10ms"]
+    words += ["--events=events", "--test-every=200"]
+    out = example("train_digits_replicas", *words, cwd=tmp_path).stdout
+    assert number(r"test accuracy +([\d.]+)", out) >= 0.95
+    assert number(r"\nsteps +(\d+),", out) == 200
+    assert number(r"\nkills +(\d+)\n", out) > 0
+    assert "\nreplicas       equal in each bit\n" in out
+    for group in range(3):
+        assert re.search(rf"\n +group {group} \|.*█", out)
+    assert re.search(r"\n +group \d \|.*x", out)
+    assert (tmp_path / "out" / "digits_replicas.png").read_bytes().startswith(b"\x89PNG")
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    steps = [each["step"] for each in events if each["event"] == "step"]
+    assert len(steps) == len(set(steps))  # no step was committed twice
+
+
+def picture(*events: tuple[float, str, tuple[int, ...], float], kill: float) -> list[str]:
+    """Return the lines of a picture from second 0 to 4, in four columns; group 1 is killed."""
+    module = runpy.run_path(str(EXAMPLES / "training_picture.py"))
+    made = [
+        SimpleNamespace(seconds=seconds, kind=kind, groups=groups, report=report, rolled_back=0)
+        for seconds, kind, groups, report in events
+    ]
+    lines: list[str] = module["Picture"](2, made, [module["Kill"](kill, (1,))], 4.0).lines(4)
+    return lines
+
+
+def test_the_picture_of_a_training() -> None:
+    both, one = (0, 1), (0,)
+    lines = picture(
+        (0.0, "commit", both, 2.0),
+        (1.5, "commit", both, 0.2),
+        (1.6, "abort", both, 0.0),
+        (1.7, "commit", one, 0.2),
+        (2.5, "commit", one, 0.02),
+        (3.1, "commit", both, 0.02),
+        kill=2.0,
+    )
+    assert lines[-4:] == [
+        "  group 0 |████",
+        "  group 1 |█▒x█",
+        "     lost | 1  ",
+        "           0 s4 s",
+    ]
+    assert lines[0] == "        2 |█   "
+    assert lines[4] == "     0.02 |██▁▁"
 
 
 @pytest.mark.torch
