@@ -424,9 +424,9 @@ Manager.__module__ = "monarch.training"
 
 
 def _host() -> str:
-    import socket
-
-    return socket.gethostname()
+    """Return the host of this process, by a name that no other host of the job has."""
+    host: str = _spi.client_proc().spec.get("host", _spi.HOME)
+    return host
 
 
 def _name(source: Source) -> str:

@@ -269,6 +269,11 @@ class Membership:
     # -- what the driver looks at ----------------------------------------------------------------
 
     @property
+    def active(self) -> bool:
+        """Whether any rank takes part."""
+        return bool(self._ranks)
+
+    @property
     def waits(self) -> Hashable | None:
         """The barrier at which some wait for others, or None. If it stays the same, call `expire`.
 

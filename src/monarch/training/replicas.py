@@ -1,8 +1,9 @@
 """`Replicas`: the side of the script. It spawns the ranks, and calls replaced ones again.
 
 The script's process holds the coordinator, so training ends with the script. Its actors are
-supervised: a rank whose process exits is replaced in place, its call is repeated, and its manager
-gets the state from the others.
+supervised: a rank whose process or host is lost is replaced in place, its call is repeated, and its
+manager gets the state from the others. While there is no host for a rank, the groups that are
+complete go on.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from monarch import _spi
 from monarch.actor import (
@@ -28,10 +29,20 @@ from monarch.training.coordinator import Authority, Coordinator, Event
 from monarch.training.errors import TrainingError
 from monarch.training.membership import Membership
 
+if TYPE_CHECKING:
+    from monarch._restarts.lost_hosts import Spares
+
 __all__ = ["Replicas"]
 
 P = ParamSpec("P")
 TActor = TypeVar("TActor", bound=Actor)
+
+_ROUND = 1.0  # seconds between two looks whether training goes on without a rank
+_IDLE = 60  # looks without any rank that trains
+
+
+class _TooLate(Exception):
+    """Training is complete without a rank that was lost."""
 
 
 class Replicas:
@@ -56,6 +67,8 @@ class Replicas:
         save_every: steps between two checkpoints on disk, which are written in the background.
         max_restarts: see `monarch.actor.Supervisor`.
         within: see `monarch.actor.Supervisor`.
+        spares: where the ranks of a lost host go, see `monarch.actor.Supervisor`. Without a host
+            for them the other groups go on, if they are at least `min_groups`.
 
     Raises ValueError for numbers that do not fit.
     """
@@ -73,6 +86,7 @@ class Replicas:
         save_every: int = 0,
         max_restarts: int = 100,
         within: float = 600.0,
+        spares: Spares | Sequence[Spares] | None = None,
     ) -> None:
         if not timeout > 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
@@ -94,7 +108,11 @@ class Replicas:
         self._core = core
         self._authority = Authority(core, timeout=timeout, folder=path, found=found)
         self._supervisor = Supervisor(
-            max_restarts=max_restarts, within=within, on_restart=self._restarted
+            max_restarts=max_restarts,
+            within=within,
+            on_restart=self._restarted,
+            spares=spares,
+            min_size=min_groups * width,
         )
         self._changed = threading.Condition()
         self._issue: dict[str, Callable[[int], Future[Any]]] = {}
@@ -183,6 +201,8 @@ class Replicas:
         for rank in range(size):
             try:
                 results[rank] = self._result(name, rank)
+            except _TooLate:
+                continue
             except ActorError as error:
                 late = isinstance(error.exception, TrainingError)
                 if late and self._core.closed:
@@ -200,11 +220,28 @@ class Replicas:
             try:
                 return future.get()
             except SupervisionError:
-                self._supervisor.healthy.get()  # raises if the supervisor has given up
-                with self._changed:
-                    self._changed.wait_for(functools.partial(self._is_new, name, rank, future), 60)
-                    if self._calls[name, rank] is future:
-                        raise
+                if not self._is_called_again(name, rank, future):
+                    raise
+
+    def _is_called_again(self, name: str, rank: int, future: Future[Any]) -> bool:
+        """Wait until a rank that was lost is replaced, and its call repeated.
+
+        Return False if training fails meanwhile, or has not begun after a minute. Raises _TooLate
+        if it is complete without the rank, SupervisionError if the supervisor has given up.
+        """
+        is_new = functools.partial(self._is_new, name, rank, future)
+        idle = 0
+        while idle < _IDLE:
+            self._supervisor.healthy.get()
+            with self._changed:
+                if self._changed.wait_for(is_new, _ROUND):
+                    return True
+            if self._core.closed:
+                raise _TooLate
+            if self._core.failed:
+                return False
+            idle = 0 if self._core.active else idle + 1
+        return False
 
     def _is_new(self, name: str, rank: int, future: Future[Any]) -> bool:
         return self._calls[name, rank] is not future

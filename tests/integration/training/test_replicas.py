@@ -6,14 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from monarch.actor import Actor, ActorError, ProcMesh, endpoint, this_host
+from monarch.job import ProcessJob
+from monarch.job.os_process import OsProcess, descendants, wait_for
 from monarch.training import Event, Replicas, TrainingError
+
+WAIT = 120.0
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.failures]
@@ -262,6 +268,67 @@ def test_an_error_of_the_program_ends_the_training(procs: Any, tmp_path: Path) -
         replicas.run(trainers, "train", 1_000_000)
     assert isinstance(caught.value.exception, ValueError)
     assert of_kind(replicas, "failed")
+
+
+class Lingering(Trainer):
+    """Waits at a step until the test has done something."""
+
+    def moment(self, name: str, step: int) -> None:
+        if (name, step) == ("averaged", 5):
+            (self.folder / f"{self.manager.rank}-waits").touch()
+            while not (self.folder / "go").exists():
+                time.sleep(0.01)
+
+
+@pytest.fixture
+def job() -> Iterator[ProcessJob]:
+    made = ProcessJob({"hosts": 3})
+    yield made
+    made.kill()
+
+
+def kill_host(job: ProcessJob, rank: int) -> None:
+    worker: OsProcess = job._hosts["hosts"][rank][1]
+    processes = [worker, *descendants([worker])]
+    for process in processes:
+        process.send(signal.SIGKILL)
+    assert not wait_for(processes, WAIT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spare", [True, False])
+def test_a_host_is_lost_in_the_middle_of_a_step(
+    job: ProcessJob, tmp_path: Path, spare: bool
+) -> None:
+    """With a spare host its ranks go there, in place; without one the others go on."""
+    hosts = job.state(cached_path=None).hosts
+    spares = hosts.slice(hosts=2) if spare else None
+    # At the end those that are left wait so long for a rank that is not replaced.
+    timeout = 60.0 if spare else 5.0
+    replicas = Replicas(2, shares=2, copy_every=1, spares=spares, timeout=timeout)
+    procs = hosts.slice(hosts=slice(0, 2)).spawn_procs({"replicas": 1})
+    trainers = replicas.spawn(procs, "trainers", Lingering, replicas.coordinator, str(tmp_path), {})
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(replicas.run, trainers, "train", 10)
+        until([tmp_path / "0-waits", tmp_path / "1-waits"])
+        kill_host(job, 1)
+        (tmp_path / "go").touch()
+        states = running.result(WAIT)
+    expected = reference(10, 2)
+    assert sorted(states) == ([0, 1] if spare else [0])
+    assert all(equal(expected, state) for state in states.values())
+    assert sum(event.rolled_back for event in replicas.events) == 0
+    assert len(of_kind(replicas, "lost")) == 1
+    (restart,) = replicas.restarts if spare else [None]
+    if restart is not None:
+        assert restart.host == job._hosts["hosts"][2][0]
+
+
+def until(paths: list[Path]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Uneven(Trainer):
