@@ -215,6 +215,101 @@ def test_a_mesh_goes_on_smaller_and_grows_when_the_host_is_back(strategy):
     assert again == ({2, 3} if strategy == "one_for_one" else set(range(6)))
 
 
+class Keeper(Actor):
+    """Holds a handle of the mesh, on a host that is not lost, and a copy made before the loss."""
+
+    def __init__(self, mesh):
+        self.mesh = mesh
+
+    @endpoint
+    def look(self):
+        return list(self.mesh.where.call().get().values())
+
+
+@pytest.mark.parametrize("strategy", ["one_for_one", "one_for_all", "rest_for_one"])
+@pytest.mark.parametrize("how", ["mesh", "function", "late function", "came back"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mesh_that_went_on_smaller_grows_on_any_host(how, strategy, seed):
+    """The place of the lost host is filled later: by each kind of spare, or by the host itself."""
+    asked = []
+
+    def replace(address):
+        asked.append(address)
+        if how == "late function" and time.monotonic() < 60:
+            raise RuntimeError("no machine is free")
+        return "host3"
+
+    def main(hosts):
+        given = replace if how == "late function" else None
+        supervisor = Supervisor(strategy, max_restarts=3, within=60, min_size=4, spares=given)
+        team = hosts.slice(hosts=slice(0, 3))
+        workers = supervisor.spawn(team.spawn_procs({"gpus": 2}), "w", Worker)
+        part = workers.slice(hosts=1)
+        keeper = hosts.slice(hosts=2).spawn_procs().spawn("keeper", Keeper, workers)
+        assert keeper.look.call_one().get() == places_of(1, "host1")
+        while supervisor.running(workers) != [0, 1, 4, 5]:
+            time.sleep(0.1)
+        supervisor.healthy.get()
+        time.sleep(60 - time.monotonic() + seed / 3)
+        assert supervisor.running(workers) == [0, 1, 4, 5]
+        if how == "mesh":
+            supervisor.add_spares(hosts.slice(hosts=3))
+            supervisor.add_spares(hosts.slice(hosts=3))
+        elif how == "function":
+            supervisor.add_spares([replace])
+        while supervisor.running(workers) != list(range(6)):
+            time.sleep(0.01)
+        grown = time.monotonic()
+        supervisor.healthy.get()
+        place = "host1" if how == "came back" else "host3"
+        now = places_of(1, place)
+        assert list(workers.where.call().get().values()) == now
+        assert list(part.where.call().get().values()) == [place] * 2
+        assert keeper.look.call_one().get() == now
+        stranger = hosts.slice(hosts=0).spawn_procs().spawn("stranger", Worker)
+        assert stranger.ask.call_one(workers).get() == now
+        again = [event.rank for event in supervisor.restarts if event.rank in (2, 3)]
+        assert sorted(again) == [2, 3]
+        assert {event.incarnation for event in supervisor.restarts} == (
+            {1} if strategy == "one_for_one" else {1, 2}
+        )
+        return grown
+
+    lost = CrashHost(2.0, 1)
+    if how == "came back":
+        lost = Partition(2.0, 1, None, seconds=70)
+    grown = simulate(main, hosts=4, faults=[lost], seed=seed).value
+    # The host's own worker is dialed for 9 s, and pauses between two attempts are of 15 s.
+    assert grown < 60 + {"mesh": 11, "function": 11, "late function": 30}.get(how, 45)
+    assert how in ("mesh", "came back") or set(asked) == {"host1"}
+
+
+def test_a_mesh_that_became_smaller_grows_again_and_again():
+    """Each of the hosts that came later is lost as well; there is one timer of searches at most."""
+
+    def main(hosts):
+        supervisor = Supervisor(max_restarts=9, within=9, min_size=2)
+        workers = supervisor.spawn(hosts.slice(hosts=slice(0, 3)).spawn_procs(), "w", Worker)
+        workers.where.call().get()
+        for number in range(3, 6):
+            time.sleep(100 * (number - 2) - time.monotonic())
+            assert supervisor.running(workers) == [0, 2]
+            for _ in range(10):
+                supervisor.add_spares(hosts.slice(hosts=number))
+            while supervisor.running(workers) != [0, 1, 2]:
+                time.sleep(0.1)
+            assert workers.slice(hosts=1).where.call_one().get() == f"host{number}"
+        stopped = workers.stop()
+        stopped.get()
+        time.sleep(100)
+        assert supervisor.running(workers) == []
+        assert not supervisor._lost
+        assert not supervisor._pauses
+
+    lost = [CrashHost(2.0, 1), CrashHost(150.0, 3), CrashHost(250.0, 4)]
+    simulate(main, hosts=6, faults=lost)
+
+
 def test_a_mesh_that_becomes_too_small_is_given_up(monkeypatch):
     faults = []
     monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", faults.append)

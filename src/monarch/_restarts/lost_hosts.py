@@ -8,7 +8,7 @@ to wait for a scheduler. Everything else happens on the reactor thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from monarch._restarts.places import Ask, Effect, Exhausted, Found, Places
 from monarch._spi import (
@@ -26,7 +26,7 @@ from monarch.actor import HostMesh
 if TYPE_CHECKING:
     from monarch._spi import Proc
 
-__all__ = ["HostSource", "LostHosts", "Spares"]
+__all__ = ["HostSource", "LostHosts", "SpareHosts", "Spares", "read_spares"]
 
 _QUICK = 0.5  # seconds for a worker that was lost, if there are others
 
@@ -49,6 +49,39 @@ Spares: TypeAlias = HostMesh | HostSource | Replace
 """Spare hosts, a job, or a function that takes the address of a lost worker, as `HostSource`."""
 
 
+class SpareHosts(NamedTuple):
+    """Spares by their kind: addresses of free workers, and functions that replace a lost one."""
+
+    addresses: list[str]
+    sources: list[Replace]
+
+
+def read_spares(spares: Spares | Sequence[Spares] | None) -> SpareHosts:
+    """Return the spares that a program has named.
+
+    Raises TypeError for others, and ValueError for the client's own host.
+    """
+    found = SpareHosts([], [])
+    several: list[Any] = [spares]
+    if isinstance(spares, (list, tuple)):
+        several = [*spares]
+    for given in several:
+        if isinstance(given, HostMesh):
+            found.addresses.extend(given._names())
+        elif isinstance(given, HostSource):
+            found.sources.append(given.replace_host)
+        elif callable(given):
+            found.sources.append(cast("Replace", given))
+        elif given is not None:
+            raise TypeError(
+                "spares must be a HostMesh, a job, or a function that takes the address of a "
+                f"lost worker and returns that of its replacement, not {given!r}"
+            )
+    if HOME in found.addresses:
+        raise ValueError("the client's own host cannot be a spare: it cannot be attached to")
+    return found
+
+
 class LostHosts:
     """Searches workers for lost hosts. See the module.
 
@@ -58,7 +91,7 @@ class LostHosts:
         found: called with the host, and the address of its worker, when the host is served again.
         exhausted: called with the host, and why no worker was found.
 
-    Raises TypeError for other spares, and ValueError for the client's own host as a spare.
+    Raises what `read_spares` raises.
     """
 
     def __init__(
@@ -73,32 +106,22 @@ class LostHosts:
         self._exhausted = exhausted
         self._sources: list[Replace] = []
         self._offers: dict[str, str] = {}  # resolved address -> as a source wrote it
-        addresses: list[str] = []
-        several: list[Any] = [spares]
-        if isinstance(spares, (list, tuple)):
-            several = [*spares]
-        for given in several:
-            if isinstance(given, HostMesh):
-                addresses += given._names()
-            elif isinstance(given, HostSource):
-                self._sources.append(given.replace_host)
-            elif callable(given):
-                self._sources.append(cast("Replace", given))
-            elif given is not None:
-                raise TypeError(
-                    "spares must be a HostMesh, a job, or a function that takes the address of a "
-                    f"lost worker and returns that of its replacement, not {given!r}"
-                )
-        if HOME in addresses:
-            raise ValueError("the client's own host cannot be a spare: it cannot be attached to")
         patience = settings.host_timeout
         self._core = Places(
-            addresses,
-            has_source=bool(self._sources),
+            (),
+            has_source=False,
             quick=min(_QUICK, patience),
             patience=patience,
             longest=3 * patience,
         )
+        self.add(read_spares(spares))
+
+    def add(self, spares: SpareHosts) -> None:
+        """Add spares; searches under way use them."""
+        self._sources += spares.sources
+        self._core.add(spares.addresses)
+        if spares.sources:
+            self._core.add_source()
 
     def address(self, host: str) -> str:
         """Return the address of the worker that serves `host`, or served it last."""

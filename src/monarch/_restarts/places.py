@@ -20,6 +20,7 @@ Invariants:
   been lost, and `patience` seconds if it is not; a connection that is refused ends the try. The
   last candidate has `longest` seconds, and is dialed again, since a worker may be restarted by its
   machine.
+- A spare that is added takes part in the searches under way, once their present try has ended.
 """
 
 from __future__ import annotations
@@ -119,6 +120,20 @@ class Places:
     def free(self) -> list[str]:
         """The addresses of workers that serve no host and are not being tried."""
         return [*self._fresh, *self._returning]
+
+    def add(self, spares: Iterable[str]) -> None:
+        """Add free workers; one that was lost counts as new, one that serves a host is no spare."""
+        busy = {*self._serves.values(), *(search.trying for search in self._searches.values())}
+        for address in spares:
+            if address in busy or address in self._fresh:
+                continue
+            if address in self._returning:
+                self._returning.remove(address)
+            self._fresh.append(address)
+
+    def add_source(self) -> None:
+        """From now on replacements can be asked for."""
+        self._has_source = True
 
     def address(self, host: str) -> str:
         """Return the address of the worker that serves `host`, or served it last."""

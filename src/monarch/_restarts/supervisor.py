@@ -28,7 +28,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
-from monarch._restarts.lost_hosts import LostHosts, Spares
+from monarch._restarts.lost_hosts import LostHosts, SpareHosts, Spares, read_spares
 from monarch._restarts.policy import Child, Effect, Restarts, Start, Strategy, Terminate
 from monarch._spi import (
     FAILED,
@@ -243,6 +243,7 @@ class Supervisor:
         if spares is not None or min_size is not None:
             self._hosts = LostHosts(self._proc, spares, self._host_found, self._no_host)
         self._lost: dict[str, float] = {}  # lost hosts, and the pause before the next search
+        self._pauses: dict[str, Timer] = {}  # lost hosts for which the next search is due later
         self._held: dict[str, list[Child]] = {}  # to start when there is a worker for the host
 
     # -- for users -------------------------------------------------------------------------------
@@ -276,6 +277,25 @@ class Supervisor:
         save_handle(self._owner, mesh._uid, mesh)
         actors: TActor = mesh
         return actors
+
+    def add_spares(self, spares: Spares | Sequence[Spares]) -> None:
+        """Add spare hosts, after those given so far; the argument is that of the constructor.
+
+        Returns at once. Ranks that wait for a host, or are vacant (`min_size`), are started there:
+        immediately, or when an attempt to reach their own host has ended, which is dialed for at
+        most three times `host_timeout`. A host that serves in the place of another one already is
+        no spare. Raises TypeError for an object that is no spare, ValueError for the client's own
+        host, and RuntimeError if this supervisor has given up.
+
+        >>> from monarch.actor import Supervisor
+        >>> Supervisor(min_size=1).add_spares("a host")
+        Traceback (most recent call last):
+        TypeError: spares must be a HostMesh, a job, or a function that ... not 'a host'
+        """
+        if self._fallen is not None:
+            raise RuntimeError(f"the supervisor gave up: {self._fallen.report()}")
+        added = read_spares(spares)
+        self._proc.reactor.call_soon(self._add_spares, added)
 
     @property
     def restarts(self) -> list[Restarted]:
@@ -486,9 +506,19 @@ class Supervisor:
             self._lost[host] = _SEARCH_AGAIN
             self._hosts.search(host)
 
+    def _add_spares(self, spares: SpareHosts) -> None:
+        """Add spares, and search again for the hosts that had none."""
+        if self._hosts is None:
+            self._hosts = LostHosts(self._proc, None, self._host_found, self._no_host)
+        self._hosts.add(spares)
+        for host in list(self._pauses):
+            self._lost[host] = _SEARCH_AGAIN
+            self._search_again(host)
+
     def _host_found(self, host: str) -> None:
         """Start the ranks that waited for a worker of `host`, and those that had no place."""
         self._lost.pop(host, None)
+        self._cancel_pause(host)
         now = environment.current.now()
         held = [child for child in self._held.pop(host, []) if child[0] in self._meshes]
         vacant = [child for child in self._children_on(host) if self._core.is_vacant(child)]
@@ -517,11 +547,22 @@ class Supervisor:
         self._perform(self._core.children_vacant(held, environment.current.now()))
         pause = self._lost[host]
         self._lost[host] = min(2 * pause, _LONGEST_PAUSE)
-        self._proc.reactor.call_later(pause, functools.partial(self._search_again, host))
+        self._cancel_pause(host)
+        again = functools.partial(self._search_again, host)
+        self._pauses[host] = self._proc.reactor.call_later(pause, again)
+
+    def _cancel_pause(self, host: str) -> None:
+        if (timer := self._pauses.pop(host, None)) is not None:
+            timer.cancel()
 
     def _search_again(self, host: str) -> None:
-        if self._hosts is not None and host in self._lost and self._children_on(host):
+        self._cancel_pause(host)
+        if self._hosts is None or host not in self._lost:
+            return
+        if self._children_on(host):
             self._hosts.search(host)
+        else:  # their meshes were stopped
+            del self._lost[host]
 
     # -- starting --------------------------------------------------------------------------------
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,6 +42,13 @@ def kill_host(job: ProcessJob, mesh: str, rank: int) -> OsProcess:
         process.send(signal.SIGKILL)
     assert not wait_for(processes, WAIT)
     return worker
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("spares", ["mesh", "job", "function"])
@@ -81,6 +90,47 @@ def test_the_ranks_of_a_killed_host_come_back_in_place(
     if spares == "mesh":
         with pytest.raises(RuntimeError, match="taken the place of"):
             state.spare.spawn_procs()
+    assert not faults
+
+
+def test_a_mesh_goes_on_smaller_and_grows_when_there_is_a_host(
+    killed: Any, faults: list[Any]
+) -> None:
+    """The job replaces its host later; when that one is lost as well, a spare is added later."""
+    job = killed(ProcessJob({"a": 2, "spare": 1}))
+    state = job.state(cached_path=None)
+    may_replace = threading.Event()
+
+    def replace(address: str) -> str:
+        if not may_replace.is_set():
+            raise RuntimeError("no machine is free")
+        return job.replace_host(address)
+
+    supervisor = Supervisor("one_for_one", max_restarts=9, within=600, min_size=2, spares=replace)
+    mesh = supervisor.spawn(state.a.spawn_procs({"gpus": 2}), "mesh", Worker)
+    holder = state.a.slice(hosts=0).spawn_procs().spawn("holder", Worker)
+    before = holder.ask.call_one(mesh).get(timeout=WAIT)
+    for again in (False, True):
+        may_replace.clear()
+        kill_host(job, "a", 1)
+        until(lambda: supervisor.running(mesh) == [0, 1])
+        supervisor.healthy.get(timeout=WAIT)
+        partial = mesh.pid.options(on_failure="partial").call().get(timeout=WAIT)
+        assert [answer for _, answer in partial.successes()] == before[:2]
+        if again:
+            supervisor.add_spares(state.spare)
+        else:
+            may_replace.set()
+        until(lambda: supervisor.running(mesh) == [0, 1, 2, 3])
+        supervisor.healthy.get(timeout=WAIT)
+        after = mesh.pid.call().get(timeout=WAIT).values()
+        assert [rank for rank, _ in after] == [0, 1, 2, 3]
+        assert before[:2] == after[:2]
+        assert holder.ask.call_one(mesh).get(timeout=WAIT) == after
+        place = job._hosts["spare"][0] if again else job._hosts["a"][1]
+        assert {event.host for event in supervisor.restarts[-2:]} == {place[0]}
+        assert {pid for _, pid in after[2:]} <= {one.pid for one in descendants([place[1]])}
+    assert len(supervisor.restarts) == 4
     assert not faults
 
 

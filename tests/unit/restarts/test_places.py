@@ -41,6 +41,23 @@ def test_without_other_candidates_the_own_worker_has_more_time() -> None:
     assert core.free == []
 
 
+def test_spares_and_sources_that_are_added() -> None:
+    core = places()
+    core.search("a")
+    core.add(["s", "s", "t"])
+    assert core.failed("a", "silent") == Try("a", "s", 3.0, last=False)
+    core.add(["s"])  # it is being tried
+    assert core.bound("a", "s") == Found("a", "s")
+    core.add(["s"])  # it serves a host
+    assert core.free == ["t", "a"]
+    core.add(["a"])  # the caller knows that it is back
+    core.add_source()
+    core.search("b")
+    assert core.failed("b", "refused") == Try("b", "t", 3.0, last=False)
+    assert core.failed("b", "refused") == Try("b", "a", 3.0, last=False)
+    assert core.failed("b", "refused") == Ask("b", "b")
+
+
 def test_another_process_was_faster() -> None:
     core = places("s", "t")
     core.search("a")
