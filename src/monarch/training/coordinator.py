@@ -222,10 +222,14 @@ class Authority:
         self._sent.pop((rank, ticket), None)
         if self._core.known(rank) == ticket:
             self.note("lost", detail=f"rank {rank}: {reason}")
-            for key in [key for key in self._fetching if key[0] == rank]:
-                for request in self._fetching.pop(key):
-                    request.refuse(f"rank {rank} has exited: {reason}")
+            self._refuse_fetches(rank, f"rank {rank} has exited: {reason}")
         self.perform(self._core.lost(rank, ticket, f"rank {rank} has exited: {reason}"))
+
+    def _refuse_fetches(self, rank: int, why: str) -> None:
+        """Answer those that wait for a state of a rank that was lost."""
+        for key in [key for key in self._fetching if key[0] == rank]:
+            for request in self._fetching.pop(key):
+                request.refuse(why)
 
     def _offer(self, request: _spi.Request, rank: int, number: int, key: Key, body: bytes) -> None:
         if self._core.known(rank) == (request.peer, number):
@@ -326,6 +330,7 @@ class Authority:
     def _expel(self, effect: Expelled) -> None:
         _log.warning("%s", effect.reason)
         self.note("lost", detail=effect.reason)
+        self._refuse_fetches(effect.rank, effect.reason)
         uid = effect.ticket[0] if isinstance(effect.ticket, tuple) else 0
         if uid != _spi.own_uid():
             _spi.client_proc().kill_procs([uid])

@@ -1,8 +1,9 @@
 """Checkpoints on disk, written in the background by `torch.distributed.checkpoint`.
 
 One replica group writes. Each of its ranks has a directory of its own, so that no collective is
-needed: ``<folder>/step-<version>-<run>-<mark>/position-<position>``. The name of the run keeps
-apart what several trainings have left in one folder. The file ``.metadata`` is written last, by a
+needed: ``<folder>/step-<version>-<run>-<width>-<mark>/position-<position>``. The name of the run
+keeps apart what several trainings have left in one folder, the width says how many positions there
+are. The file ``.metadata`` is written last, by a
 rename; a directory without it is not complete, and is passed over. The checkpoint counts when those
 of all positions are complete.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -28,33 +30,33 @@ if TYPE_CHECKING:
 __all__ = ["Writer", "find_newest", "load", "place"]
 
 _log = logging.getLogger("monarch.training")
-_STEP = re.compile(r"step-(\d+)-[0-9a-f]{8}-(\d+)")
+_STEP = re.compile(r"step-(\d+)-[0-9a-f]{8}-(\d+)-(\d+)")
 _DONE = ".metadata"
 
 
-def place(folder: str, version: int, mark: int, run: str) -> str:
+def place(folder: str, version: int, mark: int, run: str, width: int) -> str:
     """Return the directory of a checkpoint; `run` is a name of eight hexadecimal digits."""
-    return os.path.join(folder, f"step-{version:09}-{run}-{mark}")
+    return os.path.join(folder, f"step-{version:09}-{run}-{width}-{mark}")
 
 
 def find_newest(folder: str, width: int) -> tuple[int, str] | None:
     """Return the version and the directory of the newest complete checkpoint, or None.
 
-    Raises ValueError if it is that of wider groups.
+    Raises ValueError if it is that of groups with another number of ranks.
     """
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return None
-    steps = [(int(m[1]), int(m[2]), m[0]) for m in map(_STEP.fullmatch, names) if m]
-    for version, _, name in sorted(steps, reverse=True):
+    steps = [(int(m[1]), int(m[3]), int(m[2]), m[0]) for m in map(_STEP.fullmatch, names) if m]
+    for version, _, written, name in sorted(steps, reverse=True):
         path = os.path.join(folder, name)
-        if not all(_is_complete(path, position) for position in range(width)):
+        if not all(_is_complete(path, position) for position in range(written)):
             continue
-        if _is_complete(path, width):
+        if written != width:
             raise ValueError(
-                f"the checkpoint {path} is of groups of more than {width} ranks: give the width "
-                "that it was written with, or another folder"
+                f"the checkpoint {path} is of groups of width {written}, and this training has "
+                f"groups of width {width}: give width={written}, or another folder"
             )
         return version, path
     return None
@@ -90,6 +92,16 @@ def _names(packed: Packed) -> list[str]:
     return names
 
 
+def _be_quiet() -> None:
+    """Let torch not warn that one process writes or reads alone: that is meant.
+
+    The filter stays. To set filters for a while is not safe beside other threads.
+    """
+    warnings.filterwarnings(
+        "ignore", "torch.distributed is disabled", module=r"torch\.distributed\.checkpoint"
+    )
+
+
 class Writer:
     """Writes checkpoints of one rank, one at a time."""
 
@@ -112,6 +124,7 @@ class Writer:
             import torch.distributed.checkpoint as dcp
 
             try:
+                _be_quiet()
                 entries: dict[str, Any] = dict(zip(_names(packed), packed.tensors, strict=True))
                 entries["names"] = torch.tensor(list("\n".join(entries).encode()))
                 entries["rest"] = torch.tensor(list(packed.rest), dtype=torch.uint8)
@@ -139,6 +152,7 @@ def load(path: str, position: int) -> Packed:
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in metadata.state_dict_metadata.items()
     }
+    _be_quiet()
     dcp.load(entries, checkpoint_id=where, no_dist=True)
     names = bytes(entries["names"].tolist()).decode().split("\n")
     rest = bytes(entries["rest"].tolist())

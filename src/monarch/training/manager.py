@@ -369,9 +369,8 @@ class Manager:
             self._snapshots.add(state, self._pack().clone())
 
     def _write(self, begin: Begin) -> None:
-        path = disk.place(
-            self._coordinator.folder, begin.version, begin.mark, self._coordinator.run
-        )
+        place = self._coordinator
+        path = disk.place(place.folder, begin.version, begin.mark, place.run, place.width)
 
         def done() -> None:
             self._tell("saved", begin.mark, self._position, path)

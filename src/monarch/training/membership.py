@@ -20,7 +20,7 @@ Invariants:
 - A step is committed when all ranks of its round have voted for it, and only then. Each of them
   applies the step, or is lost. A rank that did not take part in the step has an older version.
 - A round is aborted as soon as one of its ranks is lost or votes against it. No rank applies it.
-- Either all ranks of a round want a step, or none does. (Ranks that were told different numbers of
+- Either all ranks of a round want a step, or none does. (Ranks that have different numbers of
   steps would wait for each other, so that ends training with an error.)
 - A round begins when all ranks that are known to compute have asked for it. So no state changes
   while a rank copies it: the states of a round change after its commit only.
@@ -265,6 +265,8 @@ class Membership:
         self._voided = 0  # aborted rounds in a row without a loss
         self._settled = False  # patience has ended: do not wait for ranks that are missing
         self._writing: int | None = None  # the mark that is written to disk
+        self._copying: int | None = None  # the mark whose snapshots neighbours copy
+        self._sources: dict[int, int] = {}  # of the round: rank -> the rank that it loads from
 
     # -- what the driver looks at ----------------------------------------------------------------
 
@@ -400,6 +402,10 @@ class Membership:
             if not late:
                 why = "its ranks wait for each other at different barriers"
                 return [*self._abort(why), *self._form()]
+            # A rank that loads its state from one that hangs is late for that reason.
+            late = {
+                rank: each for rank, each in late.items() if self._sources.get(rank) not in late
+            } or late
         effects: list[Effect] = []
         for rank, each in late.items():
             reason = f"rank {rank} was expelled: others waited for it for too long"
@@ -580,7 +586,7 @@ class Membership:
         workers = ready or list(complete)
         count = self.shares or len(workers)
         owners = tuple(workers[share % len(workers)] for share in range(count))
-        pulls = self._pulls()
+        pulls = self._pulls(version)
         keep = self._keep(version)
         wanted: dict[int, set[State]] = {rank: set() for rank in ranks}
         for source in [*sources.values(), *(each for row in pulls.values() for each in row)]:
@@ -612,6 +618,11 @@ class Membership:
         self._open = self._begun = True
         self._settled = False
         self._members = members
+        self._sources = {
+            rank: source.rank
+            for rank, source in sources.items()
+            if source is not None and source.rank != rank
+        }
         for each in ranks.values():
             each.asked = False
             each.arrived = None
@@ -659,48 +670,65 @@ class Membership:
         near = [other for other in others if self._ranks[other].host == each.host]
         return Source((near or others)[rank % len(near or others)], position, mark)
 
-    def _pulls(self) -> dict[int, list[Source]]:
-        """Return the snapshots that each rank is to copy from its neighbours."""
-        pulls: dict[int, list[Source]] = {}
-        if not self.copy_every:
-            return pulls
-        for rank, each in sorted(self._ranks.items()):
-            position = rank % self.width
-            own = [s for s in each.stock if s[0] == position and s[1] in self._line]
-            holder = self.neighbour(rank)
-            if not own or holder is None:
-                continue
-            newest = max(own, key=lambda state: self._line[state[1]])
-            far = self._ranks[holder].host != each.host
-            if not any(
-                newest in other.stock and (not far or other.host != each.host)
-                for other in self._ranks.values()
-                if other is not each
-            ):
-                pulls.setdefault(holder, []).append(Source(rank, *newest))
-        return pulls
-
-    def _keep(self, version: int) -> frozenset[int]:
-        """Return the marks from the newest on that two ranks hold for each position.
+    def _copies(self, version: int) -> dict[int, int]:
+        """Return the marks of which each position has a snapshot, with their versions.
 
         Later ones than `version` are of a timeline that ends.
         """
-        counts: dict[State, int] = {}
+        positions: dict[int, set[int]] = {}
         for each in self._ranks.values():
-            for state in each.stock:
-                counts[state] = counts.get(state, 0) + 1
-        needed = min(2, len(self._ranks))
-        line = {mark: self._line[mark] for _, mark in counts if mark in self._line}
-        floor = max(
-            (
-                at
-                for mark, at in line.items()
-                if all(counts.get((here, mark), 0) >= needed for here in range(self.width))
-                and at <= version
-            ),
-            default=0,
-        )
-        return frozenset(mark for mark, at in line.items() if floor <= at <= version)
+            for position, mark in each.stock:
+                positions.setdefault(mark, set()).add(position)
+        return {
+            mark: self._line[mark]
+            for mark, held in positions.items()
+            if len(held) == self.width and self._line.get(mark, version + 1) <= version
+        }
+
+    def _holders(self, state: State) -> list[int]:
+        return [rank for rank, each in sorted(self._ranks.items()) if state in each.stock]
+
+    def _is_safe(self, state: State) -> bool:
+        """Whether a snapshot outlives any one rank and any one host, as far as it can."""
+        holders = self._holders(state)
+        hosts = {self._ranks[rank].host for rank in holders}
+        everywhere = {each.host for each in self._ranks.values()}
+        return len(holders) >= min(2, len(self._ranks)) and len(hosts) >= min(2, len(everywhere))
+
+    def _unsafe(self, mark: int) -> list[State]:
+        states = [(position, mark) for position in range(self.width)]
+        return [state for state in states if not self._is_safe(state)]
+
+    def _pulls(self, version: int) -> dict[int, list[Source]]:
+        """Return the snapshots that each rank is to copy from another.
+
+        They are of one mark for all positions. The next mark is not begun until they are complete:
+        if copies take longer than `copy_every` steps, positions would have copies of different
+        marks, which are of no use.
+        """
+        pulls: dict[int, list[Source]] = {}
+        copies = self._copies(version) if self.copy_every else {}
+        if self._copying not in copies or not self._unsafe(self._copying):
+            self._copying = max(copies, key=copies.__getitem__, default=None)
+        if self._copying is None:
+            return pulls
+        for state in self._unsafe(self._copying):
+            rank = self._holders(state)[0]
+            holder = self.neighbour(rank)
+            if holder is not None:
+                pulls.setdefault(holder, []).append(Source(rank, *state))
+        return pulls
+
+    def _keep(self, version: int) -> frozenset[int]:
+        """Return the marks of snapshots that are needed, at most three.
+
+        These are the newest that is safe, that which is being copied, and the newest of all, which
+        is copied next.
+        """
+        copies = self._copies(version)
+        safe = [mark for mark in copies if not self._unsafe(mark)]
+        newest = [max(marks, key=copies.__getitem__) for marks in (safe, copies) if marks]
+        return frozenset([*newest, *([] if self._copying is None else [self._copying])])
 
     def _prune(self) -> None:
         """Forget old marks, of which no snapshot can be left."""

@@ -369,7 +369,7 @@ def test_positions_with_small_and_big_parts_train_together_and_save(
     trainers = replicas.spawn(procs(4), "uneven", Uneven, replicas.coordinator, str(tmp_path), {})
     assert replicas.run(trainers, "uneven", 12) == dict.fromkeys(range(4), 12)
     assert of_kind(replicas, "saved")
-    with pytest.raises(ValueError, match="is of groups of more than 1 ranks"):
+    with pytest.raises(ValueError, match="is of groups of width 2"):
         Replicas(2, folder=folder)
 
 

@@ -12,8 +12,8 @@ from monarch.training import disk
 torch = pytest.importorskip("torch")
 
 
-def make(folder: Path, version: int, mark: int, run: str, positions: int) -> str:
-    path = disk.place(str(folder), version, mark, run)
+def make(folder: Path, version: int, mark: int, run: str, positions: int, width: int = 2) -> str:
+    path = disk.place(str(folder), version, mark, run, width)
     for position in range(positions):
         complete = Path(path, f"position-{position}", ".metadata")
         complete.parent.mkdir(parents=True)
@@ -31,19 +31,19 @@ def test_the_newest_complete_checkpoint_counts(tmp_path: Path) -> None:
 
 def test_halves_of_two_trainings_make_no_checkpoint(tmp_path: Path) -> None:
     make(tmp_path, 10, 10, "00000001", 1)
-    other = Path(disk.place(str(tmp_path), 10, 10, "00000002"), "position-1", ".metadata")
+    other = Path(disk.place(str(tmp_path), 10, 10, "00000002", 2), "position-1", ".metadata")
     other.parent.mkdir(parents=True)
     other.touch()
     assert disk.find_newest(str(tmp_path), 2) is None
 
 
-def test_a_checkpoint_of_wider_groups_is_refused(tmp_path: Path) -> None:
-    make(tmp_path, 5, 5, "00000001", 4)
-    with pytest.raises(ValueError, match="is of groups of more than 2 ranks"):
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_checkpoint_of_groups_of_another_width_is_refused(tmp_path: Path, width: int) -> None:
+    make(tmp_path, 5, 5, "00000001", width, width)
+    with pytest.raises(ValueError, match=f"is of groups of width {width}, and this"):
         disk.find_newest(str(tmp_path), 2)
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_no_two_tensors_have_one_name(tmp_path: Path) -> None:
     from monarch.training.state import pack, unpack
 
@@ -52,7 +52,7 @@ def test_no_two_tensors_have_one_name(tmp_path: Path) -> None:
     names = disk._names(packed)
     assert len(set(names)) == 3
     written = threading.Event()
-    path = disk.place(str(tmp_path), 1, 1, "00000001")
+    path = disk.place(str(tmp_path), 1, 1, "00000001", 1)
     disk.Writer().write(path, 0, packed.clone(), written.set)
     assert written.wait(60)
     loaded = unpack(disk.load(path, 0))

@@ -75,8 +75,12 @@ class Simulated:
 class World:
     """Ranks around one core, and what has to hold at each of its effects."""
 
-    def __init__(self, seed: int, core: Membership, goal: int, doubt: float = 0.0) -> None:
+    def __init__(
+        self, seed: int, core: Membership, goal: int, doubt: float = 0.0, slow: bool = False
+    ) -> None:
         self.chance, self.core, self.goal, self.doubt = random.Random(seed), core, goal, doubt
+        self.slow = slow  # copies of neighbours take a while
+        self.copies: dict[int, list[tuple[tuple[int, int], tuple[int, ...]]]] = {}
         self.ranks: dict[int, Simulated] = {}
         self.tickets = 0
         self.fenced: set[int] = set()
@@ -119,7 +123,10 @@ class World:
                 mine.state = ()
             for pull in role.pull:
                 state = lent[pull.rank][pull.position, pull.mark]
-                mine.snapshots[pull.position, pull.mark] = state
+                if not self.slow:
+                    mine.snapshots[pull.position, pull.mark] = state
+                elif rank not in self.copies:  # else it is busy with older ones
+                    self.copies[rank] = [((pull.position, pull.mark), state)]
             mine.snapshots = {
                 key: state
                 for key, state in mine.snapshots.items()
@@ -193,6 +200,14 @@ class World:
         return any(
             all(held.count((position, mark)) >= 2 for position in positions) for _, mark in held
         )
+
+    def copy(self) -> None:
+        """Complete a copy that is being made."""
+        if self.copies:
+            rank = self.chance.choice(sorted(self.copies))
+            for state, value in self.copies.pop(rank):
+                if rank in self.ranks:
+                    self.ranks[rank].snapshots[state] = value
 
     def turn(self) -> bool:
         """Let one rank act. Return False if all wait."""
@@ -310,6 +325,55 @@ def test_the_copy_of_a_neighbour_loses_no_more_than_its_age(
     assert max(lost) <= 2 * every
 
 
+@given(st.integers(1, 2), st.integers(2, 4), st.integers(0, 2**32))
+@settings(max_examples=50, deadline=None)
+def test_slow_copies_do_not_pile_up(groups: int, width: int, seed: int) -> None:
+    """A rank holds three states, its newest one, and one that it has just got from another."""
+    world = World(seed, Membership(groups, width, copy_every=1), goal=60, slow=True)
+    safe = 0
+    while not world.closed and world.turn():
+        if world.chance.random() < 0.03:
+            world.copy()
+        for each in world.ranks.values():
+            assert len({mark for _, mark in each.snapshots}) <= 5
+        if world.is_copied():
+            safe += 1
+    assert world.closed
+    assert safe
+
+
+def test_a_copy_that_outlives_a_host_is_kept_until_a_newer_one_does() -> None:
+    """Both ranks of a position are on one host, so two snapshots of it are not enough."""
+    core = Membership(2, 2, copy_every=1)
+    hosts = {0: "one", 1: "two", 2: "one", 3: "two"}
+    stock: dict[int, set[tuple[int, int]]] = {rank: set() for rank in range(4)}
+
+    def step(number: int) -> Begin:
+        mark = number - 1
+        for rank in range(4):
+            if mark:
+                stock[rank].add((rank % 2, mark))
+            effects = core.ask(rank, rank, mark or None, host=hosts[rank], stock=stock[rank])
+        (begin,) = effects
+        assert isinstance(begin, Begin)
+        for rank in range(4):
+            core.arrive(rank, rank, number, VOTE, True)
+        return begin
+
+    step(1)
+    begin = step(2)
+    assert {pull for role in begin.roles.values() for pull in role.pull} == {
+        Source(0, 0, 1),
+        Source(1, 1, 1),
+    }
+    for rank, role in begin.roles.items():
+        stock[rank] |= {(pull.position, pull.mark) for pull in role.pull}
+        assert all(hosts[pull.rank] != hosts[rank] for pull in role.pull)
+    assert step(3).keep == {1, 2}
+    assert step(4).keep == {1, 2, 3}
+    assert step(5).keep == {1, 2, 4}
+
+
 @given(KINDS, st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
 def test_ranks_that_hang_are_expelled_and_the_others_go_on(core: Membership, seed: int) -> None:
@@ -388,6 +452,25 @@ def test_a_rank_that_was_expelled_is_fenced() -> None:
         core.arrive(1, "b", 1, 0, True)
     with pytest.raises(PermissionError, match="rank 1 was expelled"):
         core.ask(1, "b", 0)
+
+
+def test_a_rank_that_loads_from_one_that_hangs_is_not_expelled_with_it() -> None:
+    core = Membership(3)
+    for rank in range(3):
+        core.ask(rank, rank, None)
+    for rank in range(3):
+        core.arrive(rank, rank, 1, VOTE, True)
+    core.lost(2, 2, "it was killed")
+    for rank, mark in ((3, None), (0, 1), (1, 1)):
+        effects = core.ask(min(rank, 2), rank, mark)
+    (begin,) = effects
+    assert isinstance(begin, Begin)
+    assert begin.roles[2].source == Source(0, 0, 1)
+    core.arrive(1, 1, begin.round, 0, True)
+    expelled = [effect.rank for effect in core.expire() if isinstance(effect, Expelled)]
+    assert expelled == [0]
+    core.ask(1, 1, 1)
+    assert [effect.rank for effect in core.expire() if isinstance(effect, Expelled)] == [2]
 
 
 def test_a_rank_that_computes_is_not_late_because_a_newcomer_waits() -> None:
