@@ -50,6 +50,10 @@ class Worker(Actor):
         return socket.gethostname()
 
     @endpoint
+    def nap(self, seconds):
+        time.sleep(seconds)
+
+    @endpoint
     def ask(self, others):
         return list(others.where.call().get().values())
 
@@ -462,6 +466,84 @@ def test_hosts_behind_a_gateway_that_was_cut_off_come_back(monkeypatch):
 
     monkeypatch.setattr(attaching, "_gateway", f"tcp://{address_of(1)}:{PORT}")
     assert 22 < simulate(main, hosts=5, faults=[Partition(2.0, 0, 1, seconds=20)]).value < 45
+
+
+@pytest.fixture
+def behind_gateways(monkeypatch):
+    """The client reaches workers through host 1 and, if that is lost, through host 2."""
+    monkeypatch.setattr(attaching, "_gateway", f"tcp://{address_of(1)}:{PORT}")
+    monkeypatch.setattr(attaching, "_spare_gateways", [f"tcp://{address_of(2)}:{PORT}"])
+
+
+@pytest.mark.parametrize("fault", [CrashHost(2.0, 1), Partition(2.0, 0, 1, seconds=20)])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_spare_gateway_takes_over_and_no_host_behind_is_lost(fault, seed, behind_gateways):
+    def main():
+        supervisor = Supervisor(max_restarts=0)
+        ledger = this_host().spawn_procs().spawn("ledger", Ledger)
+        workers = supervisor.spawn(attach(3, 4).spawn_procs({"gpus": 2}), "w", Worker, ledger)
+        number = 0
+        while time.monotonic() < 40:
+            number += 1
+            assert len(workers.write.call(number).get().values()) == 4
+            time.sleep(0.1)
+        added = attach(5).spawn_procs().spawn("added", Worker)
+        assert added.where.call_one().get() == "host5"
+        assert not supervisor.restarts
+        written = [entry[1:] for entry in ledger.read.call_one().get()]
+        assert sorted(written) == [(r, 0, n) for r in range(4) for n in range(1, number + 1)]
+        return number
+
+    assert simulate(main, hosts=6, faults=[fault], seed=seed).value > 100
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_lost_gateway_is_the_root_cause_and_its_host_is_replaced_as_well(seed, behind_gateways):
+    """The gateway is a host of the mesh, too: its ranks go to a spare, the others stay."""
+
+    def main():
+        supervisor = Supervisor(max_restarts=1, within=600, spares=attach(4))
+        workers = supervisor.spawn(attach(1, 2, 3).spawn_procs(), "w", Worker)
+        workers.where.call().get()
+        time.sleep(6)
+        supervisor.healthy.get()
+        assert [event.rank for event in supervisor.restarts] == [0]
+        (reason,) = {event.reason for event in supervisor.restarts}
+        assert "is unreachable: " in reason
+        return list(workers.where.call().get().values())
+
+    done = simulate(main, hosts=5, faults=[CrashHost(2.0, 1)], seed=seed)
+    assert done.value == ["host4", "host2", "host3"]
+
+
+@pytest.mark.parametrize("spare", [False, True])
+def test_without_a_gateway_all_hosts_behind_are_lost_and_the_report_names_it(spare, monkeypatch):
+    """With another gateway that is reached later, the ranks come back on the same hosts."""
+    first, second = (f"tcp://{address_of(number)}:{PORT}" for number in (1, 2))
+    monkeypatch.setattr(attaching, "_gateway", first)
+    monkeypatch.setattr(attaching, "_spare_gateways", [second] if spare else [])
+
+    def main():
+        supervisor = Supervisor(max_restarts=2, within=600)
+        workers = supervisor.spawn(attach(3, 4).spawn_procs(), "w", Worker)
+        workers.where.call().get()
+        with pytest.raises(SupervisionError) as raised:
+            workers.nap.call(30).get()
+        report = raised.value.failure.report()
+        assert "is unreachable: the gateway tcp:10.0.0.1:26600 is not reached: " in report
+        assert ("the gateway tcp:10.0.0.2:26600 is not reached: " in report) == spare
+        if spare:
+            supervisor.healthy.get()
+            assert list(workers.where.call().get().values()) == ["host3", "host4"]
+            assert len(supervisor.restarts) == 2
+        else:
+            with pytest.raises(SupervisionError, match="gave up"):
+                supervisor.healthy.get()
+
+    if not spare:
+        monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: None)
+    lost = [CrashHost(2.0, 1), Partition(2.0, 0, 2, seconds=5)]
+    simulate(main, hosts=5, faults=lost)
 
 
 def test_many_losses_of_hosts_and_of_spares():

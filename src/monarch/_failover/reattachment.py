@@ -39,6 +39,7 @@ from monarch._spi import (
     current_proc,
     find_secret,
     gateway,
+    gateways,
     occupy,
     process_context,
     succeed,
@@ -170,7 +171,7 @@ def _come_home(
     proc.notices["inherited"] = inherited
     there: set[str] = set()
     while coming:
-        Attachment(coming, secret_file, through, found.reign).ready().get(timeout)
+        Attachment(coming, secret_file, gateways(), found.reign).ready().get(timeout)
         there.update(coming)
         coming = {name: address for name, address in known.items() if name not in there}
     taken = _take_all(job_id, list(kept.values()))

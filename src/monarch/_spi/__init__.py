@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         addresses_of,
         attach_hosts,
         gateway,
+        gateways,
         greet_worker,
         serve_host,
     )
@@ -246,6 +247,7 @@ __all__ = [
     "find_secret",
     "format_remote",
     "gateway",
+    "gateways",
     "greet_worker",
     "headline",
     "instrument",
@@ -332,7 +334,9 @@ _NAMES = {
     "_engine.mesh.results.gather": "Gather",
     "_engine.mesh.results.progress": "progress",
     "_engine.mesh.results.service": "Refused Request Unreachable ask serve tell",
-    "_engine.mesh.script.attach": "addresses_of attach_hosts gateway greet_worker serve_host",
+    "_engine.mesh.script.attach": (
+        "addresses_of attach_hosts gateway gateways greet_worker serve_host"
+    ),
     "_engine.mesh.script.shutdown": "renounce",
     "_engine.protocol.agent_messages": "Job JobChange Resumed",
     "_engine.protocol.session.handshake": "ClosedInHandshake HandshakeError key_name",

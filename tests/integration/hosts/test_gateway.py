@@ -67,6 +67,27 @@ def test_the_connection_is_lost_and_made_again(place: Place) -> None:
     until(lambda: not Path(f"/proc/{relay}").exists())
 
 
+def test_a_spare_gateway_takes_the_place_of_a_lost_one(place: Place) -> None:
+    """No message is lost, no process, and hosts that are attached later are reached."""
+    place.environ["MONARCH_HOST_TIMEOUT"] = "20s"
+    gateway, spare, target, later = (free_address() for _ in range(4))
+    first, second = place.worker(gateway), place.worker(spare)
+    place.worker(target)
+    place.worker(later)
+    client = place.client()
+    wrong = client(f"attach({gateway!r}, spares=['zzz'])")
+    assert wrong.startswith("RuntimeError: cannot attach through the spare zzz: ")
+    assert client(f"attach({gateway!r}, spares=[{spare!r}])") is None
+    (pid,) = client(f"to({target!r})")
+    assert client("chat()") is True
+    first.kill()
+    assert client("chat()") is True
+    assert client("echoes(1_000_000)") is True
+    assert client("echos.pid.call_one().get()") == pid
+    assert {record["to"] for record in place.records(second, "relayed")} == {target}
+    assert len(client(f"to({later!r})")) == 1
+
+
 def relay_of(worker: subprocess.Popen[str]) -> int:
     """Return the pid of the process that relays for this worker, once it runs."""
 

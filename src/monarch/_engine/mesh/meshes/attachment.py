@@ -22,7 +22,7 @@ from monarch._engine.mesh.results.progress import tell_while
 from monarch._engine.runtime.agent.client import client_proc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from monarch._engine.base.verdict import Verdict
     from monarch._engine.mesh.meshes.proc_mesh import ProcMesh
@@ -40,7 +40,8 @@ class Attachment:
         hosts: names of hosts -> addresses of their workers.
         secret_file: the file with the secret of the job that the hosts belong to; None for the
             secret of this process.
-        gateway: the address of the worker through which the hosts are reached; None: directly.
+        gateways: the addresses of workers through which the hosts are reached, in the order of
+            their use; none: directly.
         reign: the number of this driver, if the hosts may hold meshes of an earlier one (see
             `reattach`).
         called: names of hosts -> addresses as the program wrote them.
@@ -51,7 +52,7 @@ class Attachment:
         self,
         hosts: Mapping[str, str],
         secret_file: str | None = None,
-        gateway: str | None = None,
+        gateways: Sequence[str] = (),
         reign: int = 0,
         called: Mapping[str, str] | None = None,
         timeout: float | None = None,
@@ -87,7 +88,7 @@ class Attachment:
             {
                 "op": "attach",
                 "hosts": self._hosts,
-                "gateway": gateway,
+                "gateways": list(gateways),
                 "reign": reign,
                 "trusting": trusting,
                 "timeout": timeout,

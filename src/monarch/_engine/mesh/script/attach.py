@@ -32,6 +32,7 @@ __all__ = [
     "attach_to_workers",
     "enable_transport",
     "gateway",
+    "gateways",
     "greet_worker",
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",
@@ -41,6 +42,7 @@ __all__ = [
 
 _enabled: BindSpec | None = None
 _gateway: str | None = None  # the gateway of this client, see `attach`
+_spare_gateways: list[str] = []
 
 
 def enable_transport(transport: Any) -> None:
@@ -112,7 +114,7 @@ def attach_hosts(
     hosts, called = dict(zip(names, names, strict=True)), dict(zip(names, workers, strict=True))
     shape = shape_of(("hosts",), Slice.new_row_major([len(hosts)]))
     mesh = HostMesh(shape, None, tuple(hosts))
-    mesh._attachment = Attachment(hosts, secret_file, _gateway, called=called, timeout=timeout)
+    mesh._attachment = Attachment(hosts, secret_file, gateways(), called=called, timeout=timeout)
     return mesh
 
 
@@ -142,7 +144,12 @@ def gateway() -> str | None:
     return _gateway
 
 
-def attach(addr: str, *, timeout: float | None = None) -> None:
+def gateways() -> list[str]:
+    """Return the addresses of the gateway and of its spares; none: workers are dialed directly."""
+    return [] if _gateway is None else [_gateway, *_spare_gateways]
+
+
+def attach(addr: str, *, timeout: float | None = None, spares: Sequence[str] = ()) -> None:
     """Reach all workers through one of them, the *gateway* at `addr`: ``tcp://gateway:4444``, say.
 
     For clients that can reach only the gateway: addresses given to `attach_to_workers` are looked
@@ -151,13 +158,19 @@ def attach(addr: str, *, timeout: float | None = None) -> None:
     to each other directly. No worker ever connects to the client. `this_host()` remains this
     machine.
 
+    The workers at `spares` are gateways in the place of one that is lost, in this order. If one of
+    them is reached before the hosts behind have been silent for `host_timeout`, no host is lost,
+    and no message. Without one, all hosts behind a lost gateway count as lost, and the report names
+    the gateway.
+
     Call it before the client exists; a second call with the same address does nothing. Blocks until
     both sides have proved that they know the secret, at most `timeout` seconds (default: the
     setting `mesh_attach_config_timeout`, 60). Raises RuntimeError if the client exists or is
     attached through another worker, for an invalid address, and if the gateway is not reached or
-    refuses; ValueError for an impossible timeout.
+    refuses; ValueError for an impossible timeout. A spare that is not reached now is no error, an
+    invalid address of one is.
     """
-    global _gateway
+    global _gateway, _spare_gateways
     from monarch._engine.protocol.session.handshake import HandshakeError
     from monarch._engine.runtime.admission.handshake_io import why_unreachable
 
@@ -174,6 +187,8 @@ def attach(addr: str, *, timeout: float | None = None) -> None:
         )
     if timeout is not None:
         _check_timeout(timeout)
+    for spare in spares:
+        _check_gateway(spare)
     limit = settings.mesh_attach_config_timeout if timeout is None else timeout
     try:
         with progress(f"waiting for {addr}"):
@@ -183,7 +198,16 @@ def attach(addr: str, *, timeout: float | None = None) -> None:
         raise RuntimeError(f"cannot attach through {addr}: {why}") from error
     except (ValueError, HandshakeError) as error:
         raise RuntimeError(f"cannot attach through {addr}: {error}") from error
-    _gateway = addr
+    _gateway, _spare_gateways = addr, list(spares)
+
+
+def _check_gateway(spare: str) -> None:
+    from monarch._engine.runtime.admission.handshake_io import uses_tls
+
+    try:
+        uses_tls(parse_worker_address(spare, resolve=None))
+    except (ValueError, NotImplementedError) as error:
+        raise RuntimeError(f"cannot attach through the spare {spare}: {error}") from error
 
 
 def run_worker_loop_forever(*, private_key: Any = None, ca: Any, address: str) -> NoReturn:

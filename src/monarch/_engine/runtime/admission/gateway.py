@@ -23,7 +23,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from monarch._engine.base.address import ChannelAddr
@@ -36,6 +36,7 @@ from monarch._engine.runtime.admission.handshake_io import (
     direct_way,
     introduce,
     uses_tls,
+    why_unreachable,
 )
 from monarch._engine.runtime.admission.host_identity import far_end, meant
 from monarch._engine.runtime.io import environment as environments
@@ -43,7 +44,7 @@ from monarch._engine.runtime.io.reactor import READ, WRITE, Reactor
 from monarch._engine.transport.link import Link
 from monarch._engine.wire.frame import CONTROL, pack
 
-__all__ = ["RELAY", "Gateway", "Relay", "Relays", "relay_main"]
+__all__ = ["RELAY", "Gateway", "GatewayLost", "Gateways", "Relay", "Relays", "relay_main"]
 
 RELAY = "relay"
 """The purpose of a connection through this worker to another one; the value is the address."""
@@ -55,6 +56,10 @@ _MOST_CHUNKS = 16  # at a time, per connection
 _IDLE = 5.0  # seconds that a relay without connections stays
 _LIMIT = 1 << 20
 _NOTHING = memoryview(b"")
+
+
+class GatewayLost(ConnectionError):
+    """No gateway was reached, so nothing is known of the worker behind."""
 
 
 class Gateway(NamedTuple):
@@ -71,8 +76,9 @@ class Gateway(NamedTuple):
     def open(self, target: ChannelAddr, timeout: float) -> tuple[socket.socket, str]:
         """Return a fresh connection to `target`, and where that connection leads.
 
-        Blocks. Raises OSError when the gateway or the target cannot be reached, HandshakeError when
-        the gateway refuses, ValueError for a target that a gateway must not lead to.
+        Blocks. Raises GatewayLost when the gateway cannot be reached, OSError when the target
+        cannot, HandshakeError when the gateway refuses, ValueError for a target that a gateway must
+        not lead to.
         """
         if target == self.address:
             return direct_way(target, timeout)
@@ -81,7 +87,11 @@ class Gateway(NamedTuple):
                 f"the gateway {self.address} is reached by TLS, {target} is not, and what passes "
                 "through would not be encrypted: use a tls:// address"
             )
-        sock, end = direct_way(self.address, timeout)
+        try:
+            sock, end = direct_way(self.address, timeout)
+        except OSError as error:
+            why = why_unreachable(error, timeout)
+            raise GatewayLost(f"the gateway {self.address} is not reached: {why}") from error
         try:
             sock.settimeout(timeout + PATIENCE)  # the gateway needs time to connect as well
             try:
@@ -112,6 +122,37 @@ class Gateway(NamedTuple):
             side = introduce(outer, self.key, purpose, whom, trusting=self.trusting)
             sock, came = outer.part()  # the gateway sends next
             return sock, side.session, came
+
+
+class Gateways:
+    """Several gateways to the same workers, as a route: the next one is for when one is lost.
+
+    Args:
+        gateways: in the order of their use.
+        first: the number of the one to begin with.
+    """
+
+    def __init__(self, gateways: Sequence[Gateway], first: int) -> None:
+        self._gateways = gateways
+        self.used = first
+        """The number of the gateway that was reached last."""
+
+    def open(self, target: ChannelAddr, timeout: float) -> tuple[socket.socket, str]:
+        """Return a connection to `target` through the first gateway that is reached.
+
+        See `Gateway.open`. Blocks for `timeout` with each gateway that does not answer.
+        """
+        problems: list[str] = []
+        count = len(self._gateways)
+        for number in range(self.used, self.used + count):
+            try:
+                opened = self._gateways[number % count].open(target, timeout)
+            except GatewayLost as error:
+                problems.append(str(error))
+            else:
+                self.used = number % count
+                return opened
+        raise GatewayLost("; ".join(problems))
 
 
 def _read_answer(sock: socket.socket, session: bytes, came: bytearray) -> dict[str, Any]:

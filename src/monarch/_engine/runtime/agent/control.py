@@ -148,7 +148,7 @@ class Attach(TypedDict):
     """Attach hosts, by name, whose workers listen at these addresses."""
 
     hosts: dict[str, str]
-    gateway: str | None
+    gateways: list[str]
     reign: int
     trusting: bool
     timeout: float | None

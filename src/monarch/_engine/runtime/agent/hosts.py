@@ -123,7 +123,9 @@ class Hosts:
         self._peer_hosts: dict[str, PeerHost] = {}
         self._secrets: dict[str, str] = {}  # by host: its secret file, if of another job
         self._greeted = 0  # connections whose second handshake is in progress
-        self._gateway: str | None = None  # the address of the gateway to the workers
+        self._gateways: list[str] = []  # the addresses of gateways to the workers
+        self._gateway = 0  # the number of the one that was reached last
+        self._no_gateway = ""  # why none is reached, since the last dial that was answered
         self._trusting = False  # of workers that admit any peer and prove nothing
         self._attaching: dict[str, int] = {}  # by host: the member that waits for it
         self._attach_limits: dict[str, float] = {}  # by host: seconds to wait, if not the default
@@ -248,7 +250,7 @@ class Hosts:
     def _dial(self, peer_host: PeerHost) -> None:
         """Open a connection to a worker, on a thread of its own."""
         from monarch._engine.protocol.session.handshake import HandshakeError
-        from monarch._engine.runtime.admission.gateway import Gateway
+        from monarch._engine.runtime.admission.gateway import Gateway, GatewayLost, Gateways
         from monarch._engine.runtime.admission.handshake_io import dial, direct_way, why_unreachable
         from monarch._engine.runtime.admission.secret import SecretError
 
@@ -277,23 +279,37 @@ class Hosts:
                 key = self._find_key(peer_host.name)
                 where = ChannelAddr.parse(address)
                 way: Route = direct_way
-                if self._gateway is not None:
-                    through = ChannelAddr.parse(self._gateway)
-                    way = Gateway(through, self._find_key(""), self._client, self._trusting).open
+                gateways = [
+                    Gateway(
+                        ChannelAddr.parse(one), self._find_key(""), self._client, self._trusting
+                    )
+                    for one in self._gateways
+                ]
+                route = Gateways(gateways, self._gateway)
+                if gateways:
+                    way = route.open
                 sock = dial(where, key, purpose, timeout, trusting=self._trusting, way=way)
             except (HandshakeError, SecretError, ValueError) as error:
                 failed = functools.partial(peer_host.dial_failed, str(error), for_good=True)
                 self.reactor.call_soon(failed)
             except OSError as error:
                 text = why_unreachable(error, timeout)
-                self.reactor.call_soon(self._dial_failed, peer_host, text)
+                no_gateway = isinstance(error, GatewayLost)
+                self.reactor.call_soon(self._dial_failed, peer_host, text, no_gateway)
             else:
+                if gateways:
+                    self.reactor.call_soon(self._gateway_found, route.used)
                 self.reactor.call_soon(peer_host.dialed, sock)
 
         environments.current.start_thread("monarch-dial", run)
 
-    def _dial_failed(self, peer_host: PeerHost, problem: str) -> None:
+    def _gateway_found(self, number: int) -> None:
+        self._gateway, self._no_gateway = number, ""
+
+    def _dial_failed(self, peer_host: PeerHost, problem: str, no_gateway: bool) -> None:
         """Report why a dial failed to the member that waits for the host; more dials may follow."""
+        if no_gateway:
+            self._no_gateway = problem
         self._tell_attacher(peer_host.name, "attaching", problem)
         peer_host.dial_failed(problem, for_good=peer_host.name in self._dialed_once)
 
@@ -318,7 +334,8 @@ class Hosts:
         self.monitor.be_patient(settings.host_timeout)
         for peer_host in self._peer_hosts.values():
             peer_host.be_patient(settings.host_timeout)
-        self._gateway = request["gateway"]
+        if request["gateways"] != self._gateways:
+            self._gateways, self._gateway = request["gateways"], 0
         self._trusting |= request["trusting"]
         self.addresses.update(request["hosts"])
         self._secrets.update(request["secrets"])
@@ -515,6 +532,8 @@ class Hosts:
         host = peer_host.name
         if self._peer_hosts.get(host) is peer_host:
             del self._peer_hosts[host]
+            if self._no_gateway and not farewell and self._no_gateway not in reason:
+                reason = f"{self._no_gateway} ({reason})"
             if host != HOME:
                 self._tell_attached(host, reason)
             if host != HOME or not peer_host.dials:  # home is lost already if it is to be dialed
