@@ -5,7 +5,7 @@ connected". The guard is a process in a session of its own. It waits for the end
 other end only the mounting process has, and needs no more privilege than the mount did.
 
 The mounting process starts another guard if the guard is killed. So a dead mount point remains only
-where both were killed at once, and the next mount at that place removes it.
+where both were killed at once. The next mount at that place removes it, and so does ``monarch gc``.
 
 Rejected: the option ``auto_unmount`` of ``fusermount3``, whose process does the same for root. For
 other users it unmounts nothing (3.14), and it is not started again.

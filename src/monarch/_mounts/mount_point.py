@@ -17,10 +17,11 @@ from monarch._mounts.guard import Guard
 from monarch._mounts.unmounter import Lock, is_dead
 from monarch._spi import start_thread
 
-__all__ = ["MountPoint", "is_mounted", "mounted"]
+__all__ = ["MountPoint", "dead_mounts", "is_mounted", "mounted", "unmount_dead"]
 
 _TOOL = "fusermount3"
 _DEVICE = "/dev/fuse"
+_KIND = b"fuse.monarch"  # as the mount table has it: see the option `subtype`
 _PATIENCE = 60.0  # seconds for the tool to mount or unmount
 _READ_AHEAD = 1024  # KiB that the kernel requests at a time from a sequential reader
 
@@ -144,9 +145,45 @@ def mounted(path: str) -> str | None:
     with open("/proc/self/mountinfo", "rb") as file:
         for line in reversed(file.readlines()):
             fields = line.split(b" ")
-            if _OCTAL.sub(lambda found: bytes([int(found[1], 8)]), fields[4]) == wanted:
+            if _unescaped(fields[4]) == wanted:
                 return fields[fields.index(b"-") + 2].decode(errors="replace")
     return None
+
+
+def dead_mounts() -> list[str]:
+    """Return the mount points of this user whose process has exited, and its guard with it."""
+    try:
+        with open("/proc/self/mountinfo", "rb") as file:
+            lines = file.readlines()
+    except FileNotFoundError:
+        return []
+    found: list[str] = []
+    for line in lines:
+        before, _, after = line.partition(b" - ")
+        kind, _, rest = after.partition(b" ")
+        if kind == _KIND and f"user_id={os.getuid()}".encode() in re.split(rb"[ ,\n]", rest):
+            path = os.fsdecode(_unescaped(before.split(b" ")[4]))
+            if is_dead(path):
+                found.append(path)
+    return found
+
+
+def unmount_dead(path: str) -> bool:
+    """Unmount what `dead_mounts` has found, unless it is in use again. Return whether it is away.
+
+    Raises RuntimeError without the tool.
+    """
+    tool = shutil.which(_TOOL)
+    if tool is None:
+        raise RuntimeError(f"cannot unmount {path}: there is no `{_TOOL}` here")
+    with Lock(path):
+        if is_dead(path):
+            _detach(tool, path)
+    return not is_mounted(path)
+
+
+def _unescaped(field: bytes) -> bytes:
+    return _OCTAL.sub(lambda found: bytes([int(found[1], 8)]), field)
 
 
 def _detach(tool: str, path: str) -> None:

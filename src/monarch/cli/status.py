@@ -63,10 +63,10 @@ examples:
   monarch gc --dry-run    list what would be removed
   monarch gc              remove it
 
-Removes directories and lock files whose processes were killed, and hosts whose job's directory is
-lost, of this user only. What a living process uses is never touched: a job that still runs is ended
-by `monarch kill`, in its directory. (Memory that processes share has no names: it is freed with
-the last of them.)
+Removes directories, lock files and mounts whose processes were killed, and hosts whose job's
+directory is lost, of this user only. What a living process uses is never touched: a job that still
+runs is ended by `monarch kill`, in its directory. (Memory that processes share has no names: it is
+freed with the last of them.)
 """
     parser.add_argument("--dry-run", action="store_true", help="list only")
     parser.set_defaults(run=_gc)

@@ -10,6 +10,7 @@ Left behind is only what nothing alive can need:
   Their scheduler is asked whether the job has ended (`_ASKED`). If it cannot be asked, the
   directory is kept. So are the directories of all further kinds.
 * A lock file of `saved` that no process holds.
+* A mount point whose process was killed together with its guard.
 * A host process whose job has no directory: the secret is lost with it, so no script can connect to
   the host again. The directory is looked up as the process sees it, which may be in a container.
 """
@@ -27,6 +28,7 @@ import tempfile
 from collections.abc import Generator
 from typing import NamedTuple
 
+from monarch._mounts.mount_point import dead_mounts, unmount_dead
 from monarch._spi import own_folder
 from monarch.job.os_process import OsProcess, wait_for
 from monarch.job.users import User, users
@@ -66,7 +68,7 @@ class Leftover(NamedTuple):
     """Something that an earlier script left on this machine."""
 
     what: str
-    """"directory", "lock file" or "process"."""
+    """"directory", "lock file", "mount" or "process"."""
     path: str
     """The path; the number of a process."""
     process: OsProcess | None = None
@@ -135,6 +137,7 @@ def leftovers() -> list[Leftover]:
             with _taken(path) as fd:
                 if fd is not None:
                     found.append(Leftover("lock file", path))
+    found += [Leftover("mount", path) for path in dead_mounts()]
     for process, folder in host_processes():
         with contextlib.suppress(OSError):
             root = f"/proc/{process.pid}/root"
@@ -162,6 +165,8 @@ def remove(one: Leftover) -> bool:
         for process in wait_for([one.process], _GRACE):
             process.send(signal.SIGKILL)
         return not wait_for([one.process], _GRACE)
+    if one.what == "mount":
+        return unmount_dead(one.path)
     with _taken(one.path) as fd:
         if fd is not None:
             if one.what == "directory":

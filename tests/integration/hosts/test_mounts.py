@@ -21,6 +21,7 @@ import pytest
 from monarch._mounts import mount_point
 from monarch._mounts.mount_point import MountPoint, is_mounted
 from monarch.actor import Actor, HostMesh, SupervisionError, endpoint, this_host
+from monarch.cli import main
 from monarch.gather_mount import gather_mount
 from monarch.job import ProcessJob
 from monarch.remotemount import MountHandler, remotemount
@@ -342,6 +343,30 @@ def test_no_dead_mount_point_remains(
     assert not is_mounted(str(paths[1]))
     with remotemount(this_host(), str(source), str(paths[0])):
         assert (paths[0] / "sub" / "file").read_text() == "content"
+
+
+@pytest.mark.failures
+def test_gc_removes_a_dead_mount_point_and_no_other(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dead, alive = tmp_path / "with a blank", tmp_path / "alive"
+    with remotemount(this_host(), str(source), str(alive)):
+        mount = remotemount(this_host(), str(source), str(dead)).open()
+        guard = guard_of(dead)
+        process = parent(guard)
+        os.kill(guard, signal.SIGSTOP)
+        os.kill(process, signal.SIGKILL)
+        os.kill(guard, signal.SIGKILL)
+        until(lambda: error_of(lambda: os.statvfs(dead)) == errno.ENOTCONN, "the mount is dead")
+        assert main(["gc", "--dry-run"]) == 0
+        assert f"would remove mount {dead}\n" in capsys.readouterr().out
+        assert main(["gc"]) == 0
+        told = capsys.readouterr().out
+        assert f"removed mount {dead}\n" in told
+        assert str(alive) not in told
+        assert not is_mounted(str(dead))
+        assert (alive / "sub" / "file").read_text() == "content"
+    mount.close()
 
 
 @pytest.mark.failures

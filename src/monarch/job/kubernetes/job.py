@@ -436,6 +436,9 @@ class KubernetesJob(JobTrait):
         except Exception as error:  # that of the start is raised next
             names = ", ".join(f"{kind} {name}" for kind, name, _ in made)
             _log.warning("could not delete what the start has created (%s): %s", names, error)
+            if self._folder and not self._in_memory:  # for `monarch gc`
+                objects = [(_KINDS[kind], name, uid) for kind, name, uid in made]
+                note_objects(self._folder, self._namespace, self._kubeconfig, objects)
 
     # -- connecting ------------------------------------------------------------------------------
 
