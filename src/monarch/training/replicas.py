@@ -38,7 +38,6 @@ P = ParamSpec("P")
 TActor = TypeVar("TActor", bound=Actor)
 
 _ROUND = 1.0  # seconds between two looks whether training goes on without a rank
-_IDLE = 60  # looks without any rank that trains
 
 
 class _TooLate(Exception):
@@ -226,12 +225,13 @@ class Replicas:
     def _is_called_again(self, name: str, rank: int, future: Future[Any]) -> bool:
         """Wait until a rank that was lost is replaced, and its call repeated.
 
-        Return False if training fails meanwhile, or has not begun after a minute. Raises _TooLate
-        if it is complete without the rank, SupervisionError if the supervisor has given up.
+        Return False if training fails meanwhile, or if for `timeout` no rank takes part. Raises
+        _TooLate if it is complete without the rank, SupervisionError if the supervisor has given
+        up.
         """
         is_new = functools.partial(self._is_new, name, rank, future)
-        idle = 0
-        while idle < _IDLE:
+        idle = 0.0
+        while idle < self._authority.handle.timeout:
             self._supervisor.healthy.get()
             with self._changed:
                 if self._changed.wait_for(is_new, _ROUND):
@@ -240,7 +240,7 @@ class Replicas:
                 raise _TooLate
             if self._core.failed:
                 return False
-            idle = 0 if self._core.active else idle + 1
+            idle = 0.0 if self._core.active else idle + _ROUND
         return False
 
     def _is_new(self, name: str, rank: int, future: Future[Any]) -> bool:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -324,6 +325,43 @@ def test_a_host_is_lost_in_the_middle_of_a_step(
         assert restart.host == job._hosts["hosts"][2][0]
 
 
+class Neighbouring(Lingering):
+    """Each step ends when the copies that it was asked for are complete, but before the vote."""
+
+    def moment(self, name: str, step: int) -> None:
+        deadline = time.monotonic() + WAIT
+        if name == "averaged" and not (self.folder / "go").exists():
+            role = self.manager._role
+            assert role is not None
+            while any(each[1:] not in self.manager._snapshots for each in role.pull):
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+        super().moment(name, step)
+
+
+@pytest.mark.slow
+def test_the_state_of_a_lost_host_comes_from_the_memory_of_its_neighbour(
+    job: ProcessJob, tmp_path: Path
+) -> None:
+    """One group over two hosts: the loss of one leaves no rank with the state of its position."""
+    hosts = job.state(cached_path=None).hosts
+    replicas = Replicas(1, width=2, copy_every=1, spares=hosts.slice(hosts=2))
+    procs = hosts.slice(hosts=slice(0, 2)).spawn_procs({"ranks": 1})
+    made = (replicas.coordinator, str(tmp_path), {})
+    trainers = replicas.spawn(procs, "trainers", Neighbouring, *made)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(replicas.run, trainers, "train", 10)
+        until([tmp_path / "0-waits", tmp_path / "1-waits"])
+        kill_host(job, 1)
+        (tmp_path / "go").touch()
+        states = running.result(WAIT)
+    expected = reference(10, 1)
+    assert sorted(states) == [0, 1]
+    assert all(equal(expected, state) for state in states.values())
+    assert sum(event.rolled_back for event in replicas.events) == 0
+    assert [restart.rank for restart in replicas.restarts] == [1]
+
+
 def until(paths: list[Path]) -> None:
     deadline = time.monotonic() + WAIT
     while not all(path.exists() for path in paths):
@@ -389,6 +427,29 @@ def test_a_loop_over_shares_that_is_left_early(procs: Any, tmp_path: Path) -> No
     trainers = replicas.spawn(procs(2), "uneven", Uneven, replicas.coordinator, str(tmp_path), {})
     with pytest.raises(ActorError, match=r"shares \[[01]\] of this step have no gradients"):
         replicas.run(trainers, "leave_early")
+
+
+class Counting(threading.Condition):
+    """Nobody notifies it: each wait ends with its limit, at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited = 0.0
+
+    def wait_for(self, predicate: Any, timeout: float | None = None) -> Any:
+        assert timeout is not None
+        self.waited += timeout
+        return predicate()
+
+
+@pytest.mark.parametrize("timeout", [3.0, 90.0])
+def test_a_rank_that_is_not_replaced_is_given_up_after_the_timeout(timeout: float) -> None:
+    replicas = Replicas(2, timeout=timeout)
+    replicas._changed = changed = Counting()
+    never: Any = object()
+    replicas._calls["trainers", 1] = never
+    assert not replicas._is_called_again("trainers", 1, never)
+    assert changed.waited == timeout
 
 
 def test_the_script_needs_no_torch() -> None:
