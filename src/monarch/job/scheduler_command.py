@@ -73,6 +73,7 @@ def run_command(
         finally:
             if process.poll() is None:  # with its children, which may hold the pipes open
                 os.killpg(process.pid, signal.SIGKILL)
+                process.wait()  # after an interrupt, leaving the block does not
     if process.returncode:
         said = one_line(errors) or one_line(output) or "nothing"
         raise failed(f"ended with status {process.returncode} and said: {said}", remedy)

@@ -265,6 +265,28 @@ def test_a_host_that_cannot_mount(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("echo no permission >&2; exit 1", "cannot mount .*/x: no permission"),
+        ("echo all is well", "cannot mount .*/x: it exited"),
+        ("exec sleep 1000", "cannot mount .*/x: it exited"),
+    ],
+)
+def test_a_tool_that_does_not_mount(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, text: str
+) -> None:
+    tool = tmp_path / "fusermount3"
+    tool.write_text(f"#!/bin/sh\n{code}\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(mount_point, "_TOOL", str(tool))
+    monkeypatch.setattr(mount_point, "_PATIENCE", 0.3)
+    with pytest.raises(RuntimeError, match=text) as error:
+        MountPoint(str(tmp_path / "x"), "x")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "x").exists()
+
+
 # -- the loss of a party -------------------------------------------------------------------------
 
 SCRIPT = """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import types
@@ -140,6 +141,77 @@ def test_squeue_is_of_no_use(job: Any, commands: Any, code: str, text: str) -> N
     assert "\n" not in str(error.value)
     assert Path("cancelled").read_text().startswith("7\n")
     commands("squeue", """echo '{"jobs": []}'""")
+
+
+def test_squeue_is_missing(job: Any, commands: Any) -> None:
+    os.unlink("bin/squeue")
+    with pytest.raises(
+        RuntimeError, match=r"`squeue .* cannot be run: it is not installed"
+    ) as error:
+        job.state(cached_path=None)
+    assert "\n" not in str(error.value)
+    assert Path("cancelled").read_text().startswith("7\n")
+    commands("squeue", """echo '{"jobs": []}'""")
+
+
+def test_squeue_hangs(job: Any, commands: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands("squeue", "sleep 1000")
+    with monkeypatch.context() as context:
+        context.setattr(scheduler, "_COMMAND_LIMIT", 0.3)
+        with pytest.raises(RuntimeError, match=r"did not end within 0.3 s") as error:
+            job.state(cached_path=None)
+    assert "\n" not in str(error.value)
+    assert Path("cancelled").read_text().startswith("7\n")
+    commands("squeue", """echo '{"jobs": []}'""")
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [(None, "it is not installed here"), ("sleep 1000", "did not end within 0.3 s")],
+)
+def test_scancel_is_of_no_use(
+    job: Any, commands: Any, monkeypatch: pytest.MonkeyPatch, code: str | None, text: str
+) -> None:
+    """The job says so, and can be killed later."""
+    job.state(cached_path=None)
+    if code is None:
+        os.unlink("bin/scancel")
+    else:
+        commands("scancel", code)
+    with monkeypatch.context() as context:
+        context.setattr(scheduler, "_COMMAND_LIMIT", 0.3)
+        with pytest.raises(RuntimeError, match=text) as error:
+            job.kill()
+    assert "\n" not in str(error.value)
+    assert "scancel" in str(error.value)
+    commands("scancel", 'echo "$@" >> {folder}/cancelled')
+    job.kill()
+    assert Path("cancelled").read_text() == "7\n"
+
+
+def test_an_interrupt_while_squeue_hangs_cancels_the_job(
+    job: Any, commands: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands("squeue", f"echo > {{folder}}/asked; {UNLESS} exec sleep 1000")
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def waits() -> bool:
+        frame = sys._current_frames()[main]
+        while frame.f_back is not None and frame.f_code.co_name != "communicate":
+            frame = frame.f_back
+        return Path("asked").exists() and frame.f_code.co_name == "communicate"
+
+    def interrupt() -> None:
+        until(waits)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        job.state(cached_path=None)
+    thread.join(WAIT)
+    assert Path("cancelled").read_text() == "7\n"
 
 
 def test_squeue_without_json(job: Any, commands: Any) -> None:
