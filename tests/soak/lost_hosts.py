@@ -1,7 +1,7 @@
 """`python tests/soak/lost_hosts.py [N=50] [--seed S] [--within 1]`: a mesh loses hosts.
 
 Hosts run in network namespaces: one that keeps a ledger, three with the ranks of a supervised mesh,
-and a spare one. N times, at a random moment a random one of the three is lost, in one of three ways:
+and a spare one. N times, at a random moment one of the three is lost, in one of three ways:
 
 * `power`: its cable is cut, then all processes in its namespace get SIGKILL. It starts anew later;
 * `kill`: the processes get SIGKILL. The kernel closes their connections;
