@@ -28,8 +28,9 @@ SMALL = {
     "simulation": ["12"],
     "cluster": ["10"],
 }
-AT_LENGTH = {"chaos", "network", "hosts", "mutations", "programs", "recovery", "tensors"}
-"""Their output, too, shows figures of one run; the suite has small runs of them elsewhere."""
+AT_LENGTH = {"chaos", "goodput", "hosts", "mutations", "network", "programs", "recovery", "tensors"}
+"""Their output, too, shows figures of one run. The suite has small runs of them elsewhere, and for
+`goodput` of each program that it runs."""
 
 
 def run(name: str, *arguments: str) -> str:
