@@ -1,14 +1,15 @@
 """Train the digits network with replicas that are killed at random, and watch it go on.
 
-Each process is a replica group of `monarch.training`. A punisher kills processes at random times.
-The groups that are left go on with the next step, and a replacement gets the state from the memory
-of another group. A step is applied by all or by none, so a kill costs the step that was under way.
-The terminal shows the loss, which groups took part, and the lost steps; in the end one screen has
-the result and its price.
+Each process is a replica group of `monarch.training`. A punisher kills processes at random times,
+and whole hosts (`--hosts`), whose groups come back on a spare one. The groups that are left go on
+with the next step, and a replacement gets the state from the memory of another group. A step is
+applied by all or by none, so a kill costs the step that was under way. The terminal shows the loss,
+which groups took part, and the lost steps; in the end one screen has the result and its price.
 
     python examples/train_digits_replicas.py                            # 4 groups, a kill every 5 s
     python examples/train_digits_replicas.py --groups 2 --mtbf 1s --steps 1000
     python examples/train_digits_replicas.py --mtbf 0                   # no kills
+    python examples/train_digits_replicas.py --hosts 2 --host-mtbf 15s  # and hosts, with a spare
 
 The network is so small that a step takes a few milliseconds. `--step-time` makes steps longer, so
 that the picture shows what happens to a training with a network of a reasonable size.
@@ -34,7 +35,8 @@ try:
     from rich.live import Live
     from rich.text import Text
 
-    from monarch.actor import Actor, Channel, Port, endpoint, this_host
+    from monarch.actor import Actor, Channel, HostMesh, Port, endpoint, this_host
+    from monarch.job import ProcessJob
     from monarch.training import Coordinator, Event, Manager, Replicas
 except ImportError as missing:
     sys.exit(f"{missing}. Try: pip install 'pymonarch[examples]'")
@@ -113,52 +115,100 @@ class Trainer(Actor):
             self.events.note("test", step=step, accuracy=accuracy, weights=checksum(self.model))
 
 
-class Punisher(threading.Thread):
-    """Kills ranks at random times until it is stopped.
+def kill_host(pid: int) -> None:
+    """Kill all processes of the host of a `ProcessJob` on which `pid` runs, as a power cut does."""
+    agent = os.getpgid(pid)  # the agent of a host leads the group of all processes below it
+    stat = Path(f"/proc/{agent}/stat").read_text()
+    worker = int(stat.rpartition(")")[2].split()[1])  # its parent
+    os.kill(worker, signal.SIGKILL)
+    os.killpg(agent, signal.SIGKILL)
 
-    Times between kills are exponential, as if each moment were equally dangerous. A kill waits
-    until a step was committed after the one before, and the last group is never killed: the state
-    would be lost with it.
+
+class Punisher(threading.Thread):
+    """Kills ranks and hosts at random times until it is stopped.
+
+    Times between kills are exponential, as if each moment were equally dangerous. A kill waits for
+    a step that was committed without the victims of the one before, and the last group is never
+    killed: the state would be lost with it.
 
     Args:
         replicas: the training.
         pids: the process of each rank, by rank.
-        mtbf: mean seconds between two kills; 0: none.
+        per_host: the number of ranks of a host.
+        means: mean seconds between two kills, of a "rank" and of a "host"; 0: none.
         calm: seconds before the first kill.
         seed: determines times and victims.
     """
 
     def __init__(
-        self, replicas: Replicas, pids: dict[int, int], mtbf: float, calm: float, seed: int
+        self,
+        replicas: Replicas,
+        pids: dict[int, int],
+        per_host: int,
+        means: dict[str, float],
+        calm: float,
+        seed: int,
     ) -> None:
         super().__init__(daemon=True)
-        self.replicas, self.pids, self.mtbf, self.calm = replicas, pids, mtbf, calm
+        self.replicas, self.pids, self.per_host = replicas, pids, per_host
+        self.means = {what: mean for what, mean in means.items() if mean}
+        self.calm = calm
         self.random = random.Random(seed)
         self.kills: list[Kill] = []
+        self.before, self.victims = 0, set[int]()  # events before the last kill, and its groups
         self.ended = threading.Event()
 
     def run(self) -> None:
-        last = self.wait_for_commit(CALM)
-        if last is None or self.mtbf == 0 or self.ended.wait(self.calm):
-            return
-        while not self.ended.wait(self.random.expovariate(1 / self.mtbf)):
-            last = self.wait_for_commit(last.version + 1)
-            if last is None:
+        while self.replicas.committed < CALM:
+            if self.ended.wait(0.05):
                 return
-            if len(last.groups) > 1:
-                rank = self.random.choice(last.groups)  # each group is one rank
-                try:
-                    os.kill(self.pids[rank], signal.SIGKILL)
-                except ProcessLookupError:  # the process of its replacement is not known yet
-                    continue
-                self.kills.append(Kill(self.replicas.events[-1].seconds, (rank,)))
+        pauses = {what: self.calm + self.draw(what) for what in self.means}
+        while pauses:
+            what = min(pauses, key=lambda each: pauses[each])
+            pause = pauses[what]
+            if self.ended.wait(pause):
+                return
+            pauses = {each: left - pause for each, left in pauses.items()}
+            pauses[what] = self.draw(what)
+            healthy = self.wait_for_commit()
+            if not healthy:
+                return
+            self.strike(what, healthy)
 
-    def wait_for_commit(self, version: int) -> Event | None:
-        """Return the last commit once so many steps are committed; None when stopped."""
-        while self.replicas.committed < version:
-            if self.ended.wait(0.01):
-                return None
-        return [event for event in self.replicas.events if event.kind == "commit"][-1]
+    def draw(self, what: str) -> float:
+        return self.random.expovariate(1 / self.means[what])
+
+    def wait_for_commit(self) -> tuple[int, ...]:
+        """Return the groups that made a step without the last victims; none when stopped."""
+        while not self.ended.wait(0.05):
+            missing = {str(rank) for rank in self.victims}
+            healthy: tuple[int, ...] = ()
+            for event in self.replicas.events[self.before :]:
+                if event.kind == "lost":
+                    missing.discard(event.detail.split()[1].rstrip(":"))  # rank 3: ...
+                elif event.kind == "commit" and not missing:
+                    healthy = event.groups
+            if healthy:
+                return healthy
+        return ()
+
+    def strike(self, what: str, healthy: tuple[int, ...]) -> None:
+        """Kill one of these groups, each of which is a rank, or the host of one."""
+        first = self.random.choice(healthy)
+        count = self.per_host if what == "host" else 1
+        ranks = range(first - first % count, first - first % count + count)
+        if set(healthy) <= set(ranks):
+            return
+        events = self.replicas.events
+        try:
+            if what == "host":
+                kill_host(self.pids[first])
+            else:
+                os.kill(self.pids[first], signal.SIGKILL)
+        except (ProcessLookupError, FileNotFoundError):  # its replacement is not known yet
+            return
+        self.before, self.victims = len(events), set(healthy) & set(ranks)
+        self.kills.append(Kill(events[-1].seconds, what, tuple(ranks)))
 
     def stop(self) -> None:
         self.ended.set()
@@ -223,6 +273,7 @@ def speed(commits: list[Event], start: float, end: float) -> float:
 def bill(picture: Picture, accuracy: float, equal: bool) -> list[str]:
     """Return the last screen: the result, and what the kills have cost."""
     commits, kills = picture.commits, picture.kills
+    counts = {what: sum(kill.what == what for kill in kills) for what in ("rank", "host")}
     again = sum(event.kind == "abort" for event in picture.events)
     back = sum(event.rolled_back for event in picture.events)
     end = commits[-1].seconds
@@ -236,7 +287,7 @@ def bill(picture: Picture, accuracy: float, equal: bool) -> list[str]:
         f"test accuracy  {accuracy:.4f}",
         f"replicas       {'equal in each bit' if equal else 'DIFFERENT'}",
         f"steps          {commits[-1].version}, in {picture.seconds:.1f} s",
-        f"kills          {len(kills)}",
+        f"kills          {len(kills)}: ranks {counts['rank']}, hosts {counts['host']}",
         f"lost steps     {again + back}: {again} under way, {back} later than the last copy",
         f"goodput        {goodput}",
     ]
@@ -263,7 +314,11 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--groups", type=positive, default=4, help="replica groups, a process each")
     add("--steps", type=positive, default=1300, help="train up to this step")
-    add("--mtbf", type=duration, default="5s", help="mean time between two kills; 0: none")
+    add("--mtbf", type=duration, default="5s", help="mean time between kills of a rank; 0: none")
+    add("--hosts", type=positive, help="processes that act as hosts; one more is a spare")
+    add(
+        "--host-mtbf", type=duration, default="0", help="mean time between kills of a host; 0: none"
+    )
     add("--calm", type=duration, default="6s", help="time before the first kill")
     add("--step-time", type=duration, default="30ms", help="least duration of a step")
     add("--seed", type=int, default=0, help="of the data, the weights and the kills")
@@ -271,13 +326,26 @@ def arguments() -> argparse.Namespace:
     add("--checkpoints", type=Path, metavar="FOLDER", help="for the loss of all groups at once")
     add("--events", type=Path, help="file to which each step is appended, as a line of JSON")
     add("--test-every", type=int, default=0, metavar="STEPS", help="between two tests in --events")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.hosts and args.groups % args.hosts:
+        parser.error(f"--groups: {args.hosts} hosts cannot share {args.groups} equally")
+    if args.host_mtbf and not args.hosts:
+        parser.error("--host-mtbf: say with --hosts how many hosts there are")
+    return args
 
 
 def main() -> int:
     args = arguments()
     train_set, test_set = load(args.seed)
     with ExitStack() as ends:
+        spares: list[HostMesh | ProcessJob] = []
+        hosts = this_host()
+        if args.hosts:
+            job = ProcessJob({"trainers": args.hosts, "spare": 1})
+            ends.callback(job.kill)
+            state = job.state(cached_path=None)
+            # A host that is lost later goes to one that the job starts.
+            hosts, spares = state.trainers, [state.spare, job]
         start = time.monotonic()
         replicas = Replicas(
             args.groups,
@@ -285,8 +353,10 @@ def main() -> int:
             folder=args.checkpoints or "",
             save_every=50 if args.checkpoints else 0,
             max_restarts=1_000_000,
+            spares=spares or None,
         )
-        procs = this_host().spawn_procs({"replicas": args.groups})
+        per_host = args.groups // (args.hosts or 1)
+        procs = hosts.spawn_procs({"replicas": per_host})
         ends.callback(lambda: procs.stop().get())
         started, receiver = Channel[tuple[int, int]].open()
         trainers = replicas.spawn(
@@ -310,7 +380,8 @@ def main() -> int:
                 pids[rank] = pid
 
         threading.Thread(target=follow, daemon=True).start()
-        punisher = Punisher(replicas, pids, args.mtbf, args.calm, args.seed)
+        means = {"rank": args.mtbf, "host": args.host_mtbf}
+        punisher = Punisher(replicas, pids, per_host, means, args.calm, args.seed)
         show = Show(replicas, punisher, start, args.groups, args.steps)
         print(
             f"replica groups: {args.groups}, images: {len(train_set[1])} to learn from, "

@@ -17,9 +17,10 @@ LEFT = 11  # characters before the first column
 
 @dataclass(frozen=True)
 class Kill:
-    """The ranks that were killed together, and when."""
+    """A kill of a "rank" or a "host": when, and which ranks."""
 
     seconds: float
+    what: str
     ranks: tuple[int, ...]
 
 

@@ -458,7 +458,7 @@ def test_train_digits_replicas_loses_no_step(tmp_path: Path) -> None:
     out = example("train_digits_replicas", *words, cwd=tmp_path).stdout
     assert number(r"test accuracy +([\d.]+)", out) >= 0.95
     assert number(r"\nsteps +(\d+),", out) == 200
-    assert number(r"\nkills +(\d+)\n", out) > 0
+    assert number(r"\nkills +(\d+): ranks \d+, hosts 0\n", out) > 0
     assert "\nreplicas       equal in each bit\n" in out
     for group in range(3):
         assert re.search(rf"\n +group {group} \|.*█", out)
@@ -469,6 +469,23 @@ def test_train_digits_replicas_loses_no_step(tmp_path: Path) -> None:
     assert len(steps) == len(set(steps))  # no step was committed twice
 
 
+@pytest.mark.torch
+@pytest.mark.slow
+@with_extras
+def test_train_digits_replicas_survives_a_host(tmp_path: Path) -> None:
+    """Its group comes back on the spare host, and ends with the same state."""
+    words = ["--groups=2", "--hosts=2", "--host-mtbf=300ms", "--mtbf=0", "--calm=100ms"]
+    words += ["--steps=150", "--step-time=10ms", "--events=events"]
+    out = example("train_digits_replicas", *words, cwd=tmp_path).stdout
+    assert number(r"\nkills +\d+: ranks 0, hosts (\d+)\n", out) > 0
+    assert "\nreplicas       equal in each bit\n" in out
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    began = [each["rank"] for each in events if each["event"] == "began"]
+    assert len(began) > len(set(began)) == 2  # some rank began again
+    steps = [each["step"] for each in events if each["event"] == "step"]
+    assert len(steps) == len(set(steps))
+
+
 def picture(*events: tuple[float, str, tuple[int, ...], float], kill: float) -> list[str]:
     """Return the lines of a picture from second 0 to 4, in four columns; group 1 is killed."""
     module = runpy.run_path(str(EXAMPLES / "training_picture.py"))
@@ -476,7 +493,9 @@ def picture(*events: tuple[float, str, tuple[int, ...], float], kill: float) -> 
         SimpleNamespace(seconds=seconds, kind=kind, groups=groups, report=report, rolled_back=0)
         for seconds, kind, groups, report in events
     ]
-    lines: list[str] = module["Picture"](2, made, [module["Kill"](kill, (1,))], 4.0).lines(4)
+    lines: list[str] = module["Picture"](2, made, [module["Kill"](kill, "rank", (1,))], 4.0).lines(
+        4
+    )
     return lines
 
 
