@@ -28,7 +28,17 @@ SMALL = {
     "simulation": ["12"],
     "cluster": ["10"],
 }
-AT_LENGTH = {"chaos", "goodput", "hosts", "mutations", "network", "programs", "recovery", "tensors"}
+AT_LENGTH = {
+    "chaos",
+    "goodput",
+    "hosts",
+    "lost_hosts",
+    "mutations",
+    "network",
+    "programs",
+    "recovery",
+    "tensors",
+}
 """Their output, too, shows figures of one run. The suite has small runs of them elsewhere, and for
 `goodput` of each program that it runs."""
 
