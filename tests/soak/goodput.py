@@ -253,7 +253,8 @@ def torchft(runs: Runs) -> None:
     assert output is not None
     environ["TORCHFT_LIGHTHOUSE"] = output.readline().strip()
     script = str(Path(__file__).with_name("goodput_torchft.py"))
-    words = [f"--groups={runs.ranks}", "--events=events", f"--test-every={TEST_EVERY}"]
+    words = ["--events=events", f"--test-every={TEST_EVERY}"]
+    words += ["--checkpoint=saved.pt", f"--save-every={SAVE_EVERY}"]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
     for group in range(runs.ranks):
         environ["REPLICA_GROUP_ID"] = str(group)
