@@ -68,6 +68,7 @@ def launch(
     hosts: HostMesh | None = None,
     *,
     environ: dict[str, str] | None = None,
+    variables: dict[str, str] | None = None,
     folder: str | None = None,
     keep: float = _KEEP,
     prefix: bool = True,
@@ -78,14 +79,15 @@ def launch(
         asked: the program and its options.
         hosts: where it runs; None: this machine, which then stays warm for `keep` seconds.
         environ: the environment of all ranks; None: that of each host.
+        variables: variables of all ranks, over those of the environment.
         folder: the working directory of all ranks; None: that of this process.
         keep: seconds.
         prefix: whether each line has its rank in front.
 
     Blocks, and raises, as `monarch.spmd.run.run` does.
     """
-    variables: dict[str, str] = {}
-    if asked.per_host != 1 and "OMP_NUM_THREADS" not in (environ or os.environ):
+    variables = dict(variables or {})
+    if asked.per_host != 1 and "OMP_NUM_THREADS" not in {**(environ or os.environ), **variables}:
         variables["OMP_NUM_THREADS"] = "1"  # as torchrun does: ranks share the cores
     # A script may do without torch; then there is no store, and nothing to import beforehand.
     modules = ["torch"] if importlib.util.find_spec("torch") else []

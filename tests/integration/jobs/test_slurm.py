@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from monarch.actor import Actor, SupervisionError, Supervisor, endpoint
 from monarch.job import JobTrait, SlurmJob, job_load
+from monarch.job.spmd import serve
 from tests.processes import files_of_processes
 
 ROOT = Path(__file__).parents[3]
@@ -285,6 +287,46 @@ def test_a_lost_node_is_replaced_in_place(cluster: Any, describe: Any) -> None:
         cluster.start_node("n1")  # Slurm waits for a lost node before it has released a job
         job.kill()
         until(lambda: cluster.idle() >= 3)
+    assert running(cluster) == []
+
+
+TRAIN = """
+import os
+names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURMD_NODENAME", "GREETING"
+print(*map(os.environ.get, names), flush=True)
+"""
+
+
+def test_a_torchrun_command_on_the_nodes(
+    cluster: Any,
+    port: int,
+    tmp_path: Path,
+    killed: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It runs as often as asked, from another script as well; the nodes stay until `kill`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAIN)
+    role = SimpleNamespace(
+        name="trainer",
+        entrypoint="torchrun",
+        args=["--nproc-per-node=2", "train.py"],
+        num_replicas=2,
+        env={"GREETING": "hello"},
+    )
+    options = {"python_exe": PYTHON, "monarch_port": port}
+    job = killed(serve(SimpleNamespace(roles=[role]), scheduler="slurm", scheduler_cfg=options))
+    job.dump("job")
+    for one in (job, job_load("job")):
+        one.run_spmd()
+        lines = sorted(capfd.readouterr().out.splitlines())
+        assert lines == [
+            f"[rank {rank}] {rank} 4 {rank % 2} n{rank // 2} hello" for rank in range(4)
+        ]
+    assert [state.name for state in job._host_states()] == ["n0", "n1"]
+    assert len(running(cluster)) == 1
+    job.kill()
     assert running(cluster) == []
 
 

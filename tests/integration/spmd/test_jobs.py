@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from monarch.job.spmd import SPMDJob, StoreJob, serve
+from monarch.job.spmd import SPMDJob, StoreJob, serve, spmd_job
+from monarch.job.spmd.schedulers import job_of
 
 from .conftest import WAIT
 
@@ -157,3 +158,36 @@ def test_what_cannot_be(
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(error, match=culprit):
         StoreJob.from_store(SimpleNamespace(set=None, get=None), **options)  # type: ignore[arg-type]
+
+
+def test_options_of_schedulers() -> None:
+    words = ["torchrun", "train.py"]
+    with pytest.raises(ValueError, match="'mast_conda' is not supported here; there are 'local_"):
+        serve(words)
+    with pytest.raises(ValueError, match="local_cwd has no option partition"):
+        serve(words, scheduler="local_cwd", scheduler_cfg={"partition": "gpu"})
+    with pytest.raises(ValueError, match="slurm has no option queue; there are account, "):
+        serve(words, scheduler="slurm", scheduler_cfg={"queue": "gpu"})
+    with pytest.raises(ValueError, match="the role names no image, and pods need one"):
+        serve(words, scheduler="k8s")
+
+
+def test_what_a_role_asks_of_a_host() -> None:
+    resource = SimpleNamespace(cpu=8, gpu=-1, memMB=1024)
+    role = {"num_replicas": 3, "resource": spmd_job._amounts(resource)}
+    job: Any = job_of("slurm", {"time": "01:00:00", "cpus_per_task": 4}, role)
+    assert job._meshes == {"workers": 3}
+    asked = {name: value for name, value in job._options.items() if value is not None}
+    assert asked == {
+        "ntasks-per-node": 1,
+        "time": "01:00:00",
+        "cpus-per-task": 4,
+        "mem": "1024M",
+        "exclusive": True,
+    }
+    pods: Any = job_of("k8s", {"namespace": "ml", "operator": False}, {**role, "image": "train:1"})
+    template = pods._meshes["workers"].template
+    assert pods._namespace == "ml"
+    assert template["spec"]["containers"][0]["image"] == "train:1"
+    amounts = {"cpu": "8", "memory": "1024M"}
+    assert template["spec"]["containers"][0]["resources"]["limits"] == amounts
