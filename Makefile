@@ -21,7 +21,7 @@ help: ## list the targets
 demo: .venv/.ready-examples ## set up, then train a network over a proc mesh and kill one process
 	@$(BIN)/python examples/train_digits.py --kill $(DEMO)
 
-demo-hosts: .venv/.ready-examples,tls ## the same over TLS on two machines: network namespaces (needs root)
+demo-hosts: .venv/.ready-examples,tls ## the same over TLS on two machines (network namespaces; needs root); one is lost
 	@$(BIN)/python examples/demo_hosts.py $(DEMO)
 
 demo-replicas: .venv/.ready-examples ## train with replicas that are killed at random, and watch it go on

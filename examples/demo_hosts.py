@@ -1,12 +1,14 @@
-"""Train across two simulated machines, over TLS: the program of `make demo-hosts`.
+"""Train across simulated machines, and lose one: the program of `make demo-hosts`.
 
 Each machine is a network namespace with an address, an interface and a loopback device of its own,
 and a virtual cable to a switch. A worker serves each machine (`monarch worker`), with a certificate
-and a secret that are created for this run. Then `train_digits.py --hosts` trains on both, as it
-would on real machines, and kills a trainer during the training.
+and a secret that are created for this run. Then `train_digits.py --hosts` trains on two of them, as
+it would on real machines, over TLS. It kills a trainer during the training, and later a whole
+machine, whose trainers come back on a spare one.
 
     sudo python examples/demo_hosts.py
-    sudo python examples/demo_hosts.py --machines 3 --procs 6 --epochs 40
+    sudo python examples/demo_hosts.py --machines 3 --spares 2 --procs 6 --epochs 40
+    sudo python examples/demo_hosts.py --spares 0   # only a trainer is killed
     python examples/demo_hosts.py --loopback        # no root: worker loops on 127.0.0.1
 
 The program leaves no processes and no namespaces behind, however it ends. The switch and the client
@@ -153,14 +155,15 @@ def train(arguments: list[str], environ: dict[str, str]) -> int:
             raise
 
 
-def demonstrate(machines: int, loopback: bool, arguments: list[str]) -> int:
+def demonstrate(machines: int, spares: int, loopback: bool, arguments: list[str]) -> int:
     with ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="monarch_demo_")))
         secret = folder / "secret"
         secret.touch(mode=0o600)
         secret.write_text(os.urandom(32).hex())
-        addresses = [f"{SUBNET}.{number + 2}" for number in range(machines)]
-        loops = [[f"machine{number + 1}", "127.0.0.1"] for number in range(machines)]
+        total = machines + spares
+        addresses = [f"{SUBNET}.{number + 2}" for number in range(total)]
+        loops = [[f"machine{number + 1}", "127.0.0.1"] for number in range(total)]
         names = loops if loopback else addresses
         client, *hosts = make_certificates(folder, ["client", *names])
         if not loopback:
@@ -174,23 +177,36 @@ def demonstrate(machines: int, loopback: bool, arguments: list[str]) -> int:
             ends.callback(started[-1].end)
         served = [machine.ready() for machine in started]
         where = "on the loopback device" if loopback else "in network namespaces"
-        print(f"{machines} machines {where}, TLS with certificates made for this run", flush=True)
-        hosts_option = ["--hosts", ",".join(served)]
-        return train([*hosts_option, "--kill", *arguments], with_identity(client, folder))
+        spare = f" and {spares} in reserve" if spares else ""
+        text = f"{machines} machines{spare} {where}, TLS with certificates made for this run"
+        print(text, flush=True)
+        words = ["--hosts", ",".join(served[:machines]), "--kill"]
+        if spares:
+            words += ["--spares", ",".join(served[machines:]), "--kill-host"]
+        return train([*words, *arguments], with_identity(client, folder))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description="Train across machines made out of this one, over TLS.",
-        epilog="Other options go to train_digits.py, after its --hosts and --kill.",
+        epilog="Other options go to train_digits.py, after its --hosts, --spares and --kill.",
     )
     parser.add_argument("--machines", type=int, default=2, metavar="N", help="how many (2)")
+    parser.add_argument(
+        "--spares",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how many in reserve; 0: none is lost (1)",
+    )
     parser.add_argument(
         "--loopback", action="store_true", help="no namespaces: worker loops on 127.0.0.1"
     )
     args, arguments = parser.parse_known_args()
     if not 1 <= args.machines <= 200:
         parser.error(f"--machines: between 1 and 200, not {args.machines}")
+    if not 0 <= args.spares <= 40:
+        parser.error(f"--spares: between 0 and 40, not {args.spares}")
     if not args.loopback and INSIDE not in os.environ:
         if why := unavailable():
             again = " ".join(["--loopback", *sys.argv[1:]])
@@ -210,11 +226,12 @@ def main() -> int:
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     start = time.perf_counter()
     try:
-        status = demonstrate(args.machines, args.loopback, arguments)
+        status = demonstrate(args.machines, args.spares, args.loopback, arguments)
     except KeyboardInterrupt:
         print("interrupted; the machines are gone", file=sys.stderr)
         return 130
-    print(f"{args.machines} machines came and went in {time.perf_counter() - start:.1f} s")
+    machines = args.machines + args.spares
+    print(f"{machines} machines came and went in {time.perf_counter() - start:.1f} s")
     return status
 
 

@@ -10,11 +10,13 @@ epoch, in one line, and gets the losses of all trainers back as an array.
     python examples/train_digits.py --resume out/digits.pt --epochs 40
     python examples/train_digits.py --kill                # one trainer dies on the way
     python examples/train_digits.py --hosts tcp://node1:4444,tcp://node2:4444
+    python examples/train_digits.py --hosts tcp://node1:4444 --spares tcp://node2:4444 --kill-host
     python examples/train_digits.py --job local --job-hosts 2
 
 The training survives the loss of a trainer: a `Supervisor` replaces a trainer whose process exits,
 for whatever cause. The script then forms the process group anew, resets all trainers to the last
-checkpoint, and continues: see `Training.run`.
+checkpoint, and continues: see `Training.run`. The trainers of a host that is lost come back on a
+spare one (`--spares`).
 
 With `--hosts` the trainers run on other machines, where `monarch worker` serves these addresses
 (and pymonarch, torch and scikit-learn are installed); examples/demo_hosts.py simulates two such
@@ -259,6 +261,14 @@ class Killer(Actor):
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
+    @endpoint
+    def kill_host(self) -> None:
+        """Kill the worker of this machine and all processes below it, as a power cut does."""
+        agent = os.getpgrp()  # the agent of a host leads the group of all processes below it
+        stat = Path(f"/proc/{agent}/stat").read_text()
+        os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)  # its parent
+        os.killpg(agent, signal.SIGKILL)
+
 
 def connect(trainers: Trainer, backend: str) -> None:
     """Form one process group of all trainers of the mesh; they leave any group they were in."""
@@ -276,8 +286,10 @@ class Training:
         self.checkpoint, self.saved = b"", 0.0  # the last checkpoint, and its time
         self.victim = trainers.slice(procs=trainers.size() // 2)
         self.killer: Killer | None = None  # on the victim's machine
-        self.kill_in: int | None = None  # the epoch in which to kill a trainer
-        self.moments: dict[str, float] = {}  # times of the kill and of each step of the recovery
+        self.plan: dict[int, str] = {}  # by epoch: kill a "trainer" or a "host" in it
+        # For each kill, the times of it and of each step of the recovery.
+        self.kills: list[tuple[str, dict[str, float]]] = []
+        self.moments: dict[str, float] = {}  # of the last kill
 
     def run(self, checkpoint: bytes | None, epochs: int, console: Console) -> None:
         """Train up to epoch number `epochs`. Replace trainers that exit during the training."""
@@ -294,11 +306,19 @@ class Training:
                     # has lost its connection to the first.
                     self.moments.setdefault("noticed", time.perf_counter())
                     self.supervisor.healthy.get()  # waits for all; raises if one cannot be replaced
-                    ranks = sorted(event.rank for event in self.supervisor.restarts[before:])
-                    if not ranks:
+                    events = [
+                        event
+                        for event in self.supervisor.restarts[before:]
+                        if event.mesh_name == "trainers"
+                    ]
+                    if not events:
                         raise  # all trainers run: the error is a mistake in the program
                     self.moments.setdefault("replaced", time.perf_counter())
-                    console.print(f"replaced: trainer {str(ranks)[1:-1]}")
+                    ranks = sorted(event.rank for event in events)
+                    place = ""
+                    if self.kills and self.kills[-1][0] == "host":
+                        place = f", on {', '.join(sorted({event.host for event in events}))}"
+                    console.print(f"replaced: trainer {str(ranks)[1:-1]}{place}")
 
     def attempt(self, epochs: int, progress: Progress) -> None:
         """Connect the trainers and train from the last checkpoint."""
@@ -309,11 +329,12 @@ class Training:
             progress.console.print(f"all go on after epoch {epoch}")
         seconds = 0.04  # duration of the last epoch; at first an estimate
         while epoch < epochs:
-            pid = self.victim.pid.call_one().get() if epoch == self.kill_in else None
+            what = self.plan.pop(epoch, "")
+            pid = self.victim.pid.call_one().get() if what else 0
             start = time.perf_counter()
             training = self.trainers.train_epoch.call()
-            if pid:
-                self.kill(pid, after=seconds / 2)
+            if what:
+                self.kill(what, pid, after=seconds / 2)
             losses = training.get().values()  # one list per trainer
             seconds = time.perf_counter() - start
             self.losses[epoch] = [sum(step) / len(step) for step in zip(*losses, strict=True)]
@@ -332,21 +353,25 @@ class Training:
         self.checkpoint = checkpoint or rank0.checkpoint.call_one().get()
         self.saved = time.perf_counter()
 
-    def kill(self, pid: int, after: float) -> None:
-        """Kill a trainer after so many seconds."""
+    def kill(self, what: str, pid: int, after: float) -> None:
+        """Kill a trainer or its host after so many seconds."""
         assert self.killer is not None
         time.sleep(after)
         self.moments = {"saved": self.saved, "killed": time.perf_counter()}
-        self.killer.kill.call_one(pid).get()
-        self.kill_in = None
+        self.kills.append((what, self.moments))
+        if what == "host":
+            self.killer.kill_host.broadcast()  # the killer is killed as well
+        else:
+            self.killer.kill.call_one(pid).get()
 
-    def price(self) -> "Bill":
-        """Return the cost of the kill, from the last checkpoint before it to its restoration."""
-        phases = ("steps to do again", "until noticed", "until replaced", "process group, restore")
-        bill = Bill()
-        for phase, (start, end) in zip(phases, pairwise(self.moments.values()), strict=True):
-            bill.seconds[phase] = end - start
-        return bill
+
+def price(moments: dict[str, float]) -> "Bill":
+    """Return the cost of a kill, from the last checkpoint before it to its restoration."""
+    phases = ("steps to do again", "until noticed", "until replaced", "process group, restore")
+    bill = Bill()
+    for phase, (start, end) in zip(phases, pairwise(moments.values()), strict=True):
+        bill.seconds[phase] = end - start
+    return bill
 
 
 def draw(curve: list[float], title: str, path: Path) -> None:
@@ -404,6 +429,12 @@ def arguments() -> argparse.Namespace:
         metavar="ADDRESS,...",
         help="machines to share the trainers among: addresses that `monarch worker` serves",
     )
+    parser.add_argument(
+        "--spares",
+        type=lambda text: text.split(","),
+        metavar="ADDRESS,...",
+        help="with --hosts: machines that take the place of one that is lost",
+    )
     parser.add_argument("--job", metavar="KIND", help="start hosts: local, ssh, ...; see jobs.py")
     parser.add_argument("--job-hosts", type=positive, default=2, metavar="N", help="of --job")
     parser.add_argument(
@@ -424,6 +455,11 @@ def arguments() -> argparse.Namespace:
         "--kill", action="store_true", help="kill one of the trainers in the middle of an epoch"
     )
     parser.add_argument(
+        "--kill-host",
+        action="store_true",
+        help="kill the host of one of the trainers, too; --spares takes its place",
+    )
+    parser.add_argument(
         "--policy",
         choices=["one_for_one", "one_for_all"],
         help="whom to replace when a trainer ends: it, or all (the only way with NCCL)",
@@ -433,6 +469,8 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--procs: at most {GLOBAL_BATCH}, one image per trainer and step")
     if args.job and args.hosts:
         parser.error("--job starts hosts, --hosts names hosts that run: use one of them")
+    if (args.kill_host or args.spares) and not (args.hosts and args.spares):
+        parser.error("--kill-host and --spares: give the addresses of both, --hosts and --spares")
     count = len(args.hosts) if args.hosts else args.job_hosts if args.job else 1
     if args.procs % count:
         parser.error(f"--procs: {count} hosts cannot share {args.procs} equally")
@@ -471,7 +509,7 @@ def main() -> int:
         f"images: {len(train_set[1])} to learn from, {len(test_set[1])} to be tested on",
         flush=True,
     )
-    job = None
+    job = spares = None
     with bill.phase("hosts"):
         if args.job:
             from jobs import MESH, describe  # beside this file
@@ -486,8 +524,12 @@ def main() -> int:
                 sys.exit(f"error: {error}")
         elif args.hosts:
             hosts = attach_to_workers(ca="trust_all_connections", workers=args.hosts)
+            if args.spares:
+                spares = attach_to_workers(ca="trust_all_connections", workers=args.spares)
             try:
-                hosts.initialized.get()
+                for attached in (hosts, spares):
+                    if attached:
+                        attached.initialized.get()
             except RuntimeError as error:
                 sys.exit(f"error: {error}")
             names = [urlsplit(address).hostname or LOOPBACK for address in args.hosts]
@@ -500,7 +542,12 @@ def main() -> int:
     policy = args.policy or ("one_for_all" if own_gpu else "one_for_one")
     with bill.phase("spawn"), console.status("starting the trainers ..."):
         procs = hosts.spawn_procs({"procs": per_host})
-        supervisor = Supervisor(policy, fresh_process=policy == "one_for_all")
+        supervisor = Supervisor(
+            policy,
+            max_restarts=args.procs + 3,  # all trainers of a host may be lost at once
+            fresh_process=policy == "one_for_all",
+            spares=spares,
+        )
         trainers = supervisor.spawn(
             procs.flatten("procs"),
             "trainers",
@@ -513,10 +560,15 @@ def main() -> int:
         )
         supervisor.healthy.get()
     training = Training(trainers, supervisor, "nccl" if own_gpu else "gloo")
-    if args.kill:
+    if args.kill or args.kill_host:
         place = {"hosts": len(names) // 2} if args.hosts or job else {}
-        training.killer = hosts.slice(**place).spawn_procs().spawn("killer", Killer)
-        training.kill_in = (first_epoch + 2 * args.epochs) // 3
+        # Supervised: it is lost with its host, and comes back on the spare one.
+        killers = hosts.slice(**place).spawn_procs()
+        training.killer = supervisor.spawn(killers, "killer", Killer)
+    if args.kill:
+        training.plan[(first_epoch + 2 * args.epochs) // 3] = "trainer"
+    if args.kill_host:
+        training.plan[(first_epoch + 5 * args.epochs) // 6] = "host"
     with bill.phase("training"):
         training.run(checkpoint, args.epochs, console)
     with bill.phase("evaluation"):
@@ -529,6 +581,8 @@ def main() -> int:
             job.kill()
         elif args.hosts:
             hosts.stop().get()  # ends all processes there; the workers then serve other clients
+            if spares and not args.kill_host:
+                spares.stop().get()
     with bill.phase("files"):
         (args.out / "digits.pt").write_bytes(checkpoint)
         picture = args.out / "digits_loss.png"
@@ -539,9 +593,10 @@ def main() -> int:
         )
 
     console.print(bill.table("where the time went", time.perf_counter() - START))
-    if args.kill:
-        price = training.price()
-        console.print(price.table("what the kill cost", sum(price.seconds.values()), digits=3))
+    for what, moments in training.kills:
+        cost = price(moments)
+        title = "what the kill cost" if what == "trainer" else "what the killed host cost"
+        console.print(cost.table(title, sum(cost.seconds.values()), digits=3))
     print(f"loss curve: {picture}")
     print(f"checkpoint: {args.out / 'digits.pt'}")
     print(f"test accuracy: {accuracy:.4f}")

@@ -609,17 +609,21 @@ class Demo:
 @pytest.mark.slow
 @with_demo
 def test_demo_hosts_trains_across_machines(tmp_path: Path) -> None:
-    """With TLS, and with a trainer that is killed on one machine; no process or file remains."""
+    """With TLS, a trainer that is killed, and a machine that is; no process or file remains."""
     if NO_NAMESPACES:
         pytest.skip(f"no network namespaces here: {NO_NAMESPACES}")
     demo = Demo(tmp_path, "--procs", "2", "--epochs", "12")
     out = demo.output.read()
     assert demo.left_behind() == []
     assert demo.process.returncode == 0, out
-    assert re.findall(r"tls://([\d.]+):\d+", out) == ["10.213.0.2", "10.213.0.3"]
+    assert re.findall(r"hosts: tls://([\d.]+):\d+, tls://([\d.]+):", out) == [
+        ("10.213.0.2", "10.213.0.3")
+    ]
     assert "replaced: trainer 1\nall go on after epoch 5\n" in out
+    assert "replaced: trainer 1, on tls://10.213.0.4:26600\nall go on after epoch 10\n" in out
+    assert number(r"what the killed host cost[\s\S]* until replaced +([\d.]+) ", out) > 0
     assert number(r"test accuracy: ([\d.]+)", out) >= 0.95
-    assert "2 machines came and went" in out
+    assert "3 machines came and went" in out
 
 
 @pytest.mark.torch
