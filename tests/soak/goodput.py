@@ -271,11 +271,12 @@ SYSTEMS: dict[str, Callable[[Runs], None]] = {
 
 def measure(system: str, ranks: int, every: float, seconds: float, folder: Path) -> Part:
     """Train once; return the result. With `every` > 0, kill a rank every so many seconds."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     chance = random.Random(1)
     kills: list[float] = []
     log, runs = Log(folder / "events"), Runs(ranks, folder)
+    runs.end()  # what a run that was killed has left
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     fault, start = "", 0.0
     try:
         SYSTEMS[system](runs)
@@ -438,4 +439,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the same command goes on with the part that was under way")
