@@ -30,7 +30,7 @@ def lost_steps(event: Event) -> int:
 
 
 class Picture:
-    """What happened so far. With one rank in each group, so a rank's number is its group's.
+    """The course of a training so far. Each group has one rank, so the two have one number.
 
     Args:
         groups: the number of replica groups.

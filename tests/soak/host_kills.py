@@ -6,8 +6,8 @@ are dropped, and its processes get SIGKILL, or go on, cut off from the others. I
 back on the spare host. Then the lost host answers again, and is the next spare one.
 
 In the end all replicas have to equal, bit for bit, a training on this machine without any loss.
-With one group nobody else has the state of a rank: it comes from the copy in the memory of its
-neighbour. Prints the time from the loss until it is reported (which takes `host_timeout`, 3 s), the
+With one group the only copy of a rank's state is in the memory of its neighbour, and comes from
+there. Prints the time from the loss until it is reported (which takes `host_timeout`, 3 s), the
 time from the report until all ranks train again, the steps that were lost, and the steps that were
 under way, which are repeated. A spare host has to import torch first: a process that does so is
 timed after the first losses. Needs root, as `tests/network.py`.
@@ -129,7 +129,7 @@ class Machine:
 
 
 class Loss:
-    """What one loss has cost."""
+    """The cost of one loss."""
 
     def __init__(self, replicas: Replicas, start: float, moment: float, groups: int) -> None:
         events = [each for each in replicas.events if start + each.seconds >= moment]

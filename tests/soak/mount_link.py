@@ -1,9 +1,10 @@
 """`python tests/soak/mount_link.py [MBIT ...]`: the first read of a mounted file over a link.
 
-The script and a host are in network namespaces of this machine. What leaves the script's is bounded
-by a queue of the kernel (tbf) at so many Mbit/s (default 1000, 2500, 5000). The host reads a file
-of 256 MB from a mounted directory, for the first time. Before that as many bytes go over a plain
-TCP connection. Printed are both speeds, counting the content only, and their ratio. Needs root.
+The script and a host are in network namespaces of this machine. A queue of the kernel (tbf) bounds
+the traffic that leaves the script's namespace to so many Mbit/s (default 1000, 2500, 5000). The
+host reads a file of 256 MB from a mounted directory, for the first time. Before that as many bytes
+go over a plain TCP connection. Printed are both speeds, counting the content only, and their ratio.
+Needs root.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from monarch.actor import Actor, attach_to_workers, endpoint
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from mounts import Receiver
+
+from monarch.actor import attach_to_workers, endpoint
 from monarch.remotemount import remotemount
 from tests.network import network, unavailable
 
@@ -30,17 +35,7 @@ WORKER = (
 )
 
 
-class Reader(Actor):
-    @endpoint
-    def read(self, path: str) -> float:
-        """Return how long it takes to read a file."""
-        begin = time.perf_counter()
-        into = bytearray(8 << 20)
-        with open(path, "rb", 0) as file:
-            while file.readinto(into):
-                pass
-        return time.perf_counter() - begin
-
+class Reader(Receiver):
     @endpoint
     def receive(self, address: str, port: int) -> float:
         """Return how long it takes to receive as many bytes over a plain TCP connection."""
@@ -106,7 +101,6 @@ def main() -> None:
             **os.environ,
             "MONARCH_SECRET_FILE": str(secret),
             "MONARCH_RDMA_ROUTES": "stream",  # the machine is the same, and memory is no link
-            "PYTHONPATH": os.getcwd(),
         }
         script, host = made.hosts
         address = f"tcp://{host.address}:26600"

@@ -3,9 +3,8 @@
 One replica group writes. Each of its ranks has a directory of its own, so that no collective is
 needed: ``<folder>/step-<version>-<run>-<width>-<mark>/position-<position>``. The name of the run
 keeps apart what several trainings have left in one folder, the width says how many positions there
-are. The file ``.metadata`` is written last, by a
-rename; a directory without it is not complete, and is passed over. The checkpoint counts when those
-of all positions are complete.
+are. The file ``.metadata`` is written last, by a rename; a directory without it is not complete,
+and is passed over. The checkpoint counts when those of all positions are complete.
 
 torch is imported when it is needed: the script only looks which checkpoints there are.
 

@@ -367,6 +367,16 @@ def test_no_dead_mount_point_remains(
         assert (paths[0] / "sub" / "file").read_text() == "content"
 
 
+def kill_with_guard(path: Path) -> None:
+    """Kill the process of a mount and its guard, so that the mount stays, dead."""
+    guard = guard_of(path)
+    process = parent(guard)
+    os.kill(guard, signal.SIGSTOP)
+    os.kill(process, signal.SIGKILL)
+    os.kill(guard, signal.SIGKILL)
+    until(lambda: error_of(lambda: os.statvfs(path)) == errno.ENOTCONN, "the mount is dead")
+
+
 @pytest.mark.failures
 def test_gc_removes_a_dead_mount_point_and_no_other(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -374,12 +384,7 @@ def test_gc_removes_a_dead_mount_point_and_no_other(
     dead, alive = tmp_path / "with a blank", tmp_path / "alive"
     with remotemount(this_host(), str(source), str(alive)):
         mount = remotemount(this_host(), str(source), str(dead)).open()
-        guard = guard_of(dead)
-        process = parent(guard)
-        os.kill(guard, signal.SIGSTOP)
-        os.kill(process, signal.SIGKILL)
-        os.kill(guard, signal.SIGKILL)
-        until(lambda: error_of(lambda: os.statvfs(dead)) == errno.ENOTCONN, "the mount is dead")
+        kill_with_guard(dead)
         assert main(["gc", "--dry-run"]) == 0
         assert f"would remove mount {dead}\n" in capsys.readouterr().out
         assert main(["gc"]) == 0
@@ -396,12 +401,7 @@ def test_a_second_run_removes_a_dead_mount_point(source: Path, tmp_path: Path) -
     path = tmp_path / "shown"
     mount = remotemount(this_host(), str(source), str(path)).open()
     assert sorted(os.listdir(path)) == ["empty", "sub"]  # in the cache of the kernel from now on
-    guard = guard_of(path)
-    process = parent(guard)
-    os.kill(guard, signal.SIGSTOP)
-    os.kill(process, signal.SIGKILL)
-    os.kill(guard, signal.SIGKILL)
-    until(lambda: error_of(lambda: os.statvfs(path)) == errno.ENOTCONN, "the mount is dead")
+    kill_with_guard(path)
     with remotemount(this_host(), str(source), str(path)) as second:
         assert (path / "sub" / "file").read_text() == "content"
         second.refresh()

@@ -296,6 +296,18 @@ def kill_host(job: ProcessJob, rank: int) -> None:
     assert not wait_for(processes, WAIT)
 
 
+def train_and_lose_a_host(
+    job: ProcessJob, replicas: Replicas, trainers: Any, folder: Path
+) -> dict[int, Any]:
+    """Run 10 steps, and kill the second host while both ranks linger in one."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(replicas.run, trainers, "train", 10)
+        until([folder / "0-waits", folder / "1-waits"])
+        kill_host(job, 1)
+        (folder / "go").touch()
+        return running.result(WAIT)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("spare", [True, False])
 def test_a_host_is_lost_in_the_middle_of_a_step(
@@ -309,12 +321,7 @@ def test_a_host_is_lost_in_the_middle_of_a_step(
     replicas = Replicas(2, shares=2, copy_every=1, spares=spares, timeout=timeout)
     procs = hosts.slice(hosts=slice(0, 2)).spawn_procs({"replicas": 1})
     trainers = replicas.spawn(procs, "trainers", Lingering, replicas.coordinator, str(tmp_path), {})
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(replicas.run, trainers, "train", 10)
-        until([tmp_path / "0-waits", tmp_path / "1-waits"])
-        kill_host(job, 1)
-        (tmp_path / "go").touch()
-        states = running.result(WAIT)
+    states = train_and_lose_a_host(job, replicas, trainers, tmp_path)
     expected = reference(10, 2)
     assert sorted(states) == ([0, 1] if spare else [0])
     assert all(equal(expected, state) for state in states.values())
@@ -349,12 +356,7 @@ def test_the_state_of_a_lost_host_comes_from_the_memory_of_its_neighbour(
     procs = hosts.slice(hosts=slice(0, 2)).spawn_procs({"ranks": 1})
     made = (replicas.coordinator, str(tmp_path), {})
     trainers = replicas.spawn(procs, "trainers", Neighbouring, *made)
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(replicas.run, trainers, "train", 10)
-        until([tmp_path / "0-waits", tmp_path / "1-waits"])
-        kill_host(job, 1)
-        (tmp_path / "go").touch()
-        states = running.result(WAIT)
+    states = train_and_lose_a_host(job, replicas, trainers, tmp_path)
     expected = reference(10, 1)
     assert sorted(states) == [0, 1]
     assert all(equal(expected, state) for state in states.values())
@@ -430,7 +432,7 @@ def test_a_loop_over_shares_that_is_left_early(procs: Any, tmp_path: Path) -> No
 
 
 class Counting(threading.Condition):
-    """Nobody notifies it: each wait ends with its limit, at once."""
+    """A condition without notifications: each wait ends at once, as if its limit had passed."""
 
     def __init__(self) -> None:
         super().__init__()

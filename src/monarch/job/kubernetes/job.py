@@ -270,8 +270,7 @@ class KubernetesJob(JobTrait):
         states: list[HostState] = []
         with self._cluster() as cluster:
             for mesh in self._meshes.values():
-                pods = MeshPods(mesh.replicas, mesh.rank_label, mesh.port)
-                pods.listed(*cluster.list_pods(mesh.selector, _LOOK))
+                pods = _pods_of(mesh, cluster.list_pods(mesh.selector, _LOOK))
                 serving = pods.serving
                 for rank in range(mesh.replicas):
                     known = [serving[rank]] if rank in serving else pods.pods_of(rank)
@@ -362,9 +361,8 @@ class KubernetesJob(JobTrait):
                     self._share_secret(cluster, provisioned, made)
                 for mesh in provisioned:
                     self._provision(cluster, mesh, made)
-            if self._objects and not self._in_memory:
-                objects = [(_KINDS[kind], name, uid) for kind, name, uid in self._objects]
-                note_objects(self._folder, self._namespace, self._kubeconfig, objects)
+            if self._objects:
+                self._note()
         except BaseException:
             self._undo()
             raise
@@ -436,9 +434,14 @@ class KubernetesJob(JobTrait):
         except Exception as error:  # that of the start is raised next
             names = ", ".join(f"{kind} {name}" for kind, name, _ in made)
             _log.warning("could not delete what the start has created (%s): %s", names, error)
-            if self._folder and not self._in_memory:  # for `monarch gc`
-                objects = [(_KINDS[kind], name, uid) for kind, name, uid in made]
-                note_objects(self._folder, self._namespace, self._kubeconfig, objects)
+            if self._folder:
+                self._note()
+
+    def _note(self) -> None:
+        """Note the objects of the job for ``monarch gc``, which can ask a cluster by a file."""
+        if not self._in_memory:
+            objects = [(_KINDS[kind], name, uid) for kind, name, uid in self._objects]
+            note_objects(self._folder, self._namespace, self._kubeconfig, objects)
 
     # -- connecting ------------------------------------------------------------------------------
 
@@ -618,8 +621,7 @@ class KubernetesJob(JobTrait):
             if not mesh.provisioned:
                 continue
             for waited in pauses():
-                pods = MeshPods(mesh.replicas, mesh.rank_label, mesh.port)
-                pods.listed(*cluster.list_pods(mesh.selector))
+                pods = _pods_of(mesh, cluster.list_pods(mesh.selector))
                 known = [pod for rank in range(mesh.replicas) for pod in pods.pods_of(rank)]
                 left = [pod.name for pod in known if pod.obstacle != LEAVING]
                 if not left:
@@ -633,11 +635,16 @@ class KubernetesJob(JobTrait):
 KubernetesJob.__module__ = "monarch.job.kubernetes"
 
 
+def _pods_of(mesh: Mesh, listed: tuple[list[dict[str, Any]], str]) -> MeshPods:
+    """Return the pods of a mesh that the API has listed."""
+    pods = MeshPods(mesh.replicas, mesh.rank_label, mesh.port)
+    pods.listed(*listed)
+    return pods
+
+
 def _delete_lost(cluster: Cluster, mesh: Mesh, rank: int, lost: str) -> None:
     """Delete the pod of a rank if it is the one that was lost, and nothing has ended it yet."""
-    pods = MeshPods(mesh.replicas, mesh.rank_label, mesh.port)
-    pods.listed(*cluster.list_pods(mesh.selector))
-    for pod in pods.pods_of(rank):
+    for pod in _pods_of(mesh, cluster.list_pods(mesh.selector)).pods_of(rank):
         if pod.life == lost and pod.obstacle != LEAVING:
             cluster.delete(manifests.POD, pod.name, pod.uid)
 

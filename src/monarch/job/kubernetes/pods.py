@@ -189,17 +189,20 @@ class MeshPods:
             for pod in sorted(self._pods.values())
             if pod.rank in self.missing and pod.obstacle
         ]
-        more = f" and {len(told) - 2} more" if len(told) > 2 else ""
-        return "; ".join(told[:2]) + more
+        return _first(told)
 
     def skipped(self) -> str:
         """Return why pods cannot be used, in a few words; empty if all can."""
-        told = list(self._strange.values())
-        more = f" and {len(told) - 2} more" if len(told) > 2 else ""
-        return "; ".join(told[:2]) + more
+        return _first(list(self._strange.values()))
 
     def strange(self) -> list[str]:
         """Return why pods were skipped: each reason once."""
         new = [why for why in self._strange.values() if why not in self._reported]
         self._reported.update(new)
         return new
+
+
+def _first(told: list[str]) -> str:
+    """Return the first two texts, and how many more there are."""
+    more = f" and {len(told) - 2} more" if len(told) > 2 else ""
+    return "; ".join(told[:2]) + more

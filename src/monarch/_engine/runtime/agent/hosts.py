@@ -279,14 +279,14 @@ class Hosts:
                 key = self._find_key(peer_host.name)
                 where = ChannelAddr.parse(address)
                 way: Route = direct_way
-                gateways = [
-                    Gateway(
-                        ChannelAddr.parse(one), self._find_key(""), self._client, self._trusting
-                    )
-                    for one in self._gateways
-                ]
-                route = Gateways(gateways, self._gateway)
-                if gateways:
+                route: Gateways | None = None
+                if self._gateways:
+                    own = self._find_key("")
+                    through = [
+                        Gateway(ChannelAddr.parse(one), own, self._client, self._trusting)
+                        for one in self._gateways
+                    ]
+                    route = Gateways(through, self._gateway)
                     way = route.open
                 sock = dial(where, key, purpose, timeout, trusting=self._trusting, way=way)
             except (HandshakeError, SecretError, ValueError) as error:
@@ -297,7 +297,7 @@ class Hosts:
                 no_gateway = isinstance(error, GatewayLost)
                 self.reactor.call_soon(self._dial_failed, peer_host, text, no_gateway)
             else:
-                if gateways:
+                if route is not None:
                     self.reactor.call_soon(self._gateway_found, route.used)
                 self.reactor.call_soon(peer_host.dialed, sock)
 
