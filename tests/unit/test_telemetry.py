@@ -1,4 +1,4 @@
-"""Spans and metrics: which sinks receive them, and their cost without a sink."""
+"""Spans: which sinks receive them, and their cost without a sink. (Metrics: test_metrics.py.)"""
 
 import asyncio
 import inspect
@@ -12,7 +12,7 @@ import pytest
 import monarch.actor
 from monarch import _telemetry
 from monarch._engine.base import instrument
-from monarch._telemetry import get_meter, metrics, span, spans, traced
+from monarch._telemetry import span, spans, traced
 
 
 class Recorder:
@@ -122,69 +122,6 @@ class TestTraced:
         assert sink.heard == []
         assert asyncio.run(call) == 3
         assert sink.heard == [("begin", "wait"), "in", ("end", "wait", None)]
-
-
-class TestMeter:
-    def test_sink_hears_whole_counts_and_exact_values(self, sink):
-        meter = get_meter()
-        assert meter is _telemetry.METER
-        meter.create_counter("c", unit="1", description="d").add(2.9, {"k": 1})
-        meter.create_up_down_counter("u").add(-2.9)
-        meter.create_histogram("h").record(0.5, {"k": 2})
-        assert sink.heard == [
-            ("count", "c", 2, {"k": 1}),
-            ("count", "u", -2, None),
-            ("measure", "h", 0.5, {"k": 2}),
-        ]
-
-    def test_counter_refuses_to_shrink(self, sink):
-        with pytest.raises(OverflowError, match="up_down"):
-            get_meter().create_counter("c").add(-1)
-        assert sink.heard == []
-
-    def test_what_is_not_supported_is_refused(self):
-        meter = get_meter()
-        for kind in ("counter", "up_down_counter", "gauge"):
-            with pytest.raises(NotImplementedError):
-                getattr(meter, f"create_observable_{kind}")("x", callbacks=[])
-        with pytest.warns(UserWarning, match="gauges"), pytest.raises(NotImplementedError):
-            meter.create_gauge("x")
-
-    def test_is_a_meter_for_opentelemetry(self):
-        api = pytest.importorskip("opentelemetry.metrics")
-        meter = get_meter()
-        assert isinstance(meter, api.Meter)
-        assert isinstance(meter.create_counter("c"), api.Counter)
-        assert isinstance(meter.create_up_down_counter("c"), api.UpDownCounter)
-        assert isinstance(meter.create_histogram("c"), api.Histogram)
-
-    def test_opentelemetry_gets_the_values(self):
-        calls = []
-
-        class Twin:
-            def __init__(self, kind, *args):
-                calls.append((kind, *args))
-
-            def add(self, *args):
-                calls.append(("add", *args))
-
-            def record(self, *args):
-                calls.append(("record", *args))
-
-        class TwinMeter:
-            def __getattr__(self, name):
-                return lambda *args: Twin(name, *args)
-
-        meter = metrics.Meter("test")
-        meter._twin = TwinMeter()
-        meter.create_counter("c", "s", "d").add(2.5, {"a": 1})
-        meter.create_histogram("h").record(2.5)
-        assert calls == [
-            ("create_counter", "c", "s", "d"),
-            ("add", 2, {"a": 1}, None),
-            ("create_histogram", "h", "", ""),
-            ("record", 2.5, None, None),
-        ]
 
 
 def test_log_records_become_events(sink, monkeypatch):
