@@ -130,12 +130,14 @@ if TYPE_CHECKING:
     from monarch._engine.wire.codec import decode, encode, register_reducer
     from monarch._engine.wire.frame import CALL, FAILURE, PROBE, QUERY, STOP, Frame
     from monarch._spi.answers import call_each
+    from monarch._spi.levels import UNITS, statistics
     from monarch._spi.process import (
         Promise,
         at_actor_end,
         at_call_end,
         before_calls,
         call_later,
+        current_context,
         failed,
         is_gone,
         is_simulated,
@@ -172,6 +174,7 @@ __all__ = [
     "SAFE_PATH",
     "STOP",
     "STOPPED",
+    "UNITS",
     "USER",
     "VALUE",
     "WITHOUT_CWD",
@@ -234,6 +237,7 @@ __all__ = [
     "check_constructor",
     "client_proc",
     "come",
+    "current_context",
     "current_proc",
     "decode",
     "decode_body",
@@ -294,6 +298,7 @@ __all__ = [
     "spawn_watched",
     "start_agent",
     "start_thread",
+    "statistics",
     "succeed",
     "successor_of",
     "suspended_frames",
@@ -373,10 +378,11 @@ _NAMES = {
     "_engine.wire.frame": "CALL FAILURE Frame PROBE QUERY STOP",
     "_spi.answers": "call_each",
     "_spi.process": (
-        "Promise at_actor_end at_call_end before_calls call_later failed is_gone is_simulated "
-        "open_door open_stream own_uid reactor_call resolved serve_streams settled start_thread "
-        "successor_of then when_gone"
+        "Promise at_actor_end at_call_end before_calls call_later current_context failed is_gone "
+        "is_simulated open_door open_stream own_uid reactor_call resolved serve_streams settled "
+        "start_thread successor_of then when_gone"
     ),
+    "_spi.levels": "UNITS statistics",
     "_spi.watched": "fail_at_exit loss_of raise_loss spawn_watched",
 }
 """The names above, by the module that each is loaded from."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch._engine.mesh.call.context import context
+from monarch._engine.mesh.call.context import _context, context
 from monarch._engine.mesh.results.future import RAISED, RAW, VALUE, Future
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.io import environment as environments
@@ -23,6 +23,7 @@ __all__ = [
     "at_call_end",
     "before_calls",
     "call_later",
+    "current_context",
     "failed",
     "is_gone",
     "is_simulated",
@@ -40,6 +41,9 @@ __all__ = [
 ]
 
 R = TypeVar("R")
+
+current_context = _context.get
+"""Return the context of the code that runs; None outside of actors. Starts nothing."""
 
 
 def at_call_end(callback: Callable[[BaseException | None], None]) -> bool:

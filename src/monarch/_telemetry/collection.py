@@ -83,7 +83,7 @@ def collect() -> None:
     """Pass what was gathered since the last collection to all receivers, now."""
     global _began_us
     with _collecting:
-        for sampler in list(_samplers):
+        for sampler in tuple(_samplers):
             _guarded(sampler)
         begun, now = _began_us, _now_us()
         _began_us = now
@@ -109,10 +109,9 @@ def _run(end: threading.Event) -> None:
     due = time.monotonic()
     while True:
         due += min(_receivers.values(), default=INTERVAL)
-        late = time.monotonic()
-        if due < late:  # the process was stopped, or the machine slept: do not catch up
-            due = late
-        if end.wait(max(0.01, due - late)):
+        now = time.monotonic()
+        due = max(due, now)  # after a stop of the process it does not catch up
+        if end.wait(max(0.01, due - now)):
             return
         collect()
 

@@ -34,9 +34,10 @@ import operator
 import threading
 import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from types import GeneratorType, MappingProxyType
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from monarch._telemetry import otel
 from monarch._telemetry.points import (
@@ -77,6 +78,8 @@ LIMIT = 2000
 
 _otel = otel.part("metrics")
 _Key = tuple[Any, ...]
+_I = TypeVar("_I", bound="_Instrument")
+_O = TypeVar("_O", bound="_Observable")
 
 
 # -- what all instruments share ------------------------------------------------------------------
@@ -157,8 +160,8 @@ def _slow_key(cells: dict[_Key, Any], key: _Key) -> _Key:
     try:
         hash(key)
     except TypeError:  # lists, say
-        attributes = canonical(attributes)
-        key = (*attributes, *(type(value) for _, value in attributes))
+        pairs, types = series(canonical(attributes))
+        key = (*pairs, *types)
     if key not in cells and len(cells) >= LIMIT - 1:
         return (*OVERFLOW, bool)
     return key
@@ -292,27 +295,33 @@ class Histogram(_Instrument):
             if amount - amount != 0:
                 return self._refuse(amount)
         if self._cells is not None:
-            key = _key(attributes)
-            with self._lock:
-                cells = self._cells
-                if cells is not None:
-                    try:
-                        cell = cells[key]
-                    except (KeyError, TypeError):
-                        key = _slow_key(cells, key)
-                        cell = cells.get(key)
-                        if cell is None:
-                            counts = [0] * (len(self._bounds) + 1)
-                            cell = cells[key] = [counts, 0, amount, amount]
-                    cell[0][bisect_left(self._bounds, amount)] += 1
-                    cell[1] += amount
-                    if amount < cell[2]:
-                        cell[2] = amount
-                    elif amount > cell[3]:
-                        cell[3] = amount
+            self._record(amount, attributes)
         if self._twin is not None:
             self._twin.record(amount, attributes, context)
         return None
+
+    def _record(self, amount: float, attributes: Mapping[str, object] | None) -> None:
+        key = _key(attributes)
+        with self._lock:
+            cells = self._cells
+            if cells is None:
+                return
+            cell: Any
+            try:
+                cell = cells[key]
+            except (KeyError, TypeError):
+                key = _slow_key(cells, key)
+                cell = cells.get(key)
+                if cell is None:
+                    counts = [0] * (len(self._bounds) + 1)
+                    cell = [counts, 0, amount, amount]
+                    cells[key] = cell
+            cell[0][bisect_left(self._bounds, amount)] += 1
+            cell[1] += amount
+            if amount < cell[2]:
+                cell[2] = amount
+            elif amount > cell[3]:
+                cell[3] = amount
 
     def _value(self, cell: Any) -> Distribution:
         counts, total, low, high = cell
@@ -322,7 +331,7 @@ class Histogram(_Instrument):
 def _checked(bounds: Sequence[float]) -> tuple[float, ...]:
     """Return the boundaries that a program gave; raises `ValueError` unless they rise."""
     found = tuple(float(bound) for bound in bounds)
-    if any(not low < high for low, high in zip(found, found[1:], strict=False)):
+    if any(not low < high for low, high in pairwise(found)):
         raise ValueError(f"the boundaries of a histogram must rise, but they are {list(found)}")
     return found
 
@@ -347,16 +356,24 @@ class Gauge(_Instrument):
             if amount - amount != 0:
                 return self._refuse(amount)
         if self._cells is not None:
-            # Two orders of the attributes are one series here: the collector could not know which
-            # of two values was the last.
-            pairs = canonical(attributes)
-            key = (*pairs, *(type(value) for _, value in pairs))
-            with self._lock:
-                if self._cells is not None:
-                    self._cells[_slow_key(self._cells, key)] = amount
+            self._set(amount, attributes)
         if self._twin is not None:
             self._twin.set(amount, attributes, context)
         return None
+
+    def _set(self, amount: float, attributes: Mapping[str, object] | None) -> None:
+        key = _key(attributes)
+        with self._lock:
+            cells = self._cells
+            if cells is None:
+                return
+            try:
+                del cells[key]
+            except (KeyError, TypeError):
+                key = _slow_key(cells, key)
+                cells.pop(key, None)
+            # Now it is the last: of two orders of the same attributes the collector takes that.
+            cells[key] = amount
 
 
 # -- instruments that call the program -----------------------------------------------------------
@@ -549,13 +566,13 @@ class Meter:
 
     def _observe(
         self,
-        cls: Any,
+        cls: type[_O],
         create: str,
         name: str,
         callbacks: Iterable[Any] | None,
         unit: str,
         description: str,
-    ) -> Any:
+    ) -> _O:
         mine = [_callback(callback) for callback in callbacks or ()]
         own = {"callbacks": mine}
         found = self._make(cls, create, name, unit, description, own, own)
@@ -567,25 +584,23 @@ class Meter:
 
     def _make(
         self,
-        cls: Any,
+        cls: type[_I],
         create: str,
         name: str,
         unit: str,
         description: str,
         own: Mapping[str, Any] = _NO_ADVICE,
         advice: Mapping[str, Any] = _NO_ADVICE,
-    ) -> Any:
-        if not isinstance(name, str) or not name:
+    ) -> _I:
+        if not (name and isinstance(cast("object", name), str)):
             raise ValueError(f"the name of an instrument must be some text, not {name!r}")
         identity = Identity(name, cls.kind, unit or "", description or "", self.name)
         with _making:
-            found = self._made.get((cls, identity))
+            found: _I | None = self._made.get((cls, identity))
             if found is None:
                 twin = self._twin
                 if twin is not None:
-                    twin = getattr(twin, create)(
-                        name, unit=unit, description=description, **advice
-                    )
+                    twin = getattr(twin, create)(name, unit=unit, description=description, **advice)
                 found = self._made[cls, identity] = cls(identity, twin, **own)
                 _instruments.append(found)
                 found._switch(_on)
@@ -596,10 +611,9 @@ def _callback(callback: Any) -> Callable[[Any], Iterable[Any]]:
     """Return a generator of iterables as a function that returns the next one."""
     if not isinstance(callback, GeneratorType):
         return cast("Callable[[Any], Iterable[Any]]", callback)
-    generator = cast("GeneratorType[Any, Any, Any]", callback)
 
     def following(_options: Any) -> Iterable[Any]:
-        return cast("Iterable[Any]", next(generator))
+        return cast("Iterable[Any]", next(cast("Iterator[Any]", callback)))
 
     return following
 

@@ -2,7 +2,8 @@
 
 An instrument (`metrics`) gathers values per set of attributes. Once per interval it gives one
 `Point` for each set that changed. Points become rows of the tables ``metric_sums``,
-``metric_gauges`` and ``metric_histograms`` (`to_row`), or points of OTLP (`monarch._telemetry.otlp`).
+``metric_gauges`` and ``metric_histograms`` (`to_row`), or points of OTLP
+(`monarch._telemetry.otlp`).
 
 Kinds and what their points hold:
 
@@ -26,7 +27,8 @@ a factor of 2.5. A program that knows better gives ``explicit_bucket_boundaries_
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 __all__ = [
     "COUNTER",
@@ -71,7 +73,8 @@ class Identity(NamedTuple):
     scope: str = "monarch"
 
 
-class Distribution(NamedTuple):
+@dataclass(frozen=True)
+class Distribution:
     """The values of a histogram; ``counts`` has one more element than ``bounds``.
 
     Bucket ``i`` counts the values above ``bounds[i - 1]`` and up to ``bounds[i]``.
@@ -123,7 +126,8 @@ def canonical(attributes: Any) -> Attributes:
 
 def series(attributes: Attributes) -> Series:
     """Return the key of a series: 1, 1.0 and True are equal, but they are different attributes."""
-    return attributes, tuple(type(value) for _, value in attributes)
+    types: list[type] = [value.__class__ for _, value in attributes]
+    return attributes, tuple(types)
 
 
 def _name(pair: tuple[str, Any]) -> str:
@@ -134,7 +138,7 @@ def _value(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, (list, tuple)):
-        return tuple(_value(item) for item in value)
+        return tuple(_value(item) for item in cast("tuple[Any, ...]", value))
     for kind in _PLAIN:  # a subclass, as of an enumeration of numbers
         if isinstance(value, kind):
             return kind(value)
@@ -153,10 +157,8 @@ def merged(one: Any, two: Any, kind: str) -> Any:
 
 def _steps(low: int, high: int) -> tuple[float, ...]:
     """Return 1, 2.5, 5 of each decade from ``10**low`` up to ``10**high``."""
-    found: list[float] = []
-    for decade in range(low, high):
-        for factor in (1.0, 2.5, 5.0):
-            found.append(float(f"{factor}e{decade}"))
+    decades = range(low, high)
+    found = (float(f"{factor}e{decade}") for decade in decades for factor in (1.0, 2.5, 5.0))
     return (*found, float(f"1e{high}"))
 
 
@@ -192,7 +194,16 @@ def to_row(point: Point, resource_json: str) -> tuple[str, tuple[Any, ...]]:
     attributes = json.dumps(dict(point.attributes))
     value, start, time = point.value, point.start_us, point.time_us
     if kind == GAUGE:
-        row = (name, time, None, scope, unit, attributes, resource_json, *_typed(value, signed=True))
+        row = (
+            name,
+            time,
+            None,
+            scope,
+            unit,
+            attributes,
+            resource_json,
+            *_typed(value, signed=True),
+        )
         return "metric_gauges", row
     if kind == HISTOGRAM:
         whole: tuple[Any, ...] = (None, None)

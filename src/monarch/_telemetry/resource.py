@@ -1,7 +1,7 @@
 """The resource: which process the data of OpenTelemetry comes from.
 
-Attributes that the program's environment gives (``OTEL_RESOURCE_ATTRIBUTES``, ``OTEL_SERVICE_NAME``)
-come before our own.
+Attributes that the program's environment gives (``OTEL_RESOURCE_ATTRIBUTES``,
+``OTEL_SERVICE_NAME``) come before our own.
 """
 
 from __future__ import annotations

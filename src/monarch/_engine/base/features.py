@@ -30,6 +30,7 @@ HOOKS = {
     "capture_output": "monarch._output.captured:CapturedOutput",
     "check_proc_id": "monarch._reference.identity:check_proc_id",
     "census": "monarch._diagnosis.kernel:count",
+    "export": "monarch._telemetry.otlp.switch:export",
     "inherit_mocks": "monarch._reference.mock:inherit",
     "inherited_mocks": "monarch._reference.mock:inherited",
     "logging_manager": "monarch._output.logging_option:LoggingManager",

@@ -163,6 +163,10 @@ def become(proc: Proc) -> None:
     serve_output = find("serve_output")
     if serve_output is not None:
         serve_output(proc)
+    if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
+        export = find("export")
+        if export is not None:
+            export(proc)
     for callback in _ready:
         callback(proc)
 

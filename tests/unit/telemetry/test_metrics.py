@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections import Counter as Tally
+from itertools import pairwise
 
 import pytest
 
@@ -138,10 +139,7 @@ def test_histogram_counts_like_a_model(meter, receiver):
     collection.collect()
     found = receiver.values("h")[()]
     edges = [float("-inf"), *bounds, float("inf")]
-    expected = tuple(
-        sum(low < value <= high for value in values)
-        for low, high in zip(edges, edges[1:], strict=False)
-    )
+    expected = tuple(sum(low < value <= high for value in values) for low, high in pairwise(edges))
     assert found.counts == expected
     assert (found.count, found.min, found.max) == (500, min(values), max(values))
     assert found.sum == pytest.approx(sum(values))
@@ -377,7 +375,10 @@ def test_is_a_meter_for_opentelemetry():
                 continue
             made = getattr(meter, f"create_{prefix}{kind}")(f"isinstance.{prefix}{kind}")
             name = f"{prefix}{kind}".replace("_", " ").title().replace(" ", "")
-            assert isinstance(made, getattr(api, name)), name
+            abstract = (
+                api._Gauge if name == "Gauge" and not hasattr(api, name) else getattr(api, name)
+            )
+            assert isinstance(made, abstract), name
 
 
 def test_opentelemetry_gets_the_values(monkeypatch):
@@ -493,5 +494,9 @@ def test_the_resource_follows_the_environment():
     }
     found = resource.describe(None, environ)
     assert found["service.name"] == "trainer"
-    assert (found["team"], found["region"], found["process.pid"]) == ("vision", "eu west", os.getpid())
+    assert (found["team"], found["region"], found["process.pid"]) == (
+        "vision",
+        "eu west",
+        os.getpid(),
+    )
     assert resource.describe(None, {})["service.name"] == "unknown_service"
