@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from monarch._spi import UNITS
 from tests.docs.prose import FOLDERS, ROOT, blocks, files
 
 PATH = re.compile(
@@ -37,7 +38,22 @@ INVENTED = {
 }
 """Files of users and of runs; a path counts by its last part."""
 
-LOGGERS = {"monarch.audit", "monarch.worker"}
+LOGGERS = {"monarch.audit", "monarch.telemetry", "monarch.worker"}
+
+METRICS = {
+    *UNITS,
+    "monarch.endpoint.calls",
+    "monarch.endpoint.duration",
+    "monarch.endpoint.errors",
+    "monarch.engine",
+    "monarch.job",
+    "monarch.mailbox.wait",
+    "monarch.mesh",
+    "monarch.otlp.dropped",
+    "monarch.proc",
+    "monarch.rank",
+}
+"""Names of metrics, and of attributes of the processes that they come from."""
 
 
 def names_of_files() -> set[str]:
@@ -93,7 +109,9 @@ def missing(path: Path) -> list[str]:
         modules = [
             named
             for named in DOTTED.findall(block.text)
-            if not PATH.fullmatch(named) and named not in LOGGERS and not module_exists(named)
+            if not PATH.fullmatch(named)
+            and named not in LOGGERS | METRICS
+            and not module_exists(named)
         ]
         wrong += [
             f"{path.relative_to(ROOT)}:{block.line}: {named}"
