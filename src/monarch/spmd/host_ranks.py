@@ -1,7 +1,8 @@
 """`HostRanks`: the actor that runs the ranks of one host.
 
 The ranks are processes of the host's fork server. A thread reads their output and their exits, and
-sends both to the driver through one port, in order: a rank's output comes before its exit.
+sends both to the driver through one port, in order: a rank's output comes before its exit. On the
+first host there is a further process, which holds the store of the rendezvous.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import os
 import selectors
 import signal
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from monarch._spi import start_thread
@@ -22,7 +24,8 @@ from monarch.actor import Actor, Port, concurrent_endpoint
 from monarch.spmd.fork_server.finder import connect, start
 from monarch.spmd.fork_server.message import Messages, send
 from monarch.spmd.network import host_name, machine
-from monarch.spmd.store import listen
+from monarch.spmd.result import STORE
+from monarch.spmd.store import AGENT_STORE, listen
 from monarch.spmd.torchrun import Launch
 
 __all__ = ["Exited", "HostRanks", "Output", "RankSpec", "rank_environ"]
@@ -30,6 +33,7 @@ __all__ = ["Exited", "HostRanks", "Output", "RankSpec", "rank_environ"]
 _STREAMS = {1: "stdout", 2: "stderr"}
 _INTERNAL = ("HYPERACTOR_", "MONARCH_CLIENT_TRACE_ID", "MONARCH_JOB_SECRET")
 _CHUNK = 1 << 16
+_ENDING = 60.0  # seconds for the exit of a process that was killed
 
 
 class RankSpec(NamedTuple):
@@ -51,17 +55,27 @@ class Output(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """The exit of a rank, with its wait status."""
+    """The exit of a rank, or of `STORE`, with its wait status."""
 
     attempt: int
     rank: int
     status: int
 
 
+class _Process:
+    """The process of a rank, or of `STORE`. `key` is its name for the fork server."""
+
+    def __init__(self, key: int, attempt: int, rank: int) -> None:
+        self.key = key
+        self.attempt = attempt
+        self.rank = rank
+        self.exited = threading.Event()
+
+
 class _Pipe(NamedTuple):
     """The output of one stream of a rank, and its file, if it is kept in one."""
 
-    rank: int
+    process: _Process
     stream: int
     shown: bool
     file: BinaryIO | None
@@ -94,11 +108,12 @@ class HostRanks(Actor):
         self._folder = folder if os.path.isdir(folder) else os.getcwd()
         self._environ = rank_environ(variables) if environ is None else environ
         self._port = port
-        self._attempt = 0
+        self._has_torch = "torch" in modules
         self._answers: list[dict[str, Any]] = []
         self._answered = threading.Condition()
-        self._running: set[int] = set()
-        self._store: socket.socket | None = None
+        self._keys = itertools.count()
+        self._processes: dict[int, _Process] = {}
+        self._store: _Process | None = None
         self._lost = False
         self._finished = asyncio.Event()
         self._pipes: dict[int, _Pipe] = {}
@@ -124,26 +139,27 @@ class HostRanks(Actor):
         return await _in_thread(self._count), machine()
 
     @concurrent_endpoint
-    async def open_store(self, address: str, port: int) -> tuple[str, int]:
-        """Listen for the store of the next attempt, which the first rank here will hold."""
-        if self._store is not None:
-            self._store.close()
-        self._store = listen(address, port)
-        return address or host_name(), self._store.getsockname()[1]
+    async def open_store(self, attempt: int, address: str, port: int) -> tuple[str, int]:
+        """Open the store of an attempt in a process of its own; close that of the last attempt.
+
+        Without torch, a port is returned that no process listens on. Raises OSError if the address
+        is not of this host, or the port is taken.
+        """
+        return address or host_name(), await _in_thread(self._open_store, attempt, address, port)
 
     @concurrent_endpoint
     async def start(self, attempt: int, ranks: list[RankSpec]) -> None:
         """Start ranks. Raises RuntimeError if one cannot be started."""
-        self._attempt = attempt
-        for number, spec in enumerate(ranks):
-            await _in_thread(self._fork, spec, not number)
+        for spec in ranks:
+            await _in_thread(self._start, attempt, spec)
         if attempt < self._launch.max_restarts and self._launch.kind != "command":
             self._request({"op": "prepare"})
 
     @concurrent_endpoint
     async def signal(self, number: int) -> None:
         """Send a signal to all ranks here, with their child processes."""
-        self._request({"op": "signal", "number": number})
+        keys = [process.key for process in list(self._processes.values()) if process.rank != STORE]
+        self._request({"op": "signal", "number": number, "keys": keys})
 
     @concurrent_endpoint
     async def wait(self) -> None:
@@ -174,49 +190,74 @@ class HostRanks(Actor):
             )
         return count
 
-    def _fork(self, spec: RankSpec, first: bool) -> None:
+    def _open_store(self, attempt: int, address: str, port: int) -> int:
+        if self._store is not None:
+            self._request({"op": "signal", "number": signal.SIGKILL, "keys": [self._store.key]})
+            if not self._store.exited.wait(_ENDING):  # the next one may listen on the same port
+                raise RuntimeError(f"the last store on {host_name()} does not exit after SIGKILL")
+            self._store = None
+        with listen(address, port) as listening:
+            if self._has_torch:
+                self._store = _Process(next(self._keys), attempt, STORE)
+                null = os.open(os.devnull, os.O_WRONLY)
+                try:
+                    self._fork(self._store, "store", (), {}, [null, null, listening.fileno()])
+                finally:
+                    os.close(null)
+            opened: int = listening.getsockname()[1]
+            return opened
+
+    def _start(self, attempt: int, spec: RankSpec) -> None:
+        process = _Process(next(self._keys), attempt, spec.rank)
         fds: list[int] = []
         pipes: dict[int, _Pipe] = {}
         try:
             for stream in _STREAMS:
                 read, write = os.pipe()
                 fds.append(write)
-                shown = self._launch.is_shown(spec.local_rank, stream)
-                pipes[read] = _Pipe(spec.rank, stream, shown, self._file(spec.local_rank, stream))
-            theirs = list(fds)
-            if first and self._store is not None:
-                theirs.append(self._store.fileno())
-            request = {
-                "op": "fork",
-                "rank": spec.rank,
-                "kind": self._launch.kind,
-                "program": list(self._launch.program),
-                "environ": {**self._environ, **spec.variables},
-                "folder": self._folder,
-            }
-            self._pipes.update(pipes)
-            self._running.add(spec.rank)
-            for read in pipes:
                 os.set_blocking(read, False)
+                shown = self._launch.is_shown(spec.local_rank, stream)
+                file = self._file(attempt, spec.local_rank, stream)
+                pipes[read] = _Pipe(process, stream, shown, file)
+            self._pipes.update(pipes)
             os.write(self._waking, b"p")
-            answer = self._ask(request, theirs)
+            variables = {**spec.variables, **({AGENT_STORE: "True"} if self._has_torch else {})}
+            self._fork(process, self._launch.kind, self._launch.program, variables, fds)
         finally:
             for fd in fds:
                 os.close(fd)
-            if first and self._store is not None:
-                self._store.close()
-                self._store = None
-        if answer["op"] == "refused":
-            raise RuntimeError(f"{host_name()} cannot start rank {spec.rank}: {answer['text']}")
 
-    def _file(self, local_rank: int, stream: int) -> BinaryIO | None:
+    def _fork(
+        self,
+        process: _Process,
+        kind: str,
+        program: Sequence[str],
+        variables: dict[str, str],
+        fds: list[int],
+    ) -> None:
+        self._processes[process.key] = process
+        request = {
+            "op": "fork",
+            "key": process.key,
+            "kind": kind,
+            "program": list(program),
+            "environ": {**self._environ, **variables},
+            "folder": self._folder,
+        }
+        answer = self._ask(request, fds)
+        if answer["op"] == "refused":
+            del self._processes[process.key]
+            name = "the store" if process.rank == STORE else f"rank {process.rank}"
+            raise RuntimeError(f"{host_name()} cannot start {name}: {answer['text']}")
+
+    def _file(self, attempt: int, local_rank: int, stream: int) -> BinaryIO | None:
         if not self._launch.to_file(local_rank, stream):
             return None
         folder = os.path.join(
             self._folder,
             self._launch.log_dir,
             self._launch.run_id,
-            f"attempt_{self._attempt}",
+            f"attempt_{attempt}",
             str(local_rank),
         )
         os.makedirs(folder, exist_ok=True)
@@ -263,25 +304,27 @@ class HostRanks(Actor):
             with self._answered:
                 self._lost = True
                 self._answered.notify_all()
-            for rank in sorted(self._running):
-                self._port.send(Exited(self._attempt, rank, signal.SIGKILL))
+            left = list(self._processes.values())
+            for process in sorted(left, key=lambda process: process.rank == STORE):
+                self._exited(process.key, signal.SIGKILL)
             return False
         for message, _ in arrived:
             if message["op"] == "exit":
-                self._exited(message["rank"], message["status"])
+                self._exited(message["key"], message["status"])
             else:
                 with self._answered:
                     self._answers.append(message)
                     self._answered.notify_all()
         return True
 
-    def _exited(self, rank: int, status: int) -> None:
+    def _exited(self, key: int, status: int) -> None:
+        process = self._processes.pop(key)
         for fd, pipe in list(self._pipes.items()):
-            if pipe.rank == rank:
+            if pipe.process is process:
                 while self._read_pipe(fd, only_now=True):
                     pass
-        self._running.discard(rank)
-        self._port.send(Exited(self._attempt, rank, status))
+        process.exited.set()
+        self._port.send(Exited(process.attempt, process.rank, status))
 
     def _read_pipe(self, fd: int, *, only_now: bool = False) -> bool:
         """Read output once. Return whether there may be more; `only_now`: at this moment."""
@@ -294,7 +337,8 @@ class HostRanks(Actor):
             if pipe.file is not None:
                 pipe.file.write(data)
             if pipe.shown or pipe.stream == 2:
-                self._port.send(Output(self._attempt, pipe.rank, pipe.stream, data, pipe.shown))
+                its = pipe.process
+                self._port.send(Output(its.attempt, its.rank, pipe.stream, data, pipe.shown))
         return bool(data)
 
     def _close_pipe(self, fd: int) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Failure", "Result"]
+__all__ = ["HOST", "STORE", "Failure", "Result"]
+
+HOST = -1
+STORE = -2
 
 
 @dataclass(frozen=True)
@@ -13,7 +16,7 @@ class Failure:
 
     Args:
         attempt: the number of the attempt, from 0.
-        rank: the rank that failed; -1 for the loss of a host.
+        rank: the rank that failed; `HOST` for the loss of a host; `STORE` for that of the rendezvous.
         host: the name of its host.
         text: how it ended.
         stderr: the last lines of its stderr.
@@ -31,8 +34,10 @@ class Failure:
     cost: float | None = None
 
     def __str__(self) -> str:
-        what = f"host {self.host} was lost" if self.rank < 0 else f"rank {self.rank} on {self.host}"
-        return f"{what}: {self.text}"
+        if self.rank == HOST:
+            return f"host {self.host} was lost: {self.text}"
+        what = "the store of the ranks" if self.rank == STORE else f"rank {self.rank}"
+        return f"{what} on {self.host}: {self.text}"
 
 
 @dataclass

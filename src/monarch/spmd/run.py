@@ -21,7 +21,7 @@ from typing import Any
 
 from monarch.actor import ActorError, Channel, HostMesh, SupervisionError
 from monarch.spmd.host_ranks import Exited, HostRanks, Output, RankSpec
-from monarch.spmd.result import Failure, Result
+from monarch.spmd.result import HOST, STORE, Failure, Result
 from monarch.spmd.torchrun import Launch
 from monarch.spmd.variables import torchrun_variables
 
@@ -172,7 +172,7 @@ class _Run:
             failure, culprit = failed
             await asyncio.gather(*map(self._confirm, left))
             left = [host for host in left if not host.is_lost]
-            if culprit.is_lost and failure.rank >= 0:
+            if culprit.is_lost and failure.rank != HOST:
                 failure = replace(self._host_lost(failure.attempt, culprit, {}), at=failure.at)
             result.failures.append(failure)
             if not result.restarts_left or len(left) < self._least:
@@ -210,7 +210,7 @@ class _Run:
             if len(counts) > 1:
                 raise RuntimeError(f"hosts differ in their devices ({sorted(counts)}): give "
                                    "--nproc-per-node a number")  # fmt: skip
-            address, port = await self._rendezvous(hosts)
+            address, port = await self._rendezvous(attempt, hosts)
             local, world = hosts[0].count, sum(host.count for host in hosts)
             for place, host in enumerate(hosts):
                 specs = [
@@ -225,19 +225,21 @@ class _Run:
             await self._end(attempt, running, tails)
             if lost is None:
                 raise
-            return self._failure(attempt, -1, lost.name, _first_line(error)), lost
-        failed = await self._events_of(attempt, running, tails)
+            return self._failure(attempt, HOST, lost.name, _first_line(error)), lost
+        failed = await self._events_of(attempt, hosts[0], running, tails)
         if failed is not None:
             await self._end(attempt, running, tails)
         return failed
 
-    async def _rendezvous(self, hosts: list[_Host]) -> tuple[str, int]:
+    async def _rendezvous(self, attempt: int, hosts: list[_Host]) -> tuple[str, int]:
         launch = self._launch
         address = launch.master_addr
         if not address and len({host.machine for host in hosts}) == 1:
             address = "127.0.0.1"
         found: tuple[str, int] = await hosts[0].ranks.open_store.call_one(
-            "127.0.0.1" if address in ("127.0.0.1", "localhost") else "", launch.master_port
+            attempt,
+            "127.0.0.1" if address in ("127.0.0.1", "localhost") else "",
+            launch.master_port,
         )
         return address or found[0], found[1]
 
@@ -256,9 +258,13 @@ class _Run:
         return RankSpec(rank, local_rank, variables)
 
     async def _events_of(
-        self, attempt: int, running: dict[int, _Host], tails: dict[int, bytearray]
+        self,
+        attempt: int,
+        first: _Host,
+        running: dict[int, _Host],
+        tails: dict[int, bytearray],
     ) -> tuple[Failure, _Host] | None:
-        """Handle events until all ranks have exited, or one has failed."""
+        """Handle events until all ranks have exited, or one has failed; `first` has the store."""
         while running:
             event = await self._events.get()
             if isinstance(event, _Host):
@@ -268,7 +274,7 @@ class _Run:
             if isinstance(event, Output):
                 self._output(event, tails)
                 continue
-            host = running.pop(event.rank)
+            host = first if event.rank == STORE else running.pop(event.rank)
             if event.status:
                 text = tails.get(event.rank, bytearray()).decode(errors="replace")
                 stderr = tuple(text.splitlines()[-_LINES:])
@@ -281,7 +287,7 @@ class _Run:
             del running[rank]
         error = host.lost.exception() if host.lost is not None else None
         text = _first_line(error) if error else "it has ended"
-        return self._failure(attempt, -1, host.name, text)
+        return self._failure(attempt, HOST, host.name, text)
 
     def _failure(
         self, attempt: int, rank: int, host: str, text: str, stderr: tuple[str, ...] = ()

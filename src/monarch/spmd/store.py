@@ -1,10 +1,11 @@
-"""The rendezvous of `torch.distributed`: a store that the first process of a mesh holds open.
+"""The rendezvous of `torch.distributed`: a store that one process holds open.
 
 A port that was found free, closed, and opened again later may be taken by another process in
 between. So the process that names the port listens there from then on, with a `TCPStore` on a
 socket that is bound already. ``init_process_group`` in that process finds the store by its port,
 since torch shares stores of one process that are made with `multi_tenant`; the other processes
-connect.
+connect. In a mesh the first process holds the store. Under ``monarch run`` a process beside the
+first rank does, and all ranks connect (`AGENT_STORE`), as they do to torchrun's agent.
 
 Each rendezvous has a store of its own, since the keys of an earlier group would mislead a later
 one. A store lives as long as the process: groups made from it may connect later (`new_group`).
@@ -18,7 +19,9 @@ import socket
 from datetime import timedelta
 from typing import Any
 
-__all__ = ["hold_store", "listen", "open_store"]
+__all__ = ["AGENT_STORE", "hold_store", "listen", "open_store"]
+
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True": no rank opens a store of its own
 
 _LIMIT = timedelta(minutes=5)  # for requests of this process, which makes none
 

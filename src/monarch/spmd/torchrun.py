@@ -1,10 +1,10 @@
 """The command line of torchrun, read into a `Launch`. Pure.
 
 Each option is honoured, or refused by a ValueError that names it: an option without an effect would
-mislead its user. The rendezvous is always a store of rank 0, so a backend that needs a server of
-its own (etcd) is refused, and an endpoint says where that store listens. Hosts are numbered by
-their mesh, so there is no number of a node to give. As with torchrun, a variable such as
-``PET_NPROC_PER_NODE`` stands for an option that is not written.
+mislead its user. The rendezvous is always a store on the first host, so a backend that needs a
+server of its own (etcd) is refused, and an endpoint says where that store listens. Hosts are
+numbered by their mesh, so there is no number of a node to give. As with torchrun, a variable such
+as ``PET_NPROC_PER_NODE`` stands for an option that is not written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Launch", "add_options", "launch_of", "parse_command", "parse_torchru
 
 _SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _REFUSED = {
-    "rdzv_conf": "the rendezvous is a store of rank 0, which has no options",
+    "rdzv_conf": "the rendezvous is a store on the first host, which has no options",
     "node_rank": "hosts are numbered by their mesh",
     "event_log_handler": "there are no event handlers",
     "duplicate_stdout_filters": "output is not filtered by text; pipe it through grep",
@@ -116,7 +116,7 @@ def add_options(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> 
     add("master-port", "0", "port of the rendezvous; default: any", metavar="PORT")
     add("local-addr", "", "address of the first host, for the rendezvous", metavar="HOST")
     add("rdzv-endpoint", "", "as --master-addr and --master-port", metavar="HOST:PORT")
-    add("rdzv-backend", "c10d", "c10d or static; the store of rank 0 serves for both")
+    add("rdzv-backend", "c10d", "c10d or static; the store on the first host serves for both")
     add("rdzv-id", "none", "a name of the run, for TORCHELASTIC_RUN_ID", metavar="NAME")
     add("monitor-interval", "0.1", "accepted: exits are reported at once", metavar="SECONDS")
     add("start-method", "spawn", "accepted: programs always run in processes of their own")
@@ -153,8 +153,8 @@ def launch_of(options: argparse.Namespace) -> Launch:
             raise ValueError(f"--{name.replace('_', '-')} is not supported: {why}")
     if options.rdzv_backend not in _BACKENDS:
         raise ValueError(
-            f"--rdzv-backend {options.rdzv_backend} is not supported: the rendezvous is a store of "
-            "rank 0; leave the option out"
+            f"--rdzv-backend {options.rdzv_backend} is not supported: the rendezvous is a store on "
+            "the first host; leave the option out"
         )
     if not set(options.signals_to_handle.split(",")) <= _SIGNALS:
         raise ValueError(

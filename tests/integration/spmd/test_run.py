@@ -49,8 +49,11 @@ class Program:
         (self.folder / "train.py").write_text(source)
         options = [word for word in words if word.startswith("--")]
         rest = [word for word in words if not word.startswith("--")]
+        return self._command(*options, "train.py", *rest)
+
+    def _command(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "monarch.cli", "run", *options, "train.py", *rest],
+            [sys.executable, "-m", "monarch.cli", "run", *words],
             cwd=self.folder,
             env=self.environ,
             stdout=subprocess.PIPE,
@@ -59,7 +62,14 @@ class Program:
         )
 
     def __call__(self, source: str, *words: str) -> tuple[int, list[str], list[str]]:
-        with self.start(source, *words) as process:
+        return self._finish(self.start(source, *words))
+
+    def run(self, *words: str) -> tuple[int, list[str], list[str]]:
+        """Run the command with these words."""
+        return self._finish(self._command(*words))
+
+    def _finish(self, process: subprocess.Popen[str]) -> tuple[int, list[str], list[str]]:
+        with process:
             out, err = process.communicate(timeout=WAIT)
         return process.returncode, sorted(out.splitlines()), err.splitlines()
 
@@ -151,6 +161,54 @@ def test_files(program: Program) -> None:
     }
 
 
+def test_commands_find_the_store(program: Program) -> None:
+    """The first rank is no Python process, so another one holds the store."""
+    (program.folder / "program.py").write_text(GROUP + "print(reduce())")
+    words = ["--nproc-per-node=2", "--no-python", "sh", "-c", f"{sys.executable} program.py; exit"]
+    status, out, err = program.run(*words)
+    assert (status, out, err) == (0, ["[rank 0] 2", "[rank 1] 2"], [])
+
+
+def test_the_ranks_may_be_children_of_the_script(program: Program) -> None:
+    (program.folder / "program.py").write_text(GROUP + "print(reduce())")
+    source = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, 'program.py']))"
+    status, out, err = program(source, "--nproc-per-node=2")
+    assert (status, out, err) == (0, ["[rank 0] 2", "[rank 1] 2"], [])
+
+
+def test_the_store_outlives_the_first_rank(program: Program) -> None:
+    source = GROUP + (
+        "if rank == 0:\n"
+        "    os.symlink(str(os.getpid()), 'first')\n"
+        "    os._exit(0)\n"
+        "while not os.path.lexists('first'): time.sleep(0.01)\n"
+        "while os.path.exists('/proc/' + os.readlink('first')): time.sleep(0.01)\n"
+        "store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n"
+        "store.set('key', 'value')\n"
+        "print(store.get('key'))"
+    )
+    status, out, err = program(source, "--nproc-per-node=2")
+    assert (status, out, err) == (0, ["[rank 1] b'value'"], [])
+
+
+def test_a_store_that_is_killed(program: Program) -> None:
+    source = GROUP + (
+        "def parent(pid):\n"
+        "    with open(f'/proc/{pid}/stat') as file:\n"
+        "        return int(file.read().rpartition(')')[2].split()[1])\n"
+        "if attempt == 0:\n"
+        "    dist.init_process_group('gloo')  # so it is there\n"
+        "    for pid in map(int, filter(str.isdigit, os.listdir('/proc'))):\n"
+        "        if pid != os.getpid() and parent(pid) == os.getppid():\n"
+        "            os.kill(pid, signal.SIGKILL)\n"
+        "    time.sleep(1000)\n"
+        "print(reduce())"
+    )
+    status, out, err = program(source, "--max-restarts=1", "--keep=0")
+    assert (status, out) == (0, ["[rank 0] 1"])
+    assert re.search(r"the store of the ranks on .*: killed by SIGKILL; attempt 2", err[0])
+
+
 def test_a_wrong_command_line(program: Program) -> None:
     status, out, err = program("", "--rdzv-backend=etcd")
     assert (status, out, len(err)) == (2, [], 1)
@@ -217,6 +275,16 @@ def test_a_host_that_is_lost(hosts: tuple[HostMesh, ProcessJob], tmp_path: Path)
 def test_too_few_hosts(hosts: tuple[HostMesh, ProcessJob]) -> None:
     with pytest.raises(ValueError, match="--nnodes 3: there are only 2 hosts"):
         run(Launch(("x",), least=3, most=3), hosts[0], lambda *_output: None)
+
+
+def test_without_torch_there_is_no_store(tmp_path: Path) -> None:
+    source = "import os, sys; print('TORCHELASTIC_USE_AGENT_STORE' in os.environ, 'torch' in sys.modules)"
+    (tmp_path / "train.py").write_text(source)
+    shown: list[bytes] = []
+    launch = Launch((str(tmp_path / "train.py"),))
+    result = run(launch, this_host(), lambda _rank, _stream, data: shown.append(data), modules=())
+    assert result.succeeded
+    assert b"".join(shown) == b"False False\n"
 
 
 def test_a_notebook_has_an_event_loop(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
-"""A rank: the process that the fork server forks for one program.
+"""A rank: the process that the fork server forks for one program, or for the store of ranks.
 
 The process is as `python -u SCRIPT` would find it: a session of its own, a fresh ``__main__``, the
 launch's environment and directory, signals at their defaults, random generators seeded anew. The
 program runs on the main thread, and the interpreter ends as usual.
+
+The store of the rendezvous has a process of its own, since the first rank may be a command, or a
+script that starts the actual program as its child.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ _STORE_FD = 3
 class Rank:
     """A program that this process becomes; see `Launch` for `kind` and `program`.
 
-    `fds` are stdout, stderr, and, for the rank that holds the store, its listening socket.
+    `kind` may also be "store". `fds` are stdout, stderr, and a listening socket for the store.
     """
 
     kind: str
@@ -45,8 +48,9 @@ class Rank:
         self._enter()
         if self.kind == "command":
             os.execvp(self.program[0], self.program)  # noqa: S606 - the user's command
-        if len(self.fds) > 2:
-            hold_store(socket.socket(fileno=_STORE_FD))
+        if self.kind == "store":
+            _hold_store()
+            return
         name, *rest = self.program
         if self.kind == "module":
             sys.argv = [name, *rest]
@@ -86,6 +90,14 @@ class Rank:
                 trace = trace.tb_next
             sys.excepthook(type(error), error.with_traceback(trace), trace)
             sys.exit(1)
+
+
+def _hold_store() -> None:
+    """Hold a store until this process is killed; without torch return, for no rank will ask."""
+    with contextlib.suppress(ModuleNotFoundError):
+        hold_store(socket.socket(fileno=_STORE_FD))
+        while True:
+            signal.pause()
 
 
 def _is_ours(file: str) -> bool:

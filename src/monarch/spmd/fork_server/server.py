@@ -1,11 +1,12 @@
 """The fork server's process: one thread, which waits for requests, children and time.
 
-Ranks belong to the connection that asked for them. When it closes, however that happens, their
+Processes belong to the connection that asked for them. When it closes, however that happens, their
 process groups are killed. So a host, or a driver, that is killed leaves no rank behind. Ranks die
 with the server, too (``PR_SET_PDEATHSIG``).
 
 Requests are ``fork`` (answered by ``forked`` or ``refused``), ``signal``, ``devices`` and
-``prepare``; a rank's exit is reported by ``exit`` with its wait status.
+``prepare``; the exit of a process is reported by ``exit`` with its wait status. The launch gives
+each process a number, its ``key``.
 
 After ``prepare`` the modules that programs import a little later than torch are imported while
 ranks run: those of the next attempt find them. An exit is reported up to a second later meanwhile.
@@ -24,6 +25,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Collection
 from typing import Any
 
 from monarch._spi import die_with_parent
@@ -39,19 +41,19 @@ _LATER = ("torch.distributed", "torch.nn.parallel", "sympy", "torch._dynamo")
 
 
 class _Connection:
-    """A launch, by its socket; `ranks` are the pids of its processes, with the number of each."""
+    """A launch, by its socket; `keys` are the pids of its processes, with the key of each."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.messages = Messages(sock)
-        self.ranks: dict[int, int] = {}
+        self.keys: dict[int, int] = {}
 
     def tell(self, **message: Any) -> None:
         with contextlib.suppress(OSError):  # it has ended; its EOF is read next
             send(self.sock, message)
 
-    def signal(self, number: int) -> None:
-        for pid in self.ranks:
+    def signal(self, number: int, keys: Collection[int]) -> None:
+        for pid in [pid for pid, key in self.keys.items() if key in keys]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)  # it has no group yet if it was just forked
                 os.killpg(pid, number)
@@ -138,7 +140,7 @@ class _Server:
             self._selector.unregister(connection.sock)
             self._connections.discard(connection)
             connection.sock.close()
-            connection.signal(signal.SIGKILL)
+            connection.signal(signal.SIGKILL, connection.keys.values())
             return None
         for message, fds in arrived:
             if message["op"] == "fork":
@@ -146,7 +148,7 @@ class _Server:
                 if rank is not None:
                     return rank
             elif message["op"] == "signal":
-                connection.signal(message["number"])
+                connection.signal(message["number"], message["keys"])
             elif message["op"] == "prepare":
                 self._prepares = True
             elif message["op"] == "devices":
@@ -161,7 +163,7 @@ class _Server:
         try:
             pid = os.fork()
         except OSError as error:
-            connection.tell(op="refused", rank=message["rank"], text=str(error))
+            connection.tell(op="refused", text=str(error))
             pid = -1
         if pid == 0:
             restore_signals()
@@ -172,9 +174,9 @@ class _Server:
         for fd in fds:
             os.close(fd)
         if pid > 0:
-            connection.ranks[pid] = message["rank"]
+            connection.keys[pid] = message["key"]
             self._pids[pid] = connection
-            connection.tell(op="forked", rank=message["rank"], pid=pid)
+            connection.tell(op="forked", pid=pid)
         return None
 
     def _leave(self) -> None:
@@ -205,7 +207,7 @@ class _Server:
                     os.killpg(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             if connection is not None:
-                connection.tell(op="exit", rank=connection.ranks.pop(pid), status=status)
+                connection.tell(op="exit", key=connection.keys.pop(pid), status=status)
 
 
 def _devices() -> dict[str, int]:
