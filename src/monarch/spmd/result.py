@@ -16,7 +16,7 @@ class Failure:
 
     Args:
         attempt: the number of the attempt, from 0.
-        rank: the rank that failed; `HOST` for the loss of a host; `STORE` for that of the rendezvous.
+        rank: the rank that failed; `HOST` for the loss of a host, `STORE` for that of the store.
         host: the name of its host.
         text: how it ended.
         stderr: the last lines of its stderr.

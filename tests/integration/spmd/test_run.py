@@ -205,7 +205,7 @@ def test_a_store_that_is_killed(program: Program) -> None:
         "print(reduce())"
     )
     status, out, err = program(source, "--max-restarts=1", "--keep=0")
-    assert (status, out) == (0, ["[rank 0] 1"])
+    assert (status, out) == (0, ["[rank 0] 1"]), err
     assert re.search(r"the store of the ranks on .*: killed by SIGKILL; attempt 2", err[0])
 
 
@@ -278,8 +278,8 @@ def test_too_few_hosts(hosts: tuple[HostMesh, ProcessJob]) -> None:
 
 
 def test_without_torch_there_is_no_store(tmp_path: Path) -> None:
-    source = "import os, sys; print('TORCHELASTIC_USE_AGENT_STORE' in os.environ, 'torch' in sys.modules)"
-    (tmp_path / "train.py").write_text(source)
+    source = "print('TORCHELASTIC_USE_AGENT_STORE' in os.environ, 'torch' in sys.modules)"
+    (tmp_path / "train.py").write_text(f"import os, sys\n{source}")
     shown: list[bytes] = []
     launch = Launch((str(tmp_path / "train.py"),))
     result = run(launch, this_host(), lambda _rank, _stream, data: shown.append(data), modules=())

@@ -45,9 +45,29 @@ def test_descriptors_come_with_their_message() -> None:
     os.close(read)
 
 
+def test_descriptors_skip_the_messages_before_theirs() -> None:
+    """The kernel gives all of them in one read if the receiver is late."""
+    ours, theirs = socket.socketpair()
+    read, write = os.pipe()
+    with ours, theirs:
+        send(ours, {"op": "signal"})
+        send(ours, {"op": "fork"}, [read, write])
+        send(ours, {"op": "prepare"})
+        messages, found = Messages(theirs), []
+        while len(found) < 3:
+            found += messages.read()
+    assert [(message["op"], len(fds)) for message, fds in found] == [
+        ("signal", 0),
+        ("fork", 2),
+        ("prepare", 0),
+    ]
+    for fd in (read, write, *found[1][1]):
+        os.close(fd)
+
+
 def test_a_message_that_is_too_long_ends_the_stream() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(b"\xff\xff\xff\xff")
+        ours.sendall(b"\xff" * 5)
         with pytest.raises(EOFError):
             Messages(theirs).read()

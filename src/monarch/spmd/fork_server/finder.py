@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Generator, Mapping, Sequence
 
 from monarch._spi import python_command
+from monarch.spmd.fork_server.message import VERSION
 
 __all__ = ["connect", "start"]
 
@@ -88,7 +89,8 @@ def _start(
 
 def _key(environ: Mapping[str, str], modules: Sequence[str]) -> str:
     variables = sorted(item for item in environ.items() if item[0] not in _VOLATILE)
-    facts = [sys.executable, sys.version, sys.prefix, __file__, list(modules), variables]
+    python = [sys.executable, sys.version, sys.prefix]
+    facts = [*python, __file__, VERSION, list(modules), variables]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 

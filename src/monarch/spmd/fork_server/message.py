@@ -9,9 +9,12 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Messages", "send"]
+__all__ = ["VERSION", "Messages", "send"]
 
-_HEAD = struct.Struct("!I")
+VERSION = 2
+"""Of the messages: a fork server of another version is not asked."""
+
+_HEAD = struct.Struct("!IB")  # the size of the message, and the number of its descriptors
 _MOST = 1 << 24  # bytes of a message
 _MOST_FDS = 8
 
@@ -19,7 +22,7 @@ _MOST_FDS = 8
 def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
     """Send a message; blocks while the socket is full. Raises OSError if the peer has exited."""
     data = json.dumps(message).encode()
-    data = _HEAD.pack(len(data)) + data
+    data = _HEAD.pack(len(data), len(fds)) + data
     sent = socket.send_fds(sock, [data], list(fds)) if fds else 0
     sock.sendall(data[sent:])
 
@@ -33,11 +36,7 @@ class Messages:
         self._fds: list[int] = []
 
     def read(self) -> list[tuple[dict[str, Any], list[int]]]:
-        """Read once, and return the complete messages. Raises EOFError at the end of the stream.
-
-        A sender sends descriptors with one message at a time and waits for its answer, so those
-        that have arrived belong to the first complete message.
-        """
+        """Read once, and return the complete messages. Raises EOFError at the end of the stream."""
         try:
             data, fds, _, _ = socket.recv_fds(self._sock, 1 << 16, _MOST_FDS)
         except ConnectionResetError:
@@ -49,15 +48,15 @@ class Messages:
         self._data += data
         found: list[tuple[dict[str, Any], list[int]]] = []
         while len(self._data) >= _HEAD.size:
-            (size,) = _HEAD.unpack_from(self._data)
+            size, count = _HEAD.unpack_from(self._data)
             if size > _MOST:
                 raise EOFError
             if len(self._data) < _HEAD.size + size:
                 break
             text = bytes(self._data[_HEAD.size : _HEAD.size + size])
             del self._data[: _HEAD.size + size]
-            found.append((json.loads(text), self._fds))
-            self._fds = []
+            found.append((json.loads(text), self._fds[:count]))
+            del self._fds[:count]
         return found
 
     def close(self) -> None:
