@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from monarch._engine.base.duration import parse_duration
     from monarch._engine.base.errors import DeadlockError, format_remote, headline, is_engine_frame
     from monarch._engine.base.failure import Failure
-    from monarch._engine.base.features import LATE
+    from monarch._engine.base.features import LATE, hook
     from monarch._engine.base.home import HOME
     from monarch._engine.base.identity import LABEL_LIMIT, normalize_label, to_base58
     from monarch._engine.base.memory_file import memory_file
@@ -79,8 +79,9 @@ if TYPE_CHECKING:
         HandshakeError,
         key_name,
     )
-    from monarch._engine.runtime.actor.cell import Cell
+    from monarch._engine.runtime.actor.cell import Cell, Handler
     from monarch._engine.runtime.actor.dispatch import rebuild_error
+    from monarch._engine.runtime.actor.spans import Recorded
     from monarch._engine.runtime.admission.gateway import Gateway
     from monarch._engine.runtime.admission.handshake_io import (
         CLAIM,
@@ -199,6 +200,7 @@ __all__ = [
     "Gateway",
     "Gather",
     "Greeting",
+    "Handler",
     "HandshakeError",
     "Instance",
     "Job",
@@ -213,6 +215,7 @@ __all__ = [
     "Proc",
     "Promise",
     "Reactor",
+    "Recorded",
     "Refused",
     "Request",
     "Resumed",
@@ -254,6 +257,7 @@ __all__ = [
     "gateways",
     "greet_worker",
     "headline",
+    "hook",
     "instrument",
     "introduce",
     "is_engine_frame",
@@ -321,7 +325,7 @@ _NAMES = {
     "_engine.base.failure": "Failure",
     "_engine.base.home": "HOME",
     "_engine.base.identity": "LABEL_LIMIT normalize_label to_base58",
-    "_engine.base.features": "LATE",
+    "_engine.base.features": "LATE hook",
     "_engine.base.memory_file": "memory_file",
     "_engine.base.settings": "settings",
     "_engine.base.verdict": "FAILED INFRASTRUCTURE NOT_CREATED STOPPED USER Verdict",
@@ -345,7 +349,7 @@ _NAMES = {
     "_engine.mesh.script.shutdown": "renounce",
     "_engine.protocol.agent_messages": "Job JobChange Resumed",
     "_engine.protocol.session.handshake": "ClosedInHandshake HandshakeError key_name",
-    "_engine.runtime.actor.cell": "Cell",
+    "_engine.runtime.actor.cell": "Cell Handler",
     "_engine.runtime.admission.gateway": "Gateway",
     "_engine.runtime.admission.handshake_io": (
         "Arrival CLAIM Greeting PATIENCE Route Wire dial direct_way introduce why_unreachable"
@@ -360,6 +364,7 @@ _NAMES = {
     "_engine.runtime.hosts.peer_host": "PeerHost",
     "_engine.runtime.io": "environment",
     "_engine.runtime.actor.dispatch": "rebuild_error",
+    "_engine.runtime.actor.spans": "Recorded",
     "_engine.runtime.io.alarm": "Alarm",
     "_engine.runtime.io.bridge": "LoopGate",
     "_engine.runtime.io.environment": "Parker",

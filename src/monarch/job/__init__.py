@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from monarch.job.slurm.job import SlurmJob
     from monarch.job.ssh import SSHJob
     from monarch.job.state import JobState
+    from monarch.job.telemetry import TelemetryConfig
     from monarch.job.trait import JobTrait, job_load, job_loads
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "SSHJob",
     "SkyPilotJob",
     "SlurmJob",
+    "TelemetryConfig",
     "deserialize_service_proc_ids",
     "exec_command",
     "hosts_from_config",
@@ -104,6 +106,7 @@ _HOMES = {
     "SSHJob": "ssh",
     "SkyPilotJob": "skypilot.job",
     "SlurmJob": "slurm.job",
+    "TelemetryConfig": "telemetry",
     "exec_command": "command",
     "hosts_from_config": "process",
     "job_load": "trait",
@@ -117,7 +120,6 @@ _HOMES = {
 #: Names of the interface that are not part of this release, each with a replacement.
 _MISSING = {
     "MeshAdminConfig": "there is no admin server yet",
-    "TelemetryConfig": "there is no telemetry store yet; see monarch.actor.get_meter()",
 }
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._spi import let_go
 from monarch.actor import HostMesh
+
+if TYPE_CHECKING:
+    from monarch._store.client import QueryEngineClient
 
 __all__ = ["JobState", "leave"]
 
@@ -31,13 +34,14 @@ class JobState:
     def __init__(self, hosts: Mapping[str, HostMesh]) -> None:
         self._hosts = dict(hosts)
         self.query_engine = None
-        self.query_engine_client = None
+        self.query_engine_client: QueryEngineClient | None = None
+        """Answers SQL, with `JobTrait.enable_telemetry`; else None."""
         self.telemetry_url: str | None = None
-        """None: there is no telemetry store in this release."""
+        """Where it is answered: ``POST {telemetry_url}/api/query``. Contains the key: a secret."""
         self.dashboard_url: str | None = None
-        """None: there is no dashboard in this release."""
+        """Where the dashboard is, or None."""
         self.admin_url: str | None = None
-        """None: there is no admin server in this release."""
+        """Where the admin API is, or None."""
 
     def __getattr__(self, name: str) -> HostMesh:
         hosts: dict[str, Any] = self.__dict__.get("_hosts", {})

@@ -24,7 +24,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch.job import lifeline
 from monarch.job.component import Component, connected, end_all
@@ -34,6 +34,12 @@ from monarch.job.mounts import GatherMountOption, names_of, remote_mount_option
 from monarch.job.saved import DEFAULT_JOB_PATH, locked, read, remove, write
 from monarch.job.state import JobState
 from monarch.job.users import User, has_joined, join, part, users
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from monarch._store.client import QueryEngineClient
+    from monarch.job.telemetry import TelemetryConfig
 
 __all__ = ["JobTrait", "changes", "check_meshes", "job_load", "job_loads"]
 
@@ -375,16 +381,36 @@ class JobTrait(ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
 
-    # -- not in this release ---------------------------------------------------------------------
+    # -- observability ----------------------------------------------------------------------------
 
-    def enable_telemetry(self, *_args: Any, **_options: Any) -> NoReturn:
-        """Not in this release: raises NotImplementedError."""
-        raise NotImplementedError(
-            "enable_telemetry: jobs have no telemetry store in this release; see "
-            "monarch.actor.get_meter()"
-        )
+    def enable_telemetry(
+        self,
+        config: TelemetryConfig | None = None,
+        *,
+        mesh_admin_config: Any = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Record what the job does, for SQL; return the job. Call it before `state`.
 
-    def enable_admin(self, *_args: Any, **_options: Any) -> NoReturn:
+        Args:
+            config: what is recorded; by default a `TelemetryConfig` of the keyword arguments.
+            mesh_admin_config: where the admin API is served.
+
+        `JobState.query_engine_client` answers queries then, and ``monarch query`` in a terminal.
+        Raises TypeError for unknown options, and for a configuration beside options.
+        """
+        from monarch.job.telemetry import TelemetryConfig
+
+        if config is not None and kwargs:
+            raise TypeError(
+                f"enable_telemetry: give a TelemetryConfig or its options, not both ({[*kwargs]})"
+            )
+        self._add_component(TelemetryConfig(**kwargs) if config is None else config)
+        if mesh_admin_config is not None:
+            self.enable_admin(mesh_admin_config)
+        return self
+
+    def enable_admin(self, config: Any = None, **kwargs: Any) -> Self:
         """Not in this release: raises NotImplementedError."""
         raise NotImplementedError("enable_admin: there is no admin server in this release")
 
@@ -392,9 +418,22 @@ class JobTrait(ABC):
         """Not in this release: raises RuntimeError, as without telemetry."""
         raise RuntimeError("profile requires distributed telemetry, which this release has not")
 
-    def telemetry_query_client(self) -> NoReturn:
-        """Not in this release: raises RuntimeError, as without telemetry."""
-        raise RuntimeError("the job has no distributed telemetry configured: not in this release")
+    def telemetry_query_client(self) -> QueryEngineClient:
+        """Return a client for SQL about the running job, without connecting to its hosts.
+
+        Raises RuntimeError if the job is not active, or no script that uses it records telemetry.
+        """
+        from monarch.job.telemetry import TelemetryConfig, query_client
+
+        if not self.active:
+            raise RuntimeError("the saved job is not active; call state()")
+        job = self._running_as()
+        if not any(isinstance(one, TelemetryConfig) for one in job._components):
+            raise RuntimeError(
+                "the job has no distributed telemetry configured; call enable_telemetry() before "
+                "state()"
+            )
+        return query_client([os.getpid(), *(user.pid for user in users(job._folder))])
 
 
 JobTrait.__module__ = "monarch.job"

@@ -36,6 +36,7 @@ HOOKS = {
     "logging_manager": "monarch._output.logging_option:LoggingManager",
     "job_keeper": "monarch._failover.keeper:JobKeeper",
     "keep_job": "monarch._failover.handles:keep_if_asked",
+    "record": "monarch._observer.switch:record",
     "save_handle": "monarch._failover.handles:save",
     "search_deadlocks": "monarch._deadlock.watch:Watch",
     "open_door": "monarch._diagnosis.door:open_door",

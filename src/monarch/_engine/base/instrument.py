@@ -1,4 +1,6 @@
-"""Instrument points: one slot for a sink of spans, measurements and events; None while it is off.
+"""Instrument points: slots for sinks of what happens, None while they are off.
+
+`sink` takes spans, measurements and events of user code, `traffic` takes messages and actors.
 
 An emission point reads the slot, and does nothing more when it is None:
 
@@ -20,12 +22,12 @@ raises reaches the emitter.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Sink", "install", "sink"]
+__all__ = ["Sink", "Traffic", "install", "sink", "traffic", "watch"]
 
 
 class Sink(Protocol):
@@ -54,4 +56,40 @@ def install(new: Sink | None) -> Sink | None:
     """Make ``new`` the sink (None turns instrumentation off) and return the one it replaces."""
     global sink
     sink, replaced = new, sink
+    return replaced
+
+
+class Traffic(Protocol):
+    """The receiver of messages, and of the states of actors. The engine's own objects are passed.
+
+    `sent` is called on the caller's thread, `arrived` on the reactor's (or a local sender's), all
+    others on the actor's.
+    """
+
+    def sent(self, endpoint: Any, rank: int | None, port: int) -> None:
+        """Record that an endpoint is called: one rank of its mesh, or with None all of them.
+
+        `port` receives the answers; 0: there are none.
+        """
+
+    def arrived(self, frame: Any) -> None:
+        """Record that a message was put into a mailbox."""
+
+    def begin(self, cell: Any, link: Any, frame: Any, handler: Any) -> Any:
+        """Record that an actor takes up a message; return the handler to call for it."""
+
+    def status(self, cell: Any, status: str, reason: str) -> None:
+        """Record the new state of an actor."""
+
+    def spawned(self, mesh: Any) -> None:
+        """Record a new mesh of processes or actors, in the process that spawned it."""
+
+
+traffic: Traffic | None = None
+
+
+def watch(new: Traffic | None) -> Traffic | None:
+    """Make ``new`` the receiver of messages (None: no receiver), and return the one it replaces."""
+    global traffic
+    traffic, replaced = new, traffic
     return replaced

@@ -320,6 +320,10 @@ class Settings:
     worker_names = _text("", "MONARCH_WORKER_NAMES", "addresses, with commas between, at which clients reach a worker beside its own: forwarded ports, NAT")
     allow_unauthenticated = _boolean(False, "MONARCH_ALLOW_UNAUTHENTICATED", "let in, or talk to, hosts that do not know the secret; counts only where configure() sets it")
 
+    telemetry = _boolean(False, "MONARCH_TELEMETRY", "record messages, actors, spans and metrics, for SQL; see docs/observability.md")
+    telemetry_retention = _seconds("1h", "MONARCH_TELEMETRY_RETENTION", "how long recorded messages, spans and metrics are kept; 0: as long as there is room")
+    telemetry_limit = _integer(512 * 2**20, "MONARCH_TELEMETRY_LIMIT", "bytes of memory that recorded rows may take; the oldest go first")
+
     tensor_collective_timeout = _seconds("5m", "MONARCH_TENSOR_COLLECTIVE_TIMEOUT", "how long a reduction or copy of distributed tensors waits for a process before it fails")
     tensor_item = _text("error", "MONARCH_TENSOR_ITEM", "what item() of a distributed tensor does: 'error', or 'fetch' from the first process")
 

@@ -31,6 +31,7 @@ from typing import (
     overload,
 )
 
+from monarch._engine.base import instrument
 from monarch._engine.base.errors import PayloadTooLarge
 from monarch._engine.base.features import hook
 from monarch._engine.mesh.call.context import context
@@ -703,6 +704,9 @@ class ActorEndpoint(Generic[P, R_co]):
         proc = self.proc
         link = links[rank]
         uid = self.mesh._uid
+        traffic = instrument.traffic
+        if traffic is not None:
+            traffic.sent(self, rank, port)
         try:
             payload = proc.encode_call(args, kwargs)
         except PayloadTooLarge:
@@ -735,6 +739,9 @@ class ActorEndpoint(Generic[P, R_co]):
         """Send to every rank: by casts where there is a plan for them, else one by one."""
         proc = self.proc
         uid = self.mesh._uid
+        traffic = instrument.traffic
+        if traffic is not None:
+            traffic.sent(self, None, port)
         try:
             payload = proc.encode_call(args, kwargs)
         except PayloadTooLarge:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from monarch._engine.base import instrument
 from monarch._engine.base.errors import PayloadTooLarge, SupervisionError
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.identity import normalize_label, to_base58
@@ -422,6 +423,9 @@ def spawn_actors(
     owned = OwnedMesh(uid, failures or owner, label, display, links, blueprint.rank_text)
     proc.owned[uid] = owned
     owner._own(uid, mesh)
+    traffic = instrument.traffic
+    if traffic is not None:
+        traffic.spawned(mesh)
     if take_charge is not None:
         take_charge(mesh, blueprint, owned)
         return mesh

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from monarch._engine.base import instrument
 from monarch._engine.base.bootstrap_command import BootstrapCommand
 from monarch._engine.base.features import find, hook
 from monarch._engine.base.home import HOME
@@ -159,6 +160,8 @@ class HostMesh(MeshTrait):
             prepare()
         if settings.driver_grace and proc.client:
             hook("keep_job")(proc)
+        if settings.telemetry and instrument.traffic is None:
+            hook("record")(proc)
         hosts = self._names()
         if self._attachment is not None:
             self._attachment.check()
@@ -212,6 +215,9 @@ class HostMesh(MeshTrait):
                 raise
             mesh._recipe.set_up = set_up
         announce(mesh)
+        traffic = instrument.traffic
+        if traffic is not None:
+            traffic.spawned(mesh)
         if self._attachment is not None:
             self._attachment.procs.append(mesh)
         return mesh

@@ -33,6 +33,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from monarch._engine.base import instrument
 from monarch._engine.base.errors import format_all, format_remote, headline, is_ours
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
@@ -61,7 +62,10 @@ _GRAVES = 10_000  # graves kept beyond the configured number
 class Handler:
     """One endpoint, ready to call."""
 
-    __slots__ = ("concurrent", "explicit", "function", "instrument", "is_async", "name")
+    __slots__ = (
+        *("concurrent", "explicit", "function", "instrument", "is_async", "name"),
+        "recorded",
+    )
 
     def __init__(
         self,
@@ -79,6 +83,7 @@ class Handler:
         self.concurrent = concurrent
         self.is_async = is_async
         self.instrument = instrument  # whether calls are spans, see `spans`
+        self.recorded: Any = None  # kept here for the receiver of `instrument.traffic`
 
 
 class Behaviour(Protocol):
@@ -205,6 +210,9 @@ class Cell:
 
     def _enqueue(self, link: FrameLink, frame: Frame) -> None:
         """Queue a message; on the reactor thread, or a local sender's."""
+        traffic = instrument.traffic
+        if traffic is not None:
+            traffic.arrived(frame)
         if self.is_async:
             self.mailbox.append((link, frame))
             if self.idle:
@@ -331,6 +339,10 @@ class Cell:
                 return False
             self.grave = grave
             self.state = DEAD
+        traffic = instrument.traffic
+        if traffic is not None:
+            status = "Failed" if grave.kind == FAILED else "Stopped"
+            traffic.status(self, status, grave.verdict.trace or grave.error)
         proc = self.proc
         proc.graves[self.uid] = grave
         proc.ending[self] = None  # set first: a cell is always in `cells` or in `ending`

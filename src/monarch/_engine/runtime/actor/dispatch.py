@@ -163,6 +163,9 @@ def _finish_sync(cell: Cell, grave: Failure, error: Exception | None) -> None:
 
 def construct(cell: Cell) -> bool:
     """Run the user's constructor; False when the actor did not start."""
+    traffic = instrument.traffic
+    if traffic is not None:
+        traffic.status(cell, "Initializing", "")
     try:
         setup = cell.proc.setup
         if setup is not None and setup.blocks(cell):
@@ -180,6 +183,8 @@ def construct(cell: Cell) -> bool:
     if cell.state is DEAD:  # stopped during construction
         return False
     cell.state = RUNNING
+    if traffic is not None:
+        traffic.status(cell, "Idle", "")
     return True
 
 
@@ -197,8 +202,11 @@ def prepare(cell: Cell, link: FrameLink, frame: Frame) -> tuple[Handler, Any, An
     if handler.explicit:
         port = behaviour.explicit_port(link, frame, handler.name)
         args = (port, *args)
-    sink = instrument.sink
-    if sink is not None and handler.instrument:
+    traffic = instrument.traffic
+    if traffic is not None:
+        handler = traffic.begin(cell, link, frame, handler)
+    sink: Any = instrument.sink
+    if sink is not None and handler.instrument and sink is not traffic:  # one row says both
         handler = in_span(sink, handler)
     return handler, args, kwargs
 

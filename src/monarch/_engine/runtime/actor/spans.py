@@ -1,18 +1,20 @@
-"""Report each call of an endpoint as a span, while the process has a sink for spans.
+"""Report the calls of endpoints to the receivers of `instrument`, while there are some.
 
-The span has the endpoint's name. It begins on the actor's thread after the arguments are decoded,
-and ends with the endpoint: for an ``async`` endpoint when its coroutine does. An endpoint that is
-declared with ``instrument=False`` has none.
+`in_span` reports each call as a span. The span has the endpoint's name. It begins on the actor's
+thread after the arguments are decoded, and ends with the endpoint: for an ``async`` endpoint when
+its coroutine does. An endpoint that is declared with ``instrument=False`` has none. `Recorded`
+reports when each call begins and ends, for a receiver of traffic.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from monarch._engine.base.instrument import Sink
 from monarch._engine.runtime.actor.cell import Handler
 
-__all__ = ["in_span"]
+__all__ = ["Recorded", "in_span"]
 
 
 def in_span(sink: Sink, handler: Handler) -> Handler:
@@ -46,3 +48,60 @@ def in_span(sink: Sink, handler: Handler) -> Handler:
         concurrent=handler.concurrent,
         is_async=handler.is_async,
     )
+
+
+class Recorded:
+    """An endpoint of an actor whose calls are recorded: `handler` is called in its place.
+
+    It serves all calls, since a handler for each would cost more than the rest: set `pending` to
+    the message before the call. An actor takes its next message after the call has begun.
+
+    Args:
+        original: the endpoint.
+        enter: called as ``enter(message)`` where the call begins.
+        finish: called as ``finish(message, failed)`` when it has ended.
+    """
+
+    __slots__ = ("handler", "pending")
+
+    def __init__(
+        self,
+        original: Handler,
+        enter: Callable[[Any], None],
+        finish: Callable[[Any, bool], None],
+    ) -> None:
+        self.pending: Any = None
+        function = original.function
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            message = self.pending
+            enter(message)
+            try:
+                result = function(*args, **kwargs)
+            except BaseException:
+                finish(message, True)
+                raise
+            finish(message, False)
+            return result
+
+        async def complete(message: Any, args: Any, kwargs: Any) -> Any:
+            enter(message)
+            try:
+                result = await function(*args, **kwargs)
+            except BaseException:
+                finish(message, True)
+                raise
+            finish(message, False)
+            return result
+
+        def call_async(*args: Any, **kwargs: Any) -> Any:
+            return complete(self.pending, args, kwargs)
+
+        self.handler = Handler(
+            original.name,
+            call_async if original.is_async else call,
+            explicit=original.explicit,
+            concurrent=original.concurrent,
+            is_async=original.is_async,
+            instrument=original.instrument,
+        )

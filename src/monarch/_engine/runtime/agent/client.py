@@ -167,6 +167,8 @@ def become(proc: Proc) -> None:
         export = find("export")
         if export is not None:
             export(proc)
+    if settings.telemetry and not proc.client:
+        hook("record")(proc)
     for callback in _ready:
         callback(proc)
 

@@ -1,0 +1,139 @@
+"""The observer's process: it takes rows from the processes of a job, and answers by HTTP.
+
+Three kinds of threads: this one reads the script's socket, one reads the connections with rows and
+stores them, and those of HTTP servers answer. The process has low priority, so the job goes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import threading
+from typing import Any
+
+from monarch._observer.places import Place, forget, note
+from monarch._store.http import serve_queries
+from monarch._store.store import Store
+from monarch._telemetry.kinds import BatchReader
+
+__all__ = ["main"]
+
+_NICE = 10
+
+
+def main(fd: int) -> None:
+    """Observe until the socket `fd` to the script ends."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    with socket.socket(fileno=fd) as script:
+        _Observation(script).run()
+
+
+class _Observation:
+    def __init__(self, script: socket.socket) -> None:
+        self._script = script
+        self._store: Store | None = None
+        self._rows: _Rows | None = None
+        self._place: Place | None = None
+        self._token = secrets.token_urlsafe(24)
+
+    def run(self) -> None:
+        pid = 0
+        try:
+            while True:
+                data, fds, _, _ = socket.recv_fds(self._script, 1 << 16, 1)
+                if not data:
+                    return
+                message: dict[str, Any] = json.loads(data)
+                if message.get("op") == "rows":
+                    self._adopt(fds)
+                else:
+                    pid = message["pid"]
+                    self._show(message)
+        except ConnectionError:
+            return
+        finally:
+            if pid:
+                forget(pid)
+
+    def _adopt(self, fds: list[int]) -> None:
+        for fd in fds:
+            sock = socket.socket(fileno=fd)
+            if self._rows is None:
+                sock.close()
+            else:
+                self._rows.add(sock)
+
+    def _show(self, options: dict[str, Any]) -> None:
+        place = self._place or Place(options["pid"], options["script"], token=self._token)
+        try:
+            if self._store is None and options.get("telemetry"):
+                self._store = Store(options["limit"], options["retention"])
+                self._rows = _Rows(self._store)
+                address = serve_queries(self._store, self._token)
+                place = place._replace(telemetry_url=address)
+            note(place)
+        except OSError as error:
+            self._tell({"fault": f"its observer could not start ({error})"})
+            raise SystemExit(2) from None
+        self._place = place
+        self._tell(place._asdict())
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._script.send(json.dumps(message).encode())
+
+
+class _Rows:
+    """The thread that reads the connections with rows."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._selector = selectors.DefaultSelector()
+        self._wake, wake = socket.socketpair()
+        self._selector.register(wake, selectors.EVENT_READ, None)
+        self._new: list[socket.socket] = []
+        threading.Thread(target=self._run, name="rows", daemon=True).start()
+
+    def add(self, sock: socket.socket) -> None:
+        """Read a connection from now on, until it ends."""
+        self._new.append(sock)
+        self._wake.send(b"n")
+
+    def _run(self) -> None:
+        buffer = memoryview(bytearray(1 << 20))
+        while True:
+            for key, _ in self._selector.select():
+                sock: Any = key.fileobj
+                if key.data is None:
+                    sock.recv(64)
+                    self._take_new()
+                else:
+                    self._read(sock, key.data, buffer)
+
+    def _take_new(self) -> None:
+        while self._new:
+            sock = self._new.pop()
+            sock.setblocking(False)
+            self._selector.register(sock, selectors.EVENT_READ, BatchReader())
+
+    def _read(self, sock: socket.socket, reader: BatchReader, buffer: memoryview) -> None:
+        try:
+            count = sock.recv_into(buffer)
+            for batch in reader.feed(buffer[:count]):
+                self._store.put(batch)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, KeyError, TypeError):  # closed, or no batches
+            count = 0
+        if not count:
+            self._selector.unregister(sock)
+            sock.close()

@@ -1,0 +1,211 @@
+"""Tables in duckdb.
+
+Rows come in as columns of numpy. The tables of rows are in the schema ``rows``, the documented
+tables are in ``datafusion.public``, the names that existing queries use. A query runs in a
+transaction that can only read, on a connection of its own; files and settings are out of its reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import decimal
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from monarch._store.database import Rows
+from monarch._store.query import Answer, QueryError
+from monarch._store.statement import column_name, not_one, refused, unknown_table, without_explain
+from monarch._store.tables import COLUMNS, PLAIN, VIEWS, filled
+
+__all__ = ["DuckDatabase"]
+
+_SQL_TYPES = {
+    "U64": "UBIGINT",
+    "U32": "UINTEGER",
+    "I64": "BIGINT",
+    "I32": "INTEGER",
+    "F64": "DOUBLE",
+    "Utf8": "VARCHAR",
+    "Boolean": "BOOLEAN",
+}
+_NUMBERS = {"U64": np.uint64, "I64": np.int64}
+_JSON = (type(None), bool, int, float, str)
+_MACROS = (
+    "to_timestamp_micros(x) AS make_timestamp(x)",
+    "to_timestamp_millis(x) AS make_timestamp(x * 1000)",
+    "to_timestamp_seconds(x) AS make_timestamp(x * 1000000)",
+    "date_bin(width, x) AS time_bucket(width, x)",
+    "approx_percentile_cont(x, share) AS approx_quantile(x, share)",
+    "approx_median(x) AS approx_quantile(x, 0.5)",
+    "approx_distinct(x) AS approx_count_distinct(x)",
+    "regexp_like(x, pattern) AS regexp_matches(x, pattern)",
+    "character_length(x) AS length(x)",
+    "btrim(x) AS trim(x)",
+    "array_length(x) AS len(x)",
+)
+"""Functions of the documented dialect under the names of this one."""
+
+
+class DuckDatabase:
+    """See `monarch._store.database.Database`.
+
+    Args:
+        memory: the most bytes that the database may use.
+    """
+
+    name = "duckdb"
+
+    def __init__(self, memory: int) -> None:
+        self._made: dict[str, list[int]] = {table: [] for table in COLUMNS}
+        config: dict[str, Any] = {
+            "memory_limit": f"{max(memory, 64 << 20) >> 20}MiB",
+            "temp_directory": "",
+            "threads": "2",
+            "autoload_known_extensions": "false",
+            "autoinstall_known_extensions": "false",
+        }
+        self._connection = duckdb.connect(":memory:", config=config)
+        run = self._connection.execute
+        run("ATTACH ':memory:' AS datafusion")
+        run("CREATE SCHEMA datafusion.public")
+        run("CREATE SCHEMA memory.rows")
+        for table in COLUMNS:
+            self._create(f"memory.rows.empty_{table}", COLUMNS[table])
+            self._unite(table)
+        self._create("memory.rows.running", COLUMNS["message"])
+        for table, columns in PLAIN.items():
+            self._create(f"datafusion.public.{table}", columns)
+        run("USE datafusion.public")
+        names = {table: f"memory.rows.{table}" for table in (*COLUMNS, "running")}
+        for view, sql in VIEWS.items():
+            run(f"CREATE VIEW {view} AS {filled(sql, names)}")
+        for macro in _MACROS:
+            run(f"CREATE MACRO {macro}")
+        run("SET enable_external_access = false")
+        run("SET lock_configuration = true")
+
+    def _create(self, table: str, columns: Sequence[tuple[str, str]]) -> None:
+        made = ", ".join(f'"{name}" {_SQL_TYPES[type_]}' for name, type_ in columns)
+        self._connection.execute(f"CREATE TABLE {table} ({made})")
+
+    def _unite(self, table: str) -> None:
+        parts = [f"empty_{table}", *(f"{table}_{number}" for number in self._made[table])]
+        union = " UNION ALL ".join(f"SELECT * FROM memory.rows.{part}" for part in parts)
+        self._connection.execute(f"CREATE OR REPLACE VIEW memory.rows.{table} AS {union}")
+
+    def insert(self, table: str, generation: int, columns: Rows) -> None:
+        """Add rows to a generation of a table of rows."""
+        if generation not in self._made[table]:
+            self._create(f"memory.rows.{table}_{generation}", COLUMNS[table])
+            self._made[table].append(generation)
+            self._unite(table)
+        self._insert(f"memory.rows.{table}_{generation}", COLUMNS[table], columns)
+
+    def _insert(self, table: str, types: Sequence[tuple[str, str]], columns: Rows) -> None:
+        batch = {name: _array(columns[name], type_) for name, type_ in types}
+        self._connection.register("batch", batch)
+        casts = ", ".join(f'CAST("{name}" AS {_SQL_TYPES[type_]})' for name, type_ in types)
+        self._connection.execute(f"INSERT INTO {table} SELECT {casts} FROM batch")
+        self._connection.unregister("batch")
+
+    def drop(self, table: str, generation: int) -> None:
+        """Drop a generation of a table of rows."""
+        self._made[table].remove(generation)
+        self._unite(table)
+        self._connection.execute(f"DROP TABLE memory.rows.{table}_{generation}")
+
+    def replace(self, table: str, columns: Rows, where: tuple[str, Any] | None = None) -> None:
+        """Replace rows of a plain table, or of ``running``."""
+        types = COLUMNS["message"] if table == "running" else PLAIN[table]
+        name = f"memory.rows.{table}" if table == "running" else f"datafusion.public.{table}"
+        if where is None:
+            self._connection.execute(f"DELETE FROM {name}")
+        else:
+            self._connection.execute(f'DELETE FROM {name} WHERE "{where[0]}" = ?', [where[1]])
+        if len(columns[types[0][0]]):
+            self._insert(name, types, columns)
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._connection.close()
+
+    def query(self, sql: str, parameters: Sequence[Any], timeout: float, limit: int) -> Answer:
+        """Answer one statement that reads; from any thread. Raises QueryError."""
+        _check(sql)
+        cursor = self._connection.cursor()
+        cursor.execute("USE datafusion.public")
+        timer = threading.Timer(timeout, cursor.interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            cursor.execute("BEGIN TRANSACTION READ ONLY")
+            cursor.execute(sql, list(parameters))
+            about = cursor.description or []
+            rows = cursor.fetchmany(limit + 1)
+        except duckdb.InterruptException:
+            raise QueryError(f"the query took longer than {timeout:g} s and was ended") from None
+        except duckdb.Error as error:
+            raise _error(error) from None
+        finally:
+            timer.cancel()
+            with contextlib.suppress(duckdb.Error):
+                cursor.close()
+        names = [column_name(str(each[0])) for each in about]
+        found = [tuple(map(_plain, row)) for row in rows[:limit]]
+        return Answer(names, [str(each[1]) for each in about], found, len(rows) > limit)
+
+
+def _array(column: Sequence[Any], type_: str) -> Any:
+    if type_ in _NUMBERS and not isinstance(column, (list, tuple)):
+        return np.asarray(column, dtype=_NUMBERS[type_])
+    if type_ in _NUMBERS and None not in column:
+        return np.array(column, dtype=_NUMBERS[type_])
+    return np.array(column, dtype=object)
+
+
+def _check(sql: str) -> None:
+    """Raise QueryError unless `sql` is one statement that reads."""
+    inner: str | None = sql
+    while inner is not None:
+        try:
+            statements = duckdb.extract_statements(inner)
+        except duckdb.Error as error:
+            raise _error(error) from None
+        if len(statements) != 1:
+            raise not_one(statements)
+        kind = statements[0].type
+        if kind not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
+            raise refused(kind.name)
+        inner = without_explain(inner) if kind == duckdb.StatementType.EXPLAIN else None
+
+
+def _error(error: duckdb.Error) -> QueryError:
+    text = str(error)
+    if isinstance(error, duckdb.ParserException):
+        return QueryError(f"SQL error: ParserError: {text.removeprefix('Parser Error: ')}")
+    if "Table with name" in text:
+        return unknown_table(text.partition("Table with name ")[2].partition(" ")[0])
+    return QueryError(f"SQL error: {text}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a result as JSON has it."""
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, (dt.datetime, dt.date, dt.time)):
+        return value.isoformat()
+    if isinstance(value, dt.timedelta):
+        return value.total_seconds()
+    if isinstance(value, (bytes, bytearray)):
+        return value.hex()
+    kind: type[Any] = type(value)  # pyright: ignore[reportUnknownVariableType] - any
+    if kind in (list, tuple):
+        return list(map(_plain, value))
+    if kind is dict:
+        return dict(zip(map(str, value), map(_plain, value.values()), strict=True))
+    return value if kind in _JSON else str(value)

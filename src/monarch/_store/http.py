@@ -1,0 +1,143 @@
+"""SQL by HTTP, with the standard library only: ``POST /api/query`` on the loopback interface.
+
+The token is a part of the address, so that programs which add ``/api/query`` to it need to know
+nothing about it; a header ``Authorization: Bearer`` does as well.
+"""
+
+from __future__ import annotations
+
+import hmac
+import http.server
+import json
+import threading
+from typing import Any, cast
+
+from monarch._store.query import Queries, QueryError
+
+__all__ = ["serve_queries"]
+
+_LARGEST = 1 << 20  # bytes of a request
+_PATIENCE = 10.0  # seconds for a client that sends or reads nothing
+_AT_ONCE = 16  # connections
+
+
+def serve_queries(queries: Queries, token: str) -> str:
+    """Serve `queries` from a thread; return the address, which contains the token."""
+    server = _Server(("127.0.0.1", 0), _Handler)
+    server.queries, server.token = queries, token
+    threading.Thread(target=server.serve_forever, name="sql", daemon=True).start()
+    return f"http://127.0.0.1:{server.server_address[1]}/{token}"
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+    queries: Queries
+    token: str
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._free = threading.BoundedSemaphore(_AT_ONCE)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(timeout=1.0):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore the errors of connections: the client has closed it, or is too slow."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    timeout = _PATIENCE
+    server_version = "monarch"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        path = self._path()
+        if path == "/api/health":
+            self._answer(200, {"status": "ok"})
+        elif path == "/api/query":
+            self._answer(405, {"error": "send the statement by POST, as {'sql': '...'}"})
+        elif path is not None:
+            self._answer(404, {"error": f"there is no {path}; POST /api/query answers SQL"})
+
+    def do_POST(self) -> None:
+        path = self._path()
+        if path is None:
+            return
+        if path != "/api/query":
+            self._answer(404, {"error": f"there is no {path}; POST /api/query answers SQL"})
+            return
+        status, content = self._query()
+        self._answer(status, content)
+
+    def _query(self) -> tuple[int, dict[str, Any]]:
+        try:
+            length = int(self.headers.get("Content-Length", ""))
+        except ValueError:
+            return 411, {"error": "the header Content-Length is missing"}
+        if not 0 <= length <= _LARGEST:
+            return 413, {"error": f"a request has at most {_LARGEST} bytes"}
+        try:
+            body: Any = json.loads(self.rfile.read(length) or b"{}")
+        except ValueError:
+            return 400, {"error": "the body has to be JSON: {'sql': '...'}"}
+        content = cast("dict[str, Any]", body) if type(body) is dict else {}
+        sql = content.get("sql")
+        if not isinstance(sql, str):
+            return 400, {"error": "missing 'sql' in request body"}
+        queries = cast("_Server", self.server).queries
+        try:
+            timeout = min(float(content.get("timeout") or 10.0), 600.0)
+            answer = queries.query(sql, timeout=timeout)
+        except (QueryError, ValueError, TypeError) as error:
+            return 400, {"error": str(error)}
+        return 200, {
+            "rows": answer.dicts(),
+            "columns": answer.columns,
+            "types": answer.types,
+            "truncated": answer.truncated,
+        }
+
+    def _path(self) -> str | None:
+        """Return the path without the token; answer 401 and return None without a right one."""
+        token = cast("_Server", self.server).token
+        host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
+        path = self.path.partition("?")[0]
+        front, _, rest = path[1:].partition("/")
+        bearer = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if host not in ("127.0.0.1", "localhost") or self.headers.get("Origin"):
+            self._answer(403, {"error": "only programs of this machine are answered"})
+        elif hmac.compare_digest(front.encode(), token.encode()):
+            return f"/{rest}"
+        elif hmac.compare_digest(bearer.encode(), token.encode()):
+            return path
+        else:
+            self._answer(401, {"error": "the token is missing or wrong"})
+        return None
+
+    def _answer(self, status: int, content: dict[str, Any]) -> None:
+        data = json.dumps(content, default=str).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(data)
+        self.close_connection = True
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a request that is no HTTP, or of another method."""
+        self._answer(code, {"error": message or "bad request"})
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write no log: requests contain the token."""

@@ -1,0 +1,333 @@
+"""The recorder of a process: keeps what the engine and user code report, until it is delivered.
+
+What is reported is appended to bounded queues as tuples of the engine's own objects; names, ids and
+texts are made from them later, on the thread of `delivery`. A full queue drops its oldest row, and
+the loss is counted. So the cost of a message is that of a few tuples, and memory is bounded.
+
+A message is one row, appended when its endpoint has ended. One that runs for long is reported
+meanwhile, by a row of its own (`running`). The sender of a message is found by its process and port
+in the rows of `send`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
+
+from monarch._spi import (
+    ActorMesh,
+    Frame,
+    FrameLink,
+    Handler,
+    Proc,
+    Recorded,
+    current_context,
+    hook,
+)
+
+__all__ = ["Recorder", "current", "current_span", "install"]
+
+_MASK = (1 << 63) - 1
+_ROWS = 1 << 16  # of each kind that wait for delivery
+_LONG = 250_000_000  # ns: an endpoint that has run for so long gets a row of its own
+_ARRIVALS = 1 << 20  # messages in mailboxes whose arrival is remembered
+
+current: Recorder | None = None
+"""The recorder of this process; None while telemetry is off."""
+
+current_span: ContextVar[int] = ContextVar("monarch_span", default=0)
+"""The span, or the message, inside which code runs; 0: none."""
+
+
+def install(recorder: Recorder | None) -> None:
+    """Make `recorder` that of this process."""
+    global current
+    current = recorder
+
+
+class Recorder:
+    """See the module. It is the receiver of the engine's traffic, and of spans (`instrument`).
+
+    Args:
+        proc: the process.
+        rows: how many rows of each kind may wait for delivery.
+    """
+
+    def __init__(self, proc: Proc, rows: int = _ROWS) -> None:
+        self.proc = proc
+        self.process = f"{proc.label}@{proc.hostname}:{os.getpid()}"
+        self._numbers = itertools.count(((proc.uid & 0xFFFFFFF) << 32) + 1)
+        self._limit = rows
+        self.lost = 0
+        self._queues: dict[str, deque[Any]] = {}
+        self._messages, self._sends = self._queue("messages"), self._queue("sends")
+        self._states, self._meshes = self._queue("states"), self._queue("meshes")
+        self._arrived: dict[int, int] = {}
+        self._running: dict[int, Any] = {}
+        self._reported: set[int] = set()
+        self._hosts: set[int] = set()
+        if proc.client:
+            self._describe_client()
+
+    def _describe_client(self) -> None:
+        """Record the script's own instance, which is no actor but calls actors."""
+        proc, now = self.proc, time.time_ns() // 1000
+        mesh, actor = proc.uid & _MASK, actor_number(proc.uid, 0)
+        unity = _shape_text((), ())
+        self.add("mesh", (mesh, now, "Proc", "client", f"client-{proc.uid:x}", unity, 0, ""))
+        full = str(hook("actor_address")(0, "client", proc.uid, proc.label))
+        self.add("actor", (actor, now, mesh, 0, full, "<root>", 0))
+        self.add("state", (self.number(), now, actor, "Client", ""))
+
+    def _queue(self, kind: str) -> deque[Any]:
+        return self._queues.setdefault(kind, deque(maxlen=self._limit))
+
+    def add(self, kind: str, row: tuple[Any, ...]) -> None:
+        """Record a row of a kind of `kinds.KINDS`. From any thread; about 0.1 us."""
+        queue = self._queues.get(kind)
+        if queue is None:
+            queue = self._queue(kind)
+        if len(queue) == self._limit:
+            self.lost += 1
+        queue.append(row)
+
+    def number(self) -> int:
+        """Return a new id, unique in the cluster."""
+        return next(self._numbers)
+
+    # -- the engine's traffic ----------------------------------------------------------------------
+
+    def sent(self, endpoint: Any, rank: int | None, port: int) -> None:
+        """Record that an endpoint is called."""
+        if len(self._sends) == self._limit:
+            self.lost += 1
+        self._sends.append((time.time_ns(), endpoint, rank, port, current_context()))
+
+    def arrived(self, frame: Frame) -> None:
+        """Record when a message was put into a mailbox."""
+        self._arrived[id(frame)] = time.time_ns()
+
+    def begin(self, cell: Any, link: FrameLink, frame: Frame, handler: Handler) -> Handler:
+        """Record that an actor takes up a message; return the handler that records its end."""
+        recorded: Recorded | None = handler.recorded
+        if recorded is None:
+            recorded = handler.recorded = Recorded(handler, self._enter, self.finish)
+        queued = self._arrived.pop(id(frame), 0)
+        number = next(self._numbers)
+        message = (number, cell, link.uid, frame.port, handler.name, queued, time.time_ns())
+        recorded.pending = self._running[number] = message
+        return recorded.handler
+
+    @staticmethod
+    def _enter(message: Any) -> None:
+        current_span.set(message[0])
+
+    def finish(self, message: Any, failed: bool) -> None:
+        """Record that the endpoint of a message has ended."""
+        if len(self._messages) == self._limit:
+            self.lost += 1
+        self._messages.append((message, time.time_ns(), failed))
+        self._running.pop(message[0], None)
+
+    def status(self, cell: Any, status: str, reason: str) -> None:
+        """Record the state of an actor."""
+        self._states.append((time.time_ns(), cell, status, reason))
+
+    def spawned(self, mesh: Any) -> None:
+        """Record a new mesh."""
+        self._meshes.append((time.time_ns(), mesh))
+
+    # -- spans and events of user code -------------------------------------------------------------
+
+    def begin_span(self, name: str) -> object:
+        """Record that a span begins on this thread."""
+        number = next(self._numbers)
+        return number, name, time.time_ns(), current_span.get(), current_span.set(number)
+
+    def end_span(self, token: Any, error: BaseException | None) -> None:
+        """Record that a span ended."""
+        number, name, began, parent, before = token
+        current_span.reset(before)
+        here = current_context()
+        fields = {"actor_id": "" if here is None else str(here.actor_instance.actor_id)}
+        fields["name"] = name
+        if error is not None:
+            fields["error"] = type(error).__name__
+        thread = threading.current_thread().name
+        times = began // 1000, time.time_ns() // 1000
+        where = "monarch_hyperactor::telemetry"
+        text = json.dumps(fields)
+        row = number, "python_user_span", where, "INFO", text, *times, parent or None, thread
+        self.add("spans", (*row, None, None))
+
+    def event(self, name: str, attributes: Mapping[str, object] | None) -> None:
+        """Record an event of user code."""
+        known = dict(attributes or {})
+        file, line = known.pop("file", None), known.pop("line", None)
+        level, target = str(known.pop("level", "INFO")), str(known.pop("logger", "monarch"))
+        thread = threading.current_thread()
+        row = name, target, level, json.dumps(known, default=str), time.time_ns() // 1000
+        inside = current_span.get() or None
+        where = thread.ident or 0, thread.name, None, file, line
+        self.add("events", (*row, inside, *where))
+
+    def count(self, name: str, amount: int, attributes: Mapping[str, object] | None) -> None:
+        """Leave counters to the meter, which sums them up."""
+
+    def measure(self, name: str, value: float, attributes: Mapping[str, object] | None) -> None:
+        """Leave distributions to the meter, which sums them up."""
+
+    # -- delivery ----------------------------------------------------------------------------------
+
+    def take(self) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+        """Yield the rows that wait, by kind; on one thread at a time."""
+        makers: dict[str, Callable[[list[Any]], Iterator[tuple[str, list[Any]]]]] = {
+            "meshes": self._mesh_rows,
+            "states": self._state_rows,
+            "sends": self._send_rows,
+            "messages": self._message_rows,
+        }
+        if len(self._arrived) > _ARRIVALS:  # of messages that were refused
+            self._arrived.clear()
+        for kind, queue in list(self._queues.items()):
+            found = [queue.popleft() for _ in range(len(queue))]
+            if not found:
+                continue
+            make = makers.get(kind)
+            if make is None:
+                yield kind, found
+            else:
+                yield from make(found)
+        yield from self._running_rows()
+
+    def _mesh_rows(self, found: list[Any]) -> Iterator[tuple[str, list[Any]]]:
+        rows: list[Any] = []
+        for when, mesh in found:
+            rows += self._of_mesh(when // 1000, mesh)
+        yield "mesh", rows
+
+    def _of_mesh(self, when: int, mesh: Any) -> Iterator[tuple[Any, ...]]:
+        shape = mesh._shape
+        if isinstance(mesh, ActorMesh):
+            parent = mesh._proc_mesh
+            uid, name, class_ = mesh._uid, mesh._mesh_name, f"Python<{mesh._class.__name__}>"
+            above, view = parent._base, _view(parent._shape)
+        else:  # of processes
+            hosts = mesh._hosts
+            host = _host_id(hosts._hosts)
+            uid, name, class_ = mesh._base, mesh._proc_name, "Proc"
+            above, view = host, _view(hosts._shape)
+            if host not in self._hosts:
+                self._hosts.add(host)
+                text = _shape(hosts._shape)
+                yield host, when, "Host", "hosts", f"hosts-{host:x}", text, 0, ""
+        full = f"{name}-{uid:x}"
+        yield uid & _MASK, when, class_, name, full, _shape(shape), above & _MASK, view
+
+    def _state_rows(self, found: list[Any]) -> Iterator[tuple[str, list[Any]]]:
+        states: list[Any] = []
+        actors: list[Any] = []
+        for when, cell, status, reason in found:
+            actor = actor_number(self.proc.uid, cell.uid)
+            time_us = when // 1000
+            if status == "Initializing":
+                kind, _ = cell.identity.short()
+                label = cell.identity.label.rpartition("-")[0]
+                full = str(hook("actor_address")(cell.uid, label, self.proc.uid, self.proc.label))
+                display = cell.identity.display
+                system = int(kind.startswith("monarch."))
+                row = actor, time_us, cell.uid & _MASK, cell.rank, full, display, system
+                actors.append(row)
+                states.append((next(self._numbers), time_us, actor, "Created", ""))
+            states.append((next(self._numbers), time_us, actor, status, reason))
+        if actors:
+            yield "actor", actors
+        yield "state", states
+
+    def _send_rows(self, found: list[Any]) -> Iterator[tuple[str, list[Any]]]:
+        own = self.proc.uid
+        rows: list[Any] = []
+        for when, endpoint, rank, port, here in found:
+            mesh = endpoint.mesh
+            view = _view(mesh._shape) if rank is None else _one(mesh._shape, rank)
+            sender = 0 if here is None else here.actor_instance._uid
+            actor, proc = actor_number(own, sender), own & _MASK
+            to, shape = mesh._uid & _MASK, _shape(mesh._shape)
+            ids = next(self._numbers), when // 1000, proc, actor, to
+            rows.append((*ids, view, shape, port, endpoint.method))
+        yield "send", rows
+
+    def _message_rows(self, found: list[Any]) -> Iterator[tuple[str, list[Any]]]:
+        rows: list[Any] = []
+        for message, ended, failed in found:
+            self._reported.discard(message[0])
+            rows.append(self._row(message, ended // 1000, failed))
+        yield "message", rows
+
+    def _running_rows(self) -> Iterator[tuple[str, list[Any]]]:
+        before = time.time_ns() - _LONG
+        rows: list[Any] = []
+        for message in list(self._running.values()):
+            if message[6] < before and message[0] not in self._reported:
+                self._reported.add(message[0])
+                rows.append(self._row(message, 0, False))
+        if rows:
+            yield "running", rows
+
+    def _row(self, message: Any, ended: int, failed: bool) -> tuple[Any, ...]:
+        number, cell, peer, port, name, queued, begun = message
+        uid = cell.uid
+        actor = actor_number(self.proc.uid, uid)
+        ids = number, actor, uid & _MASK, peer & _MASK, actor_number(peer, 0), port
+        begun //= 1000
+        return (*ids, name, queued // 1000 or begun, begun, ended, int(failed))
+
+
+@lru_cache(maxsize=4096)
+def actor_number(proc: int, mesh: int) -> int:
+    """Return the id of the actor of a mesh in a process; with mesh 0 that of the process itself."""
+    return ((proc * 0x9E3779B97F4A7C15) ^ (mesh * 0xC2B2AE3D27D4EB4F)) & _MASK
+
+
+def _host_id(hosts: Sequence[str]) -> int:
+    """Return the id of a mesh of hosts: the same in each process that spawns on it."""
+    digest = hashlib.blake2b("\n".join(hosts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & _MASK
+
+
+def _shape(shape: Any) -> str:
+    return _shape_text(tuple(shape._labels), tuple(shape.ndslice.sizes))
+
+
+def _view(shape: Any) -> str:
+    part = shape.ndslice
+    return _view_text(tuple(shape._labels), part.offset, tuple(part.sizes), tuple(part.strides))
+
+
+def _one(shape: Any, rank: int) -> str:
+    """Return the view of one rank of a mesh: without dimensions."""
+    if len(shape.ndslice) == 1:
+        return _view(shape)
+    return _view_text((), shape.ndslice[rank], (), ())
+
+
+@lru_cache(maxsize=4096)
+def _shape_text(labels: tuple[str, ...], sizes: tuple[int, ...]) -> str:
+    return json.dumps({"inner": {"labels": labels, "sizes": sizes}})
+
+
+@lru_cache(maxsize=65536)
+def _view_text(
+    labels: tuple[str, ...], offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]
+) -> str:
+    part = {"offset": offset, "sizes": sizes, "strides": strides}
+    return json.dumps({"labels": labels, "slice": part})

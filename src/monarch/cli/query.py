@@ -1,0 +1,114 @@
+"""``monarch query``: SQL about a running script."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import urllib.error
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+__all__ = ["add_query"]
+
+_WIDEST = 60  # characters of a cell in a table
+_EXAMPLES = """\
+examples:
+  monarch query "SHOW TABLES"
+  monarch query "DESCRIBE actors"
+  monarch query "SELECT endpoint, count(*) AS n FROM messages GROUP BY 1 ORDER BY n DESC"
+  monarch query --format jsonl -f slow.sql
+
+The script records when it is started with MONARCH_TELEMETRY=1, or calls enable_telemetry() of its
+job. The tables are described in docs/observability.md.
+"""
+
+
+def add_query(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``monarch query``."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument("sql", nargs="?", metavar="SQL", help="a statement; - or none: from stdin")
+    parser.add_argument("-f", "--file", help="read the statement from this file")
+    parser.add_argument("--format", choices=("table", "json", "jsonl"), default="table")
+    parser.add_argument("--timeout", default="30s", help="of the query, such as 10s or 2m (30s)")
+    parser.add_argument("--pid", type=int, help="the script, if several record telemetry")
+    parser.set_defaults(run=_query)
+
+
+def _query(options: argparse.Namespace) -> int:
+    from monarch._observer.places import wanted
+    from monarch._spi import parse_duration
+    from monarch._store.client import QueryEngineClient
+
+    timeout = parse_duration(options.timeout) / 1e9
+    if timeout <= 0:
+        raise ValueError(f"--timeout is a time such as 30s, not {options.timeout}")
+    sql = _statement(options)
+    client = QueryEngineClient(wanted(options.pid).telemetry_url)
+    try:
+        answer = client.query(sql, timeout)
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(_reason(str(error.reason))) from None
+    rows: list[dict[str, Any]] = answer["rows"]
+    if options.format == "json":
+        print(json.dumps(rows, indent=2))
+    elif options.format == "jsonl":
+        for row in rows:
+            print(json.dumps(row))
+    else:
+        for line in _table(answer["columns"], rows):
+            print(line)
+    if answer["truncated"]:
+        print(f"monarch query: only the first {len(rows)} rows are shown", file=sys.stderr)
+    return 0
+
+
+def _statement(options: argparse.Namespace) -> str:
+    if options.file and options.sql:
+        raise ValueError("give a statement or --file, not both")
+    if options.file:
+        with open(options.file, encoding="utf-8") as file:
+            return file.read()
+    if options.sql in (None, "-"):
+        if sys.stdin.isatty():
+            print("Type a statement, and end it with Ctrl-D:", file=sys.stderr)
+        return sys.stdin.read()
+    return str(options.sql)
+
+
+def _reason(body: str) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body
+
+
+def _table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    cells = [[_cell(row[name]) for name in columns] for row in rows]
+    widths = [
+        max([len(name), *(len(line[place]) for line in cells)])
+        for place, name in enumerate(columns)
+    ]
+    numbers = [
+        bool(rows) and all(isinstance(row[name], (int, float)) or row[name] is None for row in rows)
+        for name in columns
+    ]
+    yield _line(columns, widths, numbers)
+    yield "  ".join("-" * width for width in widths)
+    for line in cells:
+        yield _line(line, widths, numbers)
+    yield f"({len(rows)} row{'' if len(rows) == 1 else 's'})"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], numbers: Sequence[bool]) -> str:
+    parts = [
+        cell.rjust(width) if number else cell.ljust(width)
+        for cell, width, number in zip(cells, widths, numbers, strict=True)
+    ]
+    return "  ".join(parts).rstrip()
+
+
+def _cell(value: Any) -> str:
+    text = "NULL" if value is None else str(value)
+    text = text.replace("\n", "\\n")
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
