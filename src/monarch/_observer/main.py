@@ -17,7 +17,7 @@ import threading
 from typing import Any
 
 from monarch._observer.places import Place, forget, note
-from monarch._store.http import serve_queries
+from monarch._store.http import QueryServer
 from monarch._store.store import Store
 from monarch._telemetry.kinds import BatchReader
 
@@ -42,6 +42,7 @@ class _Observation:
         self._script = script
         self._store: Store | None = None
         self._rows: _Rows | None = None
+        self._sql: QueryServer | None = None
         self._place: Place | None = None
         self._token = secrets.token_urlsafe(24)
 
@@ -78,8 +79,8 @@ class _Observation:
             if self._store is None and options.get("telemetry"):
                 self._store = Store(options["limit"], options["retention"])
                 self._rows = _Rows(self._store)
-                address = serve_queries(self._store, self._token)
-                place = place._replace(telemetry_url=address)
+                self._sql = QueryServer(self._store, self._token)
+                place = place._replace(telemetry_url=self._sql.url)
             note(place)
         except OSError as error:
             self._tell({"fault": f"its observer could not start ({error})"})

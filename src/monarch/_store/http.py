@@ -14,19 +14,36 @@ from typing import Any, cast
 
 from monarch._store.query import Queries, QueryError
 
-__all__ = ["serve_queries"]
+__all__ = ["QueryServer"]
 
 _LARGEST = 1 << 20  # bytes of a request
 _PATIENCE = 10.0  # seconds for a client that sends or reads nothing
 _AT_ONCE = 16  # connections
 
 
-def serve_queries(queries: Queries, token: str) -> str:
-    """Serve `queries` from a thread; return the address, which contains the token."""
-    server = _Server(("127.0.0.1", 0), _Handler)
-    server.queries, server.token = queries, token
-    threading.Thread(target=server.serve_forever, name="sql", daemon=True).start()
-    return f"http://127.0.0.1:{server.server_address[1]}/{token}"
+class QueryServer:
+    """Answers queries by HTTP, on threads of its own.
+
+    Args:
+        queries: what answers them.
+        token: the key.
+    """
+
+    def __init__(self, queries: Queries, token: str) -> None:
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.queries, self._server.token = queries, token
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/{token}"
+        """The address, which contains the token."""
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="sql", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
 
 
 class _Server(http.server.ThreadingHTTPServer):

@@ -16,7 +16,14 @@ from typing import Any
 import pytest
 
 import monarch.job
-from monarch.job import JobState, LocalJob, ProcessJob, job_load, job_loads
+from monarch.job import (
+    JobState,
+    LocalJob,
+    ProcessJob,
+    TelemetryConfig,
+    job_load,
+    job_loads,
+)
 from monarch.job.os_process import OsProcess, descendants, wait_for
 from monarch.job.saved import _is_at, _locked_here, _opened, locked, open_folder
 
@@ -67,10 +74,23 @@ def test_what_is_missing_says_so(name: str) -> None:
 
 
 def test_what_a_kind_of_job_cannot_do_says_so() -> None:
-    job = LocalJob()
-    for call in (job.enable_telemetry, job.enable_admin):
-        with pytest.raises(NotImplementedError, match="in this release"):
-            call()
+    with pytest.raises(NotImplementedError, match="in this release"):
+        LocalJob().enable_admin()
+
+
+def test_telemetry_is_described_once() -> None:
+    job = LocalJob().enable_telemetry(retention_secs=60).enable_telemetry(TelemetryConfig(30))
+    assert [vars(one)["retention_secs"] for one in job._components] == [30]
+    for options, error in (
+        ({"retention_secs": -1}, ValueError),
+        ({"dashboard_port": 1 << 16}, ValueError),
+        ({"retention": 1}, TypeError),
+        ({"config": TelemetryConfig(), "retention_secs": 1}, TypeError),
+    ):
+        with pytest.raises(error, match=r"retention|dashboard_port"):
+            LocalJob().enable_telemetry(**options)
+    with pytest.raises(RuntimeError, match=r"is not active; call state"):
+        job.telemetry_query_client()
 
 
 def test_a_process_is_not_mistaken_for_another_with_its_number() -> None:
