@@ -2,7 +2,8 @@
 
 It is a listening Unix socket in the abstract namespace: no file, no port, nothing to clean up. The
 kernel says which user connects, and only the script's own user and root are answered; of the
-others no byte is read. A connection brings no request: the answer is the diagnosis, as JSON.
+others no byte is read. A connection brings a request, one short line of JSON. The answer to most is
+the diagnosis, as JSON. Other features serve requests of their own by a hook, such as a profile.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ import socket
 import struct
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monarch._spi import Reactor
 
-__all__ = ["ask_script", "open_door", "running_scripts"]
+__all__ = ["ask_script", "knock", "open_door", "running_scripts"]
 
 _PREFIX = "@monarch/"
 _SEEN = "/proc/net/unix"
 _PATIENCE = 1.0  # seconds for processes that do not answer
 _SENDING = 10.0
+_ASKING = 2.0  # seconds for the request
+_LONGEST = 4096  # bytes of a request
 _MOST = threading.BoundedSemaphore(4)  # diagnoses at a time
 
 
@@ -61,15 +64,34 @@ def _accept(sock: socket.socket, _mask: int) -> None:
 
 def _serve(connection: socket.socket) -> None:
     from monarch._diagnosis.collect import collect
+    from monarch._spi import find
 
     try:
         with connection:
+            asked = _request(connection)
             connection.settimeout(_SENDING)
-            connection.sendall(json.dumps(collect(_PATIENCE).to_dict()).encode())
-    except OSError:
-        return  # the command was ended
+            if asked["ask"] == "diagnosis":
+                connection.sendall(json.dumps(collect(_PATIENCE).to_dict()).encode())
+                return
+            serve = find(f"door {asked['ask']}")
+            if serve is not None:
+                serve(connection, asked)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return  # the command was ended, or is no command
     finally:
         _MOST.release()
+
+
+def _request(connection: socket.socket) -> dict[str, Any]:
+    connection.settimeout(_ASKING)
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        chunk = connection.recv(_LONGEST)
+        if not chunk or len(data) > _LONGEST:
+            raise ValueError("no request")
+        data += chunk
+    asked: dict[str, Any] = json.loads(data)
+    return asked
 
 
 def _user_of(connection: socket.socket) -> int:
@@ -94,13 +116,24 @@ def ask_script(pid: int, timeout: float) -> bytes:
     Raises ConnectionRefusedError or FileNotFoundError if there is no such script, PermissionError
     if the door belongs to another user, and TimeoutError after `timeout` seconds.
     """
-    user = os.stat(f"/proc/{pid}").st_uid
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(timeout)
-        sock.connect(f"\0monarch/{user}/{pid}")
-        if _user_of(sock) not in (user, 0):
-            raise PermissionError(f"the socket of process {pid} belongs to another user")
+    with knock(pid, {"ask": "diagnosis"}, timeout) as sock:
         data = bytearray()
         while chunk := sock.recv(1 << 16):
             data += chunk
     return bytes(data)
+
+
+def knock(pid: int, request: dict[str, Any], timeout: float) -> socket.socket:
+    """Send a request to the script with this pid; return the connection. Raises as `ask_script`."""
+    user = os.stat(f"/proc/{pid}").st_uid
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(f"\0monarch/{user}/{pid}")
+        if _user_of(sock) not in (user, 0):
+            raise PermissionError(f"the socket of process {pid} belongs to another user")
+        sock.sendall(json.dumps(request).encode() + b"\n")
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -49,7 +49,7 @@ def _positive(text: str) -> float:
 
 
 def _run(options: argparse.Namespace) -> int:
-    pid = chosen(options.pid)
+    pid = chosen(options.pid, "top")
     if options.once or not sys.stdout.isatty():
         print("\n".join(_lines(diagnosis_of(pid), None, 0.0, 10_000, 10_000)))
         return 0

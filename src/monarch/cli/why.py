@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
+from collections.abc import Generator
 from typing import Any
 
-__all__ = ["add_why", "chosen", "diagnosis_of"]
+__all__ = ["add_why", "chosen", "diagnosis_of", "unreachable"]
 
 _PATIENCE = 8.0  # seconds
 
@@ -50,23 +52,17 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def chosen(pid: int | None) -> int:
+def chosen(pid: int | None, command: str = "why") -> int:
     """Return the script that a command is about; RuntimeError if that is not clear."""
-    return pid if pid is not None else _only()
+    return pid if pid is not None else _only(command)
 
 
 def diagnosis_of(pid: int) -> dict[str, Any]:
     """Return the diagnosis of a script of this machine, as data; RuntimeError says why not."""
     from monarch._diagnosis.door import ask_script
 
-    try:
+    with unreachable(pid):
         data = ask_script(pid, _PATIENCE)
-    except (ConnectionRefusedError, FileNotFoundError) as error:
-        raise RuntimeError(
-            f"process {pid} is no script that uses processes of this library now"
-        ) from error
-    except TimeoutError as error:
-        raise RuntimeError(_silent(pid)) from error
     if not data:
         raise RuntimeError(f"the script with pid {pid} refuses: it belongs to another user, or "
                            "four diagnoses are under way")  # fmt: skip
@@ -74,7 +70,20 @@ def diagnosis_of(pid: int) -> dict[str, Any]:
     return found
 
 
-def _only() -> int:
+@contextlib.contextmanager
+def unreachable(pid: int) -> Generator[None, None, None]:
+    """Raise RuntimeError with the reason if the script cannot be reached inside."""
+    try:
+        yield
+    except (ConnectionRefusedError, FileNotFoundError) as error:
+        raise RuntimeError(
+            f"process {pid} is no script that uses processes of this library now"
+        ) from error
+    except TimeoutError as error:
+        raise RuntimeError(_silent(pid)) from error
+
+
+def _only(command: str) -> int:
     from monarch._diagnosis.door import running_scripts
 
     if sys.platform != "linux":
@@ -83,7 +92,7 @@ def _only() -> int:
     if not pids:
         raise RuntimeError("no script of this user runs processes of this library here")
     if len(pids) > 1:
-        rows = "\n".join(f"  monarch why {pid}    {_command(pid)}" for pid in pids)
+        rows = "\n".join(f"  monarch {command} {pid}    {_command(pid)}" for pid in pids)
         raise RuntimeError(f"several scripts run here; name one:\n{rows}")
     return pids[0]
 

@@ -1,0 +1,176 @@
+"""``monarch profile``: where the time of a running script and its processes goes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from monarch.cli.why import chosen, diagnosis_of, unreachable
+
+if TYPE_CHECKING:
+    from monarch._traces.request import Selection
+    from monarch._traces.stacks import Profile
+
+__all__ = ["add_profile"]
+
+_EXAMPLES = """\
+examples:
+  monarch profile --cpu 10s                     all processes, as one flame graph
+  monarch profile --cpu 10s --mesh trainers     those with an actor of this mesh
+  monarch profile --wall 5s --rank 0 --lines    the time that passes, by line
+  monarch profile 4242 --cpu 1m -o step.json    a file for https://www.speedscope.app
+  monarch profile --cpu 5s -o - | head          stacks as text
+
+The script need not have been started in a special way. Ctrl-C ends the profile early, and writes
+what there is. The command is run on the machine of the script, by its user or root; its processes
+may be on any host.
+"""
+_HOTTEST = 5  # functions that are named
+_TICK = 0.5  # seconds
+
+
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("pid", nargs="?", type=int, help="the script; needed if several run here")
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument(
+        "--cpu", metavar="TIME", help="sample for so long what uses the processor, such as 10s"
+    )
+    kind.add_argument("--wall", metavar="TIME", help="the same for all that takes time, also waits")
+    parser.add_argument("-o", "--output", help="FILE.svg, .json (speedscope), .collapsed; - : text")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    parser.add_argument("--mesh", help="only processes with an actor of this mesh")
+    parser.add_argument("--rank", metavar="N[,N]", help="only these ranks of it")
+    parser.add_argument("--rate", type=int, default=100, help="samples in a second (100)")
+    parser.add_argument("--lines", action="store_true", help="tell the lines of a function apart")
+    parser.add_argument("--engine", action="store_true", help="show this library's own frames")
+    parser.add_argument(
+        "--native", action="store_true", help="with native frames, by py-spy; on this machine only"
+    )
+    parser.epilog = _EXAMPLES
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from monarch._traces.request import Selection, cpu_profile, native_profile
+    from monarch._traces.sampler import Options
+
+    seconds = _seconds(options.cpu or options.wall)
+    if not 1 <= options.rate <= 1000:
+        raise ValueError(f"--rate is 1 to 1000 samples in a second, not {options.rate}")
+    which = Selection(options.mesh, _ranks(options.rank))
+    pid = chosen(options.pid, "profile")
+    output = options.output or f"profile-{pid}-{time.strftime('%H%M%S')}.svg"
+    _check(output, options.overwrite)
+    how = Options(seconds, options.rate, bool(options.wall), options.lines, options.engine)
+    if options.native:
+        profile = native_profile(_local(pid, which), how, _wait)
+    else:
+        with unreachable(pid):
+            profile = cpu_profile(pid, how, which, _wait)
+    _write(profile, output)
+    _report(profile, output)
+    return 0
+
+
+def _seconds(text: str) -> float:
+    from monarch._spi import parse_duration
+
+    bare = text.replace(".", "", 1).isdigit()
+    seconds = parse_duration(f"{text}s" if bare else text) / 1e9
+    if not 0 < seconds <= 3600:
+        raise ValueError(f"the time of a profile is up to an hour, such as 10s or 2m, not {text}")
+    return seconds
+
+
+def _ranks(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--rank is a number or some with commas between, not {text}") from None
+
+
+def _check(output: str, overwrite: bool) -> None:
+    """Raise before the profile is taken if it could not be written."""
+    if output == "-":
+        return
+    if not output.endswith((".svg", ".json", ".collapsed", ".txt")):
+        raise ValueError(
+            f"{output}: the name of a profile ends in .svg, .json, .collapsed or .txt, which says "
+            "what is written"
+        )
+    folder = os.path.dirname(output) or "."
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise FileNotFoundError(f"{folder} is no directory that can be written to")
+    if os.path.exists(output) and not overwrite:
+        raise FileExistsError(f"output already exists: {output}; --overwrite replaces it")
+
+
+def _local(pid: int, which: Selection) -> list[int]:
+    """Return the processes of a script that are on this machine."""
+    import socket
+
+    if which.mesh is not None or which.ranks is not None:
+        raise ValueError("--native looks at all processes of this machine: leave --mesh and --rank")
+    here = socket.gethostname()
+    return [
+        process["pid"] for process in diagnosis_of(pid)["processes"] if process["machine"] == here
+    ]
+
+
+def _wait(count: int, seconds: float) -> bool:
+    """Wait for the time of a profile, and show it; return False after Ctrl-C."""
+    import threading
+
+    began = time.monotonic()
+    shows = sys.stderr.isatty()
+    processes = "1 process" if count == 1 else f"{count} processes"
+    if not shows:
+        print(f"sampling {processes} for {seconds:g} s", file=sys.stderr)
+    never = threading.Event()
+    try:
+        while (left := began + seconds - time.monotonic()) > 0:
+            if shows:
+                past = time.monotonic() - began
+                text = f"sampling {processes}: {past:.0f} of {seconds:g} s, Ctrl-C ends it"
+                print(f"\r{text}", end="\x1b[K", file=sys.stderr, flush=True)
+            never.wait(min(_TICK, left))
+    except KeyboardInterrupt:
+        return False
+    finally:
+        if shows:
+            print("\r", end="\x1b[K", file=sys.stderr, flush=True)
+    return True
+
+
+def _write(profile: Profile, output: str) -> None:
+    from monarch._traces.flame_graph import flame_graph
+    from monarch._traces.stack_formats import collapsed, speedscope
+
+    if output.endswith(".svg"):
+        text = flame_graph(profile)
+    elif output.endswith(".json"):
+        text = speedscope(profile)
+    else:
+        text = collapsed(profile.stacks)
+    if output == "-":
+        sys.stdout.write(text)
+        return
+    with open(output, "w", encoding="utf-8", errors="replace") as file:
+        file.write(text)
+
+
+def _report(profile: Profile, output: str) -> None:
+    for note in profile.notes:
+        print(f"monarch profile: {note}", file=sys.stderr)
+    if output == "-":
+        return
+    print(f"Wrote {output}: {profile.title()}")
+    total = max(1, profile.stacks.total)
+    for frame, weight in profile.stacks.hottest(_HOTTEST):
+        print(f"{100 * weight / total:5.1f} %  {frame}")
