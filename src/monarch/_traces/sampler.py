@@ -2,14 +2,16 @@
 
 It is a thread that lives for the time of a profile. Each sample adds the stack of a thread to a
 tree, with a weight in nanoseconds: the wall time since the last sample or, by default, the
-processor time that the thread has used since. So a thread that waits for a lock, a socket or a message adds
-nothing. The memory is bounded by the number of nodes of the tree; beyond it, a stack is cut to its
-known part. The sampler takes at most a tenth of its time for samples, at the price of the rate.
+processor time that the thread has used since. So a thread that waits for a lock, a socket or a
+message adds nothing. The memory is bounded by the number of nodes of the tree; beyond it, a stack
+is cut to its known part. The sampler takes at most a tenth of its time for samples, at the price of
+the rate.
 
 Two facts shape what is seen. The sampler needs the interpreter lock, which another thread gives up
-after 5 ms at most, or when it begins to wait. So the end of a short burst of work would be charged
-to the wait that follows: a thread that is found in the engine is charged to the code that it was
-found in before. And native code that has released the lock is charged to the line that called it.
+after 5 ms at most, or when it begins to wait. So the end of a burst of work would be charged to the
+wait that follows: a thread that is found in the engine is charged to the code that it was found in
+before. Bursts below 5 ms are charged to the calls between them, which cannot be helped. And native
+code that has released the lock is charged to the line that called it.
 
 Rejected: `pthread_getcpuclockid`, which reads freed memory for a thread that has just ended. The
 number of the clock follows from the thread's number, and a clock of no thread is an error. Signals

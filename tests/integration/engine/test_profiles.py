@@ -43,7 +43,8 @@ class Trainer(Actor):
     @endpoint
     def burn(self, path: str) -> None:
         while not os.path.exists(path):
-            self.step()
+            for _ in range(200):  # the file releases the interpreter lock, where samples are taken
+                self.step()
 
     def step(self) -> None:
         sum(range(10_000))
