@@ -333,6 +333,64 @@ def test_procs_on_other_hosts_stream_to_the_client(program: Run) -> None:
     assert re.search(r"\[2 similar log lines\] \[[01]\] the same \(ranks 0-1\)", aggregated)
 
 
+def test_procs_on_other_hosts_are_followed_by_default(program: Run) -> None:
+    """Their lines reach the client and the output of the host; it can be switched at any time."""
+    out = program(
+        """
+        from monarch._src.actor.logging import flush_all_proc_mesh_logs
+        from monarch.job import ProcessJob
+
+        from monarch.config import clear_runtime_config
+        clear_runtime_config()
+        job = ProcessJob({"hosts": 2})
+        hosts = job.state(cached_path=None).hosts
+        procs = hosts.spawn_procs(name="far")
+        talks = procs.spawn("talks", Talks)
+        talks.say.call("by default").get(timeout=60)
+        talks.slice(hosts=1).say.call_one(*["flood"] * 5000).get(timeout=60)
+        flush_all_proc_mesh_logs()
+        print("[host client] [9] flushed")
+        option(procs, stream_to_client=False)
+        talks.say.call("not any longer").get(timeout=60)
+        option(procs, stream_to_client=True)
+        talks.slice(hosts=0).say.call_one(*["all"] * 3000).get(timeout=60)
+        flush_all_proc_mesh_logs()
+        procs.stop().get(timeout=60)
+        job.kill()
+        """
+    ).stdout
+    before, after = out.split("[host client] [9] flushed\n")
+    found = streamed(before)
+    assert {("far-0", 0, "by default"), ("far-1", 1, "by default")} <= set(found)
+    passed = found.count(("far-1", 1, "flood"))
+    assert 400 <= passed < 5000
+    left_out = [int(m) for m in re.findall(r"\((\d+) lines left out here", before)]
+    assert passed + sum(left_out) == 5000
+    assert streamed(after) == [("far-0", 0, "all")] * 3000
+
+
+@pytest.mark.parametrize(
+    "setting", ["configure(enable_log_forwarding=False)", "configure(log_forwarding_rate=0)"]
+)
+def test_following_can_be_switched_off_before_the_spawn(program: Run, setting: str) -> None:
+    out = program(
+        f"""
+        from monarch.job import ProcessJob
+
+        from monarch.config import clear_runtime_config
+        clear_runtime_config()
+        {setting}
+        job = ProcessJob({{"hosts": 1}})
+        procs = job.state(cached_path=None).hosts.spawn_procs(name="far")
+        procs.spawn("talks", Talks).say.call("silent").get(timeout=60)
+        procs.stop().get(timeout=60)
+        job.kill()
+        print("end")
+        """
+    ).stdout
+    assert out == "end\n"
+
+
 def test_everything_is_out_when_stop_returns(program: Run) -> None:
     done = program(
         """
@@ -776,7 +834,7 @@ class Relay:
         self.relay = LogRelay(self.messages.append, "", "test")
         (out, self.out), (err, self.err) = os.pipe(), os.pipe()
         os.set_blocking(self.out, False)
-        options = {"ranked": True, "files": False, "tail": 2}
+        options = {"ranked": True, "files": False, "file_limit": 0, "tail": 2, "follow": None}
         self.relay.add(1, "wk-0", 0, options, (out, err))
 
     def configure(self, uids: list[int]) -> set[int]:

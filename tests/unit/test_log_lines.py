@@ -245,3 +245,26 @@ class TestAggregator:
         for line in ("x" * 4000, "x" * 3900 + "y" * 100, "x" * 3000, "y" * 4000):
             aggregator.add("stdout", None, line, 0)
         assert [count for count, _ in groups(aggregator)] == [2, 1, 1]
+
+
+def test_log_files_are_rotated(tmp_path, monkeypatch):
+    """A run keeps the file at hand and the three before it; no line is lost at a change."""
+    from monarch._output import files
+
+    monkeypatch.setattr(files, "log_folder", lambda: str(tmp_path))
+    log = files.LogFiles("h", "run", limit=100)
+    for n in range(30):
+        log.write(1, 3, [f"line {n:02d}", "x" * 20])
+    found = sorted(path.name for path in tmp_path.iterdir())
+    stem = "monarch_log_h__run.stdout"
+    assert found == [stem, f"{stem}.1", f"{stem}.2", f"{stem}.3"] or found == [
+        f"{stem}.{n}" for n in (1, 2, 3)
+    ]
+    assert all(path.stat().st_size <= 100 + 40 for path in tmp_path.iterdir())
+    whole = "".join(
+        (tmp_path / name).read_text()
+        for name in (f"{stem}.3", f"{stem}.2", f"{stem}.1", stem)
+        if (tmp_path / name).exists()
+    )
+    numbers = [int(line[-2:]) for line in whole.splitlines() if "line" in line]
+    assert numbers == list(range(numbers[0], 30))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch._output.relay import LogRelay
+from monarch._output.standard import outputs
 from monarch._spi import Reactor
 
 __all__ = ["CapturedOutput"]
@@ -35,9 +36,20 @@ class CapturedOutput:
         self._reactor = reactor
         self._relay = LogRelay(tell, here, f"{client & (1 << 63) - 1:x}")
         self._captured: set[int] = set()
+        self._outputs = outputs()
 
     def capture(self, uid: int, proc: dict[str, Any], options: dict[str, Any]) -> list[int]:
-        """Create pipes for a new proc's output; return what becomes its stdout and stderr."""
+        """Create pipes for a new proc's output; return what becomes its stdout and stderr.
+
+        Output that is captured only to be forwarded by default, but would be written to the
+        client's own files anyway, is left alone.
+        """
+        follow = options["follow"]
+        if follow is not None and follow["outputs"] == self._outputs:
+            follow = None
+        if follow is None and not options["captured"]:
+            return []
+        options = {**options, "follow": follow}
         out, theirs_out = os.pipe()
         err, theirs_err = os.pipe()
         self._relay.add(uid, proc["label"], proc["rank"], options, (out, err))

@@ -1,11 +1,12 @@
 """Log lines: process the output of a proc between its pipe and the client's terminal.
 
-Four small machines, none of which reads a clock, a pipe or a terminal; the host agent and the
+Five small machines, none of which reads a clock, a pipe or a terminal; the host agent and the
 client drive them:
 
 - `LineSplitter` turns the bytes of one stream into lines, in bounded memory.
 - `format_line` lays out a forwarded line for the client.
 - `Aggregator` folds similar lines of one window into one line each.
+- `RateLimit` bounds what is forwarded by default.
 - `Tail` remembers the last lines of a proc, for the report when it dies.
 
 **Similar** means: the Levenshtein distance to the first line of a group, divided by the length of
@@ -48,7 +49,15 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable
     from datetime import datetime
 
-__all__ = ["LINE_LIMIT", "TRUNCATION_MARK", "Aggregator", "LineSplitter", "Tail", "format_line"]
+__all__ = [
+    "LINE_LIMIT",
+    "TRUNCATION_MARK",
+    "Aggregator",
+    "LineSplitter",
+    "RateLimit",
+    "Tail",
+    "format_line",
+]
 
 LINE_LIMIT = 4096
 """The number of bytes of a line that are kept; the rest is discarded."""
@@ -163,6 +172,31 @@ class Tail:
     def lines(self) -> list[str]:
         """Return the lines, oldest first."""
         return list(self._lines)
+
+
+class RateLimit:
+    """Admits ``rate`` lines a second; up to five seconds of silence may be made up for.
+
+    >>> limit = RateLimit(10)
+    >>> limit.admit(70, now=0.0), limit.admit(70, now=0.5), limit.admit(3, now=9.0)
+    (50, 5, 3)
+    """
+
+    __slots__ = ("_left", "_rate", "_then")
+
+    def __init__(self, rate: int) -> None:
+        self._rate = rate
+        self._left = 5.0 * rate
+        self._then: float | None = None
+
+    def admit(self, lines: int, now: float) -> int:
+        """Return how many of so many lines may pass at the time ``now``, in seconds."""
+        if self._then is not None:
+            self._left = min(5.0 * self._rate, self._left + self._rate * (now - self._then))
+        self._then = now
+        admitted = min(lines, int(self._left))
+        self._left -= admitted
+        return admitted
 
 
 class Aggregator:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
 
 from monarch._output import log_level, log_prefix
-from monarch._spi import settings
+from monarch._output.standard import outputs
+from monarch._spi import HOME, current_proc, settings
 
 if TYPE_CHECKING:
     from monarch._spi import Proc
@@ -44,21 +46,24 @@ def _print(proc: Proc, message: dict[str, Any]) -> None:
     printer.take(message)
 
 
-def capture_options() -> dict[str, Any] | None:
-    """Return how the agent captures the output of procs spawned now; None if it does not.
+def capture_options(hosts: Iterable[str]) -> dict[str, Any] | None:
+    """Return how the agents capture the output of procs spawned now; None if they do not.
 
-    This is the hook of the same name.
+    This is the hook of the same name. `hosts`: where the procs are spawned.
     """
     shell = None
     if "IPython" in sys.modules:
         from monarch._output.notebook import current_shell
 
         shell = current_shell()
-    forwarding = settings.enable_log_forwarding or (
-        shell is not None and settings.origin("enable_log_forwarding") == "default"
-    )
+    unset = settings.origin("enable_log_forwarding") == "default"
+    forwarding = settings.enable_log_forwarding or (shell is not None and unset)
     files = settings.enable_file_capture and settings.force_file_log
-    if not (forwarding or files or settings.tail_log_lines):
+    captured = bool(forwarding or files or settings.tail_log_lines)
+    follow = None
+    if unset and settings.log_forwarding_rate and any(host != HOME for host in hosts):
+        follow = _follow()
+    if not captured and follow is None:
         return None
     if shell is not None:
         from monarch._output.logging_option import flush_all_proc_mesh_logs
@@ -66,7 +71,19 @@ def capture_options() -> dict[str, Any] | None:
 
         flush_after_cells(shell, flush_all_proc_mesh_logs)
     return {
+        "captured": captured,
         "files": files,
+        "file_limit": settings.log_file_limit,
+        "follow": follow,
         "ranked": settings.prefix_with_rank,
         "tail": settings.tail_log_lines,
     }
+
+
+def _follow() -> dict[str, Any]:
+    """Return what an agent needs to forward output by default: the client's outputs, and a rate."""
+    proc = current_proc()
+    logs: dict[str, Any] | None = None if proc is None else proc.spec.get("logs")
+    if logs is not None and logs["follow"] is not None:  # this process is followed itself
+        return cast("dict[str, Any]", logs["follow"])
+    return {"outputs": outputs(), "rate": settings.log_forwarding_rate}

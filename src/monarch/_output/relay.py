@@ -6,6 +6,9 @@ two pipes. Their content goes to
 
 - the agent's own stdout and stderr, unchanged; or, while the proc *streams*, line by line to the
   client instead. Not to both: on one host the two end in the same terminal;
+- both, while the proc is *followed*: from its start, if its host writes to other files than the
+  client does, until `configure`. Then the client gets a limited number of lines a second
+  (`RateLimit`), and a line that says how many were left out. Following never slows a proc down;
 - the log files of this host, if asked for (`LogFiles`);
 - the tail: the last lines, for the report of a failure.
 
@@ -34,11 +37,12 @@ import socket
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from monarch._output.files import LogFiles
-from monarch._output.lines import LineSplitter, Tail
+from monarch._output.lines import LineSplitter, RateLimit, Tail
 from monarch._spi import Reactor
 
 __all__ = ["LogRelay"]
@@ -46,6 +50,7 @@ __all__ = ["LogRelay"]
 _CHUNK = 1 << 16  # what a pipe holds: a read empties the pipe, so the tee seldom cuts lines
 _CREDIT = 1 << 20  # bytes that the client may owe
 _PER_LINE = 64  # bytes of memory that a line costs in addition to its characters
+_REPORT = 1.0  # seconds until the client is sent how many lines were left out
 _OUT, _ERR = 1, 2
 
 
@@ -53,8 +58,11 @@ class _Source:
     """A captured proc."""
 
     __slots__ = (
+        "file_limit",
+        "follow",
         "group",
         "label",
+        "left_out",
         "rank",
         "remembers",
         "streaming",
@@ -70,7 +78,12 @@ class _Source:
         self.tail = Tail(options["tail"])
         self.remembers: bool = options["tail"] > 0
         self.to_files: bool = options["files"]
-        self.streaming = False
+        self.file_limit: int = options["file_limit"]
+        # The rate limit of a proc that is followed; None: it streams as fast as the client prints.
+        follow = options["follow"]
+        self.follow: RateLimit | None = None if follow is None else RateLimit(follow["rate"])
+        self.left_out = 0  # lines, since the last one that was sent
+        self.streaming = follow is not None
         self.group = 0  # the procs whose lines are aggregated together
         self.window: int | None = None
         self.streams: list[_Stream] = []
@@ -103,7 +116,8 @@ class LogRelay:
         self._tell = tell
         self._agent = agent
         self._host = socket.gethostname()
-        self._files = LogFiles(self._host, run)
+        self._run = run
+        self._files: LogFiles | None = None
         self._sources: dict[int, _Source] = {}
         self._open: set[_Stream] = set()
         self._held: list[_Stream] = []  # not read until the client has caught up
@@ -173,7 +187,8 @@ class LogRelay:
 
     def _watch(self, stream: _Stream) -> None:
         def ready(_mask: int) -> None:
-            if stream.source.streaming and self._owed > _CREDIT:
+            source = stream.source
+            if source.streaming and source.follow is None and self._owed > _CREDIT:
                 self._reactor.unregister(stream.fd)
                 self._held.append(stream)
             else:
@@ -188,7 +203,7 @@ class LogRelay:
             self._close(stream)
             return 0
         source = stream.source
-        if not source.streaming:
+        if not source.streaming or source.follow is not None:
             self._tee(stream.number, data)
         if source.streaming or source.to_files or source.remembers:
             self._deliver(stream, stream.splitter.feed(data))
@@ -219,24 +234,51 @@ class LogRelay:
         source = stream.source
         source.tail.extend(lines)
         if source.to_files:
+            if self._files is None:
+                self._files = LogFiles(self._host, self._run, source.file_limit)
             self._files.write(stream.number, source.rank, lines)
         if source.streaming:
-            size = sum(map(len, lines)) + _PER_LINE * len(lines)
-            self._owed += size
-            self._tell(
-                {
-                    "op": "log",
-                    "agent": self._agent,
-                    "host": self._host,
-                    "proc": source.label,
-                    "rank": source.rank,
-                    "stream": stream.number,
-                    "group": source.group,
-                    "window": source.window,
-                    "size": size,
-                    "lines": lines,
-                }
-            )
+            if source.follow is not None:
+                lines = self._limited(source, stream.number, lines)
+            if lines:
+                self._stream(source, stream.number, lines)
+
+    def _stream(self, source: _Source, number: int, lines: list[str]) -> None:
+        """Send lines to the client."""
+        size = sum(map(len, lines)) + _PER_LINE * len(lines)
+        self._owed += size
+        self._tell(
+            {
+                "op": "log",
+                "agent": self._agent,
+                "host": self._host,
+                "proc": source.label,
+                "rank": source.rank,
+                "stream": number,
+                "group": source.group,
+                "window": source.window,
+                "size": size,
+                "lines": lines,
+            }
+        )
+
+    def _limited(self, source: _Source, number: int, lines: list[str]) -> list[str]:
+        """Return those of the lines of a followed proc that may be sent now."""
+        limit = source.follow
+        assert limit is not None
+        allowed = 0 if self._owed > _CREDIT else limit.admit(len(lines), time.monotonic())
+        if allowed < len(lines):
+            if not source.left_out:
+                self._reactor.call_later(_REPORT, lambda: self._report(source, number))
+            source.left_out += len(lines) - allowed
+        return lines[:allowed]
+
+    def _report(self, source: _Source, number: int) -> None:
+        """Send how many lines were left out."""
+        count, source.left_out = source.left_out, 0
+        if count and source.streaming:
+            text = f"({count} lines left out here; the output of host {self._host} has them)"
+            self._stream(source, number, [text])
 
     def _tee(self, number: int, data: bytes) -> None:
         view = memoryview(data)
@@ -263,9 +305,12 @@ class LogRelay:
         for source in found.values():
             for stream in source.streams:
                 self._drain(stream)
+                if source.follow is not None:
+                    self._report(source, stream.number)
                 if source.streaming != streaming:  # half a line goes where it began
                     self._deliver(stream, stream.splitter.close())
             source.streaming, source.group, source.window = streaming, group, window
+            source.follow = None
         for old in groups:
             self._tell({"op": "log", "close": old})
         self._release()
@@ -280,6 +325,7 @@ class LogRelay:
             # A child of the proc may keep the pipe open. Its later output is passed on, too.
             self._drain(stream)
             self._deliver(stream, stream.splitter.close())
+            self._report(source, stream.number)
         if source.window is not None and not any(
             other.group == source.group for other in self._sources.values()
         ):
@@ -289,6 +335,7 @@ class LogRelay:
     def _flush(self, then: Callable[[], None]) -> None:
         for stream in list(self._open):
             self._drain(stream)
+            self._report(stream.source, stream.number)
         then()
 
     def _acknowledged(self, size: int) -> None:

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, cast
 
 __all__ = [
     "COUNTER",
+    "DROPPED",
     "GAUGE",
     "HISTOGRAM",
     "OVERFLOW",
@@ -71,6 +72,10 @@ class Identity(NamedTuple):
     unit: str = ""
     description: str = ""
     scope: str = "monarch"
+
+
+DROPPED = Identity("monarch.otlp.dropped", COUNTER, "{record}", "Records that found no room")
+"""What the export by OTLP reports about itself."""
 
 
 @dataclass(frozen=True)

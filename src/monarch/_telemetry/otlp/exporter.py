@@ -21,12 +21,11 @@ from monarch._telemetry.otlp import messages
 from monarch._telemetry.otlp.options import Options
 from monarch._telemetry.otlp.sender import FAILED, Sender
 from monarch._telemetry.otlp.totals import Totals
-from monarch._telemetry.points import COUNTER, Identity, Point
+from monarch._telemetry.points import DROPPED, Point
 
 __all__ = ["Exporter"]
 
 _Row = Sequence[Any]
-_DROPPED = Identity("monarch.otlp.dropped", COUNTER, "{record}", "records that found no room")
 
 
 class Exporter:
@@ -147,7 +146,7 @@ class Exporter:
         with self._adding:
             lost, self._lost = self._lost, {}
         self.totals.add(
-            Point(_DROPPED, (("signal", signal),), count, self._began_us, now_us)
+            Point(DROPPED, (("signal", signal),), count, self._began_us, now_us)
             for signal, count in lost.items()
             if count
         )

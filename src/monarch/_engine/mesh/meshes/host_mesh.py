@@ -172,7 +172,7 @@ class HostMesh(MeshTrait):
         spec = {
             **launch_spec(),
             "python_override": self._python,
-            "logs": None if capture_options is None else capture_options(),
+            "logs": None if capture_options is None else capture_options(hosts),
             **_inherited_fields(),
             **({"mocks": hook("inherited_mocks")()} if replacements else {}),
         }
