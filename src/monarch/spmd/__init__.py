@@ -8,8 +8,8 @@
 
 `SPMDActor` also runs a whole script on each process of a mesh, and `monarch.job.spmd` does so for a
 job. The parts are `variables` (pure: torchrun's environment variables), `store` (the rendezvous,
-which the first process holds open), `script` (run a script as ``__main__``), `actor` and `setup`.
-Each name is loaded when it is first used, and torch with the first rendezvous.
+which one process holds open), `script` (run a script as ``__main__``), `actor`, `setup`, and
+`in_place` (`restarts`: a script that keeps its healthy processes when a rank fails). Each name is loaded when it is first used, and torch with the first rendezvous.
 """
 
 from __future__ import annotations
@@ -19,12 +19,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monarch.spmd.actor import SPMDActor
+    from monarch.spmd.in_place import Attempt, Interrupted, restarts
     from monarch.spmd.setup import setup_torch_elastic_env, setup_torch_elastic_env_async
 
-__all__ = ["SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
+__all__ = [
+    "Attempt",
+    "Interrupted",
+    "SPMDActor",
+    "restarts",
+    "setup_torch_elastic_env",
+    "setup_torch_elastic_env_async",
+]
 
 _HOMES = {
+    "Attempt": "in_place",
+    "Interrupted": "in_place",
     "SPMDActor": "actor",
+    "restarts": "in_place",
     "setup_torch_elastic_env": "setup",
     "setup_torch_elastic_env_async": "setup",
 }

@@ -23,6 +23,7 @@ class Failure:
         at: when the driver learned of it, in seconds since the launch began.
         cost: seconds from then until all ranks of the next attempt had started; None: they did not.
             It does not include the work since the last checkpoint, which the program repeats.
+        kept: how many ranks went on in their processes; see `monarch.spmd.restarts`.
     """
 
     attempt: int
@@ -32,6 +33,7 @@ class Failure:
     stderr: tuple[str, ...] = ()
     at: float = 0.0
     cost: float | None = None
+    kept: int = 0
 
     def __str__(self) -> str:
         if self.rank == HOST:
@@ -75,9 +77,11 @@ class Result:
 
 
 def _line(failure: Failure) -> str:
-    then = (
-        "not started again" if failure.cost is None else f"started again after {failure.cost:.2f} s"
-    )
+    then = "not started again"
+    if failure.cost is not None:
+        then = f"started again after {failure.cost:.2f} s"
+        if failure.kept:
+            then += f", {_counted(failure.kept, 'rank')} in place"
     return f"  at {failure.at:.1f} s, attempt {failure.attempt + 1}: {failure}; {then}"
 
 

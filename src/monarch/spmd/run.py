@@ -5,6 +5,15 @@ and SIGKILL after `Launch.shutdown_timeout`. As long as attempts are left, the n
 once on the hosts that are left, with a new rendezvous. The program goes on from its checkpoint, as
 under torchrun. A host that is lost counts as a failure, too. `Launch.least` says with how many
 hosts the program may go on.
+
+Ranks of a program that uses `monarch.spmd.restarts` are interrupted instead, and go on in their
+processes with the next attempt. Each rank is kept or replaced by itself: one that has not asked to
+be kept gets SIGTERM, and a new process.
+
+An error of such a rank may be the effect of another failure that is not known yet. So the launch
+waits a moment (`_MOMENT`), and then for all hosts to report the exits until then. A host that is
+lost does not answer, and its loss is the failure. If nothing has failed, the first rank with an
+error fails by it.
 """
 
 from __future__ import annotations
@@ -20,7 +29,17 @@ from dataclasses import replace
 from typing import Any
 
 from monarch.actor import ActorError, Channel, HostMesh, SupervisionError
-from monarch.spmd.host_ranks import Exited, HostRanks, Output, RankSpec
+from monarch.spmd.host_ranks import (
+    Event,
+    Exited,
+    HostRanks,
+    Output,
+    Raised,
+    RankSpec,
+    Ready,
+    Settled,
+)
+from monarch.spmd.errors import Errors
 from monarch.spmd.result import HOST, STORE, Failure, Result
 from monarch.spmd.torchrun import Launch
 from monarch.spmd.variables import torchrun_variables
@@ -30,6 +49,7 @@ __all__ = ["run"]
 _TAIL = 1 << 13  # bytes of a failed rank's stderr that are kept
 _LINES = 30  # lines of it that are shown
 _ENDING = 60.0  # seconds for hosts to report exits after SIGKILL
+_MOMENT = 0.5  # seconds for a process to exit once its connections are closed
 
 
 class _Host:
@@ -119,12 +139,13 @@ class _Run:
         self._modules = list(modules)
         self._keep = keep
         self._folder = os.getcwd() if folder is None else folder
-        self._events: asyncio.Queue[Output | Exited | _Host] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | _Host] = asyncio.Queue()
+        self._settling: asyncio.Task[None] | None = None
         self._result = Result(max_restarts=launch.max_restarts)
         self._began = time.monotonic()
 
     async def go(self) -> Result:
-        port, receiver = Channel[Output | Exited].open()
+        port, receiver = Channel[Event].open()
         procs = self._mesh.spawn_procs()
         reader = None
         hosts: list[_Host] = []
@@ -152,7 +173,8 @@ class _Run:
             for host in hosts:
                 if not host.is_lost:
                     host.ranks.finish.broadcast()
-            tasks = [task for task in (reader, *(host.lost for host in hosts)) if task is not None]
+            all_tasks = (reader, self._settling, *(host.lost for host in hosts))
+            tasks = [task for task in all_tasks if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -212,21 +234,23 @@ class _Run:
                                    "--nproc-per-node a number")  # fmt: skip
             address, port = await self._rendezvous(attempt, hosts)
             local, world = hosts[0].count, sum(host.count for host in hosts)
+            cause = str(self._result.failures[-1]) if self._result.failures else None
+            kept = 0
             for place, host in enumerate(hosts):
                 specs = [
                     self._spec(attempt, place * local + number, local, world, address, port)
                     for number in range(local)
                 ]
                 running.update({spec.rank: host for spec in specs})
-                await host.ranks.start.call_one(attempt, specs)
-            self._started()
+                kept += await host.ranks.start.call_one(attempt, specs, cause)
+            self._started(kept)
         except Exception as error:
             lost = next((host for host in hosts if host.is_lost), None)
             await self._end(attempt, running, tails)
             if lost is None:
                 raise
             return self._failure(attempt, HOST, lost.name, _first_line(error)), lost
-        failed = await self._events_of(attempt, hosts[0], running, tails)
+        failed = await self._events_of(attempt, hosts, running, tails)
         if failed is not None:
             await self._end(attempt, running, tails)
         return failed
@@ -260,11 +284,12 @@ class _Run:
     async def _events_of(
         self,
         attempt: int,
-        first: _Host,
+        hosts: list[_Host],
         running: dict[int, _Host],
         tails: dict[int, bytearray],
     ) -> tuple[Failure, _Host] | None:
-        """Handle events until all ranks have exited, or one has failed; `first` has the store."""
+        """Handle events until all ranks have exited, or one has failed."""
+        errors = Errors(len(hosts))
         while running:
             event = await self._events.get()
             if isinstance(event, _Host):
@@ -273,14 +298,31 @@ class _Run:
                 continue
             if isinstance(event, Output):
                 self._output(event, tails)
-                continue
-            host = first if event.rank == STORE else running.pop(event.rank)
-            if event.status:
-                text = tails.get(event.rank, bytearray()).decode(errors="replace")
-                stderr = tuple(text.splitlines()[-_LINES:])
-                ending = _ending(event.status)
-                return self._failure(attempt, event.rank, host.name, ending, stderr), host
+            elif isinstance(event, Exited):
+                host = hosts[0] if event.rank == STORE else running.pop(event.rank)
+                if event.status:
+                    text = tails.get(event.rank, bytearray()).decode(errors="replace")
+                    stderr = tuple(text.splitlines()[-_LINES:])
+                    ending = _ending(event.status)
+                    return self._failure(attempt, event.rank, host.name, ending, stderr), host
+                errors.exited(event.rank)
+            elif isinstance(event, Raised):
+                errors.raised(event.rank, certain=event.certain)
+            elif isinstance(event, Settled):
+                errors.settled()
+            if errors.take_question():
+                self._settling = asyncio.create_task(self._settle(attempt, hosts))
+            culprit = errors.take_culprit()
+            if culprit is not None:
+                with contextlib.suppress(Exception):  # its host is lost, which is reported
+                    await running[culprit].ranks.accept_error.call_one(culprit)
         return None
+
+    async def _settle(self, attempt: int, hosts: list[_Host]) -> None:
+        """Have all hosts report the exits until now, and then `Settled`."""
+        await asyncio.sleep(_MOMENT)
+        calls = [host.ranks.settle.call_one(attempt) for host in hosts if not host.is_lost]
+        await asyncio.gather(*calls, return_exceptions=True)
 
     def _host_lost(self, attempt: int, host: _Host, running: dict[int, _Host]) -> Failure:
         for rank in [rank for rank, its in running.items() if its is host]:
@@ -297,11 +339,12 @@ class _Run:
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
 
-    def _started(self) -> None:
+    def _started(self, kept: int) -> None:
         """Note the cost of the last failure, now that its next attempt has all its ranks."""
         failures = self._result.failures
         if failures:
-            failures[-1] = replace(failures[-1], cost=self._elapsed() - failures[-1].at)
+            cost = self._elapsed() - failures[-1].at
+            failures[-1] = replace(failures[-1], cost=cost, kept=kept)
 
     def _output(self, event: Output, tails: dict[int, bytearray]) -> None:
         if event.stream == 2:
@@ -314,15 +357,17 @@ class _Run:
     async def _end(
         self, attempt: int, running: dict[int, _Host], tails: dict[int, bytearray]
     ) -> None:
-        """End the ranks that run, and wait for their exits."""
-        for number, patience in (
-            (signal.SIGTERM, self._launch.shutdown_timeout),
-            (signal.SIGKILL, _ENDING),
-        ):
+        """End the ranks that run, and wait until they have exited, or are ready to go on."""
+        goes_on = self._result.restarts_left > 0
+        for last, patience in ((False, self._launch.shutdown_timeout), (True, _ENDING)):
             for host in set(running.values()):
                 if not host.is_lost:
                     with contextlib.suppress(Exception):
-                        await host.ranks.signal.call_one(int(number))
+                        if goes_on and not last:
+                            await host.ranks.interrupt.call_one()
+                        else:
+                            number = signal.SIGKILL if last else signal.SIGTERM
+                            await host.ranks.signal.call_one(int(number))
             drain = asyncio.create_task(self._drain(attempt, running, tails))
             done, _ = await asyncio.wait({drain}, timeout=patience)
             if done:
@@ -339,7 +384,7 @@ class _Run:
                 self._host_lost(attempt, event, running)
             elif event.attempt == attempt and isinstance(event, Output):
                 self._output(event, tails)
-            elif event.attempt == attempt:
+            elif event.attempt == attempt and isinstance(event, Exited | Ready):
                 running.pop(event.rank, None)
 
     async def _read(self, receiver: Any) -> None:

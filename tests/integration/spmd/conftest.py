@@ -6,9 +6,12 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,55 @@ from tests.processes import files_of_processes
 
 WAIT = 240
 MARK = "MONARCH_TEST_RUN"
+
+GROUP = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+def reduce():
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return int(total.item())
+"""
+
+
+class Program:
+    """A script in a directory of its own."""
+
+    def __init__(self, folder: Path, environ: dict[str, str]) -> None:
+        self.folder = folder
+        self.environ = environ
+
+    def start(self, source: str, *words: str) -> subprocess.Popen[str]:
+        (self.folder / "train.py").write_text(source)
+        options = [word for word in words if word.startswith("--")]
+        rest = [word for word in words if not word.startswith("--")]
+        return self._command(*options, "train.py", *rest)
+
+    def _command(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "monarch.cli", "run", *words],
+            cwd=self.folder,
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, source: str, *words: str) -> tuple[int, list[str], list[str]]:
+        return self._finish(self.start(source, *words))
+
+    def run(self, *words: str) -> tuple[int, list[str], list[str]]:
+        """Run the command with these words."""
+        return self._finish(self._command(*words))
+
+    def _finish(self, process: subprocess.Popen[str]) -> tuple[int, list[str], list[str]]:
+        with process:
+            out, err = process.communicate(timeout=WAIT)
+        return process.returncode, sorted(out.splitlines()), err.splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +97,8 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "this does not happen"
         time.sleep(0.01)
+
+
+@pytest.fixture
+def program(tmp_path: Path, environ: dict[str, str]) -> Program:
+    return Program(tmp_path, environ)

@@ -23,18 +23,20 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
+from monarch.spmd.in_place import CONTROL
 from monarch.spmd.store import hold_store
 
 __all__ = ["Rank"]
 
-_STORE_FD = 3
+_FD = 3  # of the third descriptor
 
 
 @dataclass(frozen=True)
 class Rank:
     """A program that this process becomes; see `Launch` for `kind` and `program`.
 
-    `kind` may also be "store". `fds` are stdout, stderr, and a listening socket for the store.
+    `kind` may also be "store". `fds` are stdout, stderr, and for a script or module the connection
+    to the host for `monarch.spmd.restarts`, for a store its listening socket.
     """
 
     kind: str
@@ -51,6 +53,8 @@ class Rank:
         if self.kind == "store":
             _hold_store()
             return
+        os.environ[CONTROL] = f"{_FD}:{os.getpid()}"
+        os.set_inheritable(_FD, False)
         name, *rest = self.program
         if self.kind == "module":
             sys.argv = [name, *rest]
@@ -95,7 +99,7 @@ class Rank:
 def _hold_store() -> None:
     """Hold a store until this process is killed; without torch return, for no rank will ask."""
     with contextlib.suppress(ModuleNotFoundError):
-        hold_store(socket.socket(fileno=_STORE_FD))
+        hold_store(socket.socket(fileno=_FD))
         while True:
             signal.pause()
 

@@ -4,9 +4,9 @@ Processes belong to the connection that asked for them. When it closes, however 
 process groups are killed. So a host, or a driver, that is killed leaves no rank behind. Ranks die
 with the server, too (``PR_SET_PDEATHSIG``).
 
-Requests are ``fork`` (answered by ``forked`` or ``refused``), ``signal``, ``devices`` and
-``prepare``; the exit of a process is reported by ``exit`` with its wait status. The launch gives
-each process a number, its ``key``.
+Requests are ``fork`` (answered by ``forked`` or ``refused``), ``signal``, ``devices``, ``prepare``
+and ``settle`` (answered by ``settled``, after the exits so far); the exit of a process is reported
+by ``exit`` with its wait status. The launch gives each process a number, its ``key``.
 
 After ``prepare`` the modules that programs import a little later than torch are imported while
 ranks run: those of the next attempt find them. An exit is reported up to a second later meanwhile.
@@ -151,6 +151,9 @@ class _Server:
                 connection.signal(message["number"], message["keys"])
             elif message["op"] == "prepare":
                 self._prepares = True
+            elif message["op"] == "settle":
+                self._reap()
+                connection.tell(op="settled")
             elif message["op"] == "devices":
                 connection.tell(op="devices", counts=_devices())
         return None
