@@ -9,7 +9,8 @@
 `SPMDActor` also runs a whole script on each process of a mesh, and `monarch.job.spmd` does so for a
 job. The parts are `variables` (pure: torchrun's environment variables), `store` (the rendezvous,
 which one process holds open), `script` (run a script as ``__main__``), `actor`, `setup`, and
-`in_place` (`restarts`: a script that keeps its healthy processes when a rank fails). Each name is loaded when it is first used, and torch with the first rendezvous.
+`in_place` (`restarts`: a script that keeps its healthy processes when a rank fails). Each name is
+loaded when it is first used, and torch with the first rendezvous.
 """
 
 from __future__ import annotations

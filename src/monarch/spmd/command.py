@@ -25,8 +25,9 @@ examples:
 
 The options are those of torchrun. A script needs no change: it finds RANK, WORLD_SIZE, MASTER_ADDR
 and the other variables that torchrun sets, and init_process_group() works. If a rank fails, all
-ranks start again, up to --max-restarts times; the script goes on from its own checkpoint. The exit
-status is 0 if all ranks end with 0, and 1 otherwise.
+ranks start again, up to --max-restarts times; the script goes on from its own checkpoint. A script
+that loops over monarch.spmd.restarts() keeps its healthy ranks. The exit status is 0 if all ranks
+end with 0, and 1 otherwise.
 
 torch is imported once on each host, and ranks are forked. On this machine the process that has
 imported it waits for another launch for --keep seconds, so the next launch starts at once.

@@ -4,8 +4,8 @@ The ranks are processes of the host's fork server. A thread reads their output a
 sends both to the driver through one port, in order: a rank's output comes before its exit. On the
 first host there is a further process, which holds the store of the rendezvous.
 
-Each rank has a connection to this actor for `monarch.spmd.restarts`, through which it is interrupted
-and gets the variables of its next attempt; `in_place` describes the messages.
+Each rank has a connection to this actor for `monarch.spmd.restarts`, through which it is
+interrupted and gets the variables of its next attempt; `in_place` describes the messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NamedTuple
 from monarch._spi import start_thread
 from monarch.actor import Actor, Port, concurrent_endpoint
 from monarch.spmd.fork_server.finder import connect, start
-from monarch.spmd.fork_server.message import Messages, send
+from monarch.spmd.message import Messages, send
 from monarch.spmd.network import host_name, machine
 from monarch.spmd.result import STORE
 from monarch.spmd.store import AGENT_STORE, listen

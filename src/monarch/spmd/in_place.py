@@ -40,10 +40,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from monarch.spmd.fork_server.message import Messages, send
+from monarch.spmd.message import Messages, send
 from monarch.spmd.process_groups import ProcessGroups
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["CONTROL", "Attempt", "Interrupted", "restarts"]
 
@@ -127,7 +130,7 @@ class Attempt:
         self.failure = failure
         self._rank = rank
 
-    def __enter__(self) -> Attempt:
+    def __enter__(self) -> Self:
         if self._rank is not None:
             self._rank.enter()
         return self
@@ -252,6 +255,8 @@ class _Rank:
             self._orders.put({"op": "lost", "why": "its host has closed the connection"})
         except Exception as error:
             self._orders.put({"op": "lost", "why": f"{type(error).__name__}: {error}"})
+        finally:
+            self._control.close()
 
     def _read_orders(self, messages: Messages) -> None:
         while True:

@@ -29,6 +29,7 @@ from dataclasses import replace
 from typing import Any
 
 from monarch.actor import ActorError, Channel, HostMesh, SupervisionError
+from monarch.spmd.errors import Errors
 from monarch.spmd.host_ranks import (
     Event,
     Exited,
@@ -39,7 +40,6 @@ from monarch.spmd.host_ranks import (
     Ready,
     Settled,
 )
-from monarch.spmd.errors import Errors
 from monarch.spmd.result import HOST, STORE, Failure, Result
 from monarch.spmd.torchrun import Launch
 from monarch.spmd.variables import torchrun_variables
@@ -320,7 +320,8 @@ class _Run:
 
     async def _settle(self, attempt: int, hosts: list[_Host]) -> None:
         """Have all hosts report the exits until now, and then `Settled`."""
-        await asyncio.sleep(_MOMENT)
+        watched = [host.lost for host in hosts if host.lost is not None]
+        await asyncio.wait(watched, timeout=_MOMENT, return_when=asyncio.FIRST_COMPLETED)
         calls = [host.ranks.settle.call_one(attempt) for host in hosts if not host.is_lost]
         await asyncio.gather(*calls, return_exceptions=True)
 

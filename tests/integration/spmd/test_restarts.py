@@ -24,12 +24,16 @@ from monarch.spmd.torchrun import Launch
 
 from .conftest import GROUP, WAIT, Program, until
 
+ROOT = Path(__file__).resolve().parents[3]
+
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-LOOP = GROUP.replace(
-    "def reduce",
-    """
+LOOP = (
+    GROUP.replace(
+        "    dist.init_process_group", "    if not dist.is_initialized(): dist.init_process_group"
+    )
+    + """
 import ctypes, monarch.spmd
 lives = 0
 
@@ -39,8 +43,7 @@ def meet(name, count):
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
-
-def reduce""",
+"""
 )
 
 
@@ -60,7 +63,8 @@ def loop(body: str, options: str = "") -> str:
 
 def started(err: list[str]) -> list[str]:
     """Return what the report says of each further attempt."""
-    return [re.sub(r".*; started again after [\d.]* s", "", line) for line in err if " at " in line]
+    report = [line for line in err if line.startswith("monarch run:   at ")]
+    return [re.sub(r".*; started again after [\d.]* s", "", line) for line in report]
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -71,8 +75,7 @@ def test_a_rank_is_killed_while_others_wait_for_it(program: Program, victim: int
         "if attempt.number == 0:\n"
         "    meet('formed', 3)\n"
         f"    if rank == {victim}: die()\n"
-        "dist.barrier()\n"
-        "dist.destroy_process_group()"
+        "dist.barrier()"
     )
     status, out, err = program(source, "--nproc-per-node=3", "--max-restarts=1")
     assert (status, len(out)) == (0, 3), err
@@ -103,8 +106,7 @@ def test_a_rank_is_killed_twice(program: Program) -> None:
         "if rank == 2 and attempt.number == 1: die()\n"
         "dist.init_process_group('gloo')\n"
         "if rank == 2 and attempt.number == 0: die()\n"
-        "dist.barrier()\n"
-        "dist.destroy_process_group()"
+        "dist.barrier()"
     )
     status, out, err = program(source, "--nproc-per-node=3", "--max-restarts=2")
     assert (status, out) == (0, ["[rank 0] 2 3 3", "[rank 1] 2 3 3", "[rank 2] 2 1 3"]), err
@@ -117,8 +119,7 @@ def test_an_exception_is_the_failure_of_its_rank(program: Program, error: str) -
     source = loop(
         "dist.init_process_group('gloo')\n"
         f"if rank == 1 and attempt.number == 0: raise {error}('the cause')\n"
-        "dist.barrier()\n"
-        "dist.destroy_process_group()"
+        "dist.barrier()"
     )
     status, out, err = program(source, "--nproc-per-node=3", "--max-restarts=1")
     assert (status, out) == (0, ["[rank 0] 1 2 3", "[rank 1] 1 1 3", "[rank 2] 1 2 3"]), err
@@ -172,8 +173,29 @@ def test_a_rank_that_cannot_be_interrupted_is_replaced(program: Program) -> None
     assert any("has not ended 0.1 s after the failure of another rank" in line for line in err)
 
 
+def test_the_script_of_the_documentation(program: Program) -> None:
+    """It prints what the page shows, also if a rank is killed on the way."""
+    section = (ROOT / "docs/training.md").read_text().partition("\n## Healthy ranks")[2]
+    script, rest = section.partition("```python\n")[2].split("```\n", 1)
+    expected = re.findall(r"^    (\[rank .*)$", rest, re.MULTILINE)
+    punisher = """
+import os, signal, threading, time
+def kill():
+    while globals().get("saved", [0])[0] < 50: time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    threading.Thread(target=kill, daemon=True).start()
+"""
+    for source, kept in ((script, []), (punisher + script, [", 2 ranks in place"])):
+        status, out, err = program(source, "--nproc-per-node=3", "--max-restarts=3")
+        assert (status, out) == (0, expected), err
+        assert started(err) == kept
+
+
 def test_hooks(program: Program) -> None:
-    note = "lambda: print({name!r}, lives, dist.is_initialized(), os.environ['MASTER_PORT'] == port)"
+    note = (
+        "lambda: print({name!r}, lives, dist.is_initialized(), os.environ['MASTER_PORT'] == port)"
+    )
     before, after = (note.format(name=name) for name in ("before", "after"))
     source = loop(
         "port = os.environ['MASTER_PORT']\n"
@@ -214,16 +236,20 @@ def test_files_of_an_attempt(program: Program) -> None:
 
 def test_a_group_that_was_formed_too_early(program: Program) -> None:
     source = loop("").replace("for attempt in", "dist.init_process_group('gloo')\nfor attempt in")
-    status, out, err = program(source)
+    status, out, err = program(source, "--nproc-per-node=2")
     assert (status, out) == (1, [])
     assert any("call init_process_group() inside the block" in line for line in err)
 
 
 def test_without_monarch_run_there_is_one_attempt(tmp_path: Path) -> None:
     """Also in a program that a rank starts as its child; see `test_in_place`."""
-    source = loop("").replace("print(attempt.number, lives, reduce())", "print(attempt.number)")
+    source = (
+        "import monarch.spmd\n"
+        "for attempt in monarch.spmd.restarts():\n"
+        "    with attempt: print(attempt.number, attempt.failure)\n"
+    )
     (tmp_path / "train.py").write_text(source)
-    environ = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
+    environ = {**os.environ, "TORCHELASTIC_RESTART_COUNT": "3"}
     done = subprocess.run(
         [sys.executable, "train.py"],
         cwd=tmp_path,
@@ -232,7 +258,7 @@ def test_without_monarch_run_there_is_one_attempt(tmp_path: Path) -> None:
         text=True,
         timeout=WAIT,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3 None\n", "")
 
 
 # -- hosts -----------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path

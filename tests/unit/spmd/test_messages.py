@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from monarch.spmd.fork_server.message import Messages, send
+from monarch.spmd.message import Messages, send
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text()), max_size=5))

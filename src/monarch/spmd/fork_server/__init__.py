@@ -6,6 +6,5 @@ that comes within `keep` seconds of the last one finds the process warm. The fac
 read when they are imported must be the same for all launches of one process, so the name of its
 socket is a digest of interpreter, modules and environment.
 
-`message` frames requests, `server` is the process, `rank` is what a forked child does, `finder`
-finds or starts the server.
+`server` is the process, `rank` is what a forked child does, `finder` finds or starts the server.
 """

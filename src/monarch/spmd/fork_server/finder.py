@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Generator, Mapping, Sequence
 
 from monarch._spi import python_command
-from monarch.spmd.fork_server.message import VERSION
+from monarch.spmd.message import VERSION
 
 __all__ = ["connect", "start"]
 

@@ -29,8 +29,8 @@ from collections.abc import Collection
 from typing import Any
 
 from monarch._spi import die_with_parent
-from monarch.spmd.fork_server.message import Messages, send
 from monarch.spmd.fork_server.rank import Rank, restore_signals
+from monarch.spmd.message import Messages, send
 
 __all__ = ["main"]
 

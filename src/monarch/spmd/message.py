@@ -1,4 +1,4 @@
-"""Messages between a launch and the fork server: JSON, with open descriptors beside it."""
+"""Messages of a launch to its fork servers and ranks: JSON, with open descriptors beside it."""
 
 from __future__ import annotations
 
