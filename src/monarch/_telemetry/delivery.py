@@ -74,13 +74,13 @@ class Delivery:
             collect()
         if self._sock is None and not self._open():
             return False
-        for kind, rows in self._recorder.take():
+        for kind, columns in self._recorder.take():
             lost, self._recorder.lost = self._recorder.lost, 0
-            data = encode(kind, rows, self._recorder.proc.uid, self._recorder.process, lost)
+            data = encode(kind, columns, self._recorder.proc.uid, self._recorder.process, lost)
             if kind in _LASTING:
                 self._lasting.append(data)
             if not self._send(data):
-                self._recorder.lost += lost + len(rows)
+                self._recorder.lost += lost + len(columns[0])
                 return False
         return True
 

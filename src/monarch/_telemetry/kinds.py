@@ -168,19 +168,21 @@ LARGEST = 64 << 20
 _SIZES = struct.Struct("<II")
 
 
-def encode(kind: str, rows: Sequence[tuple[Any, ...]], proc: int, process: str, lost: int) -> bytes:
+def encode(
+    kind: str, columns: Sequence[Sequence[Any]], proc: int, process: str, lost: int
+) -> bytes:
     """Return the bytes of a batch.
 
     Args:
         kind: one of `KINDS`.
-        rows: at least one.
+        columns: those of the kind, in order, for at least one row.
         proc: the number of the process in the cluster.
         process: its name for people.
         lost: how many rows the process had to drop before these.
     """
     parts: list[bytes] = []
     texts: dict[str, Any] = {}
-    for (name, type_), column in zip(KINDS[kind], zip(*rows, strict=True), strict=True):
+    for (name, type_), column in zip(KINDS[kind], columns, strict=True):
         if type_ == "j":
             texts[name] = column
         elif type_ == "s":
@@ -192,7 +194,7 @@ def encode(kind: str, rows: Sequence[tuple[Any, ...]], proc: int, process: str, 
             parts.append(_little(array(type_, column)))
     header = {
         "kind": kind,
-        "rows": len(rows),
+        "rows": len(columns[0]),
         "proc": proc,
         "process": process,
         "lost": lost,
@@ -224,7 +226,7 @@ class Batch(NamedTuple):
 class BatchReader:
     """The bytes of one stream in, complete batches out.
 
-    >>> data = encode("state", [(1, 2, 3, "Idle", "")], 7, "trainer", 0)
+    >>> data = encode("state", [[1], [2], [3], ["Idle"], [""]], 7, "trainer", 0)
     >>> reader = BatchReader()
     >>> list(reader.feed(data[:20]))
     []

@@ -4,8 +4,8 @@ What is reported is appended to bounded queues as tuples of the engine's own obj
 texts are made from them later, on the thread of `delivery`. A full queue drops its oldest row, and
 the loss is counted. So the cost of a message is that of a few tuples, and memory is bounded.
 
-A message is one row, appended when its endpoint has ended. One that runs for long is reported
-meanwhile, by a row of its own (`running`). The sender of a message is found by its process and port
+A message is one row, from the moment at which an actor takes it up. While its endpoint runs it waits
+here; one that runs for long is reported meanwhile, by a row of its own (`running`). The sender of a message is found by its process and port
 in the rows of `send`.
 """
 
@@ -34,12 +34,15 @@ from monarch._spi import (
     hook,
 )
 
-__all__ = ["Recorder", "current", "current_span", "install"]
+__all__ = ["Columns", "Recorder", "current", "current_span", "install"]
 
 _MASK = (1 << 63) - 1
 _ROWS = 1 << 16  # of each kind that wait for delivery
 _LONG = 250_000_000  # ns: an endpoint that has run for so long gets a row of its own
 _ARRIVALS = 1 << 20  # messages in mailboxes whose arrival is remembered
+
+Columns = Sequence[Sequence[Any]]
+"""The columns of rows of one kind, in the order of `kinds.KINDS`."""
 
 current: Recorder | None = None
 """The recorder of this process; None while telemetry is off."""
@@ -72,8 +75,8 @@ class Recorder:
         self._messages, self._sends = self._queue("messages"), self._queue("sends")
         self._states, self._meshes = self._queue("states"), self._queue("meshes")
         self._arrived: dict[int, int] = {}
-        self._running: dict[int, Any] = {}
-        self._reported: set[int] = set()
+        self._open: list[list[Any]] = []  # messages whose endpoints ran at the last delivery
+        self._reported: set[int] = set()  # of these
         self._hosts: set[int] = set()
         if proc.client:
             self._describe_client()
@@ -120,23 +123,16 @@ class Recorder:
         """Record that an actor takes up a message; return the handler that records its end."""
         recorded: Recorded | None = handler.recorded
         if recorded is None:
-            recorded = handler.recorded = Recorded(handler, self._enter, self.finish)
-        queued = self._arrived.pop(id(frame), 0)
-        number = next(self._numbers)
-        message = (number, cell, link.uid, frame.port, handler.name, queued, time.time_ns())
-        recorded.pending = self._running[number] = message
-        return recorded.handler
-
-    @staticmethod
-    def _enter(message: Any) -> None:
-        current_span.set(message[0])
-
-    def finish(self, message: Any, failed: bool) -> None:
-        """Record that the endpoint of a message has ended."""
+            recorded = handler.recorded = Recorded(handler, current_span.set, time.time_ns)
         if len(self._messages) == self._limit:
             self.lost += 1
-        self._messages.append((message, time.time_ns(), failed))
-        self._running.pop(message[0], None)
+        # The first two items are those of `Recorded`.
+        began, queued = time.time_ns(), self._arrived.pop(id(frame), 0)
+        number = next(self._numbers)
+        message = [0, False, number, cell.uid, link.uid, frame.port, handler.name, queued, began]
+        recorded.pending = message
+        self._messages.append(message)
+        return recorded.handler
 
     def status(self, cell: Any, status: str, reason: str) -> None:
         """Record the state of an actor."""
@@ -188,32 +184,33 @@ class Recorder:
 
     # -- delivery ----------------------------------------------------------------------------------
 
-    def take(self) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
-        """Yield the rows that wait, by kind; on one thread at a time."""
-        makers: dict[str, Callable[[list[Any]], Iterator[tuple[str, list[Any]]]]] = {
+    def take(self) -> Iterator[tuple[str, Columns]]:
+        """Yield the rows that wait, by kind, as columns; on one thread at a time."""
+        makers: dict[str, Callable[[list[Any]], Iterator[tuple[str, Columns]]]] = {
             "meshes": self._mesh_rows,
             "states": self._state_rows,
             "sends": self._send_rows,
-            "messages": self._message_rows,
         }
         if len(self._arrived) > _ARRIVALS:  # of messages that were refused
             self._arrived.clear()
         for kind, queue in list(self._queues.items()):
+            if queue is self._messages:
+                continue
             found = [queue.popleft() for _ in range(len(queue))]
             if not found:
                 continue
             make = makers.get(kind)
             if make is None:
-                yield kind, found
+                yield kind, list(zip(*found, strict=True))
             else:
                 yield from make(found)
-        yield from self._running_rows()
+        yield from self._message_rows()
 
-    def _mesh_rows(self, found: list[Any]) -> Iterator[tuple[str, list[Any]]]:
+    def _mesh_rows(self, found: list[Any]) -> Iterator[tuple[str, Columns]]:
         rows: list[Any] = []
         for when, mesh in found:
             rows += self._of_mesh(when // 1000, mesh)
-        yield "mesh", rows
+        yield "mesh", list(zip(*rows, strict=True))
 
     def _of_mesh(self, when: int, mesh: Any) -> Iterator[tuple[Any, ...]]:
         shape = mesh._shape
@@ -233,7 +230,7 @@ class Recorder:
         full = f"{name}-{uid:x}"
         yield uid & _MASK, when, class_, name, full, _shape(shape), above & _MASK, view
 
-    def _state_rows(self, found: list[Any]) -> Iterator[tuple[str, list[Any]]]:
+    def _state_rows(self, found: list[Any]) -> Iterator[tuple[str, Columns]]:
         states: list[Any] = []
         actors: list[Any] = []
         for when, cell, status, reason in found:
@@ -250,46 +247,74 @@ class Recorder:
                 states.append((next(self._numbers), time_us, actor, "Created", ""))
             states.append((next(self._numbers), time_us, actor, status, reason))
         if actors:
-            yield "actor", actors
-        yield "state", states
+            yield "actor", list(zip(*actors, strict=True))
+        yield "state", list(zip(*states, strict=True))
 
-    def _send_rows(self, found: list[Any]) -> Iterator[tuple[str, list[Any]]]:
-        own = self.proc.uid
-        rows: list[Any] = []
-        for when, endpoint, rank, port, here in found:
-            mesh = endpoint.mesh
-            view = _view(mesh._shape) if rank is None else _one(mesh._shape, rank)
-            sender = 0 if here is None else here.actor_instance._uid
-            actor, proc = actor_number(own, sender), own & _MASK
-            to, shape = mesh._uid & _MASK, _shape(mesh._shape)
-            ids = next(self._numbers), when // 1000, proc, actor, to
-            rows.append((*ids, view, shape, port, endpoint.method))
-        yield "send", rows
+    def _send_rows(self, found: list[Any]) -> Iterator[tuple[str, Columns]]:
+        own, count, number = self.proc.uid, len(found), self._numbers
+        known: dict[Any, tuple[int, str, str, str]] = {}
+        sites: list[tuple[int, str, str, str]] = []
+        for _, endpoint, rank, _, _ in found:
+            site = known.get((endpoint, rank))
+            if site is None:
+                mesh = endpoint.mesh
+                view = _view(mesh._shape) if rank is None else _one(mesh._shape, rank)
+                site = mesh._uid & _MASK, view, _shape(mesh._shape), endpoint.method
+                known[endpoint, rank] = site
+            sites.append(site)
+        senders = [actor_number(own, here.actor_instance._uid if here else 0) for *_, here in found]
+        yield (
+            "send",
+            [
+                [next(number) for _ in range(count)],
+                [row[0] // 1000 for row in found],
+                [own & _MASK] * count,
+                senders,
+                *zip(*(site[:3] for site in sites), strict=True),
+                [row[3] for row in found],
+                [site[3] for site in sites],
+            ],
+        )
 
-    def _message_rows(self, found: list[Any]) -> Iterator[tuple[str, list[Any]]]:
-        rows: list[Any] = []
-        for message, ended, failed in found:
-            self._reported.discard(message[0])
-            rows.append(self._row(message, ended // 1000, failed))
-        yield "message", rows
-
-    def _running_rows(self) -> Iterator[tuple[str, list[Any]]]:
+    def _message_rows(self) -> Iterator[tuple[str, Columns]]:
+        queue = self._messages
+        taken = [*self._open, *[queue.popleft() for _ in range(len(queue))]]
+        # Looked at once: an endpoint may end at any moment.
+        ended = [message[0] for message in taken]
+        done = [message for message, end in zip(taken, ended, strict=True) if end]
+        self._open = [message for message, end in zip(taken, ended, strict=True) if not end]
+        if done:
+            self._reported.difference_update([message[2] for message in done])
+            yield "message", self._columns(done, [end for end in ended if end])
         before = time.time_ns() - _LONG
-        rows: list[Any] = []
-        for message in list(self._running.values()):
-            if message[6] < before and message[0] not in self._reported:
-                self._reported.add(message[0])
-                rows.append(self._row(message, 0, False))
-        if rows:
-            yield "running", rows
+        long = [
+            message
+            for message in self._open
+            if message[8] < before and message[2] not in self._reported
+        ]
+        if long:
+            self._reported.update(message[2] for message in long)
+            yield "running", self._columns(long, [0] * len(long))
+        self._open = self._open[-self._limit :]
 
-    def _row(self, message: Any, ended: int, failed: bool) -> tuple[Any, ...]:
-        number, cell, peer, port, name, queued, begun = message
-        uid = cell.uid
-        actor = actor_number(self.proc.uid, uid)
-        ids = number, actor, uid & _MASK, peer & _MASK, actor_number(peer, 0), port
-        begun //= 1000
-        return (*ids, name, queued // 1000 or begun, begun, ended, int(failed))
+    def _columns(self, messages: list[list[Any]], ended: list[int]) -> Columns:
+        own = self.proc.uid
+        _, failed, numbers, meshes, peers, ports, names, queued, began = zip(*messages, strict=True)
+        actors = {mesh: actor_number(own, mesh) for mesh in set(meshes)}
+        senders = {peer: actor_number(peer, 0) for peer in set(peers)}
+        return [
+            numbers,
+            [actors[mesh] for mesh in meshes],
+            [mesh & _MASK for mesh in meshes],
+            [peer & _MASK for peer in peers],
+            [senders[peer] for peer in peers],
+            ports,
+            names,
+            [(at or began[place]) // 1000 for place, at in enumerate(queued)],
+            [at // 1000 for at in began],
+            [at // 1000 for at in ended],
+            failed,
+        ]
 
 
 @lru_cache(maxsize=4096)

@@ -30,7 +30,9 @@ def batches(draw: st.DrawFn) -> tuple[str, list[tuple[Any, ...]]]:
 def test_rows_come_out_as_they_went_in(
     made: list[tuple[str, list[tuple[Any, ...]]]], step: int
 ) -> None:
-    data = b"".join(encode(kind, rows, 7, "trainer@host:1", 3) for kind, rows in made)
+    data = b"".join(
+        encode(kind, list(zip(*rows, strict=True)), 7, "trainer@host:1", 3) for kind, rows in made
+    )
     reader = BatchReader()
     found = [
         batch for at in range(0, len(data), step) for batch in reader.feed(data[at : at + step])
@@ -44,7 +46,9 @@ def test_rows_come_out_as_they_went_in(
 
 def test_a_row_of_a_message_takes_less_than_100_bytes() -> None:
     row = 1 << 59, 1 << 62, 1 << 62, 1 << 62, 1 << 62, 12345, "train", *[1_700_000_000_000_000] * 3
-    size = len(encode("message", [(*row, 0)] * 1000, 1 << 62, "trainer@host:1", 0))
+    size = len(
+        encode("message", [[item] * 1000 for item in (*row, 0)], 1 << 62, "trainer@host:1", 0)
+    )
     assert size < 100 * 1000
 
 

@@ -29,7 +29,9 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
 
 
 def put(store: Store, kind: str, *rows: tuple[Any, ...], lost: int = 0) -> None:
-    for batch in BatchReader().feed(encode(kind, list(rows), 7, "p@host:1", lost)):
+    for batch in BatchReader().feed(
+        encode(kind, list(zip(*rows, strict=True)), 7, "p@host:1", lost)
+    ):
         store.put(batch)
 
 

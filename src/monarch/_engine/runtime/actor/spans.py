@@ -56,43 +56,43 @@ class Recorded:
     It serves all calls, since a handler for each would cost more than the rest: set `pending` to
     the message before the call. An actor takes its next message after the call has begun.
 
+    A message is a list. When its endpoint has ended, the first item becomes the time of that; the
+    second one becomes True before, if it raised.
+
     Args:
         original: the endpoint.
-        enter: called as ``enter(message)`` where the call begins.
-        finish: called as ``finish(message, failed)`` when it has ended.
+        enter: called with the third item where the endpoint begins.
+        clock: returns the time; more than 0.
     """
 
     __slots__ = ("handler", "pending")
 
     def __init__(
-        self,
-        original: Handler,
-        enter: Callable[[Any], None],
-        finish: Callable[[Any, bool], None],
+        self, original: Handler, enter: Callable[[Any], object], clock: Callable[[], int]
     ) -> None:
-        self.pending: Any = None
+        self.pending: list[Any] = []
         function = original.function
 
         def call(*args: Any, **kwargs: Any) -> Any:
             message = self.pending
-            enter(message)
+            enter(message[2])
             try:
-                result = function(*args, **kwargs)
+                return function(*args, **kwargs)
             except BaseException:
-                finish(message, True)
+                message[1] = True
                 raise
-            finish(message, False)
-            return result
+            finally:
+                message[0] = clock()
 
-        async def complete(message: Any, args: Any, kwargs: Any) -> Any:
-            enter(message)
+        async def complete(message: list[Any], args: Any, kwargs: Any) -> Any:
+            enter(message[2])
             try:
-                result = await function(*args, **kwargs)
+                return await function(*args, **kwargs)
             except BaseException:
-                finish(message, True)
+                message[1] = True
                 raise
-            finish(message, False)
-            return result
+            finally:
+                message[0] = clock()
 
         def call_async(*args: Any, **kwargs: Any) -> Any:
             return complete(self.pending, args, kwargs)
