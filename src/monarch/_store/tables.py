@@ -65,19 +65,20 @@ VIEWS: dict[str, str] = {
         SELECT id, time AS timestamp_us, actor AS sender_actor_id, mesh AS actor_mesh_id,
             view AS view_json, shape AS shape_json
         FROM {send}""",
+    # Only calls by actors are joined: other messages have the process's own instance as `sender`.
     "messages": f"""
-        SELECT id, queued AS timestamp_us,
-            COALESCE(
-                CASE WHEN port <> 0 THEN (
-                    SELECT MAX(s.actor) FROM {{send}} s WHERE s.proc = m.peer AND s.port = m.port
-                ) ELSE (
-                    SELECT MAX(s.actor) FROM {{send}} s
-                    WHERE s.proc = m.peer AND s.mesh = m.mesh AND s.port = 0
-                        AND s.endpoint = m.endpoint
-                ) END,
-                sender) AS from_actor_id,
-            actor AS to_actor_id, endpoint, NULLIF(port, 0) AS port_index
-        FROM {_MESSAGES} m""",
+        SELECT m.id, m.queued AS timestamp_us,
+            COALESCE(c.actor, b.actor, m.sender) AS from_actor_id,
+            m.actor AS to_actor_id, m.endpoint, NULLIF(m.port, 0) AS port_index
+        FROM {_MESSAGES} m
+        LEFT JOIN (
+            SELECT proc, port, MAX(actor) AS actor FROM {{send}}
+            WHERE by_actor = 1 AND port <> 0 GROUP BY proc, port
+        ) c ON c.proc = m.peer AND c.port = m.port
+        LEFT JOIN (
+            SELECT proc, mesh, endpoint, MAX(actor) AS actor FROM {{send}}
+            WHERE by_actor = 1 AND port = 0 GROUP BY proc, mesh, endpoint
+        ) b ON m.port = 0 AND b.proc = m.peer AND b.mesh = m.mesh AND b.endpoint = m.endpoint""",
     "message_status_events": f"""
         SELECT id * 4 AS id, queued AS timestamp_us, id AS message_id, 'queued' AS status
         FROM {_MESSAGES} a

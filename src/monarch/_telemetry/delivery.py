@@ -22,6 +22,7 @@ __all__ = ["INTERVAL", "Delivery"]
 
 INTERVAL = 0.25  # seconds
 _SENDING = 10.0  # seconds until an observer that does not read counts as lost
+_LAST = 0.5  # seconds that the exit of a process waits for an observer that does not read
 _AGAIN = (0.25, 8.0)  # seconds until the next connection is tried: at first, at most
 _LASTING = frozenset(("mesh", "actor"))
 _KEPT = 4096  # batches of lasting kinds
@@ -58,7 +59,9 @@ class Delivery:
         self._ended.set()
         if self._flush.acquire(timeout=INTERVAL):  # else a delivery is under way, and blocked
             try:
-                self.deliver()
+                if self._sock is not None:
+                    self._sock.settimeout(_LAST)
+                    self.deliver()
             finally:
                 self._flush.release()
 

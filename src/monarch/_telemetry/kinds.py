@@ -73,7 +73,8 @@ KINDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("ended", "q"),
         ("failed", "q"),
     ),
-    # A send operation of `proc`: to all ranks of a view of a mesh.
+    # A send operation of `proc`: to all ranks of a view of a mesh. `by_actor`: 0 if the sender is
+    # the process's own instance, such as the script.
     "send": (
         ("id", "Q"),
         ("time", "q"),
@@ -84,6 +85,7 @@ KINDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("shape", "s"),
         ("port", "Q"),
         ("endpoint", "s"),
+        ("by_actor", "q"),
     ),
     "spans": (
         ("id", "Q"),

@@ -4,9 +4,9 @@ What is reported is appended to bounded queues as tuples of the engine's own obj
 texts are made from them later, on the thread of `delivery`. A full queue drops its oldest row, and
 the loss is counted. So the cost of a message is that of a few tuples, and memory is bounded.
 
-A message is one row, from the moment at which an actor takes it up. While its endpoint runs it waits
-here; one that runs for long is reported meanwhile, by a row of its own (`running`). The sender of a message is found by its process and port
-in the rows of `send`.
+A message is one row, from the moment at which an actor takes it up. While its endpoint runs it
+waits here; one that runs for long is reported meanwhile, by a row of its own (`running`). The
+sender of a message is found by its process and port in the rows of `send`.
 """
 
 from __future__ import annotations
@@ -262,17 +262,18 @@ class Recorder:
                 site = mesh._uid & _MASK, view, _shape(mesh._shape), endpoint.method
                 known[endpoint, rank] = site
             sites.append(site)
-        senders = [actor_number(own, here.actor_instance._uid if here else 0) for *_, here in found]
+        senders = [here.actor_instance._uid if here else 0 for *_, here in found]
         yield (
             "send",
             [
                 [next(number) for _ in range(count)],
                 [row[0] // 1000 for row in found],
                 [own & _MASK] * count,
-                senders,
+                [actor_number(own, sender) for sender in senders],
                 *zip(*(site[:3] for site in sites), strict=True),
                 [row[3] for row in found],
                 [site[3] for site in sites],
+                [int(sender != 0) for sender in senders],
             ],
         )
 

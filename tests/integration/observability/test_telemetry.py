@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -188,6 +189,23 @@ def test_an_observer_that_is_killed_comes_back(run: Run) -> None:
     assert len(json.loads(run(ACTORS + _dedent(text)))) == 2
 
 
+def test_a_stopped_observer_does_not_hold_up_the_script(run: Run) -> None:
+    text = """
+    server, trainers = job()
+    trainers.step.call(1).get()
+    rows("SELECT 1 AS one FROM messages WHERE endpoint = 'step'", lambda found: len(found) == 2)
+    from monarch._observer import places
+    observer = json.load(open(os.path.join(places.folder(), f"{os.getpid()}.json")))["observer"]
+    os.kill(observer, signal.SIGSTOP)
+    for value in range(20_000):
+        server.pull.broadcast("x" * 100)
+    print(trainers.step.call(3).get().item(gpus=1), observer)
+    """
+    value, observer = run(ACTORS + _dedent(text)).split()
+    os.kill(int(observer), signal.SIGKILL)  # stopped, it does not see that the script has exited
+    assert value == "3"
+
+
 def test_nothing_is_left_and_nothing_is_started_while_it_is_off(run: Run, places: Path) -> None:
     text = """
     server, trainers = job()
@@ -264,3 +282,25 @@ def test_the_telemetry_of_a_job(run: Run) -> None:
     assert found == [{"rank": 0, "n": 1}, {"rank": 1, "n": 1}]
     assert again
     assert address == "http://127.0.0.1:"
+
+
+def test_the_telemetry_of_earlier_versions(run: Run) -> None:
+    text = """
+    import pickle
+    from monarch.distributed_telemetry.actor import start_telemetry
+    engine = pickle.loads(pickle.dumps(start_telemetry(retention_secs=60, include_dashboard=False)))
+    server, trainers = job()
+    trainers.step.call(1).get()
+    rows("SELECT 1 AS one FROM messages WHERE endpoint = 'step'", lambda found: len(found) == 2)
+    try:
+        import pyarrow
+    except ModuleNotFoundError:
+        try:
+            engine.query("SELECT 1")
+        except ModuleNotFoundError as error:
+            print("pip install pyarrow" in str(error))
+    else:
+        table = engine.query("SELECT count(*) AS n FROM messages WHERE endpoint = 'step'")
+        print(table.to_pylist() == [{"n": 2}])
+    """
+    assert run(ACTORS + _dedent(text), telemetry=False) == "True\n"
