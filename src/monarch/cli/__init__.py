@@ -31,7 +31,7 @@ _COMMANDS = {
     "why": ("why", "what a running script does: which actor is busy where, which waits"),
     "top": ("top", "the same on one screen, again and again: busy actors first, CPU, memory"),
     "query": ("query", "SQL about a running script: its messages, actors, spans, metrics"),
-    "profile": ("profile", "where its time goes: one flame graph of all its processes"),
+    "profile": ("profile", "where its time goes: a flame graph of all its processes, or a trace"),
     "ps": ("status", "all jobs of this user on this machine"),
     "gc": ("status", "remove what killed scripts left on this machine"),
     "context": ("jobs", "several jobs in one directory: create, use, rm, ls"),

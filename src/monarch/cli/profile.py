@@ -1,4 +1,8 @@
-"""``monarch profile``: where the time of a running script and its processes goes."""
+"""``monarch profile``: where the time of a running script and its processes goes.
+
+There are two kinds. A profile samples the stacks of all processes, now and of any script. A trace
+is made of what telemetry has recorded, so the script must record.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +22,16 @@ __all__ = ["add_profile"]
 
 _EXAMPLES = """\
 examples:
+  monarch profile                               a trace of 10 s for ui.perfetto.dev (telemetry)
+  monarch profile --time 1m -o step.json        a trace of a minute, in Chrome's format
   monarch profile --cpu 10s                     all processes, as one flame graph
   monarch profile --cpu 10s --mesh trainers     those with an actor of this mesh
   monarch profile --wall 5s --rank 0 --lines    the time that passes, by line
   monarch profile 4242 --cpu 1m -o step.json    a file for https://www.speedscope.app
   monarch profile --cpu 5s -o - | head          stacks as text
 
-The script need not have been started in a special way. Ctrl-C ends the profile early, and writes
+For --cpu and --wall the script need not have been started in a special way. A trace needs
+telemetry: MONARCH_TELEMETRY=1, or enable_telemetry() of a job. Ctrl-C ends either early, and writes
 what there is. The command is run on the machine of the script, by its user or root; its processes
 may be on any host.
 """
@@ -34,13 +41,24 @@ _TICK = 0.5  # seconds
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("pid", nargs="?", type=int, help="the script; needed if several run here")
-    kind = parser.add_mutually_exclusive_group(required=True)
+    parser.add_argument(
+        "source",
+        nargs="?",
+        help="the process number of the script, if several run here; or an address of telemetry",
+    )
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--time", metavar="TIME", default="10s", help="record a trace for so long (10s)"
+    )
     kind.add_argument(
         "--cpu", metavar="TIME", help="sample for so long what uses the processor, such as 10s"
     )
     kind.add_argument("--wall", metavar="TIME", help="the same for all that takes time, also waits")
-    parser.add_argument("-o", "--output", help="FILE.svg, .json (speedscope), .collapsed; - : text")
+    parser.add_argument(
+        "-o",
+        "--output",
+        help="a trace: FILE.pftrace or .json; else FILE.svg, .json (speedscope), .collapsed, or -",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     parser.add_argument("--mesh", help="only processes with an actor of this mesh")
     parser.add_argument("--rank", metavar="N[,N]", help="only these ranks of it")
@@ -55,6 +73,49 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.cpu is None and options.wall is None:
+        return _trace(options)
+    return _profile(options)
+
+
+def _trace(options: argparse.Namespace) -> int:
+    """Write a trace of the next seconds, of what telemetry records."""
+    from monarch._traces.recording import check_output, export_profile, now_us
+
+    unfit = [
+        f"--{name}"
+        for name in ("mesh", "rank", "lines", "engine", "native")
+        if getattr(options, name)
+    ]
+    if unfit:
+        raise ValueError(f"{', '.join(unfit)}: for --cpu and --wall; a trace has all processes")
+    seconds = _seconds(options.time)
+    url = _telemetry(options.source)
+    if options.output is not None:
+        check_output(options.output, options.overwrite)
+    start = now_us()
+    _wait("all processes", seconds)
+    path = export_profile(url, start, now_us(), options.output, overwrite=options.overwrite)
+    print(f"Wrote {path}, for https://ui.perfetto.dev")
+    return 0
+
+
+def _telemetry(source: str | None) -> str:
+    if source is not None and source.startswith(("http://", "https://")):
+        return source
+    from monarch._observer.places import wanted
+
+    return wanted(_pid(source)).telemetry_url
+
+
+def _pid(source: str | None) -> int | None:
+    if source is not None and not source.isdigit():
+        raise ValueError(f"{source} is neither the number of a process nor an address")
+    return None if source is None else int(source)
+
+
+def _profile(options: argparse.Namespace) -> int:
+    """Write a flame graph, or another form of sampled stacks."""
     from monarch._traces.request import Selection, cpu_profile, native_profile
     from monarch._traces.sampler import Options
 
@@ -62,15 +123,15 @@ def _run(options: argparse.Namespace) -> int:
     if not 1 <= options.rate <= 1000:
         raise ValueError(f"--rate is 1 to 1000 samples in a second, not {options.rate}")
     which = Selection(options.mesh, _ranks(options.rank))
-    pid = chosen(options.pid, "profile")
+    pid = chosen(_pid(options.source), "profile")
     output = options.output or f"profile-{pid}-{time.strftime('%H%M%S')}.svg"
     _check(output, options.overwrite)
     how = Options(seconds, options.rate, bool(options.wall), options.lines, options.engine)
     if options.native:
-        profile = native_profile(_local(pid, which), how, _wait)
+        profile = native_profile(_local(pid, which), how, _wait_for)
     else:
         with unreachable(pid):
-            profile = cpu_profile(pid, how, which, _wait)
+            profile = cpu_profile(pid, how, which, _wait_for)
     _write(profile, output)
     _report(profile, output)
     return 0
@@ -123,21 +184,24 @@ def _local(pid: int, which: Selection) -> list[int]:
     ]
 
 
-def _wait(count: int, seconds: float) -> bool:
+def _wait_for(count: int, seconds: float) -> bool:
+    return _wait("1 process" if count == 1 else f"{count} processes", seconds)
+
+
+def _wait(processes: str, seconds: float) -> bool:
     """Wait for the time of a profile, and show it; return False after Ctrl-C."""
     import threading
 
     began = time.monotonic()
     shows = sys.stderr.isatty()
-    processes = "1 process" if count == 1 else f"{count} processes"
     if not shows:
-        print(f"sampling {processes} for {seconds:g} s", file=sys.stderr)
+        print(f"watching {processes} for {seconds:g} s", file=sys.stderr)
     never = threading.Event()
     try:
         while (left := began + seconds - time.monotonic()) > 0:
             if shows:
                 past = time.monotonic() - began
-                text = f"sampling {processes}: {past:.0f} of {seconds:g} s, Ctrl-C ends it"
+                text = f"watching {processes}: {past:.0f} of {seconds:g} s, Ctrl-C ends it"
                 print(f"\r{text}", end="\x1b[K", file=sys.stderr, flush=True)
             never.wait(min(_TICK, left))
     except KeyboardInterrupt:

@@ -1,3 +1,5 @@
 """Telemetry of a program under the names of the interface; see docs/observability.md."""
 
-__all__: list[str] = []
+from monarch.distributed_telemetry import profiler
+
+__all__ = ["profiler"]

@@ -23,8 +23,8 @@ import sys
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from monarch.job import lifeline
 from monarch.job.component import Component, connected, end_all
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from monarch._store.client import QueryEngineClient
+    from monarch._traces.recording import profile
     from monarch.job.telemetry import TelemetryConfig
 
 __all__ = ["JobTrait", "changes", "check_meshes", "job_load", "job_loads"]
@@ -414,9 +415,25 @@ class JobTrait(ABC):
         """Not in this release: raises NotImplementedError."""
         raise NotImplementedError("enable_admin: there is no admin server in this release")
 
-    def profile(self, **_options: Any) -> NoReturn:
-        """Not in this release: raises RuntimeError, as without telemetry."""
-        raise RuntimeError("profile requires distributed telemetry, which this release has not")
+    def profile(self, *, on_trace_ready: Callable[[profile], object] | None = None) -> profile:
+        """Return a context manager: what all processes of the job do in its block, as a trace.
+
+        Args:
+            on_trace_ready: called with it once the block has ended.
+
+        ``with job.profile() as profiled: ...``, and then ``profiled.export_perfetto_trace()``.
+        Raises RuntimeError if the job records no telemetry, or was not started.
+        """
+        from monarch._traces.recording import profile
+        from monarch.job.telemetry import TelemetryConfig, query_client
+
+        if not any(isinstance(one, TelemetryConfig) for one in self._components):
+            raise RuntimeError(
+                "profile requires distributed telemetry; call enable_telemetry() before state()"
+            )
+        if not self.active:
+            raise RuntimeError("the job is not active; call job.state() before job.profile()")
+        return profile(query_client([os.getpid()])._url, on_trace_ready=on_trace_ready)
 
     def telemetry_query_client(self) -> QueryEngineClient:
         """Return a client for SQL about the running job, without connecting to its hosts.

@@ -159,9 +159,21 @@ class TuiCmd(_Command):
 
 def export_profile(
     telemetry_url: str, start_us: int, end_us: int, output: Any = None, upload: bool = False
-) -> NoReturn:
-    """Raise NotImplementedError: this release stores no profiles."""
-    _missing("the export of profiles")
+) -> Any:
+    """Write what telemetry has recorded between two times as a trace; return its path.
+
+    Args:
+        telemetry_url: where the telemetry is.
+        start_us: the begin, in microseconds since 1970.
+        end_us: the end.
+        output: a name that ends in ``.pftrace`` or ``.json``; by default a new file.
+        upload: not in this release: raises NotImplementedError.
+
+    Raises FileExistsError if the file exists, and RuntimeError if telemetry cannot be read.
+    """
+    from monarch._traces import recording
+
+    return recording.export_profile(telemetry_url, start_us, end_us, output, upload)
 
 
 def run_mesh_admin_tui(

@@ -121,7 +121,7 @@ def test_one_flame_graph_of_all_processes(fresh: Fresh, done: str, tmp_path: Pat
 
     made = profile("--wall", "0.5", "--mesh", "trainers", "--rank", "1", "-o", "-")
     assert made.returncode == 0, made.stderr
-    assert "sampling 1 process for 0.5 s" in made.stderr
+    assert "watching 1 process for 0.5 s" in made.stderr
     assert {row[0] for row in names(made.stdout)} == {"trainers"}
     made = profile("--cpu", "0.5", "--mesh", "trainer", "-o", "-")
     assert made.returncode == 1
@@ -141,7 +141,7 @@ def test_ctrl_c_writes_what_there_is(fresh: Fresh, done: str) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as asked:
         assert asked.stderr is not None
-        assert "sampling 1 process" in asked.stderr.readline()
+        assert "watching 1 process" in asked.stderr.readline()
         deadline = time.monotonic() + 1.0
         until(lambda: time.monotonic() > deadline)
         busy = cpu_busy()

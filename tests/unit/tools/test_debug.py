@@ -125,7 +125,7 @@ def test_commands_that_this_release_lacks(kind: type[cli._Command]) -> None:
 
 
 def test_functions_that_this_release_lacks() -> None:
-    with pytest.raises(NotImplementedError, match="export of profiles is not part"):
-        cli.export_profile("http://localhost", 0, 1)
+    with pytest.raises(NotImplementedError, match="traces are not uploaded"):
+        cli.export_profile("http://localhost", 0, 1, upload=True)
     with pytest.raises(NotImplementedError, match="terminal interface of the admin server"):
         cli.run_mesh_admin_tui("localhost")
