@@ -13,7 +13,7 @@ import json
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 __all__ = ["Counter", "Instant", "Lane", "Process", "Slice", "Tables", "Trace", "build"]
 
@@ -432,7 +432,7 @@ def _object(text: str | None) -> dict[str, Any]:
         found: Any = json.loads(text or "{}")
     except ValueError:
         return {}
-    return dict(found.items()) if isinstance(found, dict) else {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def in_order(trace: Trace) -> Iterator[tuple[int, str, Slice | Instant]]:
