@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-WAIT = 120.0
+WAIT = 60.0
 
 _REQUESTS = {
     "/v1/metrics": ExportMetricsServiceRequest,

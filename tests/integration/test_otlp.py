@@ -71,12 +71,13 @@ def images(receiver):
     return found
 
 
-def test_all_processes_export_metrics_and_logs(tmp_path):
+def test_all_processes_export_all_three_signals(tmp_path):
     receiver = OtlpReceiver()
     program = start(tmp_path, receiver.url)
     try:
         receiver.wait(lambda: images(receiver) == {0: 192, 1: 192})
         receiver.wait(lambda: len(receiver.logs()) >= 6)
+        receiver.wait(lambda: len(receiver.spans()) >= 12)
         out, err = program.communicate("end\n", timeout=WAIT)
     finally:
         program.kill()
@@ -99,6 +100,46 @@ def test_all_processes_export_metrics_and_logs(tmp_path):
         assert "trainers" in fields["actor"]
         steps.add((fields["rank"], fields["step"]))
     assert steps == {(rank, step) for rank in (0, 1) for step in range(3)}
+    check_spans(receiver)
+    check_endpoints(receiver)
+
+
+def check_spans(receiver):
+    """Each call is a span of its endpoint, in a trace of its own, with the user's span inside."""
+    found = {(r["monarch.rank"], s.span_id): s for r, s in receiver.spans()}
+    assert len(found) == 12
+    names = [span.name for span in found.values()]
+    assert (names.count("train"), names.count("load")) == (6, 6)
+    for (rank, _), span in found.items():
+        assert len(span.trace_id) == 16
+        assert span.start_time_unix_nano <= span.end_time_unix_nano
+        if span.name == "load":
+            parent = found[rank, span.parent_span_id]
+            assert (parent.name, parent.trace_id) == ("train", span.trace_id)
+        else:
+            assert not span.parent_span_id
+    assert len({(rank, span.trace_id) for (rank, _), span in found.items()}) == 6
+    assert {r["monarch.rank"] for r, s in receiver.spans()} == {0, 1}
+    records = {record.trace_id for _, record in receiver.logs()}
+    assert records == {span.trace_id for span in found.values()}
+
+
+def check_endpoints(receiver):
+    """The last export has the calls of each process, and what the process needs."""
+    calls, names = {}, set()
+    for resource, _, metric in receiver.metrics():
+        names.add(metric.name)
+        if metric.name == "monarch.endpoint.calls":
+            (point,) = metric.sum.data_points
+            assert attributes(point.attributes) == {"method": "train"}
+            calls[resource["monarch.rank"]] = point.as_int
+        if metric.name == "process.memory.rss_bytes":
+            assert metric.gauge.data_points[0].as_int > 1 << 20
+    assert calls == {0: 3, 1: 3}
+    expected = "monarch.endpoint.duration monarch.mailbox.wait actor.messages_received "
+    expected += "process.memory.rss_bytes process.memory.vm_bytes process.cpu.time monarch.actors "
+    expected += "actor.message_handler_duration.ns py_mesages_handled py_messages_handled"
+    assert set(expected.split()) <= names
 
 
 def test_what_is_not_exported_yet_goes_out_at_the_end(tmp_path):

@@ -10,10 +10,9 @@ import atexit
 import socket
 from typing import TYPE_CHECKING
 
-from monarch._spi import Caller, instrument, is_simulated, open_stream, serve_streams, when_forked
-from monarch._telemetry import recorder as recorders
+from monarch._spi import Caller, is_simulated, open_stream, serve_streams, when_forked
+from monarch._telemetry import sources
 from monarch._telemetry.delivery import Delivery
-from monarch._telemetry.recorder import Recorder
 
 if TYPE_CHECKING:
     from monarch._spi import Proc
@@ -31,7 +30,7 @@ def record(proc: Proc) -> None:
     global delivery
     if delivery is not None or is_simulated():
         return
-    recorder = Recorder(proc)
+    recorder = sources.begin(proc)
     if proc.client:
         from monarch._observer.handle import observe  # the script's part; loads more
 
@@ -50,22 +49,24 @@ def record(proc: Proc) -> None:
             return open_stream(client, PURPOSE)
 
     delivery = Delivery(recorder, connect)
-    recorders.install(recorder)
-    instrument.watch(recorder)
-    if instrument.sink is None:
-        instrument.install(recorder)
+    recorder.deliver()
+    sources.metrics_to_rows(recorder)
     when_forked(_forget)
-    atexit.register(delivery.stop)
+    atexit.register(_stop)
     delivery.start()
+
+
+def _stop() -> None:
+    """Deliver what was recorded so far, with the last metrics."""
+    if delivery is not None:
+        delivery.flush()  # counts messages, for the metrics
+        sources.last()
+        delivery.stop()
 
 
 def _forget() -> None:
     """Record nothing in a forked child, whose rows would be the parent's."""
     global delivery
     if delivery is not None:
-        atexit.unregister(delivery.stop)
+        atexit.unregister(_stop)
     delivery = None
-    recorders.install(None)
-    recorder: object = instrument.watch(None)
-    if instrument.sink is recorder:
-        instrument.install(None)

@@ -54,16 +54,20 @@ class Delivery:
         """Call `collect()` before each delivery, on its thread, to add rows to the recorder."""
         self._collectors.append(collect)
 
-    def stop(self) -> None:
-        """Deliver what waits, and end the thread."""
-        self._ended.set()
-        if self._flush.acquire(timeout=INTERVAL):  # else a delivery is under way, and blocked
+    def flush(self) -> None:
+        """Deliver what waits, unless a delivery is under way for a while."""
+        if self._flush.acquire(timeout=INTERVAL):
             try:
                 if self._sock is not None:
                     self._sock.settimeout(_LAST)
                     self.deliver()
             finally:
                 self._flush.release()
+
+    def stop(self) -> None:
+        """Deliver what waits, and end the thread."""
+        self._ended.set()
+        self.flush()
 
     def _run(self) -> None:
         wait = INTERVAL

@@ -16,30 +16,77 @@ connections, so the number of series is bounded by the program.
 
 from __future__ import annotations
 
+import threading
 import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
 
 from monarch._spi import UNITS, current_proc, statistics
 from monarch._telemetry import collection
-from monarch._telemetry.metrics import Meter
+from monarch._telemetry.metrics import METER, Meter
+from monarch._telemetry.points import Distribution, bounds_for
 
-__all__ = ["EndpointStatistics", "start"]
+__all__ = ["EndpointStatistics", "last", "start"]
 
 _EVERY = 5.0  # seconds
 _STALE = 12  # readings after which a value that did not change is reported all the same
 
 ENGINE = Meter("monarch.engine")
 REFERENCE = Meter("hyperactor::metrics")
-_PYTHON = Meter("monarch")
+_PYTHON = METER
+
+
+_BOUNDS = bounds_for("s")
+_NANOSECONDS = tuple(bound * 1e9 for bound in _BOUNDS)
+
+
+class _Counts:
+    """The messages of one endpoint since the last report."""
+
+    __slots__ = ("calls", "durations", "failed", "waits")
+
+    def __init__(self) -> None:
+        self.calls = self.failed = 0
+        self.durations = _Values()
+        self.waits = _Values()
+
+
+class _Values:
+    """A distribution that grows; whole nanoseconds."""
+
+    __slots__ = ("counts", "high", "low", "number", "sum")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_NANOSECONDS) + 1)
+        self.number = self.sum = self.high = 0
+        self.low = 1 << 62
+
+    def add(self, value: int) -> None:
+        self.counts[bisect_left(_NANOSECONDS, value)] += 1
+        self.number += 1
+        self.sum += value
+        if value < self.low:  # noqa: PLR1730 - min() takes three times as long
+            self.low = value
+        if value > self.high:  # noqa: PLR1730
+            self.high = value
+
+    def scaled(self, unit: float, bounds: tuple[float, ...]) -> Distribution:
+        """Return the distribution in a unit of so many nanoseconds."""
+        low, high = self.low / unit, self.high / unit
+        counts = tuple(self.counts)
+        return Distribution(self.number, self.sum / unit, low, high, bounds, counts)
 
 
 class EndpointStatistics:
     """Counts and durations by endpoint; see the module.
 
-    >>> endpoints = EndpointStatistics()
-    >>> endpoints.add("train", 0.25, failed=False)
+    Messages are added in batches, about 1 us each, and reported every few seconds.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, _Counts] = {}
         self._calls = ENGINE.create_counter(
             "monarch.endpoint.calls", "{call}", "Messages that an endpoint of this process handled"
         )
@@ -54,35 +101,59 @@ class EndpointStatistics:
         )
         self._received = REFERENCE.create_counter("actor.messages_received", "{message}")
         self._failed = REFERENCE.create_counter("actor.message_receive_errors", "{error}")
-        self._nanoseconds = REFERENCE.create_histogram("actor.message_handler_duration.ns", "ns")
+        self._nanoseconds = REFERENCE.create_histogram(
+            "actor.message_handler_duration.ns",
+            "ns",
+            explicit_bucket_boundaries_advisory=_NANOSECONDS,
+        )
         self._handled = [
             _PYTHON.create_counter(name, "{message}")
             for name in ("py_messages_handled", "py_mesages_handled")
         ]
 
-    def add(self, method: str, seconds: float, failed: bool, waited: float | None = None) -> None:
-        """Count one message: its endpoint, how long it took, whether it raised.
+    def add_all(self, messages: Sequence[Sequence[Any]], ended: Sequence[int]) -> None:
+        """Count messages, as the recorder has them, and when they ended (in ns)."""
+        with self._lock:
+            counts = self._counts
+            for message, end in zip(messages, ended, strict=True):
+                _, failed, _, _, _, _, method, queued, begun = message
+                found = counts.get(method)
+                if found is None:
+                    found = counts[method] = _Counts()
+                found.calls += 1
+                found.failed += failed
+                found.durations.add(max(0, end - begun))
+                if queued:
+                    found.waits.add(max(0, begun - queued))
 
-        `waited`: how long it was in the mailbox, where that is known.
-        """
-        attributes = {"method": method}
-        self._calls.add(1, attributes)
-        self._seconds.record(seconds, attributes)
-        self._received.add(1)
-        self._nanoseconds.record(seconds * 1e9)
-        for counter in self._handled:
-            counter.add(1)
-        if waited is not None:
-            self._waits.record(waited, attributes)
+    def report(self) -> None:
+        """Add what was counted to the instruments."""
+        with self._lock:
+            counts, self._counts = self._counts, {}
+        total = failed = 0
+        for method, found in counts.items():
+            attributes = {"method": method}
+            self._calls.add(found.calls, attributes)
+            if found.failed:
+                self._errors.add(found.failed, attributes)
+            self._seconds.merge(found.durations.scaled(1e9, _BOUNDS), attributes)
+            self._nanoseconds.merge(found.durations.scaled(1.0, _NANOSECONDS))
+            if found.waits.number:
+                self._waits.merge(found.waits.scaled(1e9, _BOUNDS), attributes)
+            total += found.calls
+            failed += found.failed
+        if total:
+            for counter in (self._received, *self._handled):
+                counter.add(total)
         if failed:
-            self._errors.add(1, attributes)
-            self._failed.add(1)
+            self._failed.add(failed)
 
 
 class _Sampler:
     """Sets the gauges of the statistics, from time to time."""
 
-    def __init__(self) -> None:
+    def __init__(self, endpoints: EndpointStatistics) -> None:
+        self._endpoints = endpoints
         self._due = 0.0
         self._known: dict[str, tuple[float, int]] = {}
         self._gauges = {name: ENGINE.create_gauge(name, unit) for name, unit in UNITS.items()}
@@ -94,6 +165,11 @@ class _Sampler:
         if now < self._due:
             return
         self._due = now + _EVERY - 0.5
+        self.sample()
+
+    def sample(self) -> None:
+        """Set the gauges now."""
+        self._endpoints.report()
         for name, value in statistics().items():
             known, readings = self._known.get(name, (None, 0))
             if value != known or readings >= _STALE:
@@ -118,9 +194,15 @@ class _Sampler:
 _sampler: _Sampler | None = None
 
 
-def start() -> None:
+def start(endpoints: EndpointStatistics) -> None:
     """Report the statistics of this process from now on, while the collection runs."""
     global _sampler
     if _sampler is None:
-        _sampler = _Sampler()
+        _sampler = _Sampler(endpoints)
         collection.sample(_sampler)
+
+
+def last() -> None:
+    """Report what was counted, before the last collection of a process."""
+    if _sampler is not None:
+        _sampler.sample()

@@ -48,10 +48,16 @@ def at_step(actor: int, step: int) -> None:
 class LogRecords(logging.Handler):
     """A handler that makes a row of ``events`` of each record, and passes it to ``add(row)``."""
 
-    def __init__(self, add: Add, span: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        add: Add,
+        span: Callable[[], int] | None = None,
+        trace: Callable[[], int] | None = None,
+    ) -> None:
         super().__init__()
         self._add = add
         self._span = span
+        self._trace = trace
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Handle a record without the lock of the handler: an append needs none."""
@@ -70,6 +76,9 @@ class LogRecords(logging.Handler):
 
     def _row(self, record: logging.LogRecord) -> tuple[Any, ...]:
         fields: dict[str, Any] = {"message": record.getMessage()[:_TEXT], "logger": record.name}
+        trace = self._trace() if self._trace is not None else 0
+        if trace:
+            fields["trace_id"] = f"{trace:032x}"
         here = current_context()
         if here is not None:
             actor = here.actor_instance

@@ -323,6 +323,23 @@ class Histogram(_Instrument):
             elif amount > cell[3]:
                 cell[3] = amount
 
+    def merge(self, values: Distribution, attributes: Mapping[str, object] | None = None) -> None:
+        """Add values that were counted elsewhere, with the bounds of this histogram."""
+        key = _key(attributes)
+        with self._lock:
+            cells = self._cells
+            if cells is None or not values.count:
+                return
+            cell = cells.get(key)
+            if cell is None:
+                key = _slow_key(cells, key)
+                cells[key] = [list(values.counts), values.sum, values.min, values.max]
+                return
+            cell[0] = [before + more for before, more in zip(cell[0], values.counts, strict=True)]
+            cell[1] += values.sum
+            cell[2] = min(cell[2], values.min)
+            cell[3] = max(cell[3], values.max)
+
     def _value(self, cell: Any) -> Distribution:
         counts, total, low, high = cell
         return Distribution(sum(counts), total, low, high, self._bounds, tuple(counts))

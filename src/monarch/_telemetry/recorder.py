@@ -33,8 +33,9 @@ from monarch._spi import (
     current_context,
     hook,
 )
+from monarch._telemetry.engine_metrics import EndpointStatistics
 
-__all__ = ["Columns", "Recorder", "current", "current_span", "install"]
+__all__ = ["ENDPOINT", "Columns", "Recorder", "current", "current_span", "install"]
 
 _MASK = (1 << 63) - 1
 _ROWS = 1 << 16  # of each kind that wait for delivery
@@ -43,6 +44,9 @@ _ARRIVALS = 1 << 20  # messages in mailboxes whose arrival is remembered
 
 Columns = Sequence[Sequence[Any]]
 """The columns of rows of one kind, in the order of `kinds.KINDS`."""
+
+ENDPOINT = "monarch.endpoint"
+"""The target of a message as a span."""
 
 current: Recorder | None = None
 """The recorder of this process; None while telemetry is off."""
@@ -78,6 +82,10 @@ class Recorder:
         self._open: list[list[Any]] = []  # messages whose endpoints ran at the last delivery
         self._reported: set[int] = set()  # of these
         self._hosts: set[int] = set()
+        self._taps: dict[str, Callable[[tuple[Any, ...]], object]] = {}
+        self._traces: dict[int, int] = {}  # of the open spans
+        self.delivered = False
+        self.endpoints = EndpointStatistics()
         if proc.client:
             self._describe_client()
 
@@ -102,6 +110,41 @@ class Recorder:
         if len(queue) == self._limit:
             self.lost += 1
         queue.append(row)
+        tap = self._taps.get(kind)
+        if tap is not None:
+            tap(row)
+
+    def tap(self, kind: str, tap: Callable[[tuple[Any, ...]], object] | None) -> None:
+        """Call `tap(row)` for each row that is added by `add`, on the thread that adds it.
+
+        Kind ``messages``: for each message, as a row of spans, when it is delivered or dropped.
+        """
+        if tap is None:
+            self._taps.pop(kind, None)
+        else:
+            self._taps[kind] = tap
+
+    def deliver(self) -> None:
+        """Keep rows from now on, since they are delivered."""
+        if not self.delivered:
+            self.delivered = True
+            if self.proc.client and not self._queues.get("mesh"):  # the first rows were dropped
+                self._describe_client()
+
+    def drop(self) -> None:
+        """Drop what waits, while nothing delivers it; messages are counted."""
+        for queue in list(self._queues.values()):
+            if queue is not self._messages:
+                queue.clear()
+        if len(self._arrived) > _ARRIVALS:
+            self._arrived.clear()
+        self._take_ended()
+        self._open = self._open[-self._limit :]
+
+    def trace(self) -> int:
+        """Return the trace of the code that runs: its message, or its outermost span; 0: none."""
+        inside = current_span.get()
+        return self._traces.get(inside, inside)
 
     def number(self) -> int:
         """Return a new id, unique in the cluster."""
@@ -147,7 +190,9 @@ class Recorder:
     def begin_span(self, name: str) -> object:
         """Record that a span begins on this thread."""
         number = next(self._numbers)
-        return number, name, time.time_ns(), current_span.get(), current_span.set(number)
+        parent = current_span.get()
+        self._traces[number] = self._traces.get(parent, parent) or number
+        return number, name, time.time_ns(), parent, current_span.set(number)
 
     def end_span(self, token: Any, error: BaseException | None) -> None:
         """Record that a span ended."""
@@ -156,6 +201,7 @@ class Recorder:
         here = current_context()
         fields = {"actor_id": "" if here is None else str(here.actor_instance.actor_id)}
         fields["name"] = name
+        fields["trace_id"] = f"{self._traces.pop(number, number):032x}"
         if error is not None:
             fields["error"] = type(error).__name__
         thread = threading.current_thread().name
@@ -278,15 +324,10 @@ class Recorder:
         )
 
     def _message_rows(self) -> Iterator[tuple[str, Columns]]:
-        queue = self._messages
-        taken = [*self._open, *[queue.popleft() for _ in range(len(queue))]]
-        # Looked at once: an endpoint may end at any moment.
-        ended = [message[0] for message in taken]
-        done = [message for message, end in zip(taken, ended, strict=True) if end]
-        self._open = [message for message, end in zip(taken, ended, strict=True) if not end]
+        done, ended = self._take_ended()
         if done:
             self._reported.difference_update([message[2] for message in done])
-            yield "message", self._columns(done, [end for end in ended if end])
+            yield "message", self._columns(done, ended)
         before = time.time_ns() - _LONG
         long = [
             message
@@ -297,6 +338,36 @@ class Recorder:
             self._reported.update(message[2] for message in long)
             yield "running", self._columns(long, [0] * len(long))
         self._open = self._open[-self._limit :]
+
+    def _take_ended(self) -> tuple[list[list[Any]], list[int]]:
+        """Return the messages that have ended, and when; count them, and tap them."""
+        if len(self._traces) > self._limit:  # of spans whose ends were lost
+            self._traces.clear()
+        queue = self._messages
+        taken = [*self._open, *[queue.popleft() for _ in range(len(queue))]]
+        # Looked at once: an endpoint may end at any moment.
+        ends = [message[0] for message in taken]
+        done = [message for message, end in zip(taken, ends, strict=True) if end]
+        ended = [end for end in ends if end]
+        self._open = [message for message, end in zip(taken, ends, strict=True) if not end]
+        self.endpoints.add_all(done, ended)
+        tap = self._taps.get("messages")
+        if tap is not None:
+            for message, end in zip(done, ended, strict=True):
+                tap(self._span_of(message, end))
+        return done, ended
+
+    def _span_of(self, message: list[Any], ended: int) -> tuple[Any, ...]:
+        """Return a message as a row of spans, for a tap: the table has it as a message."""
+        _, failed, number, mesh, _, _, name, _, began = message
+        fields: dict[str, Any] = {"trace_id": f"{number:032x}"}
+        cell = self.proc.cells.get(mesh)
+        if cell is not None:
+            fields |= {"actor": cell.identity.name, "rank": cell.rank}
+        if failed:
+            fields["error"] = "the endpoint raised"
+        times = began // 1000, ended // 1000
+        return number, name, ENDPOINT, "INFO", json.dumps(fields), *times, None, "", None, None
 
     def _columns(self, messages: list[list[Any]], ended: list[int]) -> Columns:
         own = self.proc.uid

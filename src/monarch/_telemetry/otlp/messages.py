@@ -3,8 +3,8 @@
 Rows are those of the kinds ``spans`` and ``events`` of the recorder, in the order of their columns.
 A value that a message cannot hold becomes text; no row fails.
 
-A span's trace is the one that its fields name (``trace_id``, as W3C's trace context writes it).
-Without it, each span that has no parent begins a trace, and its children are in that trace.
+A span's trace is the one that its fields name (``trace_id``, as W3C's trace context writes it): the
+number of the message that an actor handles, or of the outermost span. Messages are spans, too.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
 from monarch._telemetry.points import COUNTER, GAUGE, HISTOGRAM, Point
+from monarch._telemetry.recorder import ENDPOINT
 
 __all__ = ["logs", "metrics", "traces"]
 
@@ -140,11 +141,14 @@ def _span(row: Sequence[Any]) -> Span:
     trace = _trace_id(fields.pop("trace_id", None), parent or number)
     about = {"code.namespace": target, "thread.name": thread}
     about |= {"code.filepath": file, "code.lineno": line, "error.type": error}
+    kind = Span.SpanKind.SPAN_KIND_INTERNAL
+    if target == ENDPOINT:
+        kind = Span.SpanKind.SPAN_KIND_SERVER
     span = Span(
         trace_id=trace,
         span_id=_span_id(number),
         name=str(name),
-        kind=Span.SpanKind.SPAN_KIND_INTERNAL,
+        kind=kind,
         start_time_unix_nano=begin * 1000,
         end_time_unix_nano=max(begin, end) * 1000,
         attributes=_pairs({**fields, **about}),

@@ -8,6 +8,7 @@ exports nothing: it has no thread, and its parent's data is not its own.
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib.util
 import logging
 import os
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from monarch._spi import is_simulated, when_forked
-from monarch._telemetry import collection, log_records, resource
+from monarch._telemetry import collection, resource, sources
 from monarch._telemetry.otlp import options as environment
 
 if TYPE_CHECKING:
@@ -57,9 +58,11 @@ def export(proc: Proc) -> None:
         interval = min(collection.INTERVAL, options.interval)
         collection.subscribe(exporter.add_points, interval)
         _undo.append(lambda: collection.unsubscribe(exporter.add_points))
-    if exporter.takes("logs"):
-        records = log_records.LogRecords(lambda row: exporter.add_row("logs", row))
-        _undo.append(log_records.install(records))
+    recorder = sources.begin(proc)
+    for signal, kind in (("traces", "spans"), ("traces", "messages"), ("logs", "events")):
+        if exporter.takes(signal):
+            recorder.tap(kind, functools.partial(exporter.add_row, signal))
+            _undo.append(functools.partial(recorder.tap, kind, None))
     exporter.start()
     atexit.register(end)
     when_forked(_forget)
@@ -72,8 +75,7 @@ def end() -> None:
     if exporter is None:
         return
     atexit.unregister(end)
-    if exporter.takes("metrics"):
-        collection.collect()
+    sources.last()
     while _undo:
         _undo.pop()()
     exporter.end(_LAST)

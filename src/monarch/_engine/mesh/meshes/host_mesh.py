@@ -160,7 +160,7 @@ class HostMesh(MeshTrait):
             prepare()
         if settings.driver_grace and proc.client:
             hook("keep_job")(proc)
-        if settings.telemetry and instrument.traffic is None:
+        if settings.telemetry:
             hook("record")(proc)
         hosts = self._names()
         if self._attachment is not None:
