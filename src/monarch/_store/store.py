@@ -53,6 +53,8 @@ class Store:
         self.limit = limit
         self.retention = retention
         self.lost = 0
+        self.fault = ""
+        """The last error of the database, which costs the rows that came in together."""
         self._database = make_database(database, limit)
         self._pending: deque[Batch] = deque()
         self._pending_size = 0
@@ -138,6 +140,7 @@ class Store:
                 "limit_bytes": self.limit,
                 "waiting_batches": len(self._pending),
                 "lost_rows": self.lost,
+                "fault": self.fault,
             }
 
     # -- rows --------------------------------------------------------------------------------------
@@ -183,9 +186,7 @@ class Store:
         for kind, found in by_kind.items():
             columns, rows, size = self._joined(kind, found)
             if rows:
-                generation = self._generation(kind, size)
-                self._database.insert(kind, generation, columns)
-                self._rows[kind] += rows
+                self._insert(kind, columns, rows, size)
         if self._running and "message" in by_kind:
             for batch in by_kind["message"]:
                 for number in batch.columns["id"]:
@@ -197,6 +198,15 @@ class Store:
             content = list(zip(*rows_, strict=True)) if rows_ else [()] * len(names)
             self._database.replace("running", dict(zip(names, content, strict=True)))
             self._running_shown = True
+
+    def _insert(self, kind: str, columns: dict[str, Any], rows: int, size: int) -> None:
+        try:
+            self._database.insert(kind, self._generation(kind, size), columns)
+        except Exception as error:  # out of memory, or a row that the database refuses
+            self.fault = f"{kind}: {error}"
+            self.lost += rows
+        else:
+            self._rows[kind] += rows
 
     def _joined(self, kind: str, found: list[Batch]) -> tuple[dict[str, Any], int, int]:
         """Return the columns of all batches, without meshes and actors that are known."""

@@ -133,6 +133,22 @@ def test_a_store_that_is_not_read_drops_the_oldest_batches(store: Store) -> None
     assert store.statistics()["lost_rows"] == 5
 
 
+def test_a_database_that_refuses_rows_goes_on(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def insert(table: str, *_: object) -> None:
+        raise MemoryError(f"no room for {table}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._database, "insert", insert)
+        put(store, "state", (300, 2, 100, "Idle", ""))
+        assert store.query("SELECT count(*) FROM actor_status_events").rows == [(0,)]
+    found = store.statistics()
+    assert (found["lost_rows"], found["fault"]) == (1, "state: no room for state")
+    put(store, "state", (301, 2, 100, "Idle", ""))
+    assert store.query("SELECT count(*) FROM actor_status_events").rows == [(1,)]
+
+
 REFUSED = [
     "DROP TABLE actors",
     "CREATE TABLE x AS SELECT 1",
