@@ -1,4 +1,4 @@
-"""`python tests/soak/telemetry.py [--seconds 60] [--procs 16]`: the cost of recording, and its bounds.
+"""`python tests/soak/telemetry.py [--seconds 60] [--procs 16]`: cost and bounds of recording.
 
 A script sends messages without answers to actors, one in each of `--procs` processes, in rounds of
 `--round` seconds: in turns without telemetry and with it, each time in new processes. Printed are
