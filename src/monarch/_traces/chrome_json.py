@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 from monarch._traces.trace import Trace
@@ -11,7 +11,7 @@ from monarch._traces.trace import Trace
 __all__ = ["write"]
 
 
-def write(trace: Trace, file: IO[bytes], further: Sequence[dict[str, Any]] = ()) -> None:
+def write(trace: Trace, file: IO[bytes], further: Iterable[dict[str, Any]] = ()) -> None:
     """Write a trace; `further` are events of torch's profiler, already in this format."""
     file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
     first = True

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import urllib.error
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -202,7 +202,7 @@ def _user() -> str:
         return f"monarch-{os.getuid()}"
 
 
-def write(trace: Trace, path: str, overwrite: bool, further: Sequence[dict[str, Any]] = ()) -> None:
+def write(trace: Trace, path: str, overwrite: bool, further: Iterable[dict[str, Any]] = ()) -> None:
     """Write a trace, in the format that the name says. A file appears when it is complete.
 
     Args:

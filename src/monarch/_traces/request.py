@@ -6,6 +6,7 @@ machine, and needs the right to trace them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from monarch._diagnosis.door import knock
@@ -22,10 +23,10 @@ from monarch._traces.session import HEADER
 from monarch._traces.stack_formats import parse_collapsed
 from monarch._traces.stacks import Profile
 
-__all__ = ["Selection", "cpu_profile", "native_profile"]
+__all__ = ["Selection", "cpu_profile", "native_profile", "torch_traces"]
 
 _STARTING = 20.0  # seconds for the processes to start their samplers
-_FETCHING = 120.0  # seconds for each answer, once the time is over
+_FETCHING = 320.0  # seconds for each answer, once the time is over
 _MOST = 16  # processes that py-spy looks at
 _STACKS = 1 << 28  # bytes of one answer
 
@@ -52,22 +53,78 @@ def cpu_profile(
     Raises RuntimeError if no process can be sampled, with the reason; and as `ask_script` if the
     script cannot be reached.
     """
-    request = {"ask": "profile", "options": list(options), "mesh": which.mesh, "ranks": which.ranks}
-    with knock(pid, request, _STARTING) as sock:
-        began = _message(sock)
-        profile = Profile("wall" if options.wall else "CPU")
-        profile.notes += _absent(began)
-        if not began["joined"]:
-            raise RuntimeError(_why_none(began, which))
-        if not wait(began["joined"], options.seconds):
-            sock.sendall(b"stop\n")
-        sock.settimeout(_FETCHING)
+    profile = Profile("wall" if options.wall else "CPU")
+    with _begun(pid, "stacks", options, which, wait, profile.notes) as sock:
         while answer := _message(sock):
             if "fault" in answer:
                 profile.notes.append(f"{answer['fault']}; it is not in the profile")
             else:
                 profile.add(answer)
     return profile
+
+
+def torch_traces(
+    pid: int, seconds: float, which: Selection, folder: str, wait: Callable[[int, float], bool]
+) -> tuple[list[str], list[str]]:
+    """Record what processes compute, by torch's profiler; return the paths, and notes.
+
+    Args:
+        pid: the script.
+        seconds: for how long.
+        which: which processes are recorded, of those that have imported torch.
+        folder: where the files ``trace_<rank>.json`` are written; it is made if it is missing.
+        wait: as for `cpu_profile`, with the same errors.
+    """
+    notes: list[str] = []
+    paths: list[str] = []
+    with _begun(pid, "torch", Options(seconds), which, wait, notes) as sock:
+        while answer := _message(sock):
+            if "fault" in answer:
+                notes.append(f"{answer['fault']}; there is no trace of it")
+                continue
+            os.makedirs(folder, exist_ok=True)
+            path = os.path.join(folder, f"trace_{answer['rank']}.json")
+            if os.path.exists(path):  # another mesh has this rank, too
+                name = f"trace_{answer['mesh'] or answer['label']}_{answer['rank']}"
+                path = os.path.join(folder, f"{name}_{answer['pid']}.json")
+            left = int(answer["size"])
+            with open(path, "xb") as file:
+                while left:
+                    data = sock.recv(min(1 << 20, left))
+                    if not data:
+                        raise RuntimeError(f"the script has ended; {path} is incomplete")
+                    file.write(data)
+                    left -= len(data)
+            paths.append(path)
+    return paths, notes
+
+
+@contextlib.contextmanager
+def _begun(
+    pid: int,
+    kind: str,
+    options: Options,
+    which: Selection,
+    wait: Callable[[int, float], bool],
+    notes: list[str],
+) -> Generator[socket.socket, None, None]:
+    """Ask for a profile and wait for its time; yield the connection on which the results come."""
+    request = {
+        "ask": "profile",
+        "kind": kind,
+        "options": list(options),
+        "mesh": which.mesh,
+        "ranks": which.ranks,
+    }
+    with knock(pid, request, _STARTING) as sock:
+        began = _message(sock)
+        notes += _absent(began)
+        if not began["joined"]:
+            raise RuntimeError(_why_none(began, which))
+        if not wait(began["joined"], options.seconds):
+            sock.sendall(b"stop\n")
+        sock.settimeout(_FETCHING)
+        yield sock
 
 
 def _message(sock: socket.socket) -> dict[str, Any]:
@@ -102,6 +159,8 @@ def _absent(began: dict[str, Any]) -> list[str]:
 def _why_none(began: dict[str, Any], which: Selection) -> str:
     if began["refused"]:
         return f"{'; '.join(began['refused'])}: one profile of a script is taken at a time"
+    if began["lacks"]:
+        return f"no such process has imported {', '.join(began['lacks'])}"
     if began["meshes"]:
         ranks = "" if which.ranks is None else f" with rank {', '.join(map(str, which.ranks))}"
         wanted = "a process" if which.mesh is None else f"a process of {which.mesh}"

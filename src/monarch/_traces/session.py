@@ -33,6 +33,7 @@ from monarch._spi import (
     start_thread,
 )
 from monarch._traces.sampler import Options, Sampler
+from monarch._traces.torch_recording import TorchRecording, has_torch
 
 __all__ = ["HEADER", "on_request", "serve"]
 
@@ -47,7 +48,9 @@ _FETCHING = 30.0
 _WAVE = 32  # results that are fetched at a time
 _KEPT = 60.0  # seconds until a result that was not fetched is dropped
 
-_active: tuple[str, Sampler] | None = None
+_RECORDING = 300.0  # seconds for torch to write a trace
+
+_active: tuple[str, Sampler | TorchRecording] | None = None
 
 # -- each process ----------------------------------------------------------------------------------
 
@@ -63,14 +66,45 @@ def on_request(proc: Proc, link: Any, frame: Any) -> None:
         request.refuse("another profile was started meanwhile, or this one has ended long ago")
     else:
         sampler = _active[1]
-        sampler.stop()
-        start_thread("monarch-profile", lambda: _answer(proc, request, sampler))
+        if asked["op"] == "fetch" and asked["early"]:
+            sampler.stop()  # otherwise it ends by itself: torch may have begun late
+        start_thread("monarch-profile", lambda: _answer(proc, request, sampler, asked))
 
 
-def _answer(proc: Proc, request: Request, sampler: Sampler) -> None:
-    result = sampler.result(os.getpid(), proc.hostname, proc.label)
-    _forget(sampler)
-    request.answer(json.dumps(result, separators=(",", ":")).encode())
+def _answer(
+    proc: Proc, request: Request, sampler: Sampler | TorchRecording, asked: dict[str, Any]
+) -> None:
+    """Answer with the result, or with a part of the trace of torch."""
+    if isinstance(sampler, Sampler):
+        result = sampler.result(os.getpid(), proc.hostname, proc.label)
+        _forget(sampler)
+        request.answer(json.dumps(result, separators=(",", ":")).encode())
+        return
+    try:
+        if asked["op"] == "fetch":
+            request.answer(json.dumps({**_place(proc), "size": sampler.size()}).encode())
+            return
+        data = sampler.part(int(asked["offset"]))
+    except (OSError, RuntimeError) as error:
+        request.refuse(str(error))
+        _forget(sampler)
+        return
+    request.answer(data)
+    if int(asked["offset"]) + len(data) >= sampler.size():
+        _forget(sampler)
+
+
+def _place(proc: Proc) -> dict[str, Any]:
+    """Return which process this is, for the command."""
+    _, _, rank = proc.label.rpartition("-")
+    cells = [cell for cell in list(proc.cells.values()) if cell.identity.name in _meshes(proc)]
+    return {
+        "pid": os.getpid(),
+        "machine": proc.hostname,
+        "label": proc.label,
+        "mesh": cells[0].identity.name if cells else "",
+        "rank": cells[0].rank if cells else int(rank) if rank.isdigit() else 0,
+    }
 
 
 def _start(proc: Proc, number: str, asked: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +119,14 @@ def _start(proc: Proc, number: str, asked: dict[str, Any]) -> dict[str, Any]:
         places.add((label, int(rank) if rank.isdigit() else 0))
     if not _is_meant(proc, places, asked["mesh"], asked["ranks"]):
         return {"joined": False, "why": "", "meshes": sorted(_meshes(proc))}
-    sampler = Sampler(options, lambda: _labels(proc), script=proc.client)
+    if asked["kind"] != "torch":
+        sampler: Sampler | TorchRecording = Sampler(
+            options, lambda: _labels(proc), script=proc.client
+        )
+    elif has_torch():
+        sampler = TorchRecording(options.seconds)
+    else:
+        return {"joined": False, "why": "", "meshes": [], "lacks": "torch"}
     _active = number, sampler
     start_thread("monarch-sampler", sampler.run)
     call_later(options.seconds + _KEPT, lambda: _forget(sampler))
@@ -111,10 +152,13 @@ def _meshes(proc: Proc) -> set[str]:
     return own if proc.client else own | {proc.label.rpartition("-")[0]} - {"anon"}
 
 
-def _forget(sampler: Sampler) -> None:
+def _forget(sampler: Sampler | TorchRecording) -> None:
+    """Drop a result that was fetched, or never will be."""
     global _active
     if _active is not None and _active[1] is sampler:
         _active = None
+        if isinstance(sampler, TorchRecording):
+            start_thread("monarch-profile", sampler.close)
 
 
 def _labels(proc: Proc) -> dict[int, str]:
@@ -142,6 +186,7 @@ def serve(connection: socket.socket, asked: dict[str, Any]) -> None:
     silent: list[str] = []
     refused: set[str] = set()
     meshes: set[str] = set()
+    without: set[str] = set()
     for uid, found in _answers(uids, start, _STARTING):
         answer: Any = json.loads(found) if isinstance(found, bytes) else None
         if answer is None:
@@ -151,6 +196,7 @@ def serve(connection: socket.socket, asked: dict[str, Any]) -> None:
             joined.append(uid)
         else:
             meshes.update(answer["meshes"])
+            without.update([answer["lacks"]] if "lacks" in answer else [])
             refused.update([answer["why"]] if answer["why"] else [])
     _say(
         connection,
@@ -160,25 +206,41 @@ def serve(connection: socket.socket, asked: dict[str, Any]) -> None:
             "missing": sorted(missing),
             "refused": sorted(refused),
             "meshes": sorted(meshes),
+            "lacks": sorted(without),
         },
     )
-    wanted = _wait(connection, float(asked["options"][0])) if joined else True
-    fetch = json.dumps({"op": "fetch", "profile": number}).encode()
+    early, wanted = _wait(connection, float(asked["options"][0])) if joined else (True, True)
+    fetch = json.dumps({"op": "fetch", "profile": number, "early": early}).encode()
+    limit = _RECORDING if asked["kind"] == "torch" else _FETCHING
     for at in range(0, len(joined), _WAVE):
-        for uid, found in _answers(joined[at : at + _WAVE], fetch, _FETCHING):
+        for uid, found in _answers(joined[at : at + _WAVE], fetch, limit):
             if not wanted:
                 continue
             if isinstance(found, bytes):
                 connection.sendall(HEADER.pack(len(found)) + found)
+                if asked["kind"] == "torch":
+                    _pass_on(connection, uid, number, json.loads(found)["size"])
             else:
                 _say(connection, {"fault": f"{_name(known.get(uid))}: {found}"})
     if wanted:
         _say(connection, {})
 
 
+def _pass_on(connection: socket.socket, uid: int, number: str, size: int) -> None:
+    """Send the trace of a process to the command, in parts."""
+    at = 0
+    while at < size:
+        body = json.dumps({"op": "part", "profile": number, "offset": at}).encode()
+        data = ask(uid, "profile", body, timeout=_FETCHING).get(timeout=_FETCHING)
+        connection.sendall(data)
+        at += len(data)
+
+
 def _check(asked: dict[str, Any]) -> None:
     """Raise ValueError or TypeError unless the request is one of the command."""
     options, mesh, ranks = Options(*asked["options"]), asked["mesh"], asked["ranks"]
+    if asked["kind"] not in ("stacks", "torch"):
+        raise ValueError(f"no profile of kind {asked['kind']}")
     if not (0 < options.seconds <= _LONGEST and 1 <= int(options.rate) <= _FASTEST):
         raise ValueError(f"a profile of {options.seconds} s, {options.rate} times a second")
     if not (mesh is None or isinstance(mesh, str)) or not (ranks is None or list(map(int, ranks))):
@@ -196,13 +258,13 @@ def _answers(uids: list[int], body: bytes, limit: float) -> Iterator[tuple[int, 
             yield uid, error
 
 
-def _wait(connection: socket.socket, seconds: float) -> bool:
-    """Wait for the end of the profile; return False if the command has left."""
+def _wait(connection: socket.socket, seconds: float) -> tuple[bool, bool]:
+    """Wait for the end of the profile; return whether it is early, and the command still there."""
     if not select.select([connection], [], [], seconds)[0]:
-        return True
+        return False, True
     with contextlib.suppress(OSError):
-        return bool(connection.recv(64))
-    return False
+        return True, bool(connection.recv(64))
+    return True, False
 
 
 def _name(member: Member | None) -> str:

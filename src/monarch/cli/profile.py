@@ -1,16 +1,19 @@
 """``monarch profile``: where the time of a running script and its processes goes.
 
-There are two kinds. A profile samples the stacks of all processes, now and of any script. A trace
-is made of what telemetry has recorded, so the script must record.
+There are three kinds. A profile samples the stacks of all processes, now and of any script. A trace
+is made of what telemetry has recorded, so the script must record. torch's profiler is started in
+processes that have imported torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+import tempfile
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monarch.cli.why import chosen, diagnosis_of, unreachable
 
@@ -29,6 +32,7 @@ examples:
   monarch profile --wall 5s --rank 0 --lines    the time that passes, by line
   monarch profile 4242 --cpu 1m -o step.json    a file for https://www.speedscope.app
   monarch profile --cpu 5s -o - | head          stacks as text
+  monarch profile --torch 5s --rank 0,1 -o DIR  torch's profiler on two ranks: DIR/trace_0.json
 
 For --cpu and --wall the script need not have been started in a special way. A trace needs
 telemetry: MONARCH_TELEMETRY=1, or enable_telemetry() of a job. Ctrl-C ends either early, and writes
@@ -54,10 +58,14 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
         "--cpu", metavar="TIME", help="sample for so long what uses the processor, such as 10s"
     )
     kind.add_argument("--wall", metavar="TIME", help="the same for all that takes time, also waits")
+    kind.add_argument(
+        "--torch", metavar="TIME", help="what torch computes, by its profiler, for so long"
+    )
     parser.add_argument(
         "-o",
         "--output",
-        help="a trace: FILE.pftrace or .json; else FILE.svg, .json (speedscope), .collapsed, or -",
+        help="a trace: FILE.pftrace or .json; --torch: a directory, or FILE.json for one file; "
+        "else FILE.svg, .json (speedscope), .collapsed, or -",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     parser.add_argument("--mesh", help="only processes with an actor of this mesh")
@@ -73,6 +81,8 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.torch is not None:
+        return _torch(options)
     if options.cpu is None and options.wall is None:
         return _trace(options)
     return _profile(options)
@@ -98,6 +108,48 @@ def _trace(options: argparse.Namespace) -> int:
     path = export_profile(url, start, now_us(), options.output, overwrite=options.overwrite)
     print(f"Wrote {path}, for https://ui.perfetto.dev")
     return 0
+
+
+def _torch(options: argparse.Namespace) -> int:
+    """Write what chosen processes compute, as torch's profiler records it."""
+    from monarch._traces.request import Selection, torch_traces
+
+    output: str = options.output or f"torch-{time.strftime('%H%M%S')}"
+    one = output.endswith(".json")
+    if os.path.exists(output) and (one or os.listdir(output)) and not options.overwrite:
+        raise FileExistsError(f"output already exists: {output}; --overwrite adds to it")
+    seconds, which = _seconds(options.torch), Selection(options.mesh, _ranks(options.rank))
+    pid = chosen(_pid(options.source), "profile")
+    start = time.time_ns() // 1000
+    with tempfile.TemporaryDirectory(prefix="monarch-torch-") as folder:
+        where = folder if one else output
+        with unreachable(pid):
+            paths, notes = torch_traces(pid, seconds, which, where, _wait_for)
+        if one and paths:
+            _merge(paths, output, pid, start, options.overwrite)
+    for note in notes:
+        print(f"monarch profile: {note}", file=sys.stderr)
+    if not paths:
+        return 1
+    print(f"Wrote {output if one else ', '.join(paths)}, for https://ui.perfetto.dev")
+    return 0
+
+
+def _merge(paths: list[str], output: str, pid: int, start: int, overwrite: bool) -> None:
+    """Write one trace of some of torch, with the messages if the script records telemetry."""
+    from monarch._observer.places import running
+    from monarch._store.client import QueryEngineClient
+    from monarch._traces.recording import now_us, read, write
+    from monarch._traces.torch_events import merged
+    from monarch._traces.trace import Trace
+
+    traces: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            traces[os.path.basename(path).removesuffix(".json")] = json.load(file)
+    urls = [place.telemetry_url for place in running() if place.pid == pid and place.telemetry_url]
+    trace = read(QueryEngineClient(urls[0]), start, now_us())[0] if urls else Trace()
+    write(trace, output, overwrite, merged(traces))
 
 
 def _telemetry(source: str | None) -> str:

@@ -177,7 +177,13 @@ def test_processes_that_exit_and_commands_that_leave(fresh: Fresh, done: str) ->
     assert any("it is not in the profile" in note for note in found.notes)
     assert any(stack[0].name == "rests" for stack in found.stacks.weights)
 
-    request = {"ask": "profile", "options": list(Options(3600.0)), "mesh": "rests", "ranks": None}
+    request = {
+        "ask": "profile",
+        "kind": "stacks",
+        "options": list(Options(3600.0)),
+        "mesh": "rests",
+        "ranks": None,
+    }
     with knock(os.getpid(), request, WAIT) as sock:
         assert sock.recv(4)
 
