@@ -50,13 +50,22 @@ class Open(TypedDict("_For", {"for": str}, total=False)):
     first: bool
 
 
-class Spawn(TypedDict):
-    """Launch procs for a guest, the process `parent`."""
-
+class _Spawn(TypedDict):
     op: Literal["spawn"]
     parent: int
     spec: dict[str, Any]
     procs: Sequence[dict[str, Any]]
+
+
+class Spawn(_Spawn, total=False):
+    """Launch procs for a guest, the process `parent`.
+
+    An order that came down the tree, or its copy (`spawn_orders`), also opens the tunnels of the
+    links: it has the lane of each, and its number.
+    """
+
+    lanes: Sequence[int]
+    number: int
 
 
 class Ask(TypedDict("_From", {"from": int}, total=False)):

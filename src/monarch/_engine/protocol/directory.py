@@ -56,11 +56,13 @@ if TYPE_CHECKING:
     from monarch._engine.protocol.agent_messages import AgentMessage, Lives
 
 __all__ = [
+    "RANKS",
     "Admit",
     "Attach",
     "Directory",
     "Effect",
     "Keep",
+    "Order",
     "Refuse",
     "Send",
     "Spread",
@@ -70,7 +72,9 @@ __all__ = [
 _ASK_AGAIN = 0.05
 # By default longer than the connection between two hosts may be down (`host_timeout`).
 _WAIT_FOR = 5.0
-_RANKS = 20  # low bits of a uid that count the procs of one spawn
+
+RANKS = 20
+"""The number of low bits of a uid that count the procs of one spawn."""
 
 _UNKNOWN = "the process does not exist, or exited long ago"
 
@@ -90,6 +94,19 @@ class Tunnel(NamedTuple):
     far: int
     first: bool
     stream: str = ""  # its purpose if it is a stream, not a link: see runtime.proc.side_stream
+
+
+class Order(NamedTuple):
+    """Effect: carry the links of new procs of member `asker`, and order the procs down the tree.
+
+    `parts` has each host with its procs; each end came with the request. No host passes the order
+    on to more than `fanout` others.
+    """
+
+    asker: int
+    spec: dict[str, Any]
+    parts: list[tuple[str, list[dict[str, Any]]]]
+    fanout: int
 
 
 class Refuse(NamedTuple):
@@ -127,7 +144,9 @@ class Spread(NamedTuple):
     message: AgentMessage
 
 
-Effect: TypeAlias = memberships.Effect | Send | Tunnel | Refuse | Keep | Admit | Attach | Spread
+Effect: TypeAlias = (
+    memberships.Effect | Send | Tunnel | Order | Refuse | Keep | Admit | Attach | Spread
+)
 
 
 class _Question(NamedTuple):
@@ -175,36 +194,66 @@ class Directory:
             return self._guests[uid]
         if self.membership.knows(uid):
             return self.here
-        return self._lives.get(uid >> _RANKS, {}).get(uid)
+        return self._lives.get(uid >> RANKS, {}).get(uid)
 
     def spawn_there(
         self, asker: int, host: str, spec: dict[str, Any], procs: Sequence[Mapping[str, Any]]
     ) -> list[Effect]:
         """Spawn `procs` of member `asker` on another host; the ends of their links came with it."""
-        uids = [proc["uid"] for proc in procs]
-        effects = [*self._attach(host), *self._publish(uids, host)]
-        verdict = self._lost.get(host)
-        if verdict is not None:
-            # if the client released the host, these failed to start
-            failed = verdict._replace(kind=FAILED)
-            gone = [[uid, *failed] for uid in uids]
-            refused = (Refuse(asker, uid) for uid in uids)
-            return [*effects, *refused, Tell(asker, memberships.gone(gone))]
-        ours = [self._with_predecessors(proc) for proc in procs]
-        for proc in ours:
-            for old, *_ in proc.get("lost", ()):
-                effects += self._moved(old, proc["uid"], host)
-                if self.here != HOME and HOME not in self._lost:
-                    uid = proc["uid"]
-                    effects.append(Send(HOME, {"op": "moved", "uid": old, "to": uid, "host": host}))
-        for uid in uids:
-            self._children[uid] = asker
-            effects.append(Tunnel(host, asker, uid, first=True))
-        self._goes(asker, host)
-        return [
-            *effects,
-            Send(host, {"op": "spawn", "parent": asker, "spec": spec, "procs": ours}),
-        ]
+        effects, parts = self._placed(asker, {host: procs})
+        for _, ours in parts:
+            effects += [Tunnel(host, asker, proc["uid"], first=True) for proc in ours]
+            effects.append(
+                Send(host, {"op": "spawn", "parent": asker, "spec": spec, "procs": ours})
+            )
+        return effects
+
+    def spawn_down(
+        self,
+        asker: int,
+        spec: dict[str, Any],
+        procs: Mapping[str, Sequence[Mapping[str, Any]]],
+        fanout: int,
+    ) -> list[Effect]:
+        """Spawn procs, given by host, as `spawn_there`, but down the tree of hosts."""
+        effects, parts = self._placed(asker, procs)
+        return [*effects, Order(asker, spec, parts, fanout)] if parts else effects
+
+    def _placed(
+        self, asker: int, procs: Mapping[str, Sequence[Mapping[str, Any]]]
+    ) -> tuple[list[Effect], list[tuple[str, list[dict[str, Any]]]]]:
+        """Record that `procs`, by host, are about to start; return those that can.
+
+        The effects notify home and the peers of predecessors, and refuse procs on lost hosts.
+        """
+        effects = [effect for host in procs for effect in self._attach(host)]
+        uids = [proc["uid"] for those in procs.values() for proc in those]
+        effects += self._publish(uids, [host for host, those in procs.items() for _ in those])
+        parts: list[tuple[str, list[dict[str, Any]]]] = []
+        refused: list[list[Any]] = []
+        for host, those in procs.items():
+            verdict = self._lost.get(host)
+            if verdict is not None:
+                # if the client released the host, these failed to start
+                failed = verdict._replace(kind=FAILED)
+                refused += [[proc["uid"], *failed] for proc in those]
+                effects += [Refuse(asker, proc["uid"]) for proc in those]
+                continue
+            ours = [self._with_predecessors(proc) for proc in those]
+            parts.append((host, ours))
+            for proc in ours:
+                for old, *_ in proc.get("lost", ()):
+                    new = proc["uid"]
+                    effects += self._moved(old, new, host)
+                    if self.here != HOME and HOME not in self._lost:
+                        effects.append(
+                            Send(HOME, {"op": "moved", "uid": old, "to": new, "host": host})
+                        )
+                self._children[proc["uid"]] = asker
+            self._goes(asker, host)
+        if refused:
+            effects.append(Tell(asker, memberships.gone(refused)))
+        return effects, parts
 
     def spawn_here(
         self,
@@ -221,7 +270,7 @@ class Directory:
         )
         if asker in self._guests:  # the agent of its host has notified home
             return effects
-        return [*self._publish([proc["uid"] for proc in procs], self.here), *effects]
+        return [*self._publish([proc["uid"] for proc in procs], [self.here] * len(procs)), *effects]
 
     def introduce(self, asker: int, to: int, now: float, stream: str = "") -> list[Effect]:
         """Pass the other end of a link, or of a `stream`, from member `asker` to `to`."""
@@ -503,9 +552,8 @@ class Directory:
 
     # -- internals ---------------------------------------------------------------------------------
 
-    def _publish(self, uids: Sequence[int], host: str) -> list[Effect]:
-        """Record that a member's procs are about to live on `host`, and report it to home."""
-        hosts = [host] * len(uids)
+    def _publish(self, uids: Sequence[int], hosts: Sequence[str]) -> list[Effect]:
+        """Record that a member's procs are about to live on these hosts, and report it to home."""
         self._learn(uids, hosts)
         if self.here == HOME or HOME in self._lost:  # each host reports its procs to another home
             return []
@@ -514,17 +562,17 @@ class Directory:
     def _learn(self, uids: Sequence[int], hosts: Sequence[str]) -> None:
         for uid, host in zip(uids, hosts, strict=True):
             if host != self.here and not self.membership.knows(uid):
-                self._lives.setdefault(uid >> _RANKS, {})[uid] = host
+                self._lives.setdefault(uid >> RANKS, {})[uid] = host
 
     def _forget(self, uids: Iterable[int]) -> None:
         """Record that these exited. Only the latest exited procs keep their location."""
         self._ended.extend(uids)
         while len(self._ended) > memberships.REMEMBERED:
             uid = self._ended.popleft()
-            procs = self._lives.get(uid >> _RANKS, {})
+            procs = self._lives.get(uid >> RANKS, {})
             procs.pop(uid, None)
             if not procs:
-                self._lives.pop(uid >> _RANKS, None)
+                self._lives.pop(uid >> RANKS, None)
 
     def _goes(self, uid: int, host: str) -> None:
         """Record that a member of this host becomes a guest on another."""

@@ -49,11 +49,20 @@ __all__ = [
 ]
 
 
-class Spawn(TypedDict):
-    """Start procs; with the ends of their links to the sender."""
-
+class _Spawn(TypedDict):
     spec: dict[str, Any]
     procs: list[dict[str, Any]]
+
+
+class Spawn(_Spawn, total=False):
+    """Start procs; with the ends of their links to the sender.
+
+    On more hosts than `fanout` they are started down the tree. If there are `more` procs of the
+    same spawn to come (a message takes few descriptors), the agent waits for these.
+    """
+
+    fanout: int
+    more: bool
 
 
 class Introduce(TypedDict("_For", {"for": str}, total=False)):

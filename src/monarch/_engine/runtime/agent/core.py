@@ -29,11 +29,13 @@ from monarch._engine.base.errors import ProtocolError
 from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, Verdict
 from monarch._engine.protocol.directory import (
+    RANKS,
     Admit,
     Attach,
     Directory,
     Effect,
     Keep,
+    Order,
     Refuse,
     Send,
     Spread,
@@ -46,7 +48,7 @@ from monarch._engine.runtime.io.alarm import Alarm
 if TYPE_CHECKING:
     from monarch._engine.protocol.agent_messages import AgentMessage
     from monarch._engine.protocol.agent_messages import Spawn as SpawnHere
-    from monarch._engine.runtime.cast.tunnel_end import Way
+    from monarch._engine.runtime.cast.tunnel_end import SpawnShare, Way
     from monarch._engine.runtime.io.reactor import Timer
 
 __all__ = ["NO_WORKER", "AgentCore", "Members", "OtherHosts", "Shell"]
@@ -141,6 +143,15 @@ class OtherHosts(Protocol[_EndT_contra]):
         """
         ...
 
+    def order(
+        self, host: str, order: SpawnHere, ends: Sequence[_EndT_contra]
+    ) -> tuple[Way, SpawnShare]:
+        """Carry the links at `ends` to procs on `host` that an order down the tree starts.
+
+        Returns the way to the host, and its share of the order.
+        """
+        ...
+
     def way(self, host: str, *, dial: bool) -> Way | None:
         """See `Carrier.cast_way`."""
         ...
@@ -221,6 +232,8 @@ class AgentCore(Generic[End]):
         self._shell = shell
         # Ends that wait for their receiver, by sender, receiver, and stream ("" for a link).
         self._held: dict[tuple[int, int, str], deque[End]] = {}
+        # The beginnings of spawns that come in several messages, by member and spawn.
+        self._coming: dict[tuple[int, int], tuple[list[_Fields], list[End]]] = {}
         self._given_up: dict[str, Verdict] = {}  # by host: why home gave it up
         self._exits: list[tuple[int, Verdict]] = []  # to announce, in one batch
         self._alarm = Alarm(shell.at, self._tick)
@@ -247,15 +260,35 @@ class AgentCore(Generic[End]):
 
     def _on_spawn(self, asker: int, message: Any, ends: list[End]) -> None:
         taken, ends[:] = ends[:], []
-        self.spawn(asker, message["spec"], message["procs"], taken)
+        procs = message["procs"]
+        if procs and ("more" in message or self._coming):
+            key = asker, procs[0]["uid"] >> RANKS
+            begun, begun_ends = self._coming.pop(key, ([], []))
+            procs, taken = [*begun, *procs], [*begun_ends, *taken]
+            if message.get("more"):
+                self._coming[key] = procs, taken
+                return
+        self.spawn(asker, message["spec"], procs, taken, message.get("fanout"))
+
+    def _drop_coming(self, key: tuple[int, int]) -> None:
+        """Drop the beginning of a spawn whose rest will not come."""
+        self._discard(self._coming.pop(key)[1])
 
     def _on_introduce(self, asker: int, message: Any, ends: list[End]) -> None:
         self.introduce(asker, message["to"], ends.pop(0), message.get("for", ""))
 
     def spawn(
-        self, asker: int, spec: _Fields, procs: Sequence[_Fields], ends: Sequence[End]
+        self,
+        asker: int,
+        spec: _Fields,
+        procs: Sequence[_Fields],
+        ends: Sequence[End],
+        fanout: int | None = None,
     ) -> None:
-        """Spawn procs for a member, on whichever hosts; `ends` are their links to the member."""
+        """Spawn procs for a member, on whichever hosts; `ends` are their links to the member.
+
+        If these are more other hosts than `fanout`, the order to spawn goes down the tree of hosts.
+        """
         if len(ends) != len(procs):
             self._discard(ends)
             raise ValueError(f"{len(procs)} procs to spawn, {len(ends)} links for them")
@@ -263,6 +296,7 @@ class AgentCore(Generic[End]):
         for index, proc in enumerate(procs):
             host = proc.get("host")
             by_host.setdefault(self.here if host is None else host, []).append(index)
+        there: dict[str, list[_Fields]] = {}
         for host, those in by_host.items():
             theirs = [procs[index] for index in those]
             links = [ends[index] for index in those]
@@ -271,6 +305,11 @@ class AgentCore(Generic[End]):
                 continue
             for proc, end in zip(theirs, links, strict=True):
                 self._hold(end, asker, proc["uid"])
+            there[host] = theirs
+        if fanout is not None and len(there) > fanout:
+            self.perform(self.directory.spawn_down(asker, spec, there, max(1, fanout)))
+            return
+        for host, theirs in there.items():
             self.perform(self.directory.spawn_there(asker, host, spec, theirs))
 
     def _spawn_here(
@@ -310,6 +349,9 @@ class AgentCore(Generic[End]):
 
     def kill(self, uids: Sequence[int]) -> None:
         """Kill procs, on whichever hosts they live."""
+        for key, (procs, _) in list(self._coming.items()):
+            if any(proc["uid"] in uids for proc in procs):
+                self._drop_coming(key)
         self.perform(self.directory.kill(uids))
 
     def kill_member(self, uid: int) -> None:
@@ -373,8 +415,13 @@ class AgentCore(Generic[End]):
     def left(self, uid: int, verdict: Verdict) -> None:
         """Release what an exited proc held; announce its exit once its output is flushed."""
         self._members.forget(uid, verdict)
+        self._drop_spawns_of(uid)
         self.casts.caller_gone(uid, for_good=True)
         self._members.flush(uid, verdict, functools.partial(self._announce, uid))
+
+    def _drop_spawns_of(self, uid: int) -> None:
+        for key in [key for key in self._coming if key[0] == uid]:
+            self._drop_coming(key)
 
     def _announce(self, uid: int, verdict: Verdict) -> None:
         if not self._exits:
@@ -396,6 +443,7 @@ class AgentCore(Generic[End]):
 
     def client_left(self) -> None:
         """Record that the client has exited, and that another may replace it."""
+        self._drop_spawns_of(self.membership.client)
         self.casts.caller_gone(self.membership.client, for_good=False)
         self.perform(self.directory.route(self.membership.client_left()))
 
@@ -543,6 +591,8 @@ class AgentCore(Generic[End]):
                 self._hosts.say(effect.host, effect.message)
             elif isinstance(effect, Tunnel):
                 self._open(*effect)
+            elif isinstance(effect, Order):
+                self._order(effect)
             elif isinstance(effect, Refuse):
                 self._members.discard(self._take(*effect))
                 self.casts.settled(effect.near)
@@ -568,6 +618,17 @@ class AgentCore(Generic[End]):
         if not self._hosts.open(host, near, far, end, first=first, stream=stream):
             self._members.discard(end)
             self.casts.settled(near)
+
+    def _order(self, effect: Order) -> None:
+        asker, spec, parts, fanout = effect
+        shares: list[tuple[Way, SpawnShare]] = []
+        for host, _ in parts:  # first, as a new session is reported to the hosts of the others
+            self._hosts.attach(host)
+        for host, procs in parts:
+            ends = [self._take(asker, proc["uid"]) for proc in procs]
+            order: SpawnHere = {"op": "spawn", "parent": asker, "spec": spec, "procs": procs}
+            shares.append(self._hosts.order(host, order, ends))
+        self.casts.order(asker, spec, shares, fanout)
 
     def _admit(self, near: int, far: int, stream: str) -> None:
         """Hand a held end to its receiver, which is known here by now."""

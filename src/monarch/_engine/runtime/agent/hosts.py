@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._engine.base.address import ChannelAddr
@@ -31,9 +31,15 @@ from monarch._engine.transport.link import Link
 from monarch._engine.transport.segment import SegmentPool, Windows
 
 if TYPE_CHECKING:  # most jobs have one host: the rest is loaded when there are others
-    from monarch._engine.protocol.agent_messages import Addresses, AgentMessage, Job, Resumed
+    from monarch._engine.protocol.agent_messages import (
+        Addresses,
+        AgentMessage,
+        Job,
+        Resumed,
+        Spawn,
+    )
     from monarch._engine.runtime.admission.handshake_io import Arrival, Route, Wire
-    from monarch._engine.runtime.cast.tunnel_end import Way
+    from monarch._engine.runtime.cast.tunnel_end import SpawnShare, Way
     from monarch._engine.runtime.hosts.peer_host import PeerHost
     from monarch._engine.runtime.hosts.stream_tunnel import StreamTunnel
     from monarch._engine.runtime.hosts.tunnel import Tunnel
@@ -168,6 +174,12 @@ class Hosts:
         sock = environments.current.socket_of(end)
         self._peer_host(host).open(near, far, sock, first=first, stream=stream)
         return True
+
+    def order(self, host: str, order: Spawn, ends: Sequence[int]) -> tuple[Way, SpawnShare]:
+        """See `OtherHosts`."""
+        peer_host = self._peer_host(host)
+        socks = [environments.current.socket_of(end) for end in ends]
+        return peer_host.way, peer_host.order(order, socks)
 
     def way(self, host: str, *, dial: bool) -> Way | None:
         """See `OtherHosts`."""

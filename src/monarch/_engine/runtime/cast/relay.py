@@ -24,6 +24,10 @@ Messages (a length, a JSON head of that length, and bytes)::
     cast      the core's message, the shares of the hosts in the stretch, the frame for the procs
     answers   values, rank by rank
     over      casts whose answers are no longer wanted
+
+An agent that starts procs on many hosts casts to the agents themselves: the frame is a control
+message, and the share of a host is its order (`SpawnShare`). A host answers when it has the order.
+`protocol.spawn_orders` keeps orders and the direct messages of the agents in one order.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.base.failure import Failure
+from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, Verdict
 from monarch._engine.protocol.cast import (
     Answer,
@@ -58,6 +63,7 @@ from monarch._engine.runtime.cast.tunnel_end import (
     HostPeer,
     Joining,
     Share,
+    SpawnShare,
     TunnelEnd,
     Way,
 )
@@ -65,6 +71,7 @@ from monarch._engine.runtime.io.alarm import Alarm
 from monarch._engine.wire.frame import (
     ANSWERS,
     CALL,
+    CONTROL,
     FAILURE,
     FIRST,
     FLOW,
@@ -152,7 +159,7 @@ class CastRelay:
         self._over_early: set[tuple[int, int]] = set()  # waiting casts: no answers are wanted
         self._plans: dict[tuple[int, bytes], tuple[int, list[_Part]]] = {}
         # Casts received before the session with their origin host was established.
-        self._strange: dict[_Key, list[tuple[Cast, Share]]] = {}
+        self._strange: dict[_Key, list[tuple[Cast, int]]] = {}
         self._keys: dict[str, dict[_Key, None]] = {}  # by host: its keys in others' casts
         self._full: dict[_Source, dict[_Cause, None]] = {}  # held-back sources, and why
         self._overs: dict[Way, None] = {}  # with ends of casts to send
@@ -166,8 +173,8 @@ class CastRelay:
 
     def met(self, way: Way) -> None:
         """Handle casts of that host that came by other hosts before this session was up."""
-        for cast, share in self._strange.pop((way.host, way.peer.sessions[1]), ()):
-            self._line_up(way, cast, share)
+        for cast, first in self._strange.pop((way.host, way.peer.sessions[1]), ()):
+            self._accept(way, cast, first)
 
     # -- tunnels ---------------------------------------------------------------------------------
 
@@ -345,6 +352,35 @@ class CastRelay:
             self._do(self._core.release(ident))
             self._forget(ident)
 
+    # -- orders of this host ---------------------------------------------------------------------
+
+    def order(
+        self,
+        asker: int,
+        spec: dict[str, Any],
+        shares: Sequence[tuple[Way, SpawnShare]],
+        fanout: int,
+    ) -> None:
+        """Send orders to start procs of member `asker` here to the agents of other hosts."""
+        frame = pack(CONTROL, 0, 0, 0, b"", _JSON({"parent": asker, "spec": spec}).encode())
+        # No two orders start the same proc, so its uid names the cast, also after a restart here.
+        cast = Cast((self._here, 0, shares[0][1].procs[0]["uid"]), frame, None)
+        cast.is_order = True
+        cast.source = asker
+        for place, (way, share) in enumerate(shares):
+            cast.shares[way.key] = _JSON(share)
+            cast.orders[place] = way, share.number
+        self._casts[cast.ident] = cast
+        now = self._carrier.cast_now()
+        hosts, starts = list(cast.shares), range(len(shares) + 1)
+        self._do(self._core.cast(cast.ident, hosts, starts, fanout, now, _HOLD_ALL))
+        self._carrier.cast_at(now + settings.host_timeout / 2, lambda: self._insist(cast))
+
+    def _insist(self, cast: Cast) -> None:
+        """Send what is left of an order directly: a host in the middle may be slow, or lost."""
+        for way, _ in list(cast.orders.values()):
+            way.peer.insist()
+
     def _plan(self, caller: int, data: bytes, *, final: bool) -> list[_Part] | None:
         """Return the plan with tunnels in place of uids; None if a tunnel is yet to be opened."""
         known = self._plans.get((caller, data))
@@ -453,6 +489,10 @@ class CastRelay:
         cast = self._casts[effect.cast]
         if effect.done:
             self._forget(effect.cast)
+        for answer in effect.answers if cast.is_order else ():
+            if isinstance(answer, Answer):
+                way, number = cast.orders.pop(answer.rank)
+                way.peer.confirmed(number)
         if not cast.gathers:
             return
         caller, port = cast.ident[1], cast.port
@@ -508,6 +548,7 @@ class CastRelay:
             end = HEADER.size + HEADER.unpack_from(rest)[0]
             cast = Cast(ident, bytes(rest[:end]), rest[end:] if len(rest) > end else None)
             cast.port = HEADER.unpack_from(rest)[5]
+            cast.is_order = cast.frame[4] == CONTROL
             cast.gathers = bool(gathers)
             cast.source = (way, lane)
             self._casts[ident] = cast
@@ -554,12 +595,22 @@ class CastRelay:
     def _deliver(self, effect: Deliver) -> None:
         cast = self._casts[effect.cast]
         host, session = cast.ident[0], cast.key[1]
-        share = Share(cast.shares[cast.key], effect.first)
         way = self._carrier.cast_way(host, dial=False)
         if way is None or way.peer.sessions[1] != session:
-            self._strange.setdefault((host, session), []).append((cast, share))
+            self._strange.setdefault((host, session), []).append((cast, effect.first))
         else:
-            self._line_up(way, cast, share)
+            self._accept(way, cast, effect.first)
+
+    def _accept(self, way: Way, cast: Cast, first: int) -> None:
+        """Accept a cast from where `way` leads; its first rank here has the number `first`."""
+        text = cast.shares[cast.key]
+        if not cast.is_order:
+            self._line_up(way, cast, Share(text, first))
+            return
+        share = SpawnShare(*json.loads(text))
+        order = json.loads(cast.frame[HEADER.size :])
+        way.peer.ordered(share, {**order, "op": "spawn", "procs": share.procs})
+        self._answered(cast, first, None)
 
     def _line_up(self, way: Way, cast: Cast, share: Share) -> None:
         """Put a cast in its place among those of its caller, which lives where `way` leads."""

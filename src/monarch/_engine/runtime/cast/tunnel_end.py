@@ -26,6 +26,7 @@ __all__ = [
     "HostPeer",
     "Joining",
     "Share",
+    "SpawnShare",
     "TunnelEnd",
     "Way",
     "ranked",
@@ -55,6 +56,28 @@ class HostPeer(Protocol):
     def hold(self, lane: int, *, on: bool) -> None:
         """Ask the other side to hold back the messages of a lane, or to send them again."""
         ...
+
+    def ordered(self, share: SpawnShare, order: dict[str, Any]) -> None:
+        """Carry out an order of the other host to start procs here, which came down the tree."""
+        ...
+
+    def confirmed(self, number: int) -> None:
+        """Record that an order has arrived at the other host."""
+        ...
+
+    def insist(self) -> None:
+        """Send the orders that are not confirmed directly."""
+        ...
+
+
+class SpawnShare(NamedTuple):
+    """A host's part of an order to start procs; see `protocol.spawn_orders`."""
+
+    number: int
+    said: int
+    lanes: Sequence[int]
+    """The lane of the tunnel to each proc."""
+    procs: Sequence[dict[str, Any]]
 
 
 class Way:
@@ -160,7 +183,9 @@ class Cast:
         "frame_here",
         "gathers",
         "ident",
+        "is_order",
         "key",
+        "orders",
         "over",
         "port",
         "ranks",
@@ -183,6 +208,9 @@ class Cast:
         self.ranks: list[int] = []  # at the root: by the core's numbering
         self.expected: list[tuple[TunnelEnd, tuple[int, int]]] = []
         self.over = False
+        self.is_order = False  # an order for agents to start procs, no message for procs
+        # At the root of an order: by the core's numbering, where it is not confirmed yet.
+        self.orders: dict[int, tuple[Way, int]] = {}
 
     @property
     def lane(self) -> int:

@@ -12,6 +12,9 @@ its exit travels on the control lane, which is faster. So the report waits until
 the two procs are closed, which the other agent does once the exited proc's sockets are closed. The
 report waits at most `_LAST_WORDS` seconds, since a child that the proc forked may hold the sockets
 open.
+
+An order to start procs that goes down the tree of hosts opens the tunnels to these procs, too, and
+`protocol.spawn_orders` keeps its place among the messages on lane 0.
 """
 
 from __future__ import annotations
@@ -20,14 +23,15 @@ import contextlib
 import itertools
 import socket
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._engine.base.errors import ProtocolError
 from monarch._engine.protocol import agent_messages
 from monarch._engine.protocol.session.channel import Channel, Terms
 from monarch._engine.protocol.session.lanes import CONTROL
+from monarch._engine.protocol.spawn_orders import Arrivals, Orders, Place
 from monarch._engine.runtime.cast.relay import CastRelay
-from monarch._engine.runtime.cast.tunnel_end import CASTS
+from monarch._engine.runtime.cast.tunnel_end import CASTS, SpawnShare
 from monarch._engine.runtime.hosts.host_link import HostLink, Receiver
 from monarch._engine.runtime.hosts.stream_tunnel import StreamTunnel
 from monarch._engine.runtime.hosts.tunnel import Tunnel
@@ -38,7 +42,7 @@ from monarch._engine.transport.segment import SegmentPool, Windows
 from monarch._engine.wire import json_message
 
 if TYPE_CHECKING:
-    from monarch._engine.protocol.agent_messages import AgentMessage, Leave, Notice, Open
+    from monarch._engine.protocol.agent_messages import AgentMessage, Leave, Notice, Open, Spawn
     from monarch._engine.runtime.admission.handshake_io import Wire
     from monarch._engine.wire.packet import Buffer
 
@@ -119,6 +123,8 @@ class PeerHost(Receiver):
         self._frame_limit = frame_limit
         self.tunnels: dict[int, Tunnel | StreamTunnel] = {}
         self._lanes = itertools.count(1 if agent.name < name else 2, 2)
+        self._orders: Orders[Spawn] = Orders()
+        self._arrivals: Arrivals[Spawn] = Arrivals()
         self._held: list[Notice] = []  # notices that wait for tunnels to close
         self.problem = ""  # why the last dial failed
         self._dials = 0  # in progress
@@ -142,7 +148,15 @@ class PeerHost(Receiver):
 
     def say(self, message: AgentMessage) -> None:
         """Send a message to the agent of the other host."""
-        self.link.send(CONTROL, [json_message.encode(message)])
+        self._say(message)
+
+    def _say(self, message: AgentMessage, done: Callable[[], None] | None = None) -> None:
+        self._send_orders(self._orders.say(ordered=message["op"] != "addresses"))
+        self.link.send(CONTROL, [json_message.encode(message)], done)
+
+    def _send_orders(self, orders: Sequence[tuple[int, Spawn]]) -> None:
+        for _, order in orders:
+            self.link.send(CONTROL, [json_message.encode(order)])
 
     def leave(self, done: Callable[[], None], *, shutdown: bool) -> None:
         """Make the other agent exit, and with `shutdown` its worker loop, too.
@@ -152,7 +166,7 @@ class PeerHost(Receiver):
         """
         message: Leave = {"op": "leave", "shutdown": shutdown}
         if shutdown or self.channel.met:
-            self.link.send(CONTROL, [json_message.encode(message)], done)
+            self._say(message, done)
         else:  # no agent of this job runs there yet, so none has to be informed
             self.say(message)
             done()
@@ -182,15 +196,70 @@ class PeerHost(Receiver):
 
         That is a link, or a stream of bytes if `stream` names its purpose.
         """
-        lane = next(self._lanes) % CASTS
-        while lane == CONTROL or lane in self.tunnels:
-            lane = next(self._lanes) % CASTS
+        lane = self._free_lane()
         tunnel = self._tunnel(lane, near, far, stream, ours=True)
         message: Open = {"op": "open", "lane": lane, "near": near, "far": far, "first": first}
         if stream:
             message["for"] = stream
         self.say(message)
         tunnel.attach(sock)
+
+    def _free_lane(self) -> int:
+        lane = next(self._lanes) % CASTS
+        while lane == CONTROL or lane in self.tunnels:
+            lane = next(self._lanes) % CASTS
+        return lane
+
+    def order(self, order: Spawn, socks: Sequence[socket.socket]) -> SpawnShare:
+        """Open tunnels for the procs of `order`, which the other side does when it has the order.
+
+        Their parent here has the other ends of `socks`. The order goes down the tree.
+        """
+        near, procs = order["parent"], order["procs"]
+        tunnels = [
+            self._tunnel(self._free_lane(), near, proc["uid"], "", ours=True) for proc in procs
+        ]
+        lanes = [tunnel.lane for tunnel in tunnels]
+        order = {**order, "lanes": lanes}
+        place = self._orders.send(order)
+        order["number"] = place.number
+        for tunnel, sock in zip(tunnels, socks, strict=True):
+            assert isinstance(tunnel, Tunnel)
+            tunnel.before = self.insist
+            tunnel.attach(sock)
+        return SpawnShare(*place, lanes, procs)
+
+    def confirmed(self, number: int) -> None:
+        """See `HostPeer`."""
+        self._orders.confirm(number)
+
+    def insist(self) -> None:
+        """See `HostPeer`."""
+        self._send_orders(self._orders.copies())
+
+    def ordered(self, share: SpawnShare, order: dict[str, Any]) -> None:
+        """See `HostPeer`."""
+        place = Place(share.number, share.said)
+        spawn: Any = {**order, "lanes": share.lanes}
+        # Later, so that an error does not concern the host that passed the order on.
+        self._agent.reactor.call_soon(self._carry_out_by_tree, place, spawn)
+
+    def _carry_out_by_tree(self, place: Place, order: Spawn) -> None:
+        if self.channel.ended is None:
+            self._carry_out(self._arrivals.by_tree(place, order))
+
+    def _carry_out(self, orders: Sequence[Spawn]) -> None:
+        for order in orders:
+            for lane, proc in zip(order["lanes"], order["procs"], strict=True):
+                self._opened(lane, proc["uid"], order["parent"], first=True)
+            self._agent.from_peer_host(self, order)
+
+    def _opened(self, lane: int, near: int, far: int, *, first: bool, stream: str = "") -> None:
+        """Open this end of a tunnel that the other side has opened."""
+        if lane in self.tunnels or not 0 < lane < CASTS:
+            raise ProtocolError(f"lane {lane} is open already")
+        tunnel = self._tunnel(lane, near, far, stream, ours=False)
+        self._agent.tunnel_opened(self, tunnel, first=first, stream=stream)
 
     def _tunnel(
         self, lane: int, near: int, far: int, stream: str, *, ours: bool
@@ -227,15 +296,19 @@ class PeerHost(Receiver):
             elif lane >= CASTS:
                 self._agent.casts.received(self.way, lane, data)
             return
-        message = agent_messages.decode(data)
+        try:
+            self._handle(agent_messages.decode(data))
+        finally:
+            self._carry_out(self._arrivals.heard())
+
+    def _handle(self, message: AgentMessage) -> None:
         if message["op"] == "open":
-            lane = message["lane"]
-            if lane in self.tunnels or not 0 < lane < CASTS:
-                raise ProtocolError(f"lane {lane} is open already")
+            lane, stream = message["lane"], message.get("for", "")
             # The sender's near and far are this side's far and near.
-            stream = message.get("for", "")
-            tunnel = self._tunnel(lane, message["far"], message["near"], stream, ours=False)
-            self._agent.tunnel_opened(self, tunnel, first=message["first"], stream=stream)
+            near, far = message["far"], message["near"]
+            self._opened(lane, near, far, first=message["first"], stream=stream)
+        elif message["op"] == "spawn" and "number" in message:
+            self._carry_out(self._arrivals.by_copy(message["number"], message))
         elif message["op"] == "notice" and (self._held or self._awaits(message)):
             if not self._held:
                 self._agent.reactor.call_later(_LAST_WORDS, self._release_all)

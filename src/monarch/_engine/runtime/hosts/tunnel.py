@@ -21,6 +21,7 @@ import os
 import socket
 import struct
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.errors import ProtocolError
@@ -88,6 +89,7 @@ class Tunnel(TunnelEnd):
         self._writes = False  # whether bytes wait for the socket
         self._said_end = False
         self._heard_end = False
+        self.before: Callable[[], None] | None = None  # called before the first message is sent
         relay.opened(self)
 
     def attach(self, sock: socket.socket) -> None:
@@ -185,6 +187,9 @@ class Tunnel(TunnelEnd):
         self._send([head, view], sent)
 
     def _send(self, buffers: list[Any], token: Any = None) -> None:
+        if self.before is not None:
+            before, self.before = self.before, None
+            before()
         if not self._host_link.send(self.lane, buffers, token) and not self._stalled:
             self._stalled = True
             self._watch()
@@ -292,8 +297,8 @@ class Tunnel(TunnelEnd):
         if not self._said_end:
             self._said_end = True
             for answer in self.relay.repeated(self):  # answers must arrive before the report
-                self._host_link.send(self.lane, [answer])
-            self._host_link.send(self.lane, [b""])
+                self._send([answer])
+            self._send([b""])
             self.relay.closed(self)
         self._done()
 

@@ -887,9 +887,15 @@ class Proc:
             for proc in procs:
                 self.verdicts[proc["uid"]] = self.ended
             return [LostLink(proc["uid"], self.ended.error) for proc in procs]
+        here = self.spec.get("host", HOME)
+        far = {proc.get("host", here) for proc in procs} - {here}
+        more: dict[str, Any] | None = None
         try:
             for start in range(0, len(procs), _SPAWN_BATCH):
-                batch, launch = self._launching(spec, procs[start : start + _SPAWN_BATCH])
+                if len(far) > settings.max_cast_fanout:  # then they are ordered together
+                    last = start + _SPAWN_BATCH >= len(procs)
+                    more = {"fanout": settings.max_cast_fanout, "more": not last}
+                batch, launch = self._launching(spec, procs[start : start + _SPAWN_BATCH], more)
                 links += batch
                 launch()
         except OSError:  # out of descriptors: those already started have no owner
@@ -898,7 +904,10 @@ class Proc:
         return links
 
     def _launching(
-        self, spec: dict[str, Any], batch: list[dict[str, Any]]
+        self,
+        spec: dict[str, Any],
+        batch: list[dict[str, Any]],
+        more: dict[str, Any] | None = None,
     ) -> tuple[list[StreamLink], Callable[[], None]]:
         """Return links to new procs and the function that launches the procs.
 
@@ -917,6 +926,7 @@ class Proc:
             "op": "spawn",
             "spec": spec,
             "procs": batch,
+            **(more or {}),
         }
 
         def launch() -> None:
