@@ -27,8 +27,8 @@ FURTHER = {
         runtime/admission/secret runtime/admission/tls runtime/admission/host_identity
         runtime/admission/socket_file""",
     "casts": """
-        protocol/cast protocol/order_merge runtime/cast/relay runtime/cast/sender
-        runtime/cast/tunnel_end""",
+        protocol/cast protocol/order_merge protocol/spawn_orders runtime/cast/relay
+        runtime/cast/sender runtime/cast/tunnel_end""",
     "direct connections": """
         protocol/path_switch runtime/direct/link runtime/direct/manager
         runtime/direct/ticket""",

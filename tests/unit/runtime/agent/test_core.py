@@ -30,6 +30,7 @@ class Outside:
         self.forgotten: list[int] = []
         self.said: list[tuple[str, dict[str, Any]]] = []
         self.opened: list[tuple[str, int, int, str]] = []
+        self.ordered: list[tuple[str, list[int], list[str]]] = []
         self.unreachable: set[str] = set()
         self.sessions: set[str] = set()
         self.ended = False
@@ -98,6 +99,10 @@ class Outside:
             return False
         self.opened.append((host, near, far, end))
         return True
+
+    def order(self, host: str, order: Any, ends: Sequence[str]) -> tuple[None, str]:
+        self.ordered.append((host, [proc["uid"] for proc in order["procs"]], list(ends)))
+        return None, host
 
     def way(self, host: str, *, dial: bool) -> None:
         raise NotImplementedError
@@ -237,6 +242,90 @@ def test_procs_elsewhere_get_tunnels_before_the_order_to_spawn() -> None:
     outside.unreachable.add("there")
     outside.spawn(B, host="there")
     assert outside.closed == ["link to 1"]
+
+
+class Casts:
+    """The casts of a core, of which only orders are used."""
+
+    def __init__(self, down: list[tuple[int, list[str], int]]) -> None:
+        self.down = down
+
+    def order(self, asker: int, spec: Any, shares: Any, fanout: int) -> None:
+        self.down.append((asker, [host for _, host in shares], fanout))
+
+    def settled(self, caller: int) -> None:
+        pass
+
+
+def there(*ranks: int) -> list[dict[str, Any]]:
+    return [{"uid": A + rank, "host": f"host{rank % 3}"} for rank in ranks]
+
+
+def ask(outside: Outside, ranks: Sequence[int], parent: int = CLIENT, **fields: Any) -> None:
+    ends = [f"link to {rank}" for rank in ranks]
+    message = {"op": "spawn", "spec": SPEC, "procs": there(*ranks), **fields}
+    outside.core.requests["spawn"](parent, message, ends)
+    assert ends == []
+
+
+def test_a_spawn_on_more_hosts_than_the_fan_out_is_one_order() -> None:
+    outside = Outside()
+    down: list[tuple[int, list[str], int]] = []
+    outside.core.casts = Casts(down)  # type: ignore[assignment]
+    ask(outside, [0, 1, 2], fanout=2, more=True)
+    assert outside.ordered == []
+    ask(outside, [3, 4], fanout=2, more=False)
+    assert [(host, uids) for host, uids, _ in outside.ordered] == [
+        ("host0", [A, A + 3]),
+        ("host1", [A + 1, A + 4]),
+        ("host2", [A + 2]),
+    ]
+    assert outside.ordered[0][2] == ["link to 0", "link to 3"]
+    assert (outside.said, outside.opened, outside.closed) == ([], [], [])
+    assert down == [(CLIENT, ["host0", "host1", "host2"], 2)]
+
+
+def test_a_spawn_on_few_hosts_is_not() -> None:
+    outside = Outside()
+    ask(outside, [0, 1, 2], fanout=3, more=False)
+    assert outside.ordered == []
+    assert [host for host, message in outside.said if message["op"] == "spawn"] == [
+        "host0",
+        "host1",
+        "host2",
+    ]
+
+
+def test_hosts_that_were_released_are_left_out_of_an_order() -> None:
+    outside = Outside()
+    outside.core.perform(outside.core.directory.host_left("host1", "host host1 was released"))
+    outside.core.casts = Casts([])  # type: ignore[assignment]
+    ask(outside, [0, 1, 2, 4], fanout=2, more=False)
+    assert [host for host, _, _ in outside.ordered] == ["host0", "host2"]
+    assert outside.closed == ["link to 1", "link to 4"]
+    ((_, notice),) = outside.told
+    assert exits(notice) == [A + 1, A + 4]
+    assert [end[1:3] for end in notice["procs"]] == [[FAILED, "host host1 was released"]] * 2
+
+
+@pytest.mark.parametrize("how", ["killed", "exited", "client"])
+def test_the_beginning_of_a_spawn_is_dropped_with_its_rest(how: str) -> None:
+    """The spawning process ran out of descriptors, or exited."""
+    outside = Outside()
+    parent = CLIENT
+    if how == "exited":
+        outside.spawn(B)
+        parent = B
+    ask(outside, [3, 4, 5], parent, fanout=2, more=True)
+    if how == "killed":
+        outside.core.kill([A + 3, A + 4, A + 5])
+    elif how == "client":
+        outside.core.client_left()
+    else:
+        outside.core.exited(B)
+        outside.core.left(B, Verdict(STOPPED, "process exited cleanly"))
+    assert outside.closed == ["link to 3", "link to 4", "link to 5"]
+    assert outside.ordered == []
 
 
 def test_exits_that_occur_together_are_announced_together() -> None:

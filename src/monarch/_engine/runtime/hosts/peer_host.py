@@ -250,7 +250,7 @@ class PeerHost(Receiver):
 
     def _carry_out(self, orders: Sequence[Spawn]) -> None:
         for order in orders:
-            for lane, proc in zip(order["lanes"], order["procs"], strict=True):
+            for lane, proc in zip(order.get("lanes", ()), order["procs"], strict=True):
                 self._opened(lane, proc["uid"], order["parent"], first=True)
             self._agent.from_peer_host(self, order)
 
