@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,14 +62,19 @@ class _Values:
         self.number = self.sum = self.high = 0
         self.low = 1 << 62
 
-    def add(self, value: int) -> None:
-        self.counts[bisect_left(_NANOSECONDS, value)] += 1
-        self.number += 1
-        self.sum += value
-        if value < self.low:  # noqa: PLR1730 - min() takes three times as long
-            self.low = value
-        if value > self.high:  # noqa: PLR1730
-            self.high = value
+    def add(self, values: list[int]) -> None:
+        """Add values; sorts the list. A loop over them would take four times as long."""
+        values.sort()
+        before = 0
+        for bucket, bound in enumerate(_NANOSECONDS):
+            upto = bisect_right(values, bound, before)
+            self.counts[bucket] += upto - before
+            before = upto
+        self.counts[-1] += len(values) - before
+        self.number += len(values)
+        self.sum += sum(values)
+        self.low = min(self.low, values[0])
+        self.high = max(self.high, values[-1])
 
     def scaled(self, unit: float, bounds: tuple[float, ...]) -> Distribution:
         """Return the distribution in a unit of so many nanoseconds."""
@@ -81,7 +86,7 @@ class _Values:
 class EndpointStatistics:
     """Counts and durations by endpoint; see the module.
 
-    Messages are added in batches, about 1 us each, and reported every few seconds.
+    Messages are added in batches, about 0.2 us each, and reported every few seconds.
     """
 
     def __init__(self) -> None:
@@ -113,18 +118,27 @@ class EndpointStatistics:
 
     def add_all(self, messages: Sequence[Sequence[Any]], ended: Sequence[int]) -> None:
         """Count messages, as the recorder has them, and when they ended (in ns)."""
+        batches: dict[str, tuple[list[int], list[int], list[bool]]] = {}
+        for message, end in zip(messages, ended, strict=True):
+            _, failed, _, _, _, _, method, queued, begun = message
+            batch = batches.get(method)
+            if batch is None:
+                batch = batches[method] = [], [], []
+            batch[0].append(end - begun)
+            if queued:
+                batch[1].append(begun - queued)
+            if failed:
+                batch[2].append(True)
         with self._lock:
-            counts = self._counts
-            for message, end in zip(messages, ended, strict=True):
-                _, failed, _, _, _, _, method, queued, begun = message
-                found = counts.get(method)
+            for method, (durations, waits, failures) in batches.items():
+                found = self._counts.get(method)
                 if found is None:
-                    found = counts[method] = _Counts()
-                found.calls += 1
-                found.failed += failed
-                found.durations.add(max(0, end - begun))
-                if queued:
-                    found.waits.add(max(0, begun - queued))
+                    found = self._counts[method] = _Counts()
+                found.calls += len(durations)
+                found.failed += len(failures)
+                found.durations.add(durations)
+                if waits:
+                    found.waits.add(waits)
 
     def report(self) -> None:
         """Add what was counted to the instruments."""

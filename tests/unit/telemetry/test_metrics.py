@@ -13,7 +13,8 @@ from itertools import pairwise
 import pytest
 
 from monarch import _telemetry
-from monarch._telemetry import collection, get_meter, metrics, points, resource
+from monarch._spi import UNITS, statistics
+from monarch._telemetry import collection, engine_metrics, get_meter, metrics, points, resource
 from monarch._telemetry.metrics import LIMIT, Meter
 from monarch._telemetry.points import Distribution, Identity, Point, canonical, to_row
 
@@ -499,3 +500,47 @@ def test_the_resource_follows_the_environment():
         os.getpid(),
     )
     assert resource.describe(None, {})["service.name"] == "unknown_service"
+
+
+# -- endpoints -----------------------------------------------------------------------------------
+
+
+def test_messages_are_counted_by_endpoint(receiver):
+    """As the recorder has them: ended, failed, number, mesh, peer, port, name, queued, begun."""
+    endpoints = engine_metrics.EndpointStatistics()
+    for instrument in metrics.instruments():
+        instrument.values()  # what other tests left
+    metrics._instruments.extend(
+        made for made in engine_metrics.ENGINE._made.values() if made not in metrics._instruments
+    )
+    metrics.switch(on=True)
+    messages = [
+        [0, False, 1, 2, 3, 4, "train", 1_000, 2_000],
+        [0, True, 1, 2, 3, 4, "train", 0, 2_000],
+        [0, False, 1, 2, 3, 4, "stop", 1_000, 5_000],
+    ]
+    ended = [2_000 + 40_000_000, 2_000 + 3_000, 5_000 + 1_000]
+    endpoints.add_all(messages, ended)
+    endpoints.add_all([], [])
+    endpoints.report()
+    endpoints.report()
+    collection.collect()
+    train, stop = (("method", "train"),), (("method", "stop"),)
+    assert receiver.values("monarch.endpoint.calls") == {train: 2, stop: 1}
+    assert receiver.values("monarch.endpoint.errors") == {train: 1}
+    durations = receiver.values("monarch.endpoint.duration")
+    found = durations[train]
+    assert (found.count, found.min, found.max) == (2, 3e-6, 0.04)
+    assert found.sum == pytest.approx(0.040003)
+    buckets = dict(zip([*found.bounds, None], found.counts, strict=True))
+    assert {bound for bound, count in buckets.items() if count} == {5e-6, 0.05}
+    assert durations[stop].counts[0] == 1
+    waits = receiver.values("monarch.mailbox.wait")
+    assert (waits[train].count, waits[stop].max) == (1, 4e-6)
+
+
+def test_statistics_have_units():
+    found = statistics()
+    assert found.keys() <= UNITS.keys()
+    assert found["process.memory.rss_bytes"] > 1 << 20
+    assert all(value >= 0 for value in found.values())
