@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Verdict,
     )
     from monarch._engine.launch import own_folder
-    from monarch._engine.launch.children import die_with_parent
+    from monarch._engine.launch.children import Children, adopt_orphans, die_with_parent
     from monarch._engine.launch.interpreter import (
         ANY_PYTHON,
         FROM_ANY_PYTHON,
@@ -189,6 +189,7 @@ __all__ = [
     "Caller",
     "Cell",
     "ChannelAddr",
+    "Children",
     "ClosedInHandshake",
     "DeadlockError",
     "Door",
@@ -227,6 +228,7 @@ __all__ = [
     "Verdict",
     "Wire",
     "addresses_of",
+    "adopt_orphans",
     "announce",
     "as_written",
     "ask",
@@ -331,7 +333,7 @@ _NAMES = {
     "_engine.base.settings": "settings",
     "_engine.base.verdict": "FAILED INFRASTRUCTURE NOT_CREATED STOPPED USER Verdict",
     "_engine.launch": "own_folder",
-    "_engine.launch.children": "die_with_parent",
+    "_engine.launch.children": "Children adopt_orphans die_with_parent",
     "_engine.launch.interpreter": "ANY_PYTHON FROM_ANY_PYTHON SAFE_PATH WITHOUT_CWD "
     "python_command with_folder working_directory",
     "_engine.mesh.call.context": "Instance process_context",

@@ -46,7 +46,7 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
 
 
 def _worker(options: argparse.Namespace) -> int:
-    from monarch._spi import serve_host
+    from monarch.job.host import serve_host
 
     if options.secret_file:
         os.environ["MONARCH_SECRET_FILE"] = os.path.abspath(options.secret_file)

@@ -9,6 +9,7 @@ Left behind is only what nothing alive can need:
   other kinds are no processes of this machine, so the directory has to outlive all local processes.
   Their scheduler is asked whether the job has ended (`_ASKED`). If it cannot be asked, the
   directory is kept. So are the directories of all further kinds.
+  A directory of warm processes is a host's own, as are those of nodes and of agents.
 * A lock file of `saved` that no process holds.
 * A mount point whose process was killed together with its guard.
 * A host process whose job has no directory: the secret is lost with it, so no script can connect to
@@ -32,12 +33,13 @@ from monarch._mounts.mount_point import dead_mounts, unmount_dead
 from monarch._spi import own_folder
 from monarch.job.os_process import OsProcess, wait_for
 from monarch.job.users import User, users
+from monarch.spmd.fork_server.keeper import PREFIX
 
 __all__ = ["Leftover", "LocalJobFolder", "host_processes", "job_folders", "leftovers", "remove"]
 
 _LOCKED = (
     *("monarch-process-job-", "monarch-ssh-job-", "monarch-launched-job-"),
-    *("monarch-node-", "monarch-scratch-"),
+    *("monarch-node-", "monarch-scratch-", PREFIX),
 )
 _ASKED = {
     "monarch-kubernetes-job-": "monarch.job.kubernetes.leftover",

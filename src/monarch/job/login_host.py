@@ -12,7 +12,8 @@ import os
 import sys
 from typing import Any
 
-from monarch._spi import SecretError, serve_host
+from monarch._spi import SecretError
+from monarch.job.host import serve_host
 from monarch.job.node import kept_secret
 
 __all__ = ["MARK", "main"]

@@ -24,7 +24,8 @@ import contextlib
 import os
 import sys
 
-from monarch._spi import SecretError, serve_host
+from monarch._spi import SecretError
+from monarch.job.host import serve_host
 from monarch.job.node import SECRET_VARIABLE, kept_secret, take_secret
 from monarch.job.pod import BIND_VARIABLE, NAMES, PORT, PORT_VARIABLE, forwarded_host
 from monarch.job.service_identity import ranked_service_proc_id_from_env, service_proc_addr

@@ -339,7 +339,7 @@ def serve(address: str, fd: int, *lock: int) -> None:
     `fd` is the host's end of the lifeline. `lock` is the descriptor that holds the lock of the
     job's directory.
     """
-    from monarch._spi import serve_host
+    from monarch.job.host import serve_host
 
     path = address.removeprefix("ipc://")
     line = socket.socket(fileno=fd)

@@ -17,7 +17,8 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
 
-from monarch._spi import HandshakeError, SecretError, find_secret, serve_host, start_thread
+from monarch._spi import HandshakeError, SecretError, find_secret, start_thread
+from monarch.job.host import serve_host
 from monarch.job.node import SECRET_VARIABLE, kept_secret, take_secret
 from monarch.job.rank import COUNT_VARIABLE, RANK_VARIABLE, RENDEZVOUS_VARIABLE, Rank, find_rank
 from monarch.job.rendezvous import Report, report

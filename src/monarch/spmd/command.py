@@ -29,8 +29,9 @@ ranks start again, up to --max-restarts times; the script goes on from its own c
 that loops over monarch.spmd.restarts() keeps its healthy ranks. The exit status is 0 if all ranks
 end with 0, and 1 otherwise.
 
-torch is imported once on each host, and ranks are forked. On this machine the process that has
-imported it waits for another launch for --keep seconds, so the next launch starts at once.
+torch is imported once on each host, and ranks are forked. The process that has imported it waits
+for another launch for --keep seconds, so the next launch starts at once. On the hosts of a job it
+ends with the job.
 """
 
 _KEEP = 600.0  # seconds
@@ -78,11 +79,11 @@ def launch(
 
     Args:
         asked: the program and its options.
-        hosts: where it runs; None: this machine, which then stays warm for `keep` seconds.
+        hosts: where it runs; None: this machine.
         environ: the environment of all ranks; None: that of each host.
         variables: variables of all ranks, over those of the environment.
         folder: the working directory of all ranks; None: that of this process.
-        keep: seconds.
+        keep: how many seconds this machine, or the hosts of a job, stay warm.
         prefix: whether each line has its rank in front.
 
     Blocks, and raises, as `monarch.spmd.run.run` does.
@@ -106,7 +107,7 @@ def launch(
         environ=environ,
         variables=variables,
         modules=modules,
-        keep=keep if hosts is None else 0.0,
+        keep=keep,
         folder=folder,
     )
     screen.end(result)

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from monarch._spi import start_thread
 from monarch.actor import Actor, Port, concurrent_endpoint
-from monarch.spmd.fork_server.finder import connect, start
+from monarch.spmd.fork_server.finder import KEEPER, reach, start
 from monarch.spmd.message import Messages, send
 from monarch.spmd.network import host_name, machine
 from monarch.spmd.result import STORE
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _STREAMS = {1: "stdout", 2: "stderr"}
-_INTERNAL = ("HYPERACTOR_", "MONARCH_CLIENT_TRACE_ID", "MONARCH_JOB_SECRET")
+_INTERNAL = ("HYPERACTOR_", "MONARCH_CLIENT_TRACE_ID", "MONARCH_JOB_SECRET", KEEPER)
 _CHUNK = 1 << 16
 _ENDING = 60.0  # seconds for the exit of a process that was killed
 
@@ -198,9 +198,7 @@ class HostRanks(Actor):
         self._selector = selectors.DefaultSelector()
         self._wake, self._waking = os.pipe()
         # Without a next launch there is nothing to share, and one's own server ends with this host.
-        self._sock = (
-            connect(self._environ, modules, keep) if keep else start(self._environ, modules)
-        )
+        self._sock = reach(self._environ, modules, keep) if keep else start(self._environ, modules)
         self._messages = Messages(self._sock)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._selector.register(self._sock, selectors.EVENT_READ)

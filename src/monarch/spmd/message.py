@@ -24,7 +24,8 @@ def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) 
     data = json.dumps(message).encode()
     data = _HEAD.pack(len(data), len(fds)) + data
     sent = socket.send_fds(sock, [data], list(fds)) if fds else 0
-    sock.sendall(data[sent:])
+    if sent < len(data):  # a peer that has all may have closed its end
+        sock.sendall(data[sent:])
 
 
 class Messages:

@@ -17,7 +17,8 @@ import os
 import socket
 import sys
 
-from monarch._spi import SecretError, serve_host
+from monarch._spi import SecretError
+from monarch.job.host import serve_host
 from monarch.job.node import SECRET_VARIABLE, kept_secret, take_secret
 from monarch.job.scheduler_command import SchedulerError, run_command
 from monarch.job.slurm.answers import addresses_of_text

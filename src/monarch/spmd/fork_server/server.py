@@ -4,6 +4,11 @@ Processes belong to the connection that asked for them. When it closes, however 
 process groups are killed. So a host, or a driver, that is killed leaves no rank behind. Ranks die
 with the server, too (``PR_SET_PDEATHSIG``).
 
+A server of a job's host has a connection to its `keeper`, its lifeline. A byte there says that it
+is to end as soon as it is idle. At the end of the connection it kills its ranks and exits. It
+adopts the processes that ranks leave behind, in sessions of their own, and kills them when the last
+launch has ended: nothing of a job outlives its hosts.
+
 Requests are ``fork`` (answered by ``forked`` or ``refused``), ``signal``, ``devices``, ``prepare``
 and ``settle`` (answered by ``settled``, after the exits so far); the exit of a process is reported
 by ``exit`` with its wait status. The launch gives each process a number, its ``key``.
@@ -18,6 +23,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import math
 import os
 import select
 import selectors
@@ -26,9 +32,9 @@ import socket
 import sys
 import time
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NoReturn
 
-from monarch._spi import die_with_parent
+from monarch._spi import Children, adopt_orphans, die_with_parent
 from monarch.spmd.fork_server.rank import Rank, restore_signals
 from monarch.spmd.message import Messages, send
 
@@ -62,7 +68,7 @@ class _Connection:
 class _Server:
     """The state of the process. Without a `path`, `sock` is the one connection that it serves."""
 
-    def __init__(self, sock: socket.socket, path: str, keep: float) -> None:
+    def __init__(self, sock: socket.socket, path: str, keep: float, lifeline: int) -> None:
         self._path = path
         self._listening = sock if path else None
         self._keep = keep
@@ -76,21 +82,26 @@ class _Server:
             self._selector.register(sock, selectors.EVENT_READ)
         else:
             self._connected(sock)
-        self._pipe = self._child, wake = os.pipe()
-        for fd in self._pipe:
-            os.set_blocking(fd, False)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        self._selector.register(self._child, selectors.EVENT_READ)
+        self._children = Children()
+        self._lifeline = lifeline
+        if lifeline >= 0:
+            adopt_orphans()
+            self._selector.register(lifeline, selectors.EVENT_READ)
+        self._selector.register(self._children.fileno, selectors.EVENT_READ)
 
     def serve(self) -> Rank | None:
-        """Serve until idle for `keep` seconds. Return None then; in a forked child, its rank."""
+        """Serve until idle for `keep` seconds. Return None then; in a forked child, its rank.
+
+        At the end of the lifeline this process exits.
+        """
         idle = time.monotonic()
         while True:
             busy = bool(self._connections or self._pids)
             if busy:
                 idle = time.monotonic()
             left = None if busy else idle + self._keep - time.monotonic()
+            # Until the last launch has ended, a child that was adopted may belong to a live rank.
+            sweep = math.inf if busy or self._lifeline < 0 else self._children.sweep()
             idle_after_launch = not busy and self._served and bool(self._keep)
             may_import = idle_after_launch or (busy and self._prepares)
             if self._later and may_import and not self._selector.select(0):
@@ -98,12 +109,20 @@ class _Server:
                 gc.freeze()
                 continue
             if left is not None and left <= 0 and self._end():
+                if self._lifeline >= 0:
+                    self._children.end()
                 return None
+            if sweep < math.inf:
+                left = min(left or 0.0, max(0.0, sweep - time.monotonic()))
             for key, _ in self._selector.select(left):
                 if key.fileobj is self._listening:
                     self._accept()
-                elif key.fileobj == self._child:
+                elif key.fileobj == self._children.fileno:
                     self._reap()
+                elif key.fileobj == self._lifeline:
+                    if not os.read(self._lifeline, 1):
+                        self._exit()
+                    self._keep = 0.0
                 else:
                     rank = self._handle(key.data)
                     if rank is not None:
@@ -123,6 +142,16 @@ class _Server:
             return True
         finally:
             os.close(folder)
+
+    def _exit(self) -> NoReturn:
+        """End this process, and all ranks with what they have started."""
+        for connection in self._connections:
+            connection.signal(signal.SIGKILL, connection.keys.values())
+        self._children.own = set(self._pids)
+        self._children.end()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        os._exit(0)
 
     def _accept(self) -> None:
         assert self._listening is not None
@@ -189,12 +218,13 @@ class _Server:
             self._listening.close()
         for connection in self._connections:
             connection.sock.close()
-        for fd in self._pipe:
-            os.close(fd)
+        self._children.leave_in_child()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.read(self._child, 1 << 12)
+            os.read(self._children.fileno, 1 << 12)
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -233,12 +263,12 @@ def _die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(fd: int, keep: float, path: str, modules: list[str]) -> None:
+def main(fd: int, keep: float, path: str, modules: list[str], lifeline: int = -1) -> None:
     """Run the fork server, or a rank: the main function of both processes."""
     for name in modules:
         _import(name)
     gc.collect()
     gc.freeze()
-    rank = _Server(socket.socket(fileno=fd), path, keep).serve()
+    rank = _Server(socket.socket(fileno=fd), path, keep, lifeline).serve()
     if rank is not None:
         rank.run()
