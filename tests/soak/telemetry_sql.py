@@ -91,7 +91,7 @@ def main() -> None:
             "send",
             [
                 *(ids, when, [7] * count, [71] * count, [200] * count, ["{}"] * count),
-                *(["{}"] * count, [number + 5 for number in numbers], name, by_actor),
+                *(["{}"] * count, [number + 5 for number in numbers], name, by_actor, [0] * count),
             ],
         )
     store.query("SELECT 1 FROM messages LIMIT 1", timeout=600)

@@ -98,7 +98,7 @@ VIEWS: dict[str, str] = {
             '{{"actor_id":"' || COALESCE(a.full_name, '') || '","mesh":"'
                 || COALESCE(e.given_name, '') || '","method":"' || s.endpoint
                 || '","correlation_id":"' || s.port || '"}}',
-            s.time, NULL, '', NULL, NULL
+            s.time, NULLIF(s.parent, 0), '', NULL, NULL
         FROM {{send}} s LEFT JOIN {{actor}} a ON a.id = s.actor LEFT JOIN {{mesh}} e
             ON e.id = s.mesh""",
     "span_events": """

@@ -74,7 +74,8 @@ KINDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("failed", "q"),
     ),
     # A send operation of `proc`: to all ranks of a view of a mesh. `by_actor`: 0 if the sender is
-    # the process's own instance, such as the script.
+    # the process's own instance, such as the script. `parent`: the span or message inside which
+    # it was sent; 0: none.
     "send": (
         ("id", "Q"),
         ("time", "q"),
@@ -86,6 +87,7 @@ KINDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("port", "Q"),
         ("endpoint", "s"),
         ("by_actor", "q"),
+        ("parent", "Q"),
     ),
     "spans": (
         ("id", "Q"),

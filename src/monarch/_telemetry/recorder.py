@@ -156,7 +156,8 @@ class Recorder:
         """Record that an endpoint is called."""
         if len(self._sends) == self._limit:
             self.lost += 1
-        self._sends.append((time.time_ns(), endpoint, rank, port, current_context()))
+        here, inside = current_context(), current_span.get()
+        self._sends.append((time.time_ns(), endpoint, rank, port, here, inside))
 
     def arrived(self, frame: Frame) -> None:
         """Record when a message was put into a mailbox."""
@@ -300,7 +301,7 @@ class Recorder:
         own, count, number = self.proc.uid, len(found), self._numbers
         known: dict[Any, tuple[int, str, str, str]] = {}
         sites: list[tuple[int, str, str, str]] = []
-        for _, endpoint, rank, _, _ in found:
+        for _, endpoint, rank, _, _, _ in found:
             site = known.get((endpoint, rank))
             if site is None:
                 mesh = endpoint.mesh
@@ -308,7 +309,7 @@ class Recorder:
                 site = mesh._uid & _MASK, view, _shape(mesh._shape), endpoint.method
                 known[endpoint, rank] = site
             sites.append(site)
-        senders = [here.actor_instance._uid if here else 0 for *_, here in found]
+        senders = [here.actor_instance._uid if here else 0 for *_, here, _ in found]
         yield (
             "send",
             [
@@ -320,6 +321,7 @@ class Recorder:
                 [row[3] for row in found],
                 [site[3] for site in sites],
                 [int(sender != 0) for sender in senders],
+                [row[5] for row in found],
             ],
         )
 

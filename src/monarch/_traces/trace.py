@@ -242,6 +242,8 @@ class _Builder:
         else:
             name = str(fields.get("name") or row["name"])
         notes = {"process_id": row["process_id"], "span_id": row["id"], "target": row["target"]}
+        if row["parent_id"]:
+            notes["parent_id"] = row["parent_id"]
         notes.update(fields)
         notes["actor_id"] = span.actor
         if row.get("file"):

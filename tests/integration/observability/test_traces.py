@@ -96,6 +96,14 @@ def test_a_block_of_a_job(run: Run, tmp_path: Path) -> None:
     assert len(processes) == 4
     assert (tmp_path / "block.pftrace").stat().st_size > 1000
     assert Path(printed.splitlines()[-1]).exists()
+    # Each call of a trainer is on the lane of the step that made it, though steps overlap.
+    slices = [event for event in found if event["ph"] == "X"]
+    steps = {event["args"]["span_id"]: event for event in slices if event["name"] == "step"}
+    pulls = [event for event in slices if event["name"] == "server.pull.call()"]
+    for pull in pulls:
+        step = steps.pop(pull["args"]["parent_id"])
+        assert (step["pid"], step["tid"]) == (pull["pid"], pull["tid"])
+    assert not steps
 
 
 def test_the_command(run: Run, tmp_path: Path) -> None:

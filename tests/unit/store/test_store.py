@@ -46,7 +46,7 @@ def job(store: Store) -> None:
     for rank in (0, 1):
         put(store, "actor", (100 + rank, 1, 200, rank, f"trainers.p{rank}", "", 0))
         put(store, "state", (300 + rank, 2, 100 + rank, "Idle", ""))
-    put(store, "send", (400, 9, 7, 71, 200, view, "{}", 5, "train", 1))
+    put(store, "send", (400, 9, 7, 71, 200, view, "{}", 5, "train", 1, 77))
     put(store, "message", message(1), message(2, failed=1), message(3, port=0))
 
 
