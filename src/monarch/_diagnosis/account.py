@@ -15,13 +15,17 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from monarch._diagnosis.ended import EndedAccount, ExitAccount, ended, exits
 from monarch._spi import (
     FAILED,
+    KEYS,
     Future,
     Request,
     environment,
+    hook,
     is_engine_frame,
     route,
+    settings,
     suspended_frames,
 )
 
@@ -64,9 +68,17 @@ class Activity(TypedDict):
 
 
 class ActorAccount(TypedDict):
-    """An actor: its names, its state, its mailbox, and what it does."""
+    """An actor: its names, its state, its mailbox, and what it does.
 
+    `labels` and `sizes` are the shape of its mesh; both are empty while it is constructed.
+    """
+
+    reference: str
     name: str
+    mesh: str
+    kind: str
+    labels: list[str]
+    sizes: list[int]
     rank: int
     uid: int
     display: str
@@ -86,9 +98,14 @@ class FailureAccount(TypedDict):
 
 
 class Account(TypedDict):
-    """A process."""
+    """A process. `settings` has the value and the origin of each setting that was changed."""
 
     uid: int
+    reference: str
+    label: str
+    settings: dict[str, tuple[Any, str]]
+    ended: list[EndedAccount]
+    exits: list[ExitAccount]
     pid: int
     machine: str
     client: bool
@@ -109,6 +126,11 @@ def account(proc: Proc) -> Account:
     graves = [grave for grave in list(proc.graves.values()) if grave.kind == FAILED]
     return {
         "uid": proc.uid,
+        "reference": hook("actor_address")(0, "client", proc.uid, proc.label).proc_id,
+        "label": proc.label,
+        "settings": _changed_settings(),
+        "ended": ended(proc),
+        "exits": exits(proc),
         "pid": os.getpid(),
         "machine": proc.hostname,
         "client": proc.client,
@@ -118,6 +140,16 @@ def account(proc: Proc) -> Account:
             {"actor": grave.actor, "error": grave.error, "when": grave.verdict.when}
             for grave in graves[-_FAILURES:]
         ],
+    }
+
+
+def _changed_settings() -> dict[str, tuple[Any, str]]:
+    """Return the settings of this process that are not the default: value and origin."""
+    return {
+        name: (value if isinstance(value, bool | int | float) else str(value), origin)
+        for name, value in settings.get_global().items()
+        if value != KEYS[name].kind.show(KEYS[name].default)
+        and (origin := settings.origin(name)) != "default"
     }
 
 
@@ -152,9 +184,18 @@ def _activity(
 
 
 def _actor(cell: Cell, frame: FrameType | None) -> ActorAccount:
-    kind, display = cell.identity.short()
+    identity, proc = cell.identity, cell.proc
+    kind, display = identity.short()
+    extent = getattr(getattr(cell.behaviour, "instance", None), "rank", None)
+    shape: dict[str, int] = {} if extent is None else dict(extent.extent)
+    label = identity.label.rpartition("-")[0]
     return {
-        "name": cell.identity.name,
+        "reference": str(hook("actor_address")(cell.uid, label, proc.uid, proc.label)),
+        "name": identity.name,
+        "mesh": identity.label,
+        "kind": kind,
+        "labels": [*shape],
+        "sizes": [*shape.values()],
         "rank": cell.rank,
         "uid": cell.uid,
         "display": display,

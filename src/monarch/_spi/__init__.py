@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from monarch._engine.base.home import HOME
     from monarch._engine.base.identity import LABEL_LIMIT, normalize_label, to_base58
     from monarch._engine.base.memory_file import memory_file
-    from monarch._engine.base.settings import settings
+    from monarch._engine.base.settings import KEYS, settings
     from monarch._engine.base.verdict import (
         FAILED,
         INFRASTRUCTURE,
@@ -165,6 +165,7 @@ __all__ = [
     "FROM_ANY_PYTHON",
     "HOME",
     "INFRASTRUCTURE",
+    "KEYS",
     "LABEL_LIMIT",
     "LATE",
     "NOT_CREATED",
@@ -330,7 +331,7 @@ _NAMES = {
     "_engine.base.identity": "LABEL_LIMIT normalize_label to_base58",
     "_engine.base.features": "LATE find hook",
     "_engine.base.memory_file": "memory_file",
-    "_engine.base.settings": "settings",
+    "_engine.base.settings": "KEYS settings",
     "_engine.base.verdict": "FAILED INFRASTRUCTURE NOT_CREATED STOPPED USER Verdict",
     "_engine.launch": "own_folder",
     "_engine.launch.children": "Children adopt_orphans die_with_parent",
