@@ -34,7 +34,7 @@ DEFAULTS = {
     "default_transport": BindSpec(ChannelTransport.Unix),
     "enable_log_forwarding": False,
     "get_actor_state_max_idle": "30s",
-    "mesh_admin_addr": "[::]:1729",
+    "mesh_admin_addr": "127.0.0.1:1729",  # the reference: all interfaces
     "mesh_admin_query_child_timeout": "100ms",
     "mesh_attach_config_timeout": "1m",
     "message_latency_sampling_rate": 0.009999999776482582,

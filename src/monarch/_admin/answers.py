@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -57,9 +57,9 @@ async def json_body(request: Request) -> dict[str, Any]:
     """Return the object in the body of a request. Raises Fault for anything else."""
     data = await request.body()
     try:
-        content = json.loads(data)
+        content: Any = json.loads(data)
     except (ValueError, RecursionError):
         raise Fault("bad_request", "the body has to be JSON") from None
     if type(content) is not dict:
         raise Fault("unprocessable", "the body has to be an object of JSON")
-    return content
+    return cast("dict[str, Any]", content)

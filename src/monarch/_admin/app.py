@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import mimetypes
 import os
 import socket
@@ -231,7 +230,7 @@ class _Admin:
         changed = process.settings
         if changed is None:
             raise Fault("gateway_timeout", f"the process does not answer: {process.trouble}")
-        entries = []
+        entries: list[dict[str, Any]] = []
         for name, key in sorted(KEYS.items()):
             default = key.kind.show(key.default)
             default = default if isinstance(default, bool | int | float) else str(default)
@@ -324,11 +323,3 @@ def _inside(folder: str, path: str) -> str | None:
     found = os.path.realpath(os.path.join(folder, path))
     inside = os.path.realpath(folder) + os.sep
     return found if found.startswith(inside) and os.path.isfile(found) else None
-
-
-def user_name() -> str:
-    """Return the name of this process's user; its number if it has none."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())

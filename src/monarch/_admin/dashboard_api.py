@@ -259,7 +259,7 @@ class DashboardApi:
         if self._sql.there:
             rows = await self._sql.rows("SELECT * FROM meshes ORDER BY timestamp_us, id")
             return [_texts(row) for row in rows]
-        shapes = {}
+        shapes: dict[str, Actor] = {}
         for actor in found.actors.values():
             if actor.alive or views.mesh_id(actor) not in shapes:
                 shapes[views.mesh_id(actor)] = actor

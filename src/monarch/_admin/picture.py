@@ -17,6 +17,9 @@ STATES = (
 )
 """The states of an actor; `stuck` is given by those who ask, with their own limit."""
 
+HOME = "local"
+"""The name of the script's own host, which has none in the engine."""
+
 _KERNEL = {
     "R": "it runs: native code holds its interpreter, or it lacks processor time",
     "S": "it sleeps in native code that holds its interpreter",
@@ -73,7 +76,8 @@ class Actor:
     @property
     def short(self) -> str:
         """The name for people: with its rank, if its mesh has more than one."""
-        return f"{self.name}[{self.rank}]" if self.sizes or self.rank else self.name
+        several = self.sizes or self.rank or "{" in self.display
+        return f"{self.name}[{self.rank}]" if several else self.name
 
     def state_beyond(self, limit: float) -> str:
         """Return the state, where busy for more than `limit` seconds is `stuck`."""
@@ -150,14 +154,6 @@ class Picture:
     at: dict[tuple[int, int], Actor] = field(default_factory=dict[tuple[int, int], Actor])
     references: dict[str, Process] = field(default_factory=dict[str, Process])
 
-    @property
-    def home(self) -> str:
-        """The host of the script."""
-        return next(
-            (process.host for process in self.processes.values() if process.client),
-            next(iter(self.hosts), ""),
-        )
-
 
 def picture(diagnosis: dict[str, Any], when: float, before: Picture | None = None) -> Picture:
     """Return the picture of a diagnosis (`Diagnosis.to_dict`) that was made at `when`."""
@@ -168,15 +164,12 @@ def picture(diagnosis: dict[str, Any], when: float, before: Picture | None = Non
         old = before.processes.get(uid) if before is not None else None
         since = when - before.when if before is not None else 0.0
         processes[uid] = _process(member, accounts.get(uid), old, since, when)
-    client = next((one for one in processes.values() if one.client), None)
-    if client is None and before is None and processes:
-        next(iter(processes.values())).client = True
     found = Picture(
         when,
         diagnosis["pid"],
         processes,
         {},
-        list(diagnosis["missing_hosts"]),
+        [host or HOME for host in diagnosis["missing_hosts"]],
         [exit_ for account in accounts.values() for exit_ in account.get("exits", ())],
         diagnosis,
         0 if before is None else before.number + 1,
@@ -209,7 +202,7 @@ def _process(
         f"proc-{uid}" if old is None else old.reference,
         "" if old is None else old.label,
         member["pid"],
-        member["host"],
+        member["host"] or HOME,
         member["machine"],
         member["state"],
         member["rss"],
@@ -316,7 +309,7 @@ def _add_awaited(found: Picture) -> None:
             if process is None or process.answers:
                 continue
             name, _, endpoint = wait["call"].removesuffix("()").rpartition(".")
-            doing = {
+            doing: dict[str, Any] = {
                 "endpoint": endpoint,
                 "seconds": wait["seconds"],
                 "place": "",

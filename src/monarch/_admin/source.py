@@ -47,9 +47,9 @@ class ScriptSource:
         try:
             found = json.loads(ask_script(self._pid, _PATIENCE))
         except (OSError, ValueError) as error:
-            raise Unavailable(
-                f"the script (pid {self._pid}) does not answer: {str(error) or type(error).__name__}"
-            ) from None
+            why = str(error) or type(error).__name__
+            text = f"the script (pid {self._pid}) does not answer: {why}"
+            raise Unavailable(text) from None
         return cast("dict[str, Any]", found)
 
 

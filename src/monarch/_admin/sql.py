@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Iterable, Sequence
@@ -164,7 +165,7 @@ class Sql:
         groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for row in rows:
             groups.setdefault((row["name"] or "", row["endpoint"] or "(none)"), []).append(row)
-        found = []
+        found: list[dict[str, Any]] = []
         sampled = len(rows) == _SAMPLE
         oldest = min((row["ended"] for row in rows), default=0)
         span = max(1e-3, _now() - oldest / 1e6) if sampled else window
@@ -197,10 +198,12 @@ class Sql:
         series: dict[tuple[str, str], list[list[dict[str, Any]]]] = {}
         for row in await self._sample(start, endpoint):
             key = row["name"] or "", row["endpoint"] or "(none)"
-            parts = series.setdefault(key, [[] for _ in range(buckets)])
-            parts[min(max((row["ended"] - start) // width, 0), buckets - 1)].append(row)
+            empty: list[list[dict[str, Any]]] = [[] for _ in range(buckets)]
+            parts = series.setdefault(key, empty)
+            place = min(max(int(row["ended"] - start) // width, 0), buckets - 1)
+            parts[place].append(row)
         busiest = sorted(series.items(), key=lambda item: -sum(map(len, item[1])))[:_SERIES]
-        found = []
+        found: list[dict[str, Any]] = []
         for (mesh, name), parts in busiest:
             spent = [sorted(row["ended"] - row["begun"] for row in part) for part in parts]
             found.append(
@@ -273,11 +276,10 @@ def _like(text: str) -> str:
 
 
 def _record(row: dict[str, Any]) -> dict[str, Any]:
-    try:
+    fields: dict[str, Any] = {}
+    with contextlib.suppress(ValueError):
         fields = json.loads(row["fields_json"] or "{}")
-    except ValueError:
-        fields = {}
-    rank = fields.get("rank")
+    rank: Any = fields.get("rank")
     return {
         "timestamp_us": row["timestamp_us"],
         "level": row["level"],

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from monarch._admin.answers import Fault
-from monarch._admin.picture import Picture
+from monarch._admin.picture import Actor, Picture
 from monarch._admin.source import Pictures, Unavailable
 from monarch._admin.views import actor_row, process_row
 
@@ -54,7 +54,8 @@ def changes(
     lost = [str(uid) for uid in old_processes if uid not in now.processes]
     if before is None or rows or lost:
         found.append(("procs", {"as_of_us": when, "changed": rows, "removed": lost}))
-    known = set() if before is None else {actor.reference for actor in _failed(before)}
+    earlier = [] if before is None else _failed(before)
+    known = {actor.reference for actor in earlier}
     added = [actor for actor in _failed(now) if actor.reference not in known]
     if added:
         news = [
@@ -80,7 +81,7 @@ def _steady(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "rss": coarse, "cpu": int(row["cpu"]), "cpu_percent": None}
 
 
-def _failed(found: Picture) -> list[Any]:
+def _failed(found: Picture) -> list[Actor]:
     return [actor for process in found.processes.values() for actor in process.failed]
 
 

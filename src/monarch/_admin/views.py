@@ -348,7 +348,7 @@ def frames_of(trace: str) -> list[dict[str, Any]]:
 def processes(found: Picture) -> dict[str, Any]:
     """Return memory and processor time of hosts and processes."""
     rows = [process_row(process) for process in found.processes.values()]
-    hosts = []
+    hosts: list[dict[str, Any]] = []
     for host in sorted({*found.hosts, *found.missing}):
         own = found.hosts.get(host, [])
         percents = [one.cpu_percent for one in own if one.cpu_percent is not None]

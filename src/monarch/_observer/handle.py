@@ -15,12 +15,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 from monarch._observer.places import Place
 from monarch._spi import python_command, settings, start_thread, when_forked
 
-__all__ = ["Observer", "observe"]
+__all__ = ["Observer", "conceal", "observe"]
 
 _log = logging.getLogger("monarch.telemetry")
 _STARTING = 30.0  # seconds until the observer has to be ready
@@ -44,6 +45,12 @@ def observe(**options: Any) -> Observer:
     return _observer
 
 
+def conceal(*names: str) -> None:
+    """Have the observer of this script, if there is one, show no more what these options asked."""
+    if _observer is not None:
+        _observer.show(**dict.fromkeys(names))
+
+
 def _forget() -> None:
     """Have no observer in a forked child; the socket stays the parent's."""
     global _observer
@@ -61,6 +68,12 @@ class Observer:
             "script": os.path.basename(sys.argv[0]) or "python",
             "retention": settings.telemetry_retention,
             "limit": settings.telemetry_limit,
+            "started": time.time_ns() / 1e9,
+            "pyspy": settings.pyspy_bin,
+            "pyspy_timeout": settings.mesh_admin_pyspy_timeout,
+            "longest_profile": settings.mesh_admin_pyspy_max_profile_duration,
+            "retained": settings.terminated_snapshot_retention,
+            "number": 0,
         }
         self._changed = threading.Condition()
         self._sock: socket.socket | None = None
@@ -74,7 +87,7 @@ class Observer:
         with self._changed:
             if self._started and all(self._options.get(key) == options[key] for key in options):
                 return
-            self._options.update(options)
+            self._options.update(options, number=self._options["number"] + 1)
             self._place = None
             if self._started:
                 self._tell(self._options)
@@ -187,11 +200,15 @@ class Observer:
             message: dict[str, Any] = json.loads(data)
             if "fault" in message:
                 self._failed(message["fault"])
+            elif "warning" in message:
+                _log.warning("%s", message["warning"])
             else:
                 ready = True
+                number = message.pop("number")
                 with self._changed:
-                    self._place = Place(**message)
-                    self._changed.notify_all()
+                    if number == self._options["number"]:  # not of an earlier wish
+                        self._place = Place(**message)
+                        self._changed.notify_all()
         with self._changed:
             self._sock = None
         return ready

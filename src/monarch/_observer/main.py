@@ -17,6 +17,7 @@ import threading
 from typing import Any
 
 from monarch._observer.places import Place, forget, note
+from monarch._observer.web import Web, WebError
 from monarch._store.http import QueryServer
 from monarch._store.store import Store
 from monarch._telemetry.kinds import BatchReader
@@ -44,6 +45,7 @@ class _Observation:
         self._rows: _Rows | None = None
         self._sql: QueryServer | None = None
         self._place: Place | None = None
+        self._web: dict[str, Web] = {}
         self._token = secrets.token_urlsafe(24)
 
     def run(self) -> None:
@@ -81,12 +83,35 @@ class _Observation:
                 self._rows = _Rows(self._store)
                 self._sql = QueryServer(self._store, self._token)
                 place = place._replace(telemetry_url=self._sql.url)
+            urls = self._served(options)
+            place = place._replace(admin_url=urls["admin_url"], dashboard_url=urls["dashboard_url"])
             note(place)
         except OSError as error:
             self._tell({"fault": f"its observer could not start ({error})"})
             raise SystemExit(2) from None
         self._place = place
-        self._tell(place._asdict())
+        self._tell({**place._asdict(), "number": options.get("number", 0)})
+
+    def _served(self, options: dict[str, Any]) -> dict[str, str]:
+        """Serve the admin API and the dashboard, if asked for; return their addresses."""
+        asked = {"admin_url": options.get("admin")}
+        port = options.get("dashboard")
+        asked["dashboard_url"] = None if port is None else f"127.0.0.1:{port}"
+        for name, address in asked.items():
+            if address is None and name in self._web:
+                self._web.pop(name).close()
+            if address is None or name in self._web:
+                continue
+            what = name.partition("_")[0]
+            noun = "the dashboard" if what == "dashboard" else "the admin API"
+            try:
+                web = self._web[name] = Web(address, options, self._token, self._store)
+            except WebError as error:
+                self._tell({"warning": f"{noun} is off: {error}"})
+                continue
+            if web.warning:
+                self._tell({"warning": f"{noun}: {web.warning}"})
+        return {name: self._web[name].url if name in self._web else "" for name in asked}
 
     def _tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from monarch.job.format import savable
     from monarch.job.launcher import LauncherJob
     from monarch.job.local import LocalJob
+    from monarch.job.mesh_admin import MeshAdminConfig
     from monarch.job.mpi import MPIJob
     from monarch.job.nodes import NodesJob
     from monarch.job.port_forwarder import PortForwarder
@@ -59,6 +60,7 @@ __all__ = [
     "LauncherJob",
     "LocalJob",
     "MPIJob",
+    "MeshAdminConfig",
     "NodesJob",
     "PortForwarder",
     "ProcessJob",
@@ -99,6 +101,7 @@ _HOMES = {
     "LauncherJob": "launcher",
     "LocalJob": "local",
     "MPIJob": "mpi",
+    "MeshAdminConfig": "mesh_admin",
     "NodesJob": "nodes",
     "PortForwarder": "port_forwarder",
     "ProcessJob": "process",
@@ -117,11 +120,6 @@ _HOMES = {
     "shell": "shell",
 }
 
-#: Names of the interface that are not part of this release, each with a replacement.
-_MISSING = {
-    "MeshAdminConfig": "there is no admin server yet",
-}
-
 
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
@@ -129,9 +127,4 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"monarch.job.{home}"), name)
         globals()[name] = value
         return value
-    if instead := _MISSING.get(name):
-        # ImportError, so that `from monarch.job import kubernetes` shows this text.
-        raise ImportError(
-            f"monarch.job.{name} is not part of this release: {instead}", name=__name__
-        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

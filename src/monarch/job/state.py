@@ -39,9 +39,9 @@ class JobState:
         self.telemetry_url: str | None = None
         """Where it is answered: ``POST {telemetry_url}/api/query``. Contains the key: a secret."""
         self.dashboard_url: str | None = None
-        """Where the dashboard is, or None."""
+        """Where the dashboard is, or None. Contains the key: a secret."""
         self.admin_url: str | None = None
-        """Where the admin API is, or None."""
+        """Where the admin API is: ``GET {admin_url}/v1/root``. Contains the key: a secret."""
 
     def __getattr__(self, name: str) -> HostMesh:
         hosts: dict[str, Any] = self.__dict__.get("_hosts", {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monarch._spi import settings
 from monarch.config import configure
@@ -67,16 +67,26 @@ class TelemetryConfig(Component):
     def state(self, job: JobTrait, state: JobState) -> None:
         """Set the addresses of the observer."""
         from monarch._observer.handle import observe
+        from monarch._observer.web import available
         from monarch._store.client import QueryEngineClient
+        from monarch.job.mesh_admin import MeshAdminConfig
 
-        shown = {"dashboard": self.dashboard_port} if self.include_dashboard else {}
+        shown: dict[str, Any] = {}
+        if self.include_dashboard:
+            shown["dashboard"] = self.dashboard_port
+        admins = [one for one in job._components if isinstance(one, MeshAdminConfig)]
+        if not admins and available():
+            shown["admin"] = settings.mesh_admin_addr
         try:
             place = observe(telemetry=True, **shown).wait(_READY)
         except (OSError, RuntimeError) as error:
             _log.warning("the job runs without telemetry: %s", error)
             return
         state.telemetry_url = place.telemetry_url or None
-        state.dashboard_url = place.dashboard_url or None
+        if place.dashboard_url:
+            state.dashboard_url = f"{place.dashboard_url}/{place.token}"
+        if place.admin_url:
+            state.admin_url = f"{place.admin_url}/{place.token}"
         state.query_engine_client = QueryEngineClient(place.telemetry_url)
 
 

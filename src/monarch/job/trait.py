@@ -39,7 +39,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from monarch._store.client import QueryEngineClient
+<<<<<<< HEAD
     from monarch._traces.recording import profile
+=======
+    from monarch.job.mesh_admin import MeshAdminConfig
+>>>>>>> 764b8e5 (enable_admin: the admin API and the dashboard's API, served by the observer)
     from monarch.job.telemetry import TelemetryConfig
 
 __all__ = ["JobTrait", "changes", "check_meshes", "job_load", "job_loads"]
@@ -388,14 +392,15 @@ class JobTrait(ABC):
         self,
         config: TelemetryConfig | None = None,
         *,
-        mesh_admin_config: Any = None,
+        mesh_admin_config: MeshAdminConfig | None = None,
         **kwargs: Any,
     ) -> Self:
         """Record what the job does, for SQL; return the job. Call it before `state`.
 
         Args:
             config: what is recorded; by default a `TelemetryConfig` of the keyword arguments.
-            mesh_admin_config: where the admin API is served.
+            mesh_admin_config: where the admin API is served; by default as `enable_admin` does,
+                if its extra is installed.
 
         `JobState.query_engine_client` answers queries then, and ``monarch query`` in a terminal.
         Raises TypeError for unknown options, and for a configuration beside options.
@@ -411,9 +416,24 @@ class JobTrait(ABC):
             self.enable_admin(mesh_admin_config)
         return self
 
-    def enable_admin(self, config: Any = None, **kwargs: Any) -> Self:
-        """Not in this release: raises NotImplementedError."""
-        raise NotImplementedError("enable_admin: there is no admin server in this release")
+    def enable_admin(self, config: MeshAdminConfig | None = None, **kwargs: Any) -> Self:
+        """Serve the admin API: what processes and actors do, by HTTP; return the job.
+
+        Args:
+            config: where; by default a `MeshAdminConfig` of the keyword arguments.
+
+        Call it before `state`, whose `JobState.admin_url` is the address, with the key in it. Needs
+        the extra ``[admin]``; without it there is a warning, and the address is None. Raises
+        TypeError for unknown options, and for a configuration beside options.
+        """
+        from monarch.job.mesh_admin import MeshAdminConfig
+
+        if config is not None and kwargs:
+            raise TypeError(
+                f"enable_admin: give a MeshAdminConfig or its options, not both ({[*kwargs]})"
+            )
+        self._add_component(MeshAdminConfig(**kwargs) if config is None else config)
+        return self
 
     def profile(self, *, on_trace_ready: Callable[[profile], object] | None = None) -> profile:
         """Return a context manager: what all processes of the job do in its block, as a trace.

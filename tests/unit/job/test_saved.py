@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-import monarch.job
 from monarch.job import (
     JobState,
     LocalJob,
+    MeshAdminConfig,
     ProcessJob,
     TelemetryConfig,
     job_load,
@@ -67,15 +67,13 @@ def test_sizes_are_checked(meshes: dict[str, int], error: type[Exception]) -> No
         ProcessJob(meshes)
 
 
-@pytest.mark.parametrize("name", sorted(monarch.job._MISSING))
-def test_what_is_missing_says_so(name: str) -> None:
-    with pytest.raises(ImportError, match=rf"monarch\.job\.{name} is not part of this release: ."):
-        exec(f"from monarch.job import {name}")
-
-
-def test_what_a_kind_of_job_cannot_do_says_so() -> None:
-    with pytest.raises(NotImplementedError, match="in this release"):
-        LocalJob().enable_admin()
+def test_the_admin_api_is_described_once() -> None:
+    job = LocalJob().enable_admin(admin_addr="127.0.0.1:0").enable_admin(MeshAdminConfig())
+    assert [vars(one) for one in job._components] == [{"admin_addr": None}]
+    with pytest.raises(TypeError, match="not both"):
+        job.enable_admin(MeshAdminConfig(), admin_addr="127.0.0.1:0")
+    with pytest.raises(TypeError, match="port"):
+        job.enable_admin(port=1)
 
 
 def test_telemetry_is_described_once() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import monarch.job
 from tests.signatures import check
 
 #: For each name of a module its parameters and its members; None for a value. A parameter with a
@@ -185,10 +184,6 @@ def test_each_module_is_there(module: str) -> None:
 
 @pytest.mark.parametrize(("module", "name"), NAMES)
 def test_each_name_is_there(module: str, name: str) -> None:
-    if module == "monarch.job" and name in monarch.job._MISSING:
-        with pytest.raises(ImportError, match="is not part of this release: "):
-            getattr(monarch.job, name)
-        return
     found = getattr(load(module), name)
     told = SURFACE[module][name]
     if told is None:

@@ -324,6 +324,11 @@ class Settings:
     telemetry_retention = _seconds("1h", "MONARCH_TELEMETRY_RETENTION", "how long recorded messages, spans and metrics are kept; 0: as long as there is room")
     telemetry_limit = _integer(512 * 2**20, "MONARCH_TELEMETRY_LIMIT", "bytes of memory that recorded rows may take; the oldest go first")
 
+    mesh_admin_addr = _text("127.0.0.1:1729", "HYPERACTOR_MESH_ADMIN_ADDR", "where the admin API of a job is served; a port that is taken is replaced by a free one")
+    mesh_admin_pyspy_timeout = _seconds("10s", "HYPERACTOR_MESH_ADMIN_PYSPY_TIMEOUT", "how long py-spy may take for the stacks of a process")
+    mesh_admin_pyspy_max_profile_duration = _seconds("5m", "HYPERACTOR_MESH_ADMIN_PYSPY_MAX_PROFILE_DURATION", "the longest profile that the admin API makes")
+    pyspy_bin = _text("", "PYSPY_BIN", "the path of py-spy; empty: the one on PATH, or beside Python")
+
     tensor_collective_timeout = _seconds("5m", "MONARCH_TENSOR_COLLECTIVE_TIMEOUT", "how long a reduction or copy of distributed tensors waits for a process before it fails")
     tensor_item = _text("error", "MONARCH_TENSOR_ITEM", "what item() of a distributed tensor does: 'error', or 'fetch' from the first process")
 
@@ -362,8 +367,6 @@ class Settings:
     proc_launcher_kind = _unread(_text("", "HYPERACTOR_MESH_PROC_LAUNCHER_KIND", "native or systemd"))
 
     # -- diagnostics
-    mesh_admin_addr = _unread(_text("[::]:1729", "HYPERACTOR_MESH_ADMIN_ADDR", "where the admin HTTP server listens"))
-    pyspy_bin = _unread(_text("", "PYSPY_BIN", "path of py-spy"))
     file_log_level = _unread(_text("", "MONARCH_FILE_LOG", "level of the internal log file"))
     monarch_log_suffix = _unread(_text("", "MONARCH_LOG_SUFFIX", "suffix of the internal log file's name"))
     enable_unawaited_python_task_traceback = _unread(_boolean(False, "MONARCH_HYPERACTOR_ENABLE_UNAWAITED_PYTHON_TASK_TRACEBACK", "say where a task was made that is not awaited"))
@@ -419,10 +422,8 @@ class Settings:
     mesh_admin_query_child_timeout = _unread(_seconds("100ms", "HYPERACTOR_MESH_ADMIN_QUERY_CHILD_TIMEOUT", "admin: one child"))
     mesh_admin_max_concurrent_resolves = _unread(_integer(2, "HYPERACTOR_MESH_ADMIN_MAX_CONCURRENT_RESOLVES", "admin: queries at the same time"))
     mesh_admin_config_dump_bridge_timeout = _unread(_seconds("5s", "HYPERACTOR_MESH_ADMIN_CONFIG_DUMP_BRIDGE_TIMEOUT", "admin: configuration dump"))
-    mesh_admin_pyspy_timeout = _unread(_seconds("10s", "HYPERACTOR_MESH_ADMIN_PYSPY_TIMEOUT", "admin: py-spy"))
     mesh_admin_pyspy_bridge_timeout = _unread(_seconds("13s", "HYPERACTOR_MESH_ADMIN_PYSPY_BRIDGE_TIMEOUT", "admin: py-spy through the host"))
     mesh_admin_pyspy_client_timeout = _unread(_seconds("20s", "HYPERACTOR_MESH_ADMIN_PYSPY_CLIENT_TIMEOUT", "admin: py-spy, seen by the client"))
-    mesh_admin_pyspy_max_profile_duration = _unread(_seconds("5m", "HYPERACTOR_MESH_ADMIN_PYSPY_MAX_PROFILE_DURATION", "admin: longest profile"))
     # fmt: on
 
     def __init__(self, environ: Mapping[str, str]) -> None:
