@@ -121,6 +121,10 @@ class Server:
     def _run(self) -> None:
         asyncio.run(self._server.serve(sockets=[self._sock]))
 
+    def is_alive(self) -> bool:
+        """Whether it answers still."""
+        return self._thread.is_alive()
+
     def close(self, timeout: float = 10.0) -> None:
         """Answer no more. Blocks until the thread has ended, or for `timeout` seconds."""
         self._server.should_exit = True

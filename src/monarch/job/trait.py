@@ -39,11 +39,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from monarch._store.client import QueryEngineClient
-<<<<<<< HEAD
     from monarch._traces.recording import profile
-=======
     from monarch.job.mesh_admin import MeshAdminConfig
->>>>>>> 764b8e5 (enable_admin: the admin API and the dashboard's API, served by the observer)
     from monarch.job.telemetry import TelemetryConfig
 
 __all__ = ["JobTrait", "changes", "check_meshes", "job_load", "job_loads"]

@@ -77,7 +77,9 @@ def test_every_node_is_reached_and_fits_its_schema(first: Any, second: Any) -> N
         assert set(found.actors) | set(found.references) <= set(seen)
         json.dumps([views.grid(found, 10.0), views.waits(found), views.failures(found)])
         assert tree(found, str).startswith("root")
-        poisoned = [one for one in seen.values() if one["properties"].get("Proc", {}).get("is_poisoned")]
+        poisoned = [
+            one for one in seen.values() if one["properties"].get("Proc", {}).get("is_poisoned")
+        ]
         assert len(poisoned) == sum(bool(one.failed) for one in found.processes.values())
 
 
