@@ -95,7 +95,7 @@ class ActiveHandler(TypedDict):
 
 
 class Execution(TypedDict):
-    """What an actor executes."""
+    """The endpoints that an actor executes."""
 
     active_count: int
     active_handlers: list[ActiveHandler]
@@ -212,7 +212,7 @@ class DumpId(TypedDict):
 
 
 class ProfileRequest(TypedDict):
-    """What to sample: seconds, samples a second, and the options of py-spy."""
+    """A profile to make: seconds, samples a second, and the options of py-spy."""
 
     duration_s: int
     rate_hz: int

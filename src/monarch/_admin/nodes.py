@@ -27,7 +27,7 @@ _SHOWN = 100  # nodes of a parent in the tree
 
 
 class Counts(NamedTuple):
-    """What telemetry knows of an actor."""
+    """The counts that telemetry has of an actor."""
 
     messages: int
     time_us: int

@@ -1,4 +1,4 @@
-"""What the app is to serve, besides the facts of the job."""
+"""The options of the app: all that it needs besides the facts of the job."""
 
 from __future__ import annotations
 

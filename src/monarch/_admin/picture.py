@@ -1,8 +1,8 @@
 """The picture: hosts, processes and actors of a job at one moment, made of a diagnosis. Pure.
 
 A process that does not answer (it is stopped by a signal, or native code holds its interpreter)
-keeps its names and its actors from the picture before, with ages that go on. Actors in it that
-nobody has seen before are known by the calls that wait for them.
+keeps its names and its actors from the picture before, with ages that go on. Its actors that no
+picture has shown before are known by the calls that wait for them.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ def _silenced(actor: Actor, since: float) -> Actor:
 
 
 def _add_awaited(found: Picture) -> None:
-    """Add the actors of silent processes for which others wait, if nobody has seen them."""
+    """Add the actors of silent processes for which others wait, if no picture has shown them."""
     names = {actor.mesh: actor for one in found.processes.values() for actor in one.actors}
     for waiting in [each for one in found.processes.values() for each in _activities(one)]:
         wait = waiting["wait"]

@@ -1,7 +1,7 @@
 """Where the facts come from: a source of diagnoses, and the pictures made of them.
 
 However many clients ask, there are at most five diagnoses a second, one at a time, and none while
-nobody asks. All who ask meanwhile get the same picture.
+no client asks. All who ask meanwhile get the same picture.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Web:
                 sock.close()
                 raise WebError(f"it cannot be served at {address}: {error}") from None
         self.warning = ""
-        """What the user has to know; empty: nothing."""
+        """A text for the user; empty: there is none."""
         if wanted and port != wanted:
             self.warning = f"port {wanted} is taken, so it is served at port {port}"
         if bound not in LOOPBACK and tls is None:
