@@ -1,8 +1,8 @@
 """Live updates: Server-Sent Events with what has changed since the last ones.
 
 A reader gets all actors and processes at first, and then the changes of twice a second, found by
-comparing pictures. A reader that takes nothing for a while misses changes, and gets the event `lost`;
-its queue is bounded. With no reader, nothing is compared, and the script is not asked.
+comparing pictures. A reader that takes nothing for a while misses changes, and gets the event
+`lost`; its queue is bounded. With no reader, nothing is compared, and the script is not asked.
 """
 
 from __future__ import annotations
