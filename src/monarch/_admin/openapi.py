@@ -1,4 +1,4 @@
-"""The description of the admin API: OpenAPI 3.1, and a text for tools (SKILL.md)."""
+"""The description of the admin API: OpenAPI 3.1, and a text for tools. Pure."""
 
 from __future__ import annotations
 
