@@ -38,6 +38,7 @@ P = ParamSpec("P")
 TActor = TypeVar("TActor", bound=Actor)
 
 _ROUND = 1.0  # seconds between two looks whether training goes on without a rank
+_LONGEST_DELAY = 1.0  # seconds
 
 
 class _TooLate(Exception):
@@ -65,7 +66,8 @@ class Replicas:
             from there.
         save_every: steps between two checkpoints on disk, which are written in the background.
         max_restarts: see `monarch.actor.Supervisor`.
-        within: see `monarch.actor.Supervisor`.
+        within: see `monarch.actor.Supervisor`. A rank that fails again and again is replaced after
+            a second at most, since its group stands still meanwhile.
         spares: where the ranks of a lost host go, see `monarch.actor.Supervisor`. Without a host
             for them the other groups go on, if they are at least `min_groups`.
 
@@ -109,6 +111,7 @@ class Replicas:
         self._supervisor = Supervisor(
             max_restarts=max_restarts,
             within=within,
+            max_backoff=_LONGEST_DELAY,
             on_restart=self._restarted,
             spares=spares,
             min_size=min_groups * width,
