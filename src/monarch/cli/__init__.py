@@ -2,9 +2,9 @@
 
 Its commands handle the jobs of a directory (``apply``, ``exec``, ``shell``, ``status``, ``logs``,
 ``kill``, ``context``) and of a machine (``ps``, ``gc``), run hosts (``worker``, ``certificates``),
-and show a running script (``why``, ``top``, ``query``, ``profile``), a machine or a worker
-(``doctor``) or a program (``debug``). ``monarch COMMAND --help`` shows the options of each, with
-examples.
+and show a running script (``why``, ``top``, ``query``, ``dashboard``, ``profile``), a machine or a
+worker (``doctor``) or a program (``debug``). ``monarch COMMAND --help`` shows the options of each,
+with examples.
 
 Results go to stdout, everything else to stderr. The exit status is 0; 1 after a failure, with one
 line about it; 2 for a wrong command line; 130 after Ctrl-C. ``exec`` and ``shell`` exit with the
@@ -31,6 +31,7 @@ _COMMANDS = {
     "why": ("why", "what a running script does: which actor is busy where, which waits"),
     "top": ("top", "the same on one screen, again and again: busy actors first, CPU, memory"),
     "query": ("query", "SQL about a running script: its messages, actors, spans, metrics"),
+    "dashboard": ("dashboard", "pages in a browser that show what a running script does"),
     "profile": ("profile", "where its time goes: a flame graph of all its processes, or a trace"),
     "ps": ("status", "all jobs of this user on this machine"),
     "gc": ("status", "remove what killed scripts left on this machine"),
