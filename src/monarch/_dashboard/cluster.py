@@ -463,6 +463,22 @@ class Cluster:
         hosts.append({**lost, "cpu_percent": None, "answers": False})
         return {"as_of_us": self.now_us(t), "hosts": hosts, "processes": rows}
 
+    def threads(self) -> dict[str, Any]:
+        """Return the stacks of a process, as a PySpyResult."""
+        frames = [
+            {"name": "all_reduce", "filename": _FILE, "line": 141},
+            {"name": "step", "filename": _FILE, "line": 96},
+        ]
+        waits = [{"name": "wait", "filename": "/usr/lib/python3.11/threading.py", "line": 327}]
+        traces = [
+            {"thread_id": 1, "thread_name": "MainThread", "active": True, "owns_gil": True},
+            {"thread_id": 2, "thread_name": "prefetch", "active": False, "owns_gil": False},
+        ]
+        stacks = [
+            {**trace, "frames": of} for trace, of in zip(traces, (frames, waits), strict=True)
+        ]
+        return {"Ok": {"pid": 5000, "stack_traces": stacks, "warnings": []}}
+
     # -- messages and logs -------------------------------------------------------------------------
 
     def endpoints(self, t: float, window: float) -> dict[str, Any]:

@@ -97,6 +97,10 @@ class Demo:
             "truncated": len(rows) > 1000,
         }
 
+    def threads(self, reference: str) -> dict[str, Any]:
+        """Answer with the invented stacks of a process, as py-spy gives them."""
+        return {"proc_ref": reference, "result": self.cluster.threads()}
+
     def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Return the events of one stream: all actors first, then what changes."""
         cluster = self.cluster
@@ -106,8 +110,9 @@ class Demo:
         while not (self.lost.is_set() or self.closing.is_set()):
             t = self.now()
             rows = cluster.rows(t)
-            changed = [row for ref, row in rows.items() if _key(row) != before.get(ref)]
-            before = {ref: _key(row) for ref, row in rows.items()}
+            keys = {ref: _key(row, t) for ref, row in rows.items()}
+            changed = [row for ref, row in rows.items() if keys[ref] != before.get(ref)]
+            before = keys
             when = cluster.now_us(t)
             yield "actors", {"as_of_us": when, "changed": changed, "removed": []}
             processes = cluster.processes(t)["processes"]
@@ -158,15 +163,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._file(unquote(parts.path).lstrip("/") or "index.html")
 
     def do_POST(self) -> None:
-        """Answer SQL."""
-        size = int(self.headers.get("Content-Length", "0"))
-        if self.path.partition("?")[0] != "/api/query" or size > _LARGEST:
+        """Answer SQL, and requests for the stacks of a process."""
+        path, size = self.path.partition("?")[0], int(self.headers.get("Content-Length", "0"))
+        answers = {"/api/query": self._demo.query, "/api/pyspy/capture": self._demo.threads}
+        if path not in answers or size > _LARGEST:
             self.close_connection = True
-            self._json({"error": {"code": "not_found", "message": "there is no such route"}}, 404)
+            self._json({"error": {"code": "not_found", "message": f"there is no {path}"}}, 404)
             return
         try:
-            self._json(self._demo.query(str(json.loads(self.rfile.read(size))["sql"])))
-        except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
+            (asked,) = json.loads(self.rfile.read(size)).items() - {("limit", 1000)}
+            self._json(answers[path](str(asked[1])))
+        except (sqlite3.Error, ValueError, TypeError, AttributeError) as error:
             self._json({"error": str(error)}, 400)
 
     def _file(self, path: str) -> None:
@@ -201,8 +208,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
 
 
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["state"], row["endpoint"], row["queued"], row["place"]
+def _key(row: dict[str, Any], t: float) -> tuple[Any, ...]:
+    """Return what a change is about: not the age, but the second at which the call began."""
+    begun = None if row["age"] is None else round(t - row["age"])
+    return row["state"], row["endpoint"], row["queued"], row["place"], begun
 
 
 def _tables(cluster: Cluster) -> sqlite3.Connection:

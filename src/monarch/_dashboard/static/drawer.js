@@ -13,6 +13,7 @@ let details = null;
 let fault = "";
 let loading = 0;
 let before = null; // what had the focus
+let threads = null; // of its process: {busy}, {fault} or {traces, warnings}
 
 export function closeDrawer() {
   if (!route().params.actor) return false;
@@ -32,12 +33,29 @@ async function load(ref) {
   if (mine === loading) render();
 }
 
+/** Ask for the stacks of all threads: by py-spy where it is installed and allowed, else by the process. */
+async function capture(proc) {
+  const of = shown;
+  threads = { busy: true };
+  render();
+  let found;
+  try {
+    const { result } = await ask("pyspy/capture", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ proc_ref: proc }) });
+    found = result.Ok ? { traces: result.Ok.stack_traces, warnings: result.Ok.warnings ?? [] } : { fault: result.Failed?.stderr ?? "py-spy is not installed where the script runs: pip install 'pymonarch[native]'" };
+  } catch (error) { found = { fault: error.message }; }
+  if (of === shown) { threads = found; render(); }
+}
+
+const threadList = () => threads?.traces && [threads.warnings.map((text) => h("p", { class: "note" }, text)), threads.traces.map((trace) => h("details", { key: `thread-${trace.thread_id}` },
+  h("summary", null, trace.thread_name || `thread ${trace.os_thread_id ?? ""}`, h("span", { class: "note" }, [trace.active ? " · runs" : "", trace.owns_gil ? " · holds the interpreter lock" : ""].join(""))),
+  stackList(trace.frames.map((frame) => `${frame.name}() at ${frame.filename}:${frame.line}`))))];
+
 let signature = "";
 export function updateDrawer() {
   const key = route().params.actor ?? "";
   if (key !== shown) {
     if (key && !shown) before = document.activeElement;
-    [shown, details, fault, signature] = [key, null, "", ""];
+    [shown, details, fault, signature, threads] = [key, null, "", "", null];
     element.hidden = !key;
     document.documentElement.classList.toggle("open", Boolean(key));
     if (key) { render(); element.querySelector("button")?.focus(); } else { before?.focus?.(); before = null; }
@@ -85,6 +103,7 @@ function render() {
     doing.map((each) => [
       h("h3", null, doing.length > 1 ? `Stack of ${each.endpoint}(), ${seconds(each.seconds)}` : "Stack, innermost line first"),
       each.stack?.length ? stackList(each.stack) : h("p", { class: "note" }, each.place || "No line of the program is known.")]),
+    process?.ref && [h("h3", null, "Threads of the process"), h("p", null, h("button", { disabled: Boolean(threads?.busy), onclick: () => capture(process.ref) }, threads?.busy ? "Asking…" : threads ? "Ask again" : "Show all threads")), threads?.fault && h("p", { class: "bad" }, threads.fault), threadList()],
     group && [h("h3", null, `Failed at ${clock(group.last_us)}`), h("p", { class: "mono bad" }, group.error), frames(group), h("details", null, h("summary", null, "Traceback"), h("pre", { class: "text" }, group.traceback))],
     h("h3", null, "Elsewhere"),
     h("p", null, h("a", { href: `#/logs?${new URLSearchParams({ actor: mesh.name, rank: mesh.rank[i] })}` }, "Its log lines"), " · ", h("a", { href: "#/waits" }, "Waits")));

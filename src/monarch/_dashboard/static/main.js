@@ -112,7 +112,11 @@ async function navigate() {
   const { page } = route();
   tip(null);
   drawHead();
+  drawLine();
   if (page !== current) {
+    const tabs = head.querySelector("nav");
+    const tab = tabs.querySelector("[aria-current]");
+    if (tab) tabs.scrollLeft = tab.offsetLeft - (tabs.clientWidth - tab.clientWidth) / 2; // on a narrow screen
     current = page;
     shown?.unmount?.();
     shown = null;
@@ -173,5 +177,4 @@ document.querySelector(".skip").addEventListener("click", (event) => { event.pre
 
 if (!location.hash) history.replaceState(null, "", "#/meshes");
 navigate();
-drawLine();
 connect();

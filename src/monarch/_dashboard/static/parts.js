@@ -24,12 +24,20 @@ export function actorLink(ref, fallback = "") {
   return h("a", { class: "mono", href: address(page, { ...params, actor: actorKey(...found) }) }, name);
 }
 
-/** Counts by state as links to the meshes page. */
-export const countLinks = (found, mesh = "") => h("div", { class: "counts" }, found.map((count, i) => count > 0 && h("a", { href: address("meshes", { state: STATES[i], mesh }), title: `show the ${STATES[i]} ones` }, dot(STATES[i]), h("b", null, number(count)), " ", h("span", null, STATES[i]))));
+/** Counts by state as links to the meshes page, which highlight the state; again: all states. */
+export function countLinks(found, mesh = "") {
+  const { page, params } = route();
+  const on = (state) => page === "meshes" && params.state === state;
+  return h("div", { class: "counts" }, found.map((count, i) => (count > 0 || (on(STATES[i]) && !mesh)) && h("a", {
+    href: address("meshes", { ...(page === "meshes" ? params : {}), state: on(STATES[i]) ? "" : STATES[i], ...(mesh && { mesh }) }), key: STATES[i],
+    title: on(STATES[i]) ? "show all states" : `highlight the ${STATES[i]} ones`, "aria-current": on(STATES[i]) && !mesh ? "true" : null,
+  }, dot(STATES[i]), h("b", null, number(count)), " ", h("span", null, STATES[i]))));
+}
 
 /** Lines such as "step() at /home/ann/train.py:12". */
 export const stackList = (lines) => h("ol", { class: "stack" }, lines.map((line) => {
-  const [call, where] = line.split(" at ");
+  const at = line.indexOf(" at ");
+  const [call, where] = at < 0 ? [line, ""] : [line.slice(0, at), line.slice(at + 4)];
   return h("li", null, call, where && h("div", { class: "where" }, where));
 }));
 

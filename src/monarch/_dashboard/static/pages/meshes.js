@@ -3,9 +3,9 @@
 import { h, hold, morph } from "../dom.js";
 import { Grid, actorAt, actorKey } from "../grid.js";
 import { STATES, counts, live } from "../state.js";
-import { number, plural, shapeName } from "../format.js";
+import { plural, shapeName } from "../format.js";
 import { change, route } from "../route.js";
-import { countLinks, dot, search } from "../parts.js";
+import { countLinks, search } from "../parts.js";
 
 export const title = "Meshes";
 const SMALL = 16; // actors; such meshes stand side by side
@@ -16,7 +16,6 @@ export function mount(root, { tip, say }) {
 
   function render() {
     const { params } = route();
-    const all = counts();
     const text = (params.mesh ?? "").toLowerCase();
     const shown = live.meshes.filter((mesh) => (params.system === "1" || !mesh.system) && mesh.name.toLowerCase().includes(text));
     const only = STATES.indexOf(params.state);
@@ -37,11 +36,8 @@ export function mount(root, { tip, say }) {
     morph(root,
       h("div", { class: "title" }, h("h1", null, "Meshes"),
         h("p", null, live.loaded ? `${plural(shown.length, "mesh").replace("meshs", "meshes")}, ${plural(shown.reduce((sum, mesh) => sum + mesh.count, 0), "actor")}` : "Loading…"),
-        h("div", { class: "bar" }, search("mesh", "Filter by name"),
+        h("div", { class: "bar" }, h("span", { class: "ramp note" }, "in a call for 0.1 s", h("i"), "15 min"), search("mesh", "Filter by name"),
           hidden > 0 && h("button", { "aria-pressed": String(params.system === "1"), onclick: () => change({ system: params.system === "1" ? "" : "1" }) }, "System actors"))),
-      h("div", { class: "legend", role: "group", "aria-label": "Highlight a state" },
-        STATES.map((state, i) => (all[i] > 0 || only === i) && h("button", { key: state, "aria-pressed": String(only === i), title: "highlight it", onclick: () => change({ state: only === i ? "" : state }) }, dot(state), `${state} ${number(all[i])}`)),
-        h("span", { class: "ramp" }, "0.1 s", h("i"), "15 min in a call")),
       shown.filter((mesh) => mesh.count > SMALL).map(card),
       h("div", { class: "small", key: "small" }, shown.filter((mesh) => mesh.count <= SMALL).map(card)),
       live.loaded && !shown.length && h("div", { class: "card empty" }, text ? "No mesh has this name." : "There are no actors yet. Meshes appear here when the script spawns them."));

@@ -9,7 +9,7 @@ import { change } from "../route.js";
 import { actorLink, dot } from "../parts.js";
 
 export const title = "Waits";
-const [WIDE, HIGH, GAP_X, GAP_Y] = [212, 62, 74, 16];
+const [WIDE, HIGH, GAP_X, GAP_Y] = [238, 62, 74, 16];
 const MOST = 80;
 
 export function mount(root) {
@@ -72,7 +72,7 @@ function picture(groups, links, roots, later) {
     const layers = arrange(own, joints);
     const longest = Math.max(...layers.map((row) => row.length));
     layers.forEach((row, i) => row.forEach((group, j) => {
-      const shift = (longest - row.length) / 2;
+      const shift = down ? 0 : (longest - row.length) / 2;
       position.set(group, down ? [(j + shift) * (WIDE + 20) + 4, i * (HIGH + 46) + below] : [i * (WIDE + GAP_X) + 4, (j + shift) * (HIGH + GAP_Y) + below]);
     }));
     below += down ? layers.length * (HIGH + 46) + 10 : longest * (HIGH + GAP_Y) + 26;
@@ -113,6 +113,6 @@ function box(group, [x, y], roots, later) {
   const open = found && (() => change({ actor: actorKey(...found) }));
   return h("g", { class: `node s-${stateNow(node)}${group.nodes.some((each) => roots.has(each.id)) ? " root" : ""}`, transform: `translate(${x} ${y})`, tabindex: open ? 0 : null, role: open ? "button" : null, onclick: open, onkeydown: open && ((event) => { if (event.key === "Enter") open(); }), "aria-label": `${name}, ${stateNow(node)}` },
     h("title", null, [name, node.place].filter(Boolean).join("\n")),
-    h("rect", { class: "box", width: WIDE, height: HIGH, rx: 6 }), h("rect", { class: "bar", x: 0, y: 0, width: 5, height: HIGH, rx: 2 }),
-    h("text", { class: "name", x: 16, y: 22 }, cut(name, 25)), h("text", { x: 16, y: 39 }, cut(second || "", 31)), h("text", { x: 16, y: 54 }, `${stateNow(node)}${age && ` · ${age}`}`));
+    h("rect", { class: "box", width: WIDE, height: HIGH, rx: 6 }), h("rect", { class: "side", x: 0, y: 0, width: 5, height: HIGH, rx: 2 }),
+    h("text", { class: "name", x: 16, y: 22 }, cut(name, 28)), h("text", { x: 16, y: 39 }, cut(second || "", 34)), h("text", { x: 16, y: 54 }, `${stateNow(node)}${age && ` · ${age}`}`));
 }
