@@ -28,6 +28,7 @@ from monarch._admin.sql import Sql
 from monarch._admin.stream import Stream
 from monarch._spi import KEYS
 from monarch._store.query import Queries, QueryError
+from monarch._telemetry.prometheus import Scrape
 
 __all__ = ["make_app"]
 
@@ -98,6 +99,8 @@ class _Admin:
         self._sql = Sql(queries)
         self._profiles = asyncio.Semaphore(_PROFILES)
         stream = Stream(self._pictures, self._about)
+        self._scrape = None if queries is None else Scrape(queries)
+        self._scraping = asyncio.Lock()
         self._dashboard = DashboardApi(self._pictures, self._sql, self._about, stream)
 
     def routes(self) -> list[Route]:
@@ -105,6 +108,7 @@ class _Admin:
             "/health": self._health,
             "/api/health": self._health,
             "/SKILL.md": self._skill,
+            "/metrics": self._metrics,
             "/v1/root": self._node,
             "/v1/tree": self._tree,
             "/v1/admin": self._info,
@@ -129,6 +133,14 @@ class _Admin:
             Route("/api/{rest:path}", self._nothing, methods=["GET"]),
             Route("/{path:path}", self._file, methods=["GET"]),
         ]
+
+    async def _metrics(self, _request: Request) -> Response:
+        """Answer with the metrics in the text format of Prometheus."""
+        if self._scrape is None:
+            raise Fault("not_found", "there are no metrics: the script records no telemetry")
+        async with self._scraping:
+            text = await asyncio.to_thread(self._scrape.text, time.time_ns() // 1000)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     def _about(self) -> dict[str, Any]:
         from monarch import __version__

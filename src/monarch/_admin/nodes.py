@@ -30,7 +30,7 @@ class Counts(NamedTuple):
     """The counts that telemetry has of an actor."""
 
     messages: int
-    time_us: int
+    time_us: int | None
     created_us: int | None
     last: str | None
 

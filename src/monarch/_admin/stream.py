@@ -23,6 +23,7 @@ _PERIOD = 0.5
 _HEARTBEAT = 10.0
 _QUEUED = 64  # events that wait for a reader
 _READERS = 32
+_SAME = 0.2  # seconds by which two pictures may differ about the begin of a call
 
 
 def changes(
@@ -37,6 +38,9 @@ def changes(
         for reference, actor in now.actors.items()
         if reference not in old_actors
         or _key(actor_row(old_actors[reference], stuck)) != _key(actor_row(actor, stuck))
+        or _began_anew(
+            old_actors[reference], actor, 0.0 if before is None else before.when, now.when
+        )
     ]
     removed = [reference for reference in old_actors if reference not in now.actors]
     if before is None or changed or removed:
@@ -74,6 +78,13 @@ def changes(
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     """Return what a change is about: not the age, which grows by itself."""
     return row["state"], row["endpoint"], row["queued"], row["place"]
+
+
+def _began_anew(old: Actor, actor: Actor, before: float, now: float) -> bool:
+    """Whether this is another call of the same endpoint: it began at another time."""
+    if old.age is None or actor.age is None:
+        return False
+    return abs((now - actor.age) - (before - old.age)) > _SAME
 
 
 def _steady(row: dict[str, Any]) -> dict[str, Any]:

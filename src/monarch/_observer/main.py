@@ -17,7 +17,8 @@ import threading
 from typing import Any
 
 from monarch._observer.places import Place, forget, note
-from monarch._observer.web import Web, WebError
+from monarch._observer.topology import Topology
+from monarch._observer.web import Web, WebError, user_name
 from monarch._store.http import QueryServer
 from monarch._store.store import Store
 from monarch._telemetry.kinds import BatchReader
@@ -81,6 +82,8 @@ class _Observation:
             if self._store is None and options.get("telemetry"):
                 self._store = Store(options["limit"], options["retention"])
                 self._rows = _Rows(self._store)
+                started = options["started"], user_name()
+                Topology(self._store, options["pid"], started, options.get("retained", 100))
                 self._sql = QueryServer(self._store, self._token)
                 place = place._replace(telemetry_url=self._sql.url)
             urls = self._served(options)

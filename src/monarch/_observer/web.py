@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch._store.store import Store
 
-__all__ = ["Web", "WebError", "available"]
+__all__ = ["Web", "WebError", "available", "user_name"]
 
 _MISSING = "it needs starlette and uvicorn: pip install 'pymonarch[admin]'"
 
@@ -78,7 +78,7 @@ class Web:
             options["script"],
             options["pid"],
             options["started"],
-            _user(),
+            user_name(),
             self.url,
             frozenset(names),
             _dashboard(),
@@ -96,7 +96,8 @@ class Web:
         self._server.close()
 
 
-def _user() -> str:
+def user_name() -> str:
+    """Return the name of this user; the number, if there is none."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user without a name

@@ -136,11 +136,22 @@ def test_an_endpoint_that_runs_for_long_is_active(run: Run) -> None:
     active = rows('''
         SELECT m.endpoint, s.status FROM messages m JOIN message_status_events s
         ON s.message_id = m.id WHERE m.endpoint = 'wait' ORDER BY s.timestamp_us, s.id''')
-    print(json.dumps(active))
+    handlers = rows('''
+        SELECT a.rank, h.name, h.active_count, (s.snapshot_ts - h.oldest_since) / 1e6 AS seconds
+        FROM active_handlers h JOIN snapshots s ON s.snapshot_id = h.snapshot_id
+        JOIN actors a ON a.full_name = h.node_id WHERE h.name = 'wait' ''')
+    status = rows("SELECT actor_status FROM actor_nodes WHERE actor_status LIKE 'wait%'")
+    kinds = rows("SELECT node_kind, count(*) AS n FROM nodes GROUP BY 1 ORDER BY 1")
+    print(json.dumps([active, handlers, status, kinds]))
     os.kill(trainers.slice(gpus=1).pid.call_one().get(), 0)
     """
-    found = json.loads(run(ACTORS + _dedent(text)))
-    assert [row["status"] for row in found] == ["queued", "active"]
+    active, handlers, status, kinds = json.loads(run(ACTORS + _dedent(text)))
+    assert [row["status"] for row in active] == ["queued", "active"]
+    [handler] = handlers
+    assert (handler["rank"], handler["active_count"]) == (0, 1)
+    assert handler["seconds"] > 0.1
+    assert status[0]["actor_status"].startswith("wait: processing for ")
+    assert {row["node_kind"] for row in kinds} == {"root", "host", "proc", "actor"}
 
 
 @pytest.mark.failures

@@ -13,8 +13,10 @@ from openapi_spec_validator import validate
 from monarch._admin import views
 from monarch._admin.nodes import node, tree
 from monarch._admin.openapi import document, json_schema, skill
-from monarch._admin.picture import picture
+from monarch._admin.picture import Picture, picture
+from monarch._admin.snapshots import snapshot
 from monarch._admin.stream import changes
+from monarch._store.tables import PLAIN
 from tests.unit.admin.jobs import a_job, account, actor, diagnosis, doing, ended
 
 STARTED = (0.0, "ann")
@@ -99,6 +101,36 @@ def test_changes_lead_from_one_picture_to_the_next(first: Any, second: Any) -> N
         ref: [row[name] for name in shown] for ref, row in wanted.items()
     }
     assert changes(now, now) == []
+
+
+def test_another_call_of_the_same_endpoint_is_a_change() -> None:
+    def at(when: float, age: float) -> Picture:
+        busy = actor("worker", 30, doing("train", age), process=3)
+        return picture(diagnosis(account(1), account(3, busy)), when)
+
+    assert changes(at(1000.0, 2.0), at(1003.0, 5.0)) == []
+    [(kind, data)] = changes(at(1000.0, 2.0), at(1003.0, 1.5))
+    assert kind == "actors"
+    assert [row["age"] for row in data["changed"]] == [1.5]
+
+
+@given(jobs())
+def test_the_tables_of_the_topology_have_their_columns(found: Any) -> None:
+    made = picture(found, 1000.0)
+    tables = snapshot(made, "s1", STARTED, 100)
+    assert set(tables) == {name for name in PLAIN if not name.startswith("pyspy_")}
+    for name, rows in tables.items():
+        assert {len(row) for row in rows} <= {len(PLAIN[name])}, name
+    assert len(tables["nodes"]) == len({row[1] for row in tables["nodes"]})
+    assert len(tables["actor_nodes"]) == len(made.actors)
+    assert {row[2] for row in tables["children"]} == {row[1] for row in tables["nodes"]} - {"root"}
+    active = {(row[1], row[2]) for row in tables["active_handlers"]}
+    assert active == {
+        (each.reference, one["endpoint"])
+        for each in made.actors.values()
+        if each.alive
+        for one in each.doing
+    }
 
 
 def _rows(found: list[tuple[str, Any]]) -> dict[str, Any]:
