@@ -188,12 +188,12 @@ def run_mesh_admin_tui(
     tls_key: str | None = None,
     plaintext: bool = False,
 ) -> NoReturn:
-    """Raise NotImplementedError: this release has no admin server, and no program that shows it."""
+    """Raise NotImplementedError: this release has no such program; see ``monarch top``."""
     _missing("the terminal interface of the admin server")
 
 
 def _missing(what: str) -> NoReturn:
     raise NotImplementedError(
-        f"{what} is not part of this release: `monarch status` and `monarch logs` show how a job "
-        "is, monarch.actor.get_meter() measures it"
+        f"{what} is not part of this release: `monarch top`, `monarch why` and `monarch "
+        "dashboard` show what a job does"
     )
