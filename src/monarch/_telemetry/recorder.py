@@ -163,7 +163,7 @@ class Recorder:
         """Record when a message was put into a mailbox."""
         self._arrived[id(frame)] = time.time_ns()
 
-    def begin(self, cell: Any, link: FrameLink, frame: Frame, handler: Handler) -> Handler:
+    def begin(self, cell: Any, via: FrameLink, frame: Frame, handler: Handler) -> Handler:
         """Record that an actor takes up a message; return the handler that records its end."""
         recorded: Recorded | None = handler.recorded
         if recorded is None:
@@ -173,7 +173,7 @@ class Recorder:
         # The first two items are those of `Recorded`.
         began, queued = time.time_ns(), self._arrived.pop(id(frame), 0)
         number = next(self._numbers)
-        message = [0, False, number, cell.uid, link.uid, frame.port, handler.name, queued, began]
+        message = [0, False, number, cell.uid, via.uid, frame.port, handler.name, queued, began]
         recorded.pending = message
         self._messages.append(message)
         return recorded.handler

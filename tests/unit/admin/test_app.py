@@ -65,7 +65,7 @@ def test_lists_have_pages(served: Site) -> None:
     first = served.ask("/api/actors?limit=2")
     second = served.ask(f"/api/actors?limit=2&cursor={first.headers['X-Next-Cursor']}")
     rows = [*first.json(), *second.json()]
-    assert rows == served.ask("/api/actors").json()
+    assert [row["id"] for row in rows] == [row["id"] for row in served.ask("/api/actors").json()]
     assert second.headers["X-Next-Cursor"] is None
     one = served.ask(f"/api/actors/{rows[0]['id']}").json()
     assert one["full_name"] == rows[0]["full_name"]

@@ -75,8 +75,8 @@ class Traffic(Protocol):
     def arrived(self, frame: Any) -> None:
         """Record that a message was put into a mailbox."""
 
-    def begin(self, cell: Any, link: Any, frame: Any, handler: Any) -> Any:
-        """Record that an actor takes up a message; return the handler to call for it."""
+    def begin(self, cell: Any, via: Any, frame: Any, handler: Any) -> Any:
+        """Record that an actor takes up a message, which came by a link; return what to call."""
 
     def status(self, cell: Any, status: str, reason: str) -> None:
         """Record the new state of an actor."""

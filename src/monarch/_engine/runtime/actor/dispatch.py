@@ -205,9 +205,9 @@ def prepare(cell: Cell, link: FrameLink, frame: Frame) -> tuple[Handler, Any, An
     traffic = instrument.traffic
     if traffic is not None:
         handler = traffic.begin(cell, link, frame, handler)
-    sink: Any = instrument.sink
-    if sink is not None and handler.instrument and sink is not traffic:  # one row says both
-        handler = in_span(sink, handler)
+    spans: Any = instrument.sink
+    if spans is not None and handler.instrument and spans is not traffic:  # one row says both
+        handler = in_span(spans, handler)
     return handler, args, kwargs
 
 
