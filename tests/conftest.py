@@ -210,6 +210,18 @@ def leaks(before: Resources) -> list[str]:
     return found
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """Keep pytest's closing line the last one: duckdb's binding prints at exit that it leaks.
+
+    It means its own types, whose module outlives the interpreter while a daemon thread runs.
+    """
+    if "_duckdb" in sys.modules:
+        sys.stderr.flush()
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Set the file to which the processes of this run report their faults, see `no_faults`.
 
