@@ -1,8 +1,9 @@
 """Run tests on the other supported Pythons that are installed, each in an environment of its own.
 
 One after the other, in .venv-3.10, .venv-3.12 and so on, without torch: it has a gigabyte, and what
-needs it is run by `make test`. So the rings without processes run whole, and those integration
-tests that say how a program behaves on an interpreter: starts, calls, failures, exits. A version
+needs it is run by `make test`. So the rings without processes run whole (protocol and simulator on
+the oldest and the newest only), and those integration tests that say how a program behaves on an
+interpreter: starts, calls, failures, exits. A version
 that is not installed here is named, and is no failure. `VERSIONS=3.12` chooses.
 
 An interpreter is looked for where pyenv keeps its versions (PYENV_ROOT, or ~/.pyenv), then on PATH.
@@ -28,6 +29,7 @@ TESTS = (
     "tests/integration/engine",
     "tests/integration/conformance",
 )
+ENDS_ONLY = ("tests/protocol", "tests/sim")  # no processes: run on the oldest and newest Python
 SELECTED = "not slow and not torch"
 RETRIED = "failed, and was tried again"  # in what tests/conftest.py prints
 
@@ -56,7 +58,9 @@ def run(version, python):
     """Whether the tests pass there; what they print is shown only if they do not."""
     folder = ".venv-" + version
     set_up(folder, python)
-    command = [str(ROOT / folder / "bin" / "python"), "-m", "pytest", "-q", "-m", SELECTED, *TESTS]
+    at_an_end = version in (SUPPORTED[0], SUPPORTED[-1])
+    tests = [test for test in TESTS if at_an_end or test not in ENDS_ONLY]
+    command = [str(ROOT / folder / "bin" / "python"), "-m", "pytest", "-q", "-m", SELECTED, *tests]
     started = time.monotonic()
     done = subprocess.run(
         command,
