@@ -172,6 +172,8 @@ def demonstrate(machines: int, spares: int, loopback: bool, arguments: list[str]
         for number, certificate in enumerate(hosts):
             environ = with_identity(certificate, folder)
             # The simulated machines share the cores of this one.
+            # torch warns that a namespace has no name service.
+            environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
             environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // machines))
             started.append(Machine(number, folder, environ, loopback))
             ends.callback(started[-1].end)

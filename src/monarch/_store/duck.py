@@ -1,6 +1,8 @@
 """Tables in duckdb.
 
-Rows come in as columns of numpy. The tables of rows are in the schema ``rows``, the documented
+Rows come in as columns of numpy: numbers as they are, and of all other columns the places of their
+values in a list. (An array of Python objects is looked at value by value; where pandas is missing,
+duckdb 1 tries to import it for each.) The tables of rows are in the schema ``rows``, the documented
 tables are in ``datafusion.public``, the names that existing queries use. A query runs in a
 transaction that can only read, on a connection of its own; files and settings are out of its reach.
 """
@@ -34,6 +36,7 @@ _SQL_TYPES = {
     "Boolean": "BOOLEAN",
 }
 _NUMBERS = {"U64": np.uint64, "I64": np.int64}
+_NO_QUERIES = ("call", "pragma")
 _JSON = (type(None), bool, int, float, str)
 _MACROS = (
     "to_timestamp_micros(x) AS make_timestamp(x)",
@@ -107,10 +110,21 @@ class DuckDatabase:
         self._insert(f"memory.rows.{table}_{generation}", COLUMNS[table], columns)
 
     def _insert(self, table: str, types: Sequence[tuple[str, str]], columns: Rows) -> None:
-        batch = {name: _array(columns[name], type_) for name, type_ in types}
+        batch: dict[str, Any] = {}
+        values: list[list[Any]] = []
+        made: list[str] = []
+        for name, type_ in types:
+            column, sql = columns[name], _SQL_TYPES[type_]
+            if type_ in _NUMBERS and None not in column:
+                batch[name] = np.array(column, dtype=_NUMBERS[type_])
+                made.append(f'CAST("{name}" AS {sql})')
+            else:
+                known: dict[Any, int] = {}
+                batch[name] = np.array([_place(known, value) for value in column], dtype=np.int64)
+                values.append(list(known))
+                made.append(f'CAST(? AS {sql}[])["{name}"]')
         self._connection.register("batch", batch)
-        casts = ", ".join(f'CAST("{name}" AS {_SQL_TYPES[type_]})' for name, type_ in types)
-        self._connection.execute(f"INSERT INTO {table} SELECT {casts} FROM batch")
+        self._connection.execute(f"INSERT INTO {table} SELECT {', '.join(made)} FROM batch", values)
         self._connection.unregister("batch")
 
     def drop(self, table: str, generation: int) -> None:
@@ -160,12 +174,9 @@ class DuckDatabase:
         return Answer(names, [str(each[1]) for each in about], found, len(rows) > limit)
 
 
-def _array(column: Sequence[Any], type_: str) -> Any:
-    if type_ in _NUMBERS and not isinstance(column, (list, tuple)):
-        return np.asarray(column, dtype=_NUMBERS[type_])
-    if type_ in _NUMBERS and None not in column:
-        return np.array(column, dtype=_NUMBERS[type_])
-    return np.array(column, dtype=object)
+def _place(known: dict[Any, int], value: Any) -> int:
+    """Return the place of a value in the list of those that occur, from 1 on; 0: there is none."""
+    return 0 if value is None else known.setdefault(value, len(known) + 1)
 
 
 def _check(sql: str) -> None:
@@ -179,6 +190,9 @@ def _check(sql: str) -> None:
         if len(statements) != 1:
             raise not_one(statements)
         kind = statements[0].type
+        word = inner.split(None, 1)[0].lower()
+        if word in _NO_QUERIES:  # to duckdb some of these are queries
+            raise refused(word.upper())
         if kind not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
             raise refused(kind.name)
         inner = without_explain(inner) if kind == duckdb.StatementType.EXPLAIN else None

@@ -37,6 +37,7 @@ class LiteDatabase:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._made: dict[str, list[int]] = {table: [] for table in COLUMNS}
+        self._asked = False  # whether the statement that is executed is a query
         self._connection = sqlite3.connect(
             ":memory:", check_same_thread=False, isolation_level=None
         )
@@ -49,6 +50,15 @@ class LiteDatabase:
         for view, sql in VIEWS.items():
             text = filled(sql, {table: f"rows_{table}" for table in (*COLUMNS, "running")})
             self._connection.execute(f"CREATE VIEW {view} AS {text}")
+
+        # It stays for good: before Python 3.11 none can be removed.
+        self._connection.set_authorizer(self._authorize)
+
+    def _authorize(self, action: int, *names: str | None) -> int:
+        """Allow a query to read, and this class all."""
+        if self._asked and (action not in _ALLOWED or "load_extension" in names):
+            return sqlite3.SQLITE_DENY
+        return sqlite3.SQLITE_OK
 
     def _create(self, table: str, columns: Sequence[tuple[str, str]]) -> None:
         made = ", ".join(f'"{name}" {_SQL_TYPES.get(type_, "INTEGER")}' for name, type_ in columns)
@@ -118,7 +128,7 @@ class LiteDatabase:
             return int(late)
 
         with self._lock:
-            self._connection.set_authorizer(_authorize)
+            self._asked = True
             self._connection.set_progress_handler(look, _STEPS)
             try:
                 cursor = self._connection.execute(sql, tuple(parameters))
@@ -131,16 +141,10 @@ class LiteDatabase:
                 raise _error(error) from None
             finally:
                 self._connection.set_progress_handler(None, 0)
-                self._connection.set_authorizer(None)
+                self._asked = False
         names = [str(each[0]) for each in about]
         found = [tuple(map(_plain, row)) for row in rows[:limit]]
         return Answer(names, [""] * len(names), found, len(rows) > limit)
-
-
-def _authorize(action: int, *names: str | None) -> int:
-    if action not in _ALLOWED or "load_extension" in names:
-        return sqlite3.SQLITE_DENY
-    return sqlite3.SQLITE_OK
 
 
 def _error(error: Exception) -> QueryError:
