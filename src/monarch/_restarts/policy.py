@@ -50,10 +50,11 @@ Invariants:
   long as it is not older than the window, and a child that fails while it starts counts like any
   other.
 - A child restarts at once after its first failure, then after ``backoff`` seconds, then twice that,
-  up to ``max_backoff``. The delay is reset for a child that ran for ``within`` seconds. OTP has no
-  back-off; it relies on the intensity alone, which is either too tight for a rank that waits for a
-  resource to become available, or permits a busy loop of restarts. A child that is replaced because
-  of another child is not delayed.
+  up to ``max_backoff``. The delay is reset for a child that ran for ``max_backoff`` seconds, since
+  its restarts are then as rare as the longest delay would make them, or for ``within`` seconds. OTP
+  has no back-off; it relies on the intensity alone, which is either too tight for a rank that waits
+  for a resource to become available, or permits a busy loop of restarts. A child that is replaced
+  because of another child is not delayed.
 
 Two deliberate differences from OTP. A child that was stopped deliberately never restarts; OTP would
 restart it with the next group. And the children of one list may be terminated or started
@@ -110,9 +111,10 @@ class Restarts:
     Args:
         strategy: which children a failure affects.
         max_restarts: faults within `within` seconds that are answered with a restart.
-        within: the window, and how long a child must run for its delay to be reset; seconds.
+        within: the window; seconds.
         backoff: delay of a child's second restart, doubled for each further one; seconds.
-        max_backoff: the longest delay; seconds.
+        max_backoff: the longest delay; seconds. The delay is reset for a child that ran for so
+            long, or for `within` seconds.
         min_size: the least number of children with which a mesh goes on; None: all.
 
     >>> core = Restarts("one_for_one", max_restarts=1, within=5, backoff=0.1, max_backoff=1)
@@ -325,9 +327,9 @@ class Restarts:
         return [Terminate(tuple(children))] if children else []
 
     def _leave(self, child: Child, now: float) -> None:
-        """Remove the child from the living; reset its delay if it ran for `within` seconds."""
+        """Remove the child from the living; reset its delay if it ran for long enough."""
         since = self._alive.pop(child)
-        if since is not None and now - since >= self._within:
+        if since is not None and now - since >= min(self._within, self._max_backoff):
             self._delay.pop(child, None)
 
     def _gone(self, child: Child, now: float) -> None:

@@ -134,11 +134,11 @@ class Supervisor:
         max_restarts: the number of faults within any `within` seconds that lead to a restart. At
             one more, the supervisor ends its meshes and fails: its owner receives the failure, in
             `__supervise__` or the fault hook.
-        within: seconds, see `max_restarts`. A rank that has run for so long starts over with
-            `backoff`.
+        within: seconds, see `max_restarts`.
         backoff: seconds before the second restart of a rank, doubled for each further one. The
             first restart is immediate.
-        max_backoff: the longest such delay, in seconds.
+        max_backoff: the longest such delay, in seconds. A rank that has run for so long, or for
+            `within`, is restarted at once again.
         fresh_process: whether to replace the process as well when an actor failed and its process
             still runs. All other actors of that process end with it. A process that exited is
             replaced in any case.

@@ -225,13 +225,12 @@ class Sampler:
             while True:
                 due = max(due + interval, time.monotonic())
                 left = min(due, began + self._options.seconds) - time.monotonic()
-                if self._stopped.wait(max(0.0, left)):
-                    break
+                stopped = self._stopped.wait(max(0.0, left))
                 busy = time.thread_time()
                 now = time.monotonic_ns()
                 self._sample(now - last)
                 last = now
-                if time.monotonic() >= began + self._options.seconds:
+                if stopped or time.monotonic() >= began + self._options.seconds:
                     break
                 due = max(due, time.monotonic() + (time.thread_time() - busy) * _SHARE - interval)
         finally:

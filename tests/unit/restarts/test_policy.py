@@ -174,9 +174,12 @@ def test_backoff_doubles_up_to_its_limit_and_is_a_childs_own() -> None:
     same([Start((B,))], core.child_failed(B, now))
 
 
-@pytest.mark.parametrize(("ran", "delay"), [(59.0, 1.0), (60.0, 0.0)])
-def test_a_long_run_clears_the_record(ran, delay) -> None:
-    core = supervisor(within=60.0, backoff=1.0)
+@pytest.mark.parametrize(
+    ("ran", "delay", "within"),
+    [(7.9, 1.0, 60.0), (8.0, 0.0, 60.0), (4.9, 1.0, 5.0), (5.0, 0.0, 5.0)],
+)
+def test_a_long_run_clears_the_record(ran, delay, within) -> None:
+    core = supervisor(within=within, backoff=1.0, max_backoff=8.0)
     core.child_failed(A, 0.0)
     core.child_started(A, 10.0)
     effects = core.child_failed(A, 10.0 + ran)
