@@ -42,12 +42,12 @@ if TYPE_CHECKING:
         service_proc_addr,
         service_proc_addrs,
     )
-    from monarch.job.shell import shell
     from monarch.job.skypilot.job import SkyPilotJob
     from monarch.job.slurm.job import SlurmJob
     from monarch.job.ssh import SSHJob
     from monarch.job.state import JobState
     from monarch.job.telemetry import TelemetryConfig
+    from monarch.job.terminal import shell
     from monarch.job.trait import JobTrait, job_load, job_loads
 
 __all__ = [
@@ -117,7 +117,7 @@ _HOMES = {
     "load_current_job": "current",
     "savable": "format",
     "set_current_job": "current",
-    "shell": "shell",
+    "shell": "terminal",
 }
 
 
