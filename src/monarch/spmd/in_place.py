@@ -119,9 +119,10 @@ class Attempt:
     """One attempt of a rank: a context manager for the part of the program that runs again.
 
     Attributes:
-        number: counts the attempts of the launch from 0.
-        failure: the failure that ended the last attempt of this process, in words; None for the
-            first attempt of a process. So a rank with a `failure` has the state of its last
+        number: how many failures the launch has had; an attempt that began since a host has joined
+            has the number of the one before.
+        failure: what ended the last attempt of this process, in words; None for the first attempt
+            of a process. So a rank with a `failure` has the state of its last
             attempt in memory.
     """
 

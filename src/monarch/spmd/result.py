@@ -44,18 +44,22 @@ class Failure:
 
 @dataclass
 class Result:
-    """The outcome of a launch: its failures by attempt, and whether the last attempt succeeded."""
+    """The outcome of a launch: its failures by attempt, and whether the last attempt succeeded.
+
+    `grown` attempts were ended since a host had joined. They are no failures.
+    """
 
     succeeded: bool = False
     attempts: int = 0
     failures: list[Failure] = field(default_factory=list["Failure"])
     seconds: float = 0.0
     max_restarts: int = 0
+    grown: int = 0
 
     @property
     def restarts_left(self) -> int:
         """How many failures may still be followed by another attempt."""
-        return self.max_restarts - max(self.attempts - 1, 0)
+        return self.max_restarts - max(self.attempts - 1 - self.grown, 0)
 
     def costs(self) -> list[str]:
         r"""Return the lines that say what failed, when, and how long ranks did not run.
@@ -73,6 +77,8 @@ class Result:
         cost = sum(failure.cost or 0.0 for failure in self.failures)
         left = _counted(self.restarts_left, "restart")
         first = f"{count} in {self.seconds:.1f} s; restarting took {cost:.2f} s; {left} left"
+        if self.grown:
+            first += f"; hosts joined {_counted(self.grown, 'time')}"
         return [first, *map(_line, self.failures)]
 
 

@@ -6,6 +6,11 @@ once on the hosts that are left, with a new rendezvous. The program goes on from
 under torchrun. A host that is lost counts as a failure, too. `Launch.least` says with how many
 hosts the program may go on.
 
+A supervisor brings a lost host back when its worker answers again, or puts a host in its place that
+the launch has not used, since there are more than `Launch.most`. When that host has imported its
+modules, the attempt ends, and the next one has all hosts. This is no failure, as it is none under
+torchrun. It does not happen once a rank has ended well, since the program is at its end then.
+
 Ranks of a program that uses `monarch.spmd.restarts` are interrupted instead, and go on in their
 processes with the next attempt. Each rank is kept or replaced by itself: one that has not asked to
 be kept gets SIGTERM, and a new process.
@@ -26,9 +31,16 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from monarch.actor import ActorError, Channel, HostMesh, SupervisionError
+from monarch.actor import (
+    ActorError,
+    Channel,
+    HostMesh,
+    Restarted,
+    SupervisionError,
+    Supervisor,
+)
 from monarch.spmd.errors import Errors
 from monarch.spmd.host_ranks import (
     Event,
@@ -50,10 +62,14 @@ _TAIL = 1 << 13  # bytes of a failed rank's stderr that are kept
 _LINES = 30  # lines of it that are shown
 _ENDING = 60.0  # seconds for hosts to report exits after SIGKILL
 _MOMENT = 0.5  # seconds for a process to exit once its connections are closed
+_RETURN = 15.0  # seconds for a host to come back if the others are too few
+_SPARE = 3.0  # seconds for a host to take the place of a lost one before others go on without
+_IMPORT = 300.0  # seconds for a host that came back to import its modules
+_RESTARTS = 1 << 30  # of the actors of hosts: the launch has its own limit
 
 
 class _Host:
-    """A host with its actor, and the machine's name."""
+    """A host with its actor, and the machine's name. One that was lost comes back as another."""
 
     def __init__(self, number: int, ranks: Any) -> None:
         self.number = number
@@ -69,6 +85,22 @@ class _Host:
     @property
     def name(self) -> str:
         return self.machine.partition(" ")[0] or f"number {self.number}"
+
+
+class _Joined(NamedTuple):
+    """A host that came back, or took the place of a lost one, and is ready to start ranks."""
+
+    host: _Host
+
+
+class _Grown(NamedTuple):
+    """The outcome of an attempt that ended since these hosts have joined."""
+
+    hosts: list[_Host]
+
+    def __str__(self) -> str:
+        names = ", ".join(host.name for host in self.hosts)
+        return f"host {names} has joined" if len(self.hosts) == 1 else f"hosts {names} have joined"
 
 
 def run(
@@ -87,7 +119,8 @@ def run(
 
     Args:
         launch: what is run.
-        hosts: a mesh of hosts, of one dimension or none.
+        hosts: a mesh of hosts, of one dimension or none. If there are more than the launch may use,
+            the others take the places of those that are lost.
         show: is called with the rank, the stream (1: stdout, 2: stderr) and the bytes of output.
         say: is called with a line of text about failures and attempts.
         environ: the environment of all ranks; None: that of each host, with `variables`.
@@ -127,11 +160,18 @@ class _Run:
         if count < self._least:
             raise ValueError(f"--nnodes {launch.least}: there are only {count} hosts")
         most = launch.most or count
+        self._spares: list[HostMesh] = []
         if count > most:
-            first: dict[str, Any] = {hosts.extent.labels[0]: slice(0, most)}
+            label = hosts.extent.labels[0]
+            first: dict[str, Any] = {label: slice(0, most)}
+            others: dict[str, Any] = {label: slice(most, count)}
+            self._spares.append(hosts.slice(**others))
             hosts = hosts.slice(**first)
         self._launch = launch
         self._mesh = hosts
+        self._hosts: list[_Host] = []  # by their number; the last of each
+        self._arriving: set[asyncio.Task[None]] = set()
+        self._watching: list[asyncio.Task[None]] = []
         self._show = show
         self._say = say
         self._environ = environ
@@ -139,7 +179,7 @@ class _Run:
         self._modules = list(modules)
         self._keep = keep
         self._folder = os.getcwd() if folder is None else folder
-        self._events: asyncio.Queue[Event | _Host] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | _Host | _Joined] = asyncio.Queue()
         self._settling: asyncio.Task[None] | None = None
         self._result = Result(max_restarts=launch.max_restarts)
         self._began = time.monotonic()
@@ -148,9 +188,16 @@ class _Run:
         port, receiver = Channel[Event].open()
         procs = self._mesh.spawn_procs()
         reader = None
-        hosts: list[_Host] = []
+        loop = asyncio.get_running_loop()
+
+        def restarted(event: Restarted) -> None:
+            with contextlib.suppress(RuntimeError):  # the launch has ended, and with it the loop
+                loop.call_soon_threadsafe(self._arrived, event.rank)
+
+        supervisor = Supervisor(max_restarts=_RESTARTS, spares=self._spares, on_restart=restarted)
         try:
-            actors = procs.spawn(
+            actors = supervisor.spawn(
+                procs,
                 "ranks",
                 HostRanks,
                 self._launch,
@@ -165,15 +212,12 @@ class _Run:
             labels = actors.extent.labels
             for number in range(actors.extent.nelements):
                 place: dict[str, Any] = dict.fromkeys(labels, number)
-                host = _Host(number, actors.slice(**place))
-                host.lost = asyncio.create_task(self._watch(host))
-                hosts.append(host)
-            await self._attempts(hosts)
+                self._hosts.append(self._watched(_Host(number, actors.slice(**place))))
+            await self._attempts()
         finally:
-            for host in hosts:
-                if not host.is_lost:
-                    host.ranks.finish.broadcast()
-            all_tasks = (reader, self._settling, *(host.lost for host in hosts))
+            for host in self._present():
+                host.ranks.finish.broadcast()
+            all_tasks = (reader, self._settling, *self._arriving, *self._watching)
             tasks = [task for task in all_tasks if task is not None]
             for task in tasks:
                 task.cancel()
@@ -182,30 +226,89 @@ class _Run:
         self._result.seconds = self._elapsed()
         return self._result
 
-    async def _attempts(self, hosts: list[_Host]) -> None:
+    async def _attempts(self) -> None:
         result = self._result
-        left = hosts
+        cause: str | None = None
         while True:
+            hosts = self._present()
             result.attempts += 1
-            failed = await self._attempt(result.attempts - 1, left)
-            if failed is None:
+            number = result.attempts - 1
+            ended = await self._attempt(number, hosts, cause)
+            if ended is None:
                 result.succeeded = True
                 return
-            failure, culprit = failed
-            await asyncio.gather(*map(self._confirm, left))
-            left = [host for host in left if not host.is_lost]
-            if culprit.is_lost and failure.rank != HOST:
-                failure = replace(self._host_lost(failure.attempt, culprit, {}), at=failure.at)
-            result.failures.append(failure)
-            if not result.restarts_left or len(left) < self._least:
-                if result.restarts_left:
-                    self._say(
-                        f"{len(left)} hosts are left, and the program needs {self._least} "
-                        "(--nnodes)"
-                    )
-                return
-            last = self._launch.max_restarts + 1
-            self._say(f"{failure}; attempt {result.attempts + 1} of at most {last} starts")
+            await asyncio.gather(*map(self._confirm, hosts))
+            if isinstance(ended, _Grown):
+                result.grown += 1
+                if len(self._present()) < self._least:  # others were lost meanwhile
+                    lost = next(host for host in hosts if host.is_lost)
+                    ended = self._host_lost(number, lost, {}), lost
+            if isinstance(ended, _Grown):
+                cause = str(ended)
+            else:
+                failure, culprit = ended
+                if culprit.is_lost and failure.rank != HOST:
+                    failure = replace(self._host_lost(number, culprit, {}), at=failure.at)
+                result.failures.append(failure)
+                cause = str(failure)
+                if not result.restarts_left or not await self._are_enough(cause):
+                    return
+            last = self._launch.max_restarts + 1 + result.grown
+            self._say(f"{cause}; attempt {result.attempts + 1} of at most {last} starts")
+
+    def _present(self) -> list[_Host]:
+        return [host for host in self._hosts if not host.is_lost]
+
+    async def _are_enough(self, failure: str) -> bool:
+        """Return whether enough hosts are left; wait for others if they are too few.
+
+        Also wait a moment for a spare host, which may make a second restart unnecessary.
+        """
+        began = time.monotonic()
+        told = False
+        while len(self._present()) < len(self._hosts):
+            few = len(self._present()) < self._least
+            limit = _RETURN if few else _SPARE if self._spares else 0.0
+            if self._arriving and (few or self._spares):
+                limit = _IMPORT
+            left = began + limit - time.monotonic()
+            if left <= 0:
+                break
+            if few and not told:
+                told = True
+                self._say(f"{failure}; {self._lack()}: waiting {_RETURN:g} s for another")
+            with contextlib.suppress(asyncio.TimeoutError):
+                event = await asyncio.wait_for(self._events.get(), min(left, 1.0))
+                if isinstance(event, _Joined):
+                    self._join(event)
+        if len(self._present()) < self._least:
+            self._say(self._lack())
+            return False
+        return True
+
+    def _lack(self) -> str:
+        count = len(self._present())
+        left = "1 host is" if count == 1 else f"{count or 'no'} hosts are"
+        return f"{left} left, and the program needs {self._least} (--nnodes)"
+
+    def _arrived(self, number: int) -> None:
+        """Handle that the actor of this host runs again."""
+        task = asyncio.ensure_future(self._prepare(number))
+        self._arriving.add(task)
+        task.add_done_callback(self._arriving.discard)
+
+    async def _prepare(self, number: int) -> None:
+        """Have a host that came back import its modules; then it has `_Joined`."""
+        former = self._hosts[number]
+        if former.lost is not None:
+            await asyncio.wait({former.lost})  # so its loss is reported first
+        host = self._watched(_Host(number, former.ranks))
+        with contextlib.suppress(ActorError, SupervisionError):  # it was lost again: no news
+            host.count, host.machine = await host.ranks.processes.call_one()
+            self._events.put_nowait(_Joined(host))
+
+    def _join(self, event: _Joined) -> None:
+        self._hosts[event.host.number] = event.host
 
     async def _confirm(self, host: _Host) -> None:
         """Wait until this host has answered, or is known to be lost.
@@ -221,8 +324,13 @@ class _Run:
             if host.lost is not None:
                 await asyncio.wait({host.lost}, timeout=_ENDING)
 
-    async def _attempt(self, attempt: int, hosts: list[_Host]) -> tuple[Failure, _Host] | None:
-        """Run the program once. Return the first failure and its host, or None."""
+    async def _attempt(
+        self, attempt: int, hosts: list[_Host], cause: str | None
+    ) -> tuple[Failure, _Host] | _Grown | None:
+        """Run the program once. Return the first failure and its host, or None at a good end.
+
+        `cause` says why this is not the first attempt.
+        """
         running: dict[int, _Host] = {}
         tails: dict[int, bytearray] = {}
         try:
@@ -234,7 +342,6 @@ class _Run:
                                    "--nproc-per-node a number")  # fmt: skip
             address, port = await self._rendezvous(attempt, hosts)
             local, world = hosts[0].count, sum(host.count for host in hosts)
-            cause = str(self._result.failures[-1]) if self._result.failures else None
             kept = 0
             for place, host in enumerate(hosts):
                 specs = [
@@ -246,14 +353,15 @@ class _Run:
             self._started(kept)
         except Exception as error:
             lost = next((host for host in hosts if host.is_lost), None)
-            await self._end(attempt, running, tails)
+            await self._end(attempt, running, tails, goes_on=self._result.restarts_left > 0)
             if lost is None:
                 raise
             return self._failure(attempt, HOST, lost.name, _first_line(error)), lost
-        failed = await self._events_of(attempt, hosts, running, tails)
-        if failed is not None:
-            await self._end(attempt, running, tails)
-        return failed
+        ended = await self._events_of(attempt, hosts, running, tails)
+        if ended is not None:
+            goes_on = isinstance(ended, _Grown) or self._result.restarts_left > 0
+            await self._end(attempt, running, tails, goes_on=goes_on)
+        return ended
 
     async def _rendezvous(self, attempt: int, hosts: list[_Host]) -> tuple[str, int]:
         launch = self._launch
@@ -273,7 +381,7 @@ class _Run:
         launch = self._launch
         local_rank = rank % local
         variables = torchrun_variables(rank, world, local, address, port, launch.role)
-        variables["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
+        variables["TORCHELASTIC_RESTART_COUNT"] = str(attempt - self._result.grown)
         variables["TORCHELASTIC_MAX_RESTARTS"] = str(launch.max_restarts)
         variables["TORCHELASTIC_RUN_ID"] = launch.run_id
         if launch.virtual_local_rank:
@@ -287,12 +395,21 @@ class _Run:
         hosts: list[_Host],
         running: dict[int, _Host],
         tails: dict[int, bytearray],
-    ) -> tuple[Failure, _Host] | None:
-        """Handle events until all ranks have exited, or one has failed."""
+    ) -> tuple[Failure, _Host] | _Grown | None:
+        """Handle events until all ranks have exited, one has failed, or a host has joined."""
         errors = Errors(len(hosts))
+        has_ended = False
         while running:
+            joined = [host for host in self._present() if host not in hosts]
+            if joined and not has_ended:
+                return _Grown(joined)
             event = await self._events.get()
+            if isinstance(event, _Joined):
+                self._join(event)
+                continue
             if isinstance(event, _Host):
+                if event not in hosts:
+                    continue  # it came back, and was lost again before it took part
                 return self._host_lost(attempt, event, running), event
             if event.attempt != attempt:
                 continue
@@ -306,6 +423,7 @@ class _Run:
                     ending = _ending(event.status)
                     return self._failure(attempt, event.rank, host.name, ending, stderr), host
                 errors.exited(event.rank)
+                has_ended = True
             elif isinstance(event, Raised):
                 errors.raised(event.rank, certain=event.certain)
             elif isinstance(event, Settled):
@@ -343,7 +461,7 @@ class _Run:
     def _started(self, kept: int) -> None:
         """Note the cost of the last failure, now that its next attempt has all its ranks."""
         failures = self._result.failures
-        if failures:
+        if failures and failures[-1].cost is None:
             cost = self._elapsed() - failures[-1].at
             failures[-1] = replace(failures[-1], cost=cost, kept=kept)
 
@@ -356,10 +474,14 @@ class _Run:
             self._show(event.rank, event.stream, event.data)
 
     async def _end(
-        self, attempt: int, running: dict[int, _Host], tails: dict[int, bytearray]
+        self,
+        attempt: int,
+        running: dict[int, _Host],
+        tails: dict[int, bytearray],
+        *,
+        goes_on: bool,
     ) -> None:
         """End the ranks that run, and wait until they have exited, or are ready to go on."""
-        goes_on = self._result.restarts_left > 0
         for last, patience in ((False, self._launch.shutdown_timeout), (True, _ENDING)):
             for host in set(running.values()):
                 if not host.is_lost:
@@ -383,6 +505,8 @@ class _Run:
             event = await self._events.get()
             if isinstance(event, _Host):
                 self._host_lost(attempt, event, running)
+            elif isinstance(event, _Joined):
+                self._join(event)
             elif event.attempt == attempt and isinstance(event, Output):
                 self._output(event, tails)
             elif event.attempt == attempt and isinstance(event, Exited | Ready):
@@ -391,6 +515,11 @@ class _Run:
     async def _read(self, receiver: Any) -> None:
         while True:
             self._events.put_nowait(await receiver.recv())
+
+    def _watched(self, host: _Host) -> _Host:
+        host.lost = asyncio.create_task(self._watch(host))
+        self._watching.append(host.lost)
+        return host
 
     async def _watch(self, host: _Host) -> None:
         try:

@@ -92,10 +92,10 @@ def marked(value: str) -> set[int]:
     return found
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool], facts: object = "") -> None:
     deadline = time.monotonic() + WAIT
     while not condition():
-        assert time.monotonic() < deadline, "this does not happen"
+        assert time.monotonic() < deadline, f"this does not happen {facts}"
         time.sleep(0.01)
 
 
