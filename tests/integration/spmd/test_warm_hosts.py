@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ _opened: list[socket.socket] = []  # of the hosts of tests
 
 
 @contextlib.contextmanager
-def host() -> Iterator[Path]:
+def host() -> Generator[Path]:
     """Be a host; yield the directory of its keeper."""
     # The path of a socket is limited, so not `tmp_path`.
     with (
