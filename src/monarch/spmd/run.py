@@ -265,7 +265,7 @@ class _Run:
         Also wait a moment for a spare host, which may make a second restart unnecessary.
         """
         began = time.monotonic()
-        told = False
+        said = False
         while len(self._present()) < len(self._hosts):
             few = len(self._present()) < self._least
             limit = _RETURN if few else _SPARE if self._spares else 0.0
@@ -274,8 +274,8 @@ class _Run:
             left = began + limit - time.monotonic()
             if left <= 0:
                 break
-            if few and not told:
-                told = True
+            if few and not said:
+                said = True
                 self._say(f"{failure}; {self._lack()}: waiting {_RETURN:g} s for another")
             with contextlib.suppress(asyncio.TimeoutError):
                 event = await asyncio.wait_for(self._events.get(), min(left, 1.0))
