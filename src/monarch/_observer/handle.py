@@ -73,6 +73,7 @@ class Observer:
             "pyspy_timeout": settings.mesh_admin_pyspy_timeout,
             "longest_profile": settings.mesh_admin_pyspy_max_profile_duration,
             "retained": settings.terminated_snapshot_retention,
+            "web": settings.mesh_admin_addr,
             "number": 0,
         }
         self._changed = threading.Condition()

@@ -18,7 +18,7 @@ from typing import Any
 
 from monarch._observer.places import Place, forget, note
 from monarch._observer.topology import Topology
-from monarch._observer.web import Web, WebError, user_name
+from monarch._observer.web import Web, WebError, available, user_name
 from monarch._store.http import QueryServer
 from monarch._store.store import Store
 from monarch._telemetry.kinds import BatchReader
@@ -86,35 +86,51 @@ class _Observation:
                 Topology(self._store, options["pid"], started, options.get("retained", 100))
                 self._sql = QueryServer(self._store, self._token)
                 place = place._replace(telemetry_url=self._sql.url)
-            urls = self._served(options)
-            place = place._replace(admin_url=urls["admin_url"], dashboard_url=urls["dashboard_url"])
-            note(place)
+            port = options.get("dashboard")
+            self._serve("admin_url", options.get("admin"), options, "the admin API")
+            address = None if port is None else f"127.0.0.1:{port}"
+            self._serve("dashboard_url", address, options, "the dashboard")
+            self._note(place, options)
+            # Telemetry brings the admin API with it, without a word where that is not possible.
+            if options.get("telemetry") and "admin" not in options and available():
+                self._serve("admin_url", options["web"], options)
+                self._note(place, options)
         except OSError as error:
             self._tell({"fault": f"its observer could not start ({error})"})
             raise SystemExit(2) from None
-        self._place = place
-        self._tell({**place._asdict(), "number": options.get("number", 0)})
 
-    def _served(self, options: dict[str, Any]) -> dict[str, str]:
-        """Serve the admin API and the dashboard, if asked for; return their addresses."""
-        asked = {"admin_url": options.get("admin")}
-        port = options.get("dashboard")
-        asked["dashboard_url"] = None if port is None else f"127.0.0.1:{port}"
-        for name, address in asked.items():
-            if address is None and name in self._web:
-                self._web.pop(name).close()
-            if address is None or name in self._web:
-                continue
-            what = name.partition("_")[0]
-            noun = "the dashboard" if what == "dashboard" else "the admin API"
-            try:
-                web = self._web[name] = Web(address, options, self._token, self._store)
-            except WebError as error:
+    def _note(self, place: Place, options: dict[str, Any]) -> None:
+        """Send where this observer can be reached. Where the admin API is, so is the dashboard."""
+        admin, dashboard = self._web.get("admin_url"), self._web.get("dashboard_url")
+        if dashboard is None and admin is not None and admin.has_dashboard:
+            dashboard = admin
+        self._place = place._replace(
+            admin_url="" if admin is None else admin.url,
+            dashboard_url="" if dashboard is None else dashboard.url,
+        )
+        note(self._place)
+        self._tell({**self._place._asdict(), "number": options.get("number", 0)})
+
+    def _serve(
+        self, name: str, address: str | None, options: dict[str, Any], noun: str = ""
+    ) -> None:
+        """Serve at an address, or no more if it is None; warn of what goes wrong with `noun`."""
+        served = self._web.get(name)
+        if served is not None and served.address != address:
+            if address is None and "admin" not in options and name == "admin_url":
+                return  # it came with telemetry
+            self._web.pop(name).close()
+            served = None
+        if address is None or served is not None:
+            return
+        try:
+            web = self._web[name] = Web(address, options, self._token, self._store)
+        except WebError as error:
+            if noun:
                 self._tell({"warning": f"{noun} is off: {error}"})
-                continue
-            if web.warning:
-                self._tell({"warning": f"{noun}: {web.warning}"})
-        return {name: self._web[name].url if name in self._web else "" for name in asked}
+            return
+        if noun and web.warning:
+            self._tell({"warning": f"{noun}: {web.warning}"})
 
     def _tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):

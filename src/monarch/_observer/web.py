@@ -60,6 +60,7 @@ class Web:
             except OSError as error:
                 sock.close()
                 raise WebError(f"it cannot be served at {address}: {error}") from None
+        self.address = address
         self.warning = ""
         """A text for the user; empty: there is none."""
         if wanted and port != wanted:
@@ -73,6 +74,9 @@ class Web:
         shown = own if bound in ("0.0.0.0", "::") else bound  # noqa: S104 - compared, not bound
         shown = f"[{shown}]" if ":" in shown else shown
         self.url = f"{'https' if tls else 'http'}://{shown}:{port}"
+        files = _dashboard()
+        self.has_dashboard = files is not None
+        """Whether it serves the dashboard as well."""
         made = Options(
             token,
             options["script"],
@@ -81,7 +85,7 @@ class Web:
             user_name(),
             self.url,
             frozenset(names),
-            _dashboard(),
+            files,
             None if store is None else store.replace,
             options.get("pyspy", ""),
             options.get("pyspy_timeout", 10.0),

@@ -83,7 +83,7 @@ class TelemetryConfig(Component):
             _log.warning("the job runs without telemetry: %s", error)
             return
         state.telemetry_url = place.telemetry_url or None
-        if place.dashboard_url:
+        if place.dashboard_url and self.include_dashboard:
             state.dashboard_url = f"{place.dashboard_url}/{place.token}"
         if place.admin_url:
             state.admin_url = f"{place.admin_url}/{place.token}"
