@@ -83,10 +83,7 @@ class Sql:
 
     async def _running(self) -> int:
         table = self._message.replace("message", "running")
-        try:
-            found = await self.rows(f"SELECT COUNT(*) AS total FROM {table}")
-        except Fault:
-            return 0
+        found = await self.rows(f"SELECT COUNT(*) AS total FROM {table}")
         return int(found[0]["total"]) if found else 0
 
     async def by_endpoint(self) -> list[dict[str, Any]]:
