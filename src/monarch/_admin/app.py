@@ -77,7 +77,9 @@ async def _http_error(request: Request, raised: Exception) -> Response:
 
 async def _fault(_request: Request, raised: Exception) -> Response:
     assert isinstance(raised, Fault)
-    return error(raised.code, raised.message, raised.details)
+    # The rest of a body that was not read would be taken for the next request.
+    more = {"Connection": "close"} if raised.code in ("timeout", "too_large") else None
+    return error(raised.code, raised.message, raised.details, more)
 
 
 async def _unavailable(_request: Request, raised: Exception) -> Response:
