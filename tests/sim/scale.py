@@ -16,6 +16,10 @@ as `runtime` drives them. The layers below and above them are modelled (`Model`)
 - **The procs.** They are launched one after the other, in `launch` each. A rank answers after
   `work`.
 
+Procs are spawned as `runtime` does it: on more hosts than the fan-out by an order that goes down
+the tree (`Directory.spawn_down`, `protocol.spawn_orders`), and behind it a call of all ranks, which
+answer when they run.
+
 There is a link between the driver's host and each other host, as `attach_to_workers` makes them.
 The links of the tree are dialed by the first cast that needs them. Suspicion and redials follow
 `runtime.hosts.peer_host`. The seed determines the whole course.
@@ -29,6 +33,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import pickle
 import random
 from collections import Counter, deque
@@ -39,7 +44,7 @@ from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, SYSTEM, Verdict
 from monarch._engine.protocol import cast as casts
 from monarch._engine.protocol.cast import Answer, Casts
-from monarch._engine.protocol.directory import Directory, Send, Spread, Tunnel
+from monarch._engine.protocol.directory import Directory, Order, Send, Spread, Tunnel
 from monarch._engine.protocol.membership import Membership, Tell
 from monarch._engine.protocol.session import detector as detectors
 from monarch._engine.protocol.session.channel import (
@@ -53,6 +58,7 @@ from monarch._engine.protocol.session.channel import (
 )
 from monarch._engine.protocol.session.detector import Detector
 from monarch._engine.protocol.session.lanes import CONTROL
+from monarch._engine.protocol.spawn_orders import Arrivals, Orders, Place
 from monarch._engine.wire.packet import ACK, HEADER, PING
 
 __all__ = ["PROCS", "Call", "Cluster", "Model"]
@@ -85,6 +91,7 @@ class Model(NamedTuple):
     handling: float = 50e-6
     beat: float = 15e-6
     entry: float = 2e-6
+    share: float = 14e-6  # the procs of a host in an order, into JSON and out of it
     launch: float = 1.5e-3
     work: float = 200e-6
     argument: int = 200  # bytes of a call, with its frame
@@ -104,6 +111,7 @@ class Call:
         self.began = began
         self.ended: float | None = None
         self.outcomes = bytearray(ranks)  # 1: answered, 2: lost
+        self.orders: list[tuple[str, int]] = []  # of an order to spawn: its hosts and their numbers
         self.depth = 0
         self.lost_with: set[Any] = set()
 
@@ -156,6 +164,9 @@ class Peer:
         self.suspected = False
         self.deaf_until = self.fresh_until = 0.0
         self.said = self.heard = 0  # numbers of the last message sent and received
+        self.orders: Orders[Any] = Orders()
+        self.arrivals: Arrivals[Any] = Arrivals()
+        self.lanes = itertools.count(1)  # of the tunnels to its procs
         self.queued = False
 
 
@@ -180,7 +191,10 @@ class Node:
         self.worked = 0.0
         self.messages: Counter[str] = Counter()  # messages in and out, and their bytes
         self.delivered: set[int] = set()
+        self.share: Any = None  # of the order that is being handled
         self.told: Counter[int] = Counter()  # exits of procs that were reported to the client
+        self.up: dict[int, float] = {}  # procs of this host, and since when they run
+        self.early: dict[int, list[tuple[int, int]]] = {}  # calls of procs that are not ordered yet
 
     # -- the agent ---------------------------------------------------------------------------------
 
@@ -195,7 +209,9 @@ class Node:
                     cluster.at_ranks[cast](self, cast, first, last)
                 case casts.Forward(to, cast, level, route):
                     payload = bytes(cluster.sizes[cast])
-                    self.say(to, ("forward", cast, level, tuple(route), payload))
+                    shares = cluster.shares.get(cast)
+                    theirs = [] if shares is None else [shares[host] for host in route.hosts]
+                    self.say(to, ("forward", cast, level, tuple(route), payload, theirs))
                 case casts.Reply(to, cast, answers):
                     self.say(to, ("reply", cast, [tuple(answer) for answer in answers]))
                 case casts.Release(to, cast, done):
@@ -205,6 +221,7 @@ class Node:
                     for answer in answers:
                         if isinstance(answer, Answer):
                             call.take(answer.rank, 1)
+                            self.confirm(call, answer.rank)
                         else:
                             call.lost_with.add(answer.host)
                             for rank in answer.ranks:
@@ -212,12 +229,14 @@ class Node:
                     if done:
                         call.ended = max(self.free, cluster.now)
                 case Send(host, message):
-                    self.say(host, ("agents", message))
+                    self.say_directly(host, message)
                 case Spread(message):
                     for name in list(self.peers):
-                        self.say(name, ("agents", message))
+                        self.say_directly(name, message)
                 case Tunnel(host, near, far, first):
-                    self.say(host, ("agents", {"op": "open", "near": near, "far": far}))
+                    self.say_directly(host, {"op": "open", "near": near, "far": far})
+                case Order():
+                    self.order(effect)
                 case Tell(to, notice):
                     assert to == _CLIENT
                     if notice["op"] == "gone":
@@ -229,40 +248,124 @@ class Node:
         cluster = self.cluster
         now = cluster.now
         match message:
-            case ("forward", cast, level, route, _):
+            case ("forward", cast, level, route, _, shares):
                 cluster.level = level
+                if shares:
+                    self.share = json.loads(shares[0])
                 self.perform(self.casts.on_forward(sender, cast, level, casts.Route(*route), now))
             case ("reply", cast, answers):
                 told = [Answer(*a) if len(a) == 2 else casts.Loss(*a) for a in answers]
                 self.perform(self.casts.on_reply(cast, told, now))
             case ("release", cast, done):
                 self.perform(self.casts.on_release(sender, cast, done, now))
-            case ("agents", {"op": "open"}):
-                self.directory.admit(_CLIENT, sender)
-            case ("agents", {"op": "spawn", "procs": procs, "call": call, "first": first}):
-                self.launch([proc["uid"] for proc in procs], call, first)
             case ("call", call, rank, _):
                 self.work_on(call, rank)
+            case ("ready", call, rank, _):
+                self.answer_when_up(call, rank, rank + 1)
             case ("done", call, rank, _):
                 cluster.direct(call, rank)
-            case ("agents", {"op": "lost", "host": host, "end": end}):
+            case ("agents", said):
+                self.on_agent(sender, said)
+                self.carry_out_orders(self.peers[sender].arrivals.heard())
+
+    def on_agent(self, sender: str, message: Any) -> None:
+        """Handle a direct message of another agent."""
+        match message:
+            case {"op": "open"}:
+                self.directory.admit(_CLIENT, sender)
+            case {"op": "spawn", "number": number, "procs": procs}:
+                self.carry_out_orders(self.peers[sender].arrivals.by_copy(number, procs))
+            case {"op": "spawn", "procs": procs}:
+                self.carry_out_orders([procs])
+            case {"op": "lost", "host": host, "end": end}:
                 if host not in self.lost:  # (this host's own detector handles the connection)
                     verdict = Verdict.from_fields(end)
                     self.perform(self.directory.host_lost(host, verdict))
-            case ("agents", said):
-                self.perform(self.directory.heard(sender, said, now))
+            case {"op": "ask", "request": {"op": "kill", "uids": uids}}:
+                for uid in uids:
+                    assert uid in self.up, "the request has overtaken the order"
+                    self.kill(uid)
+            case _:
+                self.perform(self.directory.heard(sender, message, self.cluster.now))
 
-    def launch(self, uids: list[int], call: int, first: int) -> None:
+    # -- spawning ----------------------------------------------------------------------------------
+
+    def order(self, order: Order) -> None:
+        """Send an order to spawn procs down the tree; see `runtime.cast.relay`."""
+        cluster = self.cluster
+        shares: dict[str, bytes] = {}
+        numbers: list[tuple[str, int]] = []
+        for host, procs in order.parts:
+            peer = self.peer(host)
+            place = peer.orders.send(procs)
+            lanes = [next(peer.lanes) for _ in procs]
+            shares[host] = json.dumps([*place, lanes, procs], separators=(",", ":")).encode()
+            numbers.append((host, place.number))
+        call = cluster.order(len(shares), shares, numbers, cluster.model.spec)
+        starts = range(len(shares) + 1)
+        self.perform(
+            self.casts.cast(call.number, list(shares), starts, order.fanout, cluster.now, _HOLD)
+        )
+        cluster.at(cluster.model.timeout / 2, self, self.insist, call)
+
+    def confirm(self, call: Call, place: int) -> None:
+        if call.orders:
+            host, number = call.orders[place]
+            if host in self.peers:
+                self.peers[host].orders.confirm(number)
+
+    def insist(self, call: Call) -> None:
+        """Send orders that are not confirmed directly."""
+        for place, (host, _) in enumerate(call.orders):
+            if not call.outcomes[place] and host in self.peers:
+                self.send_copies(host, self.peers[host].orders.copies())
+
+    def say_directly(self, host: str, message: Any) -> None:
+        """Send a message of the agents, behind the orders that are open there."""
+        if host not in self.lost:
+            self.send_copies(host, self.peer(host).orders.say())
+            self.say(host, ("agents", message))
+
+    def send_copies(self, host: str, copies: list[tuple[int, Any]]) -> None:
+        spec = "x" * self.cluster.model.spec
+        for number, procs in copies:
+            copy = {"op": "spawn", "parent": _CLIENT, "spec": spec, "procs": procs}
+            self.say(host, ("agents", {**copy, "number": number}))
+
+    def take_order(self, call: int, first: int, _: int) -> None:
+        """Take this host's share of an order; answer that it has arrived."""
+        number, said, _, procs = self.share
+        arrivals = self.peer(HOME).arrivals
+        self.carry_out_orders(arrivals.by_tree(Place(number, said), procs))
+        self.perform(self.casts.answered(call, first, b"", self.cluster.now))
+
+    def carry_out_orders(self, orders: Iterable[Any]) -> None:
+        for procs in orders:
+            self.launch(procs)
+
+    def launch(self, procs: list[dict[str, Any]]) -> None:
         """Start procs, one after the other."""
         cluster = self.cluster
         self.directory.admit(_CLIENT, HOME)
-        procs = [{"uid": uid} for uid in uids]
         spawned = self.directory.membership.spawn(_CLIENT, procs, "launcher", cluster.now)
         self.perform(self.directory.route(spawned))
-        up = 0.0
-        for rank in range(first, first + len(uids)):
+        up = max(self.free, cluster.now)
+        for proc in procs:
+            assert proc["uid"] not in self.up, "launched twice"
             up += cluster.model.launch * (0.75 + cluster.random.random() / 2)
-            cluster.at(up, self, self.answer, call, rank)
+            self.up[proc["uid"]] = up
+            for call, rank in self.early.pop(proc["uid"], ()):
+                cluster.at(up - cluster.now, self, self.answer, call, rank)
+
+    def answer_when_up(self, call: int, first: int, last: int) -> None:
+        """Let ranks of this host answer when their procs run."""
+        cluster = self.cluster
+        for rank in range(first, last):
+            uid = cluster.uids[rank]
+            if uid in self.up:
+                cluster.at(max(0.0, self.up[uid] - cluster.now), self, self.answer, call, rank)
+            else:
+                self.early.setdefault(uid, []).append((call, rank))
 
     def answer(self, call: int, rank: int) -> None:
         """Send the answer of a rank of this host."""
@@ -367,8 +470,9 @@ class Node:
     def list_entries(self, message: tuple[Any, ...]) -> None:
         """Spend the time for the entries of a list in a message."""
         match message:
-            case ("forward", _, _, route, _):
+            case ("forward", _, _, route, _, shares):
                 entries = len(route[0])
+                self.work(self.cluster.now, self.cluster.model.share * len(shares))
             case ("reply", _, answers):
                 entries = len(answers)
             case _:
@@ -529,6 +633,7 @@ class Cluster:
         self.calls: dict[int, Call] = {}
         self.flat: set[int] = set()
         self.sizes: dict[int, int] = {}  # bytes of a cast's payload
+        self.shares: dict[int, dict[str, bytes]] = {}  # the shares of hosts in an order
         self.at_ranks: dict[int, Callable[[Node, int, int, int], None]] = {}
         self.level = 0  # depth in the tree of the forward that is being handled
         self.suspicions = 0
@@ -649,9 +754,21 @@ class Cluster:
 
     # -- the driver --------------------------------------------------------------------------------
 
-    def _begin(self) -> Call:
-        call = Call(next(self._numbers), self.now, PROCS * len(self.hosts))
+    def _begin(self, ranks: int | None = None) -> Call:
+        ranks = PROCS * len(self.hosts) if ranks is None else ranks
+        call = Call(next(self._numbers), self.now, ranks)
         self.calls[call.number] = call
+        return call
+
+    def order(
+        self, hosts: int, shares: dict[str, bytes], orders: list[tuple[str, int]], size: int
+    ) -> Call:
+        """Begin the cast of an order to spawn, which each of its hosts answers once."""
+        call = self._begin(hosts)
+        call.orders = orders
+        self.sizes[call.number] = size
+        self.shares[call.number] = shares
+        self.at_ranks[call.number] = Node.take_order
         return call
 
     def _cast(self, size: int, at_ranks: Callable[[Node, int, int, int], None]) -> Call:
@@ -683,39 +800,44 @@ class Cluster:
             self.driver.say(host.name, ("call", call.number, rank, bytes(self.model.argument)))
         return call
 
-    def _books(self) -> list[tuple[Node, list[int], list[Any]]]:
-        """Enter new procs into the driver's membership; return their uids and effects by host."""
+    def _procs(self) -> dict[str, list[dict[str, Any]]]:
+        """Return new procs as a mesh describes them, by host."""
         ranks = PROCS * len(self.hosts)
-        spawn = next(self._uids) << 20
-        self.uids = [spawn | rank for rank in range(ranks)]
-        books = self.driver.directory
-        pairs = []
-        for number, host in enumerate(self.hosts):
-            uids = self.uids[PROCS * number : PROCS * (number + 1)]
-            spec = {"spec": "x" * self.model.spec}
-            procs = [{"uid": uid} for uid in uids]
-            pairs.append((host, uids, books.spawn_there(_CLIENT, host.name, spec, procs)))
-        return pairs
+        base = self.random.getrandbits(40) << 20
+        self.uids = [base | rank for rank in range(ranks)]
+        entries = [
+            {
+                "uid": uid,
+                "rank": rank,
+                "label": f"anon-{rank}",
+                "host": self.hosts[rank // PROCS].name,
+            }
+            for rank, uid in enumerate(self.uids)
+        ]
+        return {
+            host.name: entries[PROCS * number : PROCS * (number + 1)]
+            for number, host in enumerate(self.hosts)
+        }
 
     def spawn(self) -> Call:
-        """Spawn a mesh of `PROCS` procs on each host, through the tree."""
-        self._books()
-
-        def launch(node: Node, call: int, first: int, last: int) -> None:
-            node.launch(self.uids[first:last], call, first)
-
-        return self._cast(self.model.spec + 100 * PROCS, launch)
+        """Spawn a mesh of `PROCS` procs on each host, through the tree, and wait for all."""
+        driver, procs = self.driver, self._procs()
+        spec = {"spec": "x" * self.model.spec}
+        driver.perform(driver.directory.spawn_down(_CLIENT, spec, procs, self.fanout))
+        return self._cast(self.model.argument, Node.answer_when_up)
 
     def spawn_one_by_one(self) -> Call:
         """Spawn such a mesh without a tree: the driver's host sends to each other host."""
+        driver = self.driver
+        spec = {"spec": "x" * self.model.spec}
+        for host, procs in self._procs().items():
+            driver.perform(driver.directory.spawn_there(_CLIENT, host, spec, procs))
         call = self._begin()
         self.flat.add(call.number)
         call.depth = 1
-        for number, (_, _, effects) in enumerate(self._books()):
-            for effect in effects:
-                if isinstance(effect, Send):
-                    effect.message.update(call=call.number, first=PROCS * number)
-            self.driver.perform(effects)
+        for rank in range(len(call.outcomes)):
+            host = self.hosts[rank // PROCS]
+            driver.say(host.name, ("ready", call.number, rank, bytes(self.model.argument)))
         return call
 
     def direct(self, number: int, rank: int) -> None:

@@ -32,6 +32,40 @@ def test_the_driver_works_for_its_children_not_for_everybody() -> None:
     assert one_by_one.seconds > 10 * call.seconds
 
 
+@pytest.mark.parametrize("hosts", [HOSTS, 400])
+def test_a_spawn_costs_the_driver_messages_for_its_children(hosts: int) -> None:
+    """An order and a question go to each child, an answer to each comes back, and both are over."""
+    cluster = running(hosts=hosts)
+    cluster.run(1.0)
+    before = cluster.driver.messages.copy()
+    spawned = cluster.finish(cluster.spawn())
+    cluster.run(1.0)
+    after = cluster.driver.messages - before
+    assert spawned.answered == PROCS * hosts
+    assert after["out"] == 2 * 2 * 4
+    assert 2 * 4 <= after["in"] <= 4 * 4
+    shares = after["out bytes"] - 4 * cluster.model.spec  # a copy for each child
+    assert 500 < shares / hosts < 900
+    assert {len(host.up) for host in cluster.hosts} == {2 * PROCS}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_order_is_carried_out_once_whichever_host_is_lost(seed: int) -> None:
+    """Hosts die in the middle of a spawn, under loss; a direct message follows the orders."""
+    cluster = running(seed, loss=0.02)
+    call = cluster.spawn()
+    uids = cluster.uids
+    cluster.driver.perform(cluster.driver.directory.kill([uids[-1]]))
+    cluster.run(0.001 * cluster.random.random())
+    victims = cluster.random.sample(cluster.hosts, 3)
+    for host in victims:
+        host.dead = True
+    cluster.finish(call)
+    left = [host for host in cluster.hosts if not host.dead]
+    assert call.lost_with <= {host.name for host in victims}
+    assert {len(host.up) for host in left} == {2 * PROCS}
+
+
 def test_the_same_seed_is_the_same_run() -> None:
     def run(seed: int) -> tuple[float, int, float]:
         cluster = running(seed, loss=0.02)
